@@ -1,0 +1,50 @@
+# `make demo` and `make test` set up everything they need in .venv, from nothing but Python.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Two workers, and two threads in all: more of either only wait for each other.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test test-slow lint types unit benchmarks wheel clean
+
+demo: $(VENV)/.demo  ## Train on data with hidden weak groups, with and without scdro; table and picture
+	OMP_NUM_THREADS=2 $(BIN)/python examples/hidden_digits.py
+
+test: lint types unit  ## Everything CI runs
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-slow: $(VENV)/.dev  ## The tests that take minutes
+	$(BIN)/python -m pytest -n 2 -m slow --timeout 1800
+
+benchmarks: $(VENV)/.dev  ## What the docs claim about stability and cost
+	$(BIN)/python benchmarks/stability.py
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/overhead.py
+
+wheel: $(VENV)/.dev
+	$(BIN)/python -m build --wheel --no-isolation
+
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(PIP) -e ".[demo]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(PIP) -e ".[dev]"
+	touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,52 @@
+"""scdro: train models on the worst case instead of the average.
+
+KL-constrained distributionally robust optimization for PyTorch: min over w of the largest weighted loss over all
+reweightings of the data within KL distance rho.
+"""
+
+from scdro.errors import (
+    CheckpointError,
+    ClosureError,
+    HyperparameterError,
+    LossError,
+    NonFiniteLossError,
+    ScdroError,
+)
+from scdro.estimators import MovingAverage, NormalizedStorm, Storm
+from scdro.evaluation import Evaluation, evaluate
+from scdro.functional import WorstCase, objective, rho_for_confidence, rho_for_group, worst_case
+from scdro.loss import KLRobustLoss
+from scdro.optim import ASCDRO, RASCDRO, RSCDRO, SCDRO, Stage, decay_stages, factor_stages, lemma_stages
+from scdro.temperature import PrintedTemperature, WindowTemperature
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ASCDRO",
+    "RASCDRO",
+    "RSCDRO",
+    "SCDRO",
+    "CheckpointError",
+    "ClosureError",
+    "Evaluation",
+    "HyperparameterError",
+    "KLRobustLoss",
+    "LossError",
+    "MovingAverage",
+    "NonFiniteLossError",
+    "NormalizedStorm",
+    "PrintedTemperature",
+    "ScdroError",
+    "Stage",
+    "Storm",
+    "WindowTemperature",
+    "WorstCase",
+    "decay_stages",
+    "evaluate",
+    "factor_stages",
+    "lemma_stages",
+    "objective",
+    "rho_for_confidence",
+    "rho_for_group",
+    "worst_case",
+]

@@ -1,0 +1,96 @@
+"""The exact robust value of a model over a data set, for choosing models without group labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scdro.errors import LossError
+from scdro.functional import worst_case
+
+__all__ = ["Evaluation", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` saw. `hardest` are positions in the order of the loader, hardest first."""
+
+    value: float
+    mean: float
+    lam: float
+    kl: float
+    ess: float
+    hardest: Tensor
+    losses: Tensor
+    weights: Tensor
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    loader: Iterable[Any],
+    loss_fn: Callable[[Any, Any], Tensor],
+    rho: float,
+    *,
+    lam0: float = 1e-3,
+    trim: float = 0.0,
+    hardest: int = 100,
+    device: torch.device | str | None = None,
+) -> Evaluation:
+    """One pass over a data set: its exact robust value, and the samples that the worst case looks at.
+
+    Batches pass through the model one by one; only the losses are kept (8 bytes a sample).
+
+    Args:
+        model: evaluated in eval() mode, and left in the mode it was in.
+        loader: yields (input, target), as a DataLoader does; what comes after the target is ignored.
+        loss_fn: loss_fn(model(input), target) with one loss per sample (`reduction="none"`).
+        rho, lam0, trim: as in `worst_case`.
+        hardest: how many of the hardest samples to name.
+        device: where the model is; by default that of its first parameter.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 1)
+        >>> data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(2)]
+        >>> report = evaluate(model, data, lambda out, y: (out - y).square().squeeze(1), rho=0.5)
+        >>> report.mean <= report.value
+        True
+    """
+    if device is None:
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        parts = [loss_fn(model(_moved(x, device)), _moved(y, device)).to("cpu", torch.float64) for x, y, *_ in loader]
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+    if not parts:
+        raise LossError("expected at least one batch, got an empty loader")
+    for part in parts:
+        if part.ndim != 1:
+            raise LossError(
+                f"expected loss_fn to give one loss per sample, got shape {tuple(part.shape)}; "
+                'compute it with reduction="none"'
+            )
+    losses = torch.cat(parts)
+    worst = worst_case(losses, rho, lam0, trim=trim)
+    order = torch.argsort(losses, descending=True, stable=True)[:hardest]
+    return Evaluation(
+        float(worst.value),
+        float(losses.mean()),
+        float(worst.lam),
+        float(worst.kl),
+        float(worst.ess),
+        order,
+        losses,
+        worst.weights,
+    )
+
+
+def _moved(thing: Any, device: torch.device | str) -> Any:
+    return thing.to(device) if isinstance(thing, Tensor) else thing

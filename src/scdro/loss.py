@@ -1,0 +1,239 @@
+"""KLRobustLoss: the robust objective as a module, for any loop and any optimizer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from scdro.errors import HyperparameterError, LossError
+from scdro.functional import solve_lam, trimmed_log_weights, value_at
+from scdro.state import Batch, Estimate, RobustState, check_beta
+from scdro.temperature import PrintedTemperature, Temperature, WindowTemperature
+
+__all__ = ["KLRobustLoss"]
+
+
+class KLRobustLoss(nn.Module):
+    r"""The KL-constrained worst case of per-sample losses, tracked from batch to batch.
+
+    1. lam_t comes from the batches before (the first batch finds its own).
+    2. s_t = (1-beta) s_{t-1} + beta mean exp(l/lam_t), in the log domain.
+    3. The value is lam_t log s_t + (lam_t - lam0) rho, the running robust objective.
+    4. Its gradient is mean(exp(l/lam_t)/s_t grad l): hard samples weigh more.
+    5. lam_{t+1} follows the losses of the recent batches.
+
+    In training mode each call is one step of the algorithm. In `eval()` mode, and where gradients are off, the value is
+    the exact robust value of the losses given, and nothing is remembered. With `SGD(momentum=1-beta, dampening=1-beta)`
+    it is the algorithm `SCDRO`.
+
+    Args:
+        rho: radius of the KL ball; `rho_for_group(0.1)` guards every group of at least a tenth of the data.
+        beta: share of the new batch in s, in (0, 1].
+        lam0: the paper's KL regulariser and the smallest lam.
+        temperature: how lam moves; `WindowTemperature()` by default.
+        loss_bound: C where all losses are known to lie in [0, C]; one outside is an error.
+        trim: leave out the hardest `trim` of the recent losses (wrong labels).
+        window: how many recent losses decide lam; enough for rho by default.
+        skip_nonfinite: leave out batches with NaN or infinite losses, and count them in `skipped`, instead of raising.
+
+    Example:
+        >>> robust = KLRobustLoss(rho=0.5)
+        >>> model = torch.nn.Linear(3, 2)
+        >>> x, y = torch.randn(8, 3), torch.randint(2, (8,))
+        >>> loss = robust(torch.nn.functional.cross_entropy(model(x), y, reduction="none"))
+        >>> loss.backward()
+    """
+
+    def __init__(
+        self,
+        rho: float,
+        *,
+        beta: float = 0.1,
+        lam0: float = 1e-3,
+        temperature: Temperature | None = None,
+        loss_bound: float | None = None,
+        trim: float = 0.0,
+        window: int | None = None,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        super().__init__()
+        check_beta(beta)
+        temperature = WindowTemperature() if temperature is None else temperature
+        if isinstance(temperature, PrintedTemperature) and temperature.lr is None:
+            raise HyperparameterError(
+                "expected PrintedTemperature(lr=...) with a step size of its own: a loss has no learning rate to borrow"
+            )
+        self.beta = beta
+        self.state = RobustState(
+            rho,
+            lam0,
+            temperature,
+            temperature.one_point_tracker(),
+            loss_bound=loss_bound,
+            trim=trim,
+            window=window,
+            skip_nonfinite=skip_nonfinite,
+        )
+        self._optimizer: Optimizer | None = None
+        self._staged: Estimate | None = None
+
+    def forward(self, losses: Tensor, sample_weight: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """The running robust objective of per-sample `losses`, ready for `backward`.
+
+        Args:
+            losses: a vector, one loss per sample (`reduction="none"`).
+            sample_weight: importance weights, >= 0, shape of `losses`.
+            mask: True where a loss counts; padding is False.
+        """
+        batch = self.state.read(losses, sample_weight, mask)
+        if not (self.training and torch.is_grad_enabled()):
+            return self._exact(losses, batch)
+        if not losses.requires_grad:
+            raise LossError(
+                "expected losses that require grad, got detached ones; call the loss in eval() mode, or under "
+                "torch.no_grad(), to evaluate only"
+            )
+        if self.state.skip_nonfinite and _on_host(batch) and not bool(batch.finite):
+            self.state.skipped += 1
+            return losses.new_zeros((), requires_grad=True)  # No graph: gradients stay None, optimizers stand still.
+        if self._optimizer is None:
+            estimate = self.state.estimate(batch, self.beta)
+            self.state.commit(estimate)
+        else:
+            estimate = self._stage(batch)
+        return _with_gradient(estimate, losses)
+
+    def _exact(self, losses: Tensor, batch: Batch) -> Tensor:
+        """The worst case of these losses alone; differentiable, and without a trace in the state."""
+        rho, lam0, *_ = self.state.limits
+        log_q = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
+        if self.state.trim:
+            log_q = trimmed_log_weights(batch.losses, log_q, self.state.trim)
+        lam = solve_lam(batch.losses, log_q, rho, lam0, iterations=40, exact=not torch.compiler.is_compiling())
+        value, _, _ = value_at(losses, batch.losses, log_q, lam, lam0)
+        return value.to(_result_dtype(losses))
+
+    # -- gradient accumulation, mixed precision ---------------------------------------------------------------------
+
+    def attach(self, optimizer: Optimizer) -> KLRobustLoss:
+        """Let the state move with `optimizer.step()` instead of with each call.
+
+        For gradient accumulation and mixed precision. Calls between two steps are parts of one batch: s is that of all
+        parts so far, and each call rescales the gradients already accumulated to it, so that after the last one they
+        are those of the one large batch (divide each loss by the number of parts, as for a mean). A step that a
+        GradScaler skips moves nothing, and `optimizer.zero_grad()` drops what was accumulated, here too.
+
+        The very first step weighs all samples the same unless the temperature was given an initial value: lam_1 is
+        found from the whole first batch, which is not there while its parts pass through.
+
+        Every gradient of the optimizer's parameters is rescaled: add other terms to the loss of the last part only.
+        """
+        if self._optimizer is not None:
+            raise HyperparameterError("expected one optimizer, got a second: this loss is attached already")
+        self._optimizer = optimizer
+        optimizer.register_step_pre_hook(self._drop_bad_gradients)
+        optimizer.register_step_post_hook(self._commit_with)
+        drop_gradients = optimizer.zero_grad
+
+        def zero_grad(set_to_none: bool = True) -> None:
+            self._staged = None
+            drop_gradients(set_to_none)
+
+        optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+        return self
+
+    def _stage(self, batch: Batch) -> Estimate:
+        gradients = self._gradients()
+        if not gradients:
+            self._staged = None  # Dropped by model.zero_grad(), or by a step that never came.
+        before = self._staged
+        if before is not None and batch.finite is not None and before.batch.finite is not None:
+            batch = batch._replace(finite=batch.finite & before.batch.finite)
+        if not self.state.started and self.state.temperature.initial is None and not self.state.plain:
+            estimate = self.state.observe(batch, staged=before)
+        else:
+            estimate = self.state.estimate(batch, self.beta, staged=before)
+            if before is not None:
+                scale = torch.exp(before.step.log_s - estimate.step.log_s)
+                for group in _by_dtype(gradients):
+                    torch._foreach_mul_(group, scale.to(group[0].device, group[0].dtype))
+        self._staged = estimate
+        return estimate
+
+    def _gradients(self) -> list[Tensor]:
+        assert self._optimizer is not None
+        return [p.grad for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+    def _drop_bad_gradients(self, *_: Any) -> None:
+        """On an accelerator a bad batch is known to the device alone: its gradients, NaN or not, become zeros."""
+        if self._staged is None or self._staged.batch.finite is None:
+            return
+        for gradient in self._gradients():
+            gradient.copy_(torch.where(self._staged.batch.finite, gradient, 0.0))
+
+    def _commit_with(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._staged is None:
+            return
+        # Fused optimizers are called even when a GradScaler found an overflow, and skip the step themselves.
+        overflow = getattr(optimizer, "found_inf", None)
+        only_if = None if overflow is None else (overflow == 0).to(self.state.lam.device).reshape(())
+        self.state.commit(self._staged, only_if=only_if)
+        self._staged = None
+
+    # -- monitoring ---------------------------------------------------------------------------------------------------
+
+    @property
+    def lam(self) -> Tensor:
+        """The temperature the next batch will use; NaN before the first, inf where rho = 0."""
+        return self.state.lam.clone()
+
+    @property
+    def kl(self) -> Tensor:
+        """The KL distance that the worst case spends on the recent losses: near rho, or below it at lam0."""
+        return self.state.monitor()[0]
+
+    @property
+    def ess(self) -> Tensor:
+        """Effective sample size of the worst case as a share of the recent samples, in (0, 1]."""
+        return self.state.monitor()[1]
+
+    @property
+    def skipped(self) -> Tensor:
+        """How many batches were left out for NaN or infinite losses."""
+        return self.state.skipped.clone()
+
+    def extra_repr(self) -> str:
+        rho, lam0, *_ = self.state.limits
+        return f"rho={rho:g}, beta={self.beta:g}, lam0={lam0:g}, temperature={type(self.state.temperature).__name__}"
+
+
+def _with_gradient(estimate: Estimate, losses: Tensor) -> Tensor:
+    """The objective's value with the gradient sum_j weight_j grad l_j; no gradient flows through the weights."""
+    dtype, batch = _result_dtype(losses), estimate.batch
+    weights, value = estimate.weights, estimate.objective
+    if batch.log_weight is not None:
+        losses = torch.where(batch.log_weight > -math.inf, losses, 0.0)  # Padding may hold anything, NaN too.
+    if batch.finite is not None:
+        weights, value = (torch.where(batch.finite, t, 0.0) for t in (weights, value))
+        losses = torch.where(batch.finite, losses, 0.0)
+    surrogate = torch.dot(weights.to(dtype), losses.to(dtype))
+    return surrogate + (value.to(dtype) - surrogate).detach()
+
+
+def _result_dtype(losses: Tensor) -> torch.dtype:
+    return torch.promote_types(losses.dtype, torch.float32)
+
+
+def _on_host(batch: Batch) -> bool:
+    return batch.losses.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return list(groups.values())

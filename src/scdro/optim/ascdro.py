@@ -1,0 +1,159 @@
+"""ASCDRO (Algorithm 2): STORM estimates, each batch evaluated at the present and at the previous point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scdro.errors import ClosureError
+from scdro.estimators import Advance
+from scdro.optim.base import Closure, RobustOptimizer, descend
+from scdro.optim.replay import Replay
+from scdro.state import Batch, Point
+
+__all__ = ["ASCDRO"]
+
+
+class ASCDRO(RobustOptimizer):
+    r"""Accelerated stochastic constrained DRO: variance reduction by evaluating each batch at two points.
+
+    Each `step(closure)`, with l, l' the per-sample losses of the same batch at w_t and w_{t-1}:
+
+    1. l', then its gradient, at w_{t-1}; then l at w_t, under the same random masks.
+    2. s_t by the tracker (lines 6-7, eq. 10).
+    3. z_t = keep z_{t-1} + new mean_p(grad l) - old mean_p'(grad l'),   the STORM estimate of grad F.
+    4. w_{t+1} = Proj_W(w_t - lr (z_t + wd w_t))                            (line 4, eq. 11)
+    5. lam_{t+1} by the `temperature`.
+
+    With `PrintedTemperature` all of it is as the paper prints it. By default lam comes from the recent losses, both
+    points are evaluated at lam_t, and the tracker is `NormalizedStorm`, which holds where the printed form diverges.
+
+    The closure runs twice: it must compute the losses of a batch fixed outside of it. Random numbers that it draws from
+    torch are replayed. Buffers of `module` (BatchNorm's running statistics) move once; a normalisation layer that
+    keeps running statistics outside of `module` is an error.
+
+    Args:
+        module: the model (or models) whose buffers the closure moves. Needed with BatchNorm and the like.
+        params, lr, rho, beta, ...: as for `SCDRO`.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+        >>> x, y = torch.randn(8, 3), torch.randint(2, (8,))
+        >>> opt = ASCDRO(model.parameters(), lr=0.1, rho=0.5, module=model)
+        >>> value = opt.step(lambda: torch.nn.functional.cross_entropy(model(x), y, reduction="none"))
+    """
+
+    _two_points = True
+    _own_attributes = (*RobustOptimizer._own_attributes, "_replay")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 0.1,
+        rho: float = 0.5,
+        *,
+        module: nn.Module | Iterable[nn.Module] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(params, lr, rho, **settings)
+        modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
+        self._replay = Replay(modules)
+
+    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Tensor:
+        robust = self._robust
+        old = self._at_previous_point(closure, sample_weight) if robust.started else None
+        old_gradients = {p: p.grad for p in self._parameters()}
+        with self._replay.inspection():
+            losses = self._losses(closure)
+        batch = robust.read(losses, sample_weight)
+        if old is not None:
+            batch = _matched(batch, old[0])
+        if self._skips(batch.finite):
+            return robust.soft_max.clone()
+        estimate = robust.estimate(batch, beta, old=old)
+        self._backward(losses, estimate.weights)
+        with self._undone_unless(batch.finite):
+            self._move_estimates(estimate.step, estimate.lam, old_gradients, beta)
+            for group in self.param_groups:
+                self._descend(group)
+            self._project()
+        robust.commit(estimate, self.param_groups[0]["lr"])
+        return estimate.objective
+
+    def _at_previous_point(self, closure: Closure, sample_weight: Tensor | None) -> tuple[Batch, Point]:
+        """The batch at w_{t-1}; leaves its gradient, under its own softmax weights, in `p.grad`."""
+        robust = self._robust
+        params = [p for p in self._parameters() if "previous" in self.state[p]]
+        present = [p.clone() for p in params]
+        torch._foreach_copy_(params, [self.state[p]["previous"] for p in params])
+        try:
+            with self._replay.rehearsal(self._first_parameter().device), self._replay.inspection():
+                losses = self._losses(closure)
+                batch = robust.read(losses, sample_weight)
+                point = robust.point(batch, robust.past_temperature(robust.lam), robust.ceiling)
+                self._backward(losses, torch.exp(point.joint - point.log_mean))
+        finally:
+            torch._foreach_copy_(params, present)
+        return batch, point
+
+    def _move_estimates(
+        self, step: Advance, lam: Tensor, old_gradients: dict[Tensor, Tensor | None], beta: float
+    ) -> None:
+        """z <- keep z + new g - old g', for all parameters; and w_t becomes the previous point."""
+        active = [p for p in self._parameters() if p.grad is not None]
+        moving = [p for p in active if "z" in self.state[p]]
+        if moving:
+            z, g = [self.state[p]["z"] for p in moving], [p.grad for p in moving if p.grad is not None]
+            g_old = [_or_zeros(old_gradients.get(p), p) for p in moving]
+            ratio = lam / self._robust.past_temperature(lam)
+            # What STORM adds to a moving average: the change of the gradient since the previous point.
+            correction = list(torch._foreach_mul(g_old, -(step.old * ratio)))
+            torch._foreach_add_(correction, g, alpha=1.0 - beta)
+            clip = getattr(self._robust.tracker, "clip", None)
+            if clip is not None:
+                torch._foreach_mul_(correction, _shrinkage(correction, g, z, clip * (1.0 - beta)))
+            torch._foreach_mul_(z, step.keep * ratio)
+            torch._foreach_add_(z, g, alpha=beta)
+            torch._foreach_add_(z, correction)
+        for p in active:
+            state = self.state[p]
+            if "z" in state:
+                state["previous"].copy_(p)
+            else:
+                assert p.grad is not None
+                state["z"], state["previous"] = p.grad.clone(), p.detach().clone()
+
+    def _descend(self, group: dict[str, Any]) -> None:
+        """w <- w - lr (z + wd w)."""
+        params = [p for p in group["params"] if p.grad is not None]
+        descend(params, self._decayed([self.state[p]["z"] for p in params], params, group), group["lr"])
+
+
+def _matched(batch: Batch, old: Batch) -> Batch:
+    """The present batch, bad where either evaluation was."""
+    if len(old.losses) != len(batch.losses):
+        raise ClosureError(
+            f"expected the same batch from both calls of the closure, got {len(old.losses)} losses and then "
+            f"{len(batch.losses)}; draw the batch outside of the closure"
+        )
+    if batch.finite is None or old.finite is None:
+        return batch
+    return batch._replace(finite=batch.finite & old.finite)
+
+
+def _or_zeros(gradient: Tensor | None, p: Tensor) -> Tensor:
+    return torch.zeros_like(p) if gradient is None else gradient
+
+
+def _shrinkage(correction: list[Tensor], g: list[Tensor], z: list[Tensor], clip: float) -> Tensor:
+    """The factor <= 1 that bounds |correction| by clip * min(|g|, |z|)."""
+    size, *limits = (_norm(tensors) for tensors in (correction, g, z))
+    return (clip * torch.minimum(*limits) / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_max(1.0)
+
+
+def _norm(tensors: list[Tensor]) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
+    return norm

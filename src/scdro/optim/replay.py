@@ -1,0 +1,62 @@
+"""Evaluating a batch a second time as if it were the first: same random numbers, buffers moved once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from scdro.errors import ClosureError
+
+__all__ = ["Replay"]
+
+
+class Replay:
+    """Knows the modules whose buffers a closure moves."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.modules = tuple(modules)
+        self.inspected = False
+
+    @contextmanager
+    def rehearsal(self, device: torch.device) -> Iterator[None]:
+        """Run something, then put torch's random state and the modules' buffers back as they were."""
+        buffers = list({id(b): b for module in self.modules for b in module.buffers()}.values())
+        before = [b.clone() for b in buffers]
+        devices = [] if device.type == "cpu" else [device]
+        kind = "cuda" if device.type == "cpu" else device.type
+        try:
+            with torch.random.fork_rng(devices=devices, device_type=kind):
+                yield
+        finally:
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+
+    @contextmanager
+    def inspection(self) -> Iterator[None]:
+        """On first use, refuse a normalisation layer whose running statistics would move twice unseen."""
+        if self.inspected:
+            yield
+            return
+        known = {id(m) for module in self.modules for m in module.modules()}
+
+        def refuse_hidden_statistics(module: nn.Module, _: Any) -> None:
+            for part in module.modules():
+                if isinstance(part, _NormBase) and part.track_running_stats and part.training and id(part) not in known:
+                    raise ClosureError(
+                        f"expected every layer with running statistics to be known, got a {type(part).__name__} "
+                        "outside of `module`; ASCDRO evaluates each batch twice and would move its statistics twice: "
+                        "pass module=model"
+                    )
+
+        hook = register_module_forward_pre_hook(refuse_hidden_statistics)
+        try:
+            yield
+        finally:
+            hook.remove()
+        self.inspected = True

@@ -1,0 +1,84 @@
+"""SCDRO (Algorithm 1): one backward pass a step, O(d) a step, any batch size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scdro.optim.base import Closure, RobustOptimizer, descend
+
+__all__ = ["SCDRO"]
+
+
+class SCDRO(RobustOptimizer):
+    r"""Stochastic constrained DRO: gradient descent on the KL-constrained worst case, from mini-batches.
+
+    Each `step(closure)`, with l the per-sample losses that the closure returns at w_t:
+
+    1. s_t = (1-beta) s_{t-1} + beta mean exp(l/lam_t)                        (line 6)
+    2. v_t = (1-beta) v_{t-1} + beta [mean(exp(l/lam_t)/s_t grad l) + wd w_t]   (line 7, eq. 8)
+    3. w_{t+1} = Proj_W(w_t - lr v_t)                                         (line 4)
+    4. lam_{t+1} by the `temperature`.
+
+    The first step uses the batch's own estimates. It equals `KLRobustLoss` with SGD(momentum=1-beta,
+    dampening=1-beta, weight_decay=wd).
+
+    Args:
+        params: parameters or parameter groups.
+        lr: step size of the model.
+        rho: radius of the KL ball; `rho_for_group(0.1)` guards every group of at least a tenth of the data.
+        beta: share of the new batch in the averages, in (0, 1]; 1 - beta is the momentum.
+        lam0: the paper's KL regulariser and the smallest lam.
+        weight_decay: adds wd |w|^2/2 to the objective.
+        temperature: how lam moves; `WindowTemperature()` by default, `PrintedTemperature()` for the paper's update.
+        tracker: how s moves; the temperature's choice by default.
+        loss_bound: C where all losses lie in [0, C]: gives lam_max = lam0 + C/rho; a loss outside is an error.
+        radius: R, keeps all parameters together in the ball |w| <= R.
+        trim: leave out the hardest `trim` of the recent losses (wrong labels).
+        window: how many recent losses decide lam; enough for rho by default.
+        skip_nonfinite: leave out batches with NaN or infinite losses, and count them in `skipped`, instead of raising.
+        mu: adds mu |x|^2/2 over x = (w, lam) to the objective, as the restarted forms do.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 2)
+        >>> x, y = torch.randn(8, 3), torch.randint(2, (8,))
+        >>> opt = SCDRO(model.parameters(), lr=0.1, rho=0.5)
+        >>> value = opt.step(lambda: torch.nn.functional.cross_entropy(model(x), y, reduction="none"))
+
+    Reference: Qi, Lyu, Chan, Bai, Yang, "Stochastic Constrained DRO with a Complexity Independent of Sample Size",
+    TMLR 2023.
+    """
+
+    _two_points = False
+
+    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Tensor:
+        losses = self._losses(closure)
+        batch = self._robust.read(losses, sample_weight)
+        if self._skips(batch.finite):
+            return self._robust.soft_max.clone()
+        estimate = self._robust.estimate(batch, beta)
+        self._backward(losses, estimate.weights)
+        with self._undone_unless(batch.finite):
+            for group in self.param_groups:
+                self._descend(group, beta)
+            self._project()
+        self._robust.commit(estimate, self.param_groups[0]["lr"])
+        return estimate.objective
+
+    def _descend(self, group: dict[str, Any], beta: float) -> None:
+        """v <- (1-beta) v + beta (gradient + wd w);  w <- w - lr v."""
+        params = [p for p in group["params"] if p.grad is not None]
+        gradients = self._decayed([p.grad for p in params if p.grad is not None], params, group)
+        self._average([p for p in params if "v" in self.state[p]], dict(zip(params, gradients, strict=True)), beta)
+        for p, gradient in zip(params, gradients, strict=True):
+            if "v" not in self.state[p]:
+                self.state[p]["v"] = torch.clone(gradient)
+        descend(params, [self.state[p]["v"] for p in params], group["lr"])
+
+    def _average(self, params: list[Tensor], gradients: dict[Tensor, Tensor], beta: float) -> None:
+        if params:
+            v = [self.state[p]["v"] for p in params]
+            torch._foreach_mul_(v, 1.0 - beta)
+            torch._foreach_add_(v, [gradients[p] for p in params], alpha=beta)

@@ -1,0 +1,146 @@
+r"""Where lam comes from.
+
+The worst case has its own temperature: lam* solves KL(p_lam) = rho. `WindowTemperature` follows it on the losses of the
+last batches and has nothing to tune. `PrintedTemperature` is the paper's gradient step, for reproduction.
+
+At step t every method uses lam_t, which depends on the batches before t alone; the batch then decides lam_{t+1}. So
+micro-batches equal one large batch, processes equal one, and a step that is skipped leaves no trace.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from scdro.errors import HyperparameterError
+from scdro.estimators import Advance, LamTerms, MovingAverage, NormalizedStorm, Storm, Tracker
+from scdro.functional import newton_step, scalar_dtype
+from scdro.window import Window
+
+__all__ = ["PrintedTemperature", "Temperature", "WindowTemperature"]
+
+
+class LamRange(NamedTuple):
+    """The problem in lam: KL(p_lam) = rho + mu lam on [lam0, lam_max]."""
+
+    rho: float
+    lam0: float
+    lam_max: float
+    mu: float
+    loss_bound: float | None
+
+    def clamp(self, lam: Tensor) -> Tensor:
+        return lam.clamp(self.lam0, self.lam_max)
+
+
+class Moved(NamedTuple):
+    """What a finished step tells the temperature."""
+
+    lam: Tensor
+    lam_past: Tensor
+    step: Advance
+    log_s: Tensor
+    mean: Tensor
+    mean_old: Tensor
+    window: Window
+    tracker: Tracker
+    lr: Tensor | float | None
+
+
+class Temperature(nn.Module):
+    """Decides lam. `initial` is lam_1, or None to find it from the first batch.
+
+    `carries`: whether the past is read at the new temperature (lam log s, which hardly depends on lam, is kept) or, as
+    printed, at its own (log s is kept, which explodes when lam falls).
+    """
+
+    carries: bool
+    initial: float | None
+
+    def one_point_tracker(self) -> Tracker:
+        """How s moves where each batch is evaluated once (SCDRO, KLRobustLoss)."""
+        raise NotImplementedError
+
+    def two_point_tracker(self) -> Tracker:
+        """How s moves where each batch is evaluated twice (ASCDRO)."""
+        raise NotImplementedError
+
+    def advance(self, moved: Moved, limits: LamRange) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """lam_{t+1}, and this module's buffers with their new values."""
+        raise NotImplementedError
+
+
+class WindowTemperature(Temperature):
+    r"""One safeguarded Newton step a batch towards KL(p_lam) = rho on the losses of the recent batches. The default.
+
+    log lam += clip(KL log(KL/rho) / Var_p(l/lam), -1, 1). No step size, no starting value, no units.
+
+    Args:
+        initial: lam_1; None finds it from the first batch.
+        cap: the most batches that a single one may count for (`MovingAverage`).
+        clip: the bound on STORM's correction (`NormalizedStorm`), used by ASCDRO.
+    """
+
+    carries = True
+
+    def __init__(self, initial: float | None = None, *, cap: float = 2.0, clip: float = 0.3) -> None:
+        super().__init__()
+        _check_initial(initial)
+        self.initial, self.cap, self.clip = initial, cap, clip
+
+    def one_point_tracker(self) -> Tracker:
+        return MovingAverage(self.cap)
+
+    def two_point_tracker(self) -> Tracker:
+        return NormalizedStorm(self.cap, self.clip)
+
+    def advance(self, moved: Moved, limits: LamRange) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        if limits.rho == 0.0:
+            return moved.lam, []
+        at = moved.window.tilt(moved.lam, moved.lam * moved.log_s)
+        change = newton_step(at, moved.lam, limits.rho, limits.mu).clamp(-1.0, 1.0)
+        return limits.clamp(moved.lam * torch.exp(change)), []
+
+
+class PrintedTemperature(Temperature):
+    """The paper's update, lam <- clip(lam - eta u, lam0, lam_max), with u as in Algorithm 1 or 2.
+
+    Falls into the small-lam trap on most settings (docs, "Stability"): for reproduction, not for use.
+
+    Args:
+        initial: lam_1. The paper tunes it in {.1, 1, 10}.
+        lr: lam's own step size; None takes the optimizer's, as the paper does.
+    """
+
+    carries = False
+    tracked: Tensor
+
+    def __init__(self, initial: float = 1.0, *, lr: float | None = None) -> None:
+        super().__init__()
+        _check_initial(initial)
+        if lr is not None and not 0.0 <= lr < math.inf:
+            raise HyperparameterError(f"expected a step size lr >= 0 for lam, got {lr}")
+        self.initial, self.lr = initial, lr
+        self.register_buffer("tracked", torch.zeros((), dtype=scalar_dtype(torch.get_default_device())))
+
+    def one_point_tracker(self) -> Tracker:
+        return MovingAverage()
+
+    def two_point_tracker(self) -> Tracker:
+        return Storm()
+
+    def advance(self, moved: Moved, limits: LamRange) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        lr = moved.lr if self.lr is None else self.lr
+        assert lr is not None
+        drift = moved.log_s + limits.rho + limits.mu * moved.lam
+        terms = LamTerms(drift, moved.lam, moved.lam / moved.lam_past, moved.mean, moved.mean_old, limits.loss_bound)
+        tracked, gradient = moved.tracker.lam_gradient(moved.step, self.tracked, terms)
+        return limits.clamp(moved.lam - lr * gradient), [(self.tracked, tracked)]
+
+
+def _check_initial(initial: float | None) -> None:
+    if initial is not None and not 0.0 < initial < math.inf:
+        raise HyperparameterError(f"expected an initial temperature lam > 0, got {initial}")

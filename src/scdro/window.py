@@ -1,0 +1,62 @@
+"""The losses of the last few batches: a fixed-size sample of the present loss distribution, whatever n is."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from scdro.functional import Tilt, solve_lam, tilt, trimmed_log_weights
+
+__all__ = ["Window", "default_size"]
+
+
+def default_size(rho: float) -> int:
+    """At least 32 samples of the smallest group that rho guards (a fraction exp(-rho)), between 2,048 and 65,536."""
+    return int(min(max(2048.0, 32.0 * math.exp(min(rho, 20.0))), 65536.0))
+
+
+class Window(NamedTuple):
+    """A ring of losses and their log weights. An empty slot has weight zero, so no shape ever depends on the data."""
+
+    losses: Tensor
+    log_weight: Tensor
+    seen: Tensor
+
+    @classmethod
+    def empty(cls, size: int, dtype: torch.dtype) -> Window:
+        losses, seen = torch.zeros(size, dtype=dtype), torch.zeros((), dtype=torch.int64)
+        return cls(losses, torch.full_like(losses, -math.inf), seen)
+
+    def pushed(self, losses: Tensor, log_weight: Tensor | None) -> Window:
+        """The window with a batch added."""
+        size, m = len(self.losses), len(losses)
+        kept = losses[-size:]
+        slots = (torch.arange(m - len(kept), m, device=losses.device) + self.seen) % size
+        weights = torch.zeros_like(kept) if log_weight is None else log_weight[-size:]
+        return Window(
+            self.losses.index_copy(0, slots, kept), self.log_weight.index_copy(0, slots, weights), self.seen + m
+        )
+
+    def tilt(self, lam: Tensor, shift: Tensor) -> Tilt:
+        """The recent losses under the worst case at temperature lam; `shift` is any value near their top."""
+        return tilt(self.losses - shift, self.log_weight, lam)
+
+    def log_mean(self, lam: Tensor) -> Tensor:
+        """log of the mean of exp(l/lam)."""
+        return torch.logsumexp(self.losses / lam + self.log_weight, 0) - torch.logsumexp(self.log_weight, 0)
+
+    def solve(self, rho: float, lam0: float, mu: float) -> Tensor:
+        """lam* of the recent losses, in a fixed number of steps (it must not wait for the device)."""
+        return solve_lam(self.losses, self.log_weight, rho, lam0, mu=mu, iterations=24, exact=False)
+
+    def quantile(self, trim: float) -> Tensor:
+        """The loss above which the hardest `trim` of the recent weight lies."""
+        kept = trimmed_log_weights(self.losses, self.log_weight, trim)
+        return torch.where(kept > -math.inf, self.losses, -math.inf).amax()
+
+    def without(self, ceiling: Tensor) -> Window:
+        """The window less the losses above a ceiling."""
+        return self._replace(log_weight=torch.where(self.losses > ceiling, -math.inf, self.log_weight))
