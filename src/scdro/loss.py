@@ -98,7 +98,7 @@ class KLRobustLoss(nn.Module):
                 "torch.no_grad(), to evaluate only"
             )
         if self.state.skip_nonfinite and _on_host(batch) and not bool(batch.finite):
-            self.state.skipped += 1
+            self.state.count_skipped(True)
             return losses.new_zeros((), requires_grad=True)  # No graph: gradients stay None, optimizers stand still.
         if self._optimizer is None:
             estimate = self.state.estimate(batch, self.beta)
@@ -204,7 +204,7 @@ class KLRobustLoss(nn.Module):
     @property
     def skipped(self) -> Tensor:
         """How many batches were left out for NaN or infinite losses."""
-        return self.state.skipped.clone()
+        return self.state.counts[2].clone()
 
     def extra_repr(self) -> str:
         rho, lam0, *_ = self.state.limits

@@ -68,15 +68,13 @@ class Estimate(NamedTuple):
 
 
 class RobustState(nn.Module):
-    """lam, lam log s, the recent losses, and the counters: all of it buffers, all of it in `state_dict`."""
+    """lam, lam log s, the recent losses, and the counters: all of it buffers, all of it in `state_dict`.
 
-    lam: Tensor
-    lam_past: Tensor
-    soft_max: Tensor
-    ceiling: Tensor
-    steps: Tensor
-    resets: Tensor
-    skipped: Tensor
+    Numbers are kept together in vectors: torch.compile (2.13) loses writes to buffers that are 0-d float64 tensors.
+    """
+
+    scalars: Tensor  # lam, lam of the last batch, lam log s, and the loss above which samples are trimmed
+    counts: Tensor  # steps, resets, batches skipped
     recent_losses: Tensor
     recent_log_weight: Tensor
     recent_seen: Tensor
@@ -113,13 +111,31 @@ class RobustState(nn.Module):
         self.started = False
         dtype = scalar_dtype(torch.get_default_device())
         start = math.inf if self.plain else math.nan if temperature.initial is None else temperature.initial
-        for name, value in {"lam": start, "lam_past": start, "soft_max": math.nan, "ceiling": math.inf}.items():
-            self.register_buffer(name, torch.tensor(value, dtype=dtype))
-        for name in ("steps", "resets", "skipped"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.int64))
+        self.register_buffer("scalars", torch.tensor([start, start, math.nan, math.inf], dtype=dtype))
+        self.register_buffer("counts", torch.zeros(3, dtype=torch.int64))
         for name, value in Window.empty(window or default_size(rho), dtype)._asdict().items():
             self.register_buffer(f"recent_{name}", value)
         self.register_load_state_dict_post_hook(_note_started)  # type: ignore[no-untyped-call]
+
+    @property
+    def lam(self) -> Tensor:
+        """The temperature that the next batch will use."""
+        return self.scalars[0]
+
+    @property
+    def lam_past(self) -> Tensor:
+        """The temperature that the last batch used."""
+        return self.scalars[1]
+
+    @property
+    def soft_max(self) -> Tensor:
+        """lam log s."""
+        return self.scalars[2]
+
+    @property
+    def ceiling(self) -> Tensor:
+        """Losses above it are trimmed."""
+        return self.scalars[3]
 
     @property
     def window(self) -> Window:
@@ -134,9 +150,9 @@ class RobustState(nn.Module):
         check_shape(losses)
         if not losses.is_floating_point():
             raise LossError(f"expected floating-point losses, got {losses.dtype}")
-        if self.lam.device != losses.device:
+        if self.scalars.device != losses.device:
             self.to(losses.device)
-        values = losses.detach().to(self.lam.dtype)
+        values = losses.detach().to(self.scalars.dtype)
         log_weight = self._log_weight(values, sample_weight, mask)
         if log_weight is None:
             return Batch(values, None, math.log(len(values)), self._check_values(values))
@@ -290,23 +306,26 @@ class RobustState(nn.Module):
         else:
             lam, soft_max = estimate.lam, estimate.soft_max
             lam_next, extra = self.temperature.advance(self._moved(estimate, window, lr), self.limits)
+        reset, finite = estimate.step.reset, estimate.batch.finite
+        go = _both(only_if, finite)
+        self._start(go)
+        zero = torch.zeros_like(self.counts[0])
+        happened = torch.stack([zero + 1, zero if reset is None else reset.to(zero.dtype), zero])
         new = [
-            (self.lam, lam_next),
-            (self.lam_past, lam),
-            (self.soft_max, soft_max),
-            (self.ceiling, ceiling),
+            (self.scalars, torch.stack([lam_next, lam, soft_max, ceiling])),
+            (self.counts, self.counts + happened),
             *zip(self.window, estimate.window, strict=True),
-            (self.steps, self.steps + 1),
             *extra,
         ]
-        if estimate.step.reset is not None:
-            new.append((self.resets, self.resets + estimate.step.reset))
-        go = _both(only_if, estimate.batch.finite)
-        self._start(go)
+        if go is not None:
+            new = [(buffer, torch.where(go, value, buffer)) for buffer, value in new]
         for buffer, value in new:
-            buffer.copy_(value if go is None else torch.where(go, value, buffer))
-        if estimate.batch.finite is not None:
-            self.skipped.add_((~estimate.batch.finite).to(torch.int64))
+            buffer.copy_(value)
+        if finite is not None:
+            self.count_skipped(~finite)
+
+    def count_skipped(self, bad: Tensor | bool) -> None:
+        self.counts[2] += bad
 
     def _moved(self, estimate: Estimate, window: Window, lr: Tensor | float | None) -> Moved:
         zero = torch.zeros_like(estimate.lam)
@@ -363,7 +382,7 @@ def check_beta(beta: float) -> None:
 
 def _note_started(module: nn.Module, _: object) -> None:
     assert isinstance(module, RobustState)
-    module.started = bool(module.steps > 0)
+    module.started = bool(module.counts[0] > 0)
 
 
 def _mean(batch: Batch, point: Point) -> Tensor:

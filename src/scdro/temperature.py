@@ -124,7 +124,7 @@ class PrintedTemperature(Temperature):
         if lr is not None and not 0.0 <= lr < math.inf:
             raise HyperparameterError(f"expected a step size lr >= 0 for lam, got {lr}")
         self.initial, self.lr = initial, lr
-        self.register_buffer("tracked", torch.zeros((), dtype=scalar_dtype(torch.get_default_device())))
+        self.register_buffer("tracked", torch.zeros(1, dtype=scalar_dtype(torch.get_default_device())))
 
     def one_point_tracker(self) -> Tracker:
         return MovingAverage()
@@ -137,8 +137,8 @@ class PrintedTemperature(Temperature):
         assert lr is not None
         drift = moved.log_s + limits.rho + limits.mu * moved.lam
         terms = LamTerms(drift, moved.lam, moved.lam / moved.lam_past, moved.mean, moved.mean_old, limits.loss_bound)
-        tracked, gradient = moved.tracker.lam_gradient(moved.step, self.tracked, terms)
-        return limits.clamp(moved.lam - lr * gradient), [(self.tracked, tracked)]
+        tracked, gradient = moved.tracker.lam_gradient(moved.step, self.tracked[0], terms)
+        return limits.clamp(moved.lam - lr * gradient), [(self.tracked, tracked.reshape(1))]
 
 
 def _check_initial(initial: float | None) -> None:

@@ -27,7 +27,7 @@ class Window(NamedTuple):
 
     @classmethod
     def empty(cls, size: int, dtype: torch.dtype) -> Window:
-        losses, seen = torch.zeros(size, dtype=dtype), torch.zeros((), dtype=torch.int64)
+        losses, seen = torch.zeros(size, dtype=dtype), torch.zeros(1, dtype=torch.int64)
         return cls(losses, torch.full_like(losses, -math.inf), seen)
 
     def pushed(self, losses: Tensor, log_weight: Tensor | None) -> Window:

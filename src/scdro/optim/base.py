@@ -141,7 +141,7 @@ class RobustOptimizer(Optimizer):
         """Whether to leave the step out, where the host may look; elsewhere the flag stays on the device."""
         if finite is None or (finite.device.type != "cpu" and self._robust.started) or bool(finite):
             return False
-        self._robust.skipped += 1
+        self._robust.count_skipped(True)
         return True
 
     @contextmanager
@@ -211,12 +211,12 @@ class RobustOptimizer(Optimizer):
     @property
     def resets(self) -> Tensor:
         """How often STORM's estimates had to start anew (printed form only)."""
-        return self._robust.resets.clone()
+        return self._robust.counts[1].clone()
 
     @property
     def skipped(self) -> Tensor:
         """How many batches were left out for NaN or infinite losses."""
-        return self._robust.skipped.clone()
+        return self._robust.counts[2].clone()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

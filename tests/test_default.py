@@ -1,0 +1,374 @@
+"""The default algorithm: lam from the recent losses, s carried and capped, STORM normalised; its twin and its corners."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import scdro
+import twins
+from scdro import ASCDRO, RASCDRO, RSCDRO, SCDRO, WindowTemperature
+
+STEPS, N, D, K = 100, 120, 4, 3
+ALGORITHMS = [SCDRO, ASCDRO]
+
+
+def problem(seed=0, rare=12):
+    """Logistic regression with a small hard group; the same in NumPy with gradients by hand."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(N, D, generator=g, dtype=torch.float64)
+    y = (x @ torch.randn(D, K, generator=g, dtype=x.dtype) + torch.randn(N, K, generator=g, dtype=x.dtype)).argmax(1)
+    y[:rare] = (y[:rare] + 1) % K
+    model = nn.Linear(D, K, dtype=torch.float64)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(0.3 * torch.randn(p.shape, generator=g, dtype=torch.float64))
+    return model, x, y, twins.Logistic(x.numpy(), y.numpy(), K)
+
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().copy()
+
+
+def batches(steps=STEPS, low=10, high=10, seed=1):
+    rng = np.random.default_rng(seed)
+    return [rng.choice(N, rng.integers(low, high + 1), replace=False) for _ in range(steps)]
+
+
+def losses_of(model, x, y, index, scale=1.0, shift=0.0):
+    return lambda: scale * cross_entropy(model(x[index]), y[index], reduction="none") + shift
+
+
+def distance(a, b):
+    a, b = np.atleast_1d(np.asarray(a, dtype=float)), np.atleast_1d(np.asarray(b, dtype=float))
+    return float(np.max(np.abs(a - b) / np.maximum(1.0, np.abs(b))))
+
+
+def run_in_lockstep(algorithm, indices, *, lr=0.2, rho=0.5, beta=0.2, ours=None, theirs=None, weighted=False):
+    model, x, y, by_hand = problem()
+    twin = twins.Default(flat(model), rho, lr, beta, storm=algorithm in (ASCDRO, RASCDRO), **(theirs or {}))
+    if twin.stages is None:
+        opt = algorithm(model.parameters(), lr, rho, beta=beta, **(ours or {}))
+    else:
+        opt = algorithm(model.parameters(), twin.stages, rho, **(ours or {}))
+    rng, history = np.random.default_rng(2), []
+    for t, index in enumerate(indices, 1):
+        weight = rng.uniform(0.0, 2.0, len(index)) * (rng.random(len(index)) < 0.8) + 1e-3 if weighted else None
+        opt.step(losses_of(model, x, y, index), sample_weight=None if weight is None else torch.tensor(weight))
+        twin.step(by_hand.batch(index), weight)
+        for name, a, b in (
+            ("w", flat(model), twin.w),
+            ("lam", opt.lam.item(), twin.lam),
+            ("log s", opt.log_s.item(), twin.log_s),
+        ):
+            assert distance(a, b) <= 1e-9, f"{name} differs by {distance(a, b):.1e} after step {t}"
+        history.append((twin.lam, twin.capped, twin.clipped))
+    return opt, twin, np.array(history)
+
+
+SETTINGS = {
+    "plain": ({}, {}),
+    "initial": ({"temperature": WindowTemperature(0.3)}, {"lam": 0.3}),
+    "weight_decay": ({"weight_decay": 0.05}, {"wd": 0.05}),
+    "mu": ({"mu": 0.1}, {"mu": 0.1}),
+    "radius": ({"radius": 0.8}, {"radius": 0.8}),
+    "loss_bound": ({"loss_bound": 20.0}, {"bound": 20.0}),
+    "window": ({"window": 64}, {"window": 64}),
+    "tiny window": ({"window": 7}, {"window": 7}),
+    "trim": ({"trim": 0.033}, {"trim": 0.033}),
+    "trim, window": ({"trim": 0.127, "window": 50}, {"trim": 0.127, "window": 50}),
+    "cap, clip": ({"temperature": WindowTemperature(cap=1.1, clip=0.05)}, {"cap": 1.1, "clip": 0.05}),
+    "lam0": ({"lam0": 0.6}, {"lam0": 0.6}),
+}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_lockstep_with_the_twin(algorithm, setting, weighted):
+    ours, theirs = SETTINGS[setting]
+    _, _, history = run_in_lockstep(algorithm, batches(), ours=ours, theirs=theirs, weighted=weighted)
+    if setting == "lam0":
+        assert (history[:, 0] == 0.6).any()
+    elif setting != "mu":
+        assert history[:, 0].std() > 0.01
+    if setting == "cap, clip":
+        assert history[:, 1].any()
+        assert algorithm is SCDRO or history[:, 2].any()
+
+
+@pytest.mark.parametrize("beta", [0.05, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_lockstep_over_betas_and_batch_sizes(algorithm, beta):
+    run_in_lockstep(algorithm, batches(low=1, high=30), beta=beta)
+
+
+@pytest.mark.parametrize("rho", [0.01, 0.1, 1.0, 2.0])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_lockstep_over_radii(algorithm, rho):
+    run_in_lockstep(algorithm, batches(), rho=rho)
+
+
+@pytest.mark.parametrize("algorithm", [RSCDRO, RASCDRO])
+def test_lockstep_of_the_restarted_forms(algorithm):
+    stages = [(0.2, 0.5, 20), (0.1, 0.3, 30), (0.05, 0.2, 20), (0.02, 0.1, 0)]
+    opt, twin, _ = run_in_lockstep(
+        algorithm, batches(), ours={"mu": 0.1, "weight_decay": 0.01}, theirs={"mu": 0.1, "wd": 0.01, "stages": stages}
+    )
+    assert opt.stage == twin.k == 3
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_batches_larger_than_the_window(algorithm):
+    run_in_lockstep(algorithm, batches(low=5, high=40), ours={"window": 16}, theirs={"window": 16})
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_single_samples(algorithm):
+    """The first batch has one loss, KL 0: lam starts at lam0, and rises once the window has something to compare."""
+    indices = batches(low=1, high=1)
+    ours, theirs = {"lam0": 0.02}, {"lam0": 0.02}
+    _, _, history = run_in_lockstep(algorithm, indices, lr=0.02, ours=ours, theirs=theirs)
+    assert history[0, 0] == 0.02
+    assert history[-1, 0] > 0.2
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_lam_is_near_the_root_of_the_recent_losses(algorithm):
+    opt, twin, _ = run_in_lockstep(
+        algorithm, batches(400, 32, 32), lr=0.05, theirs={"window": 256}, ours={"window": 256}
+    )
+    recent = np.array([loss for loss, _ in twin.recent])
+    assert opt.lam.item() == pytest.approx(scdro.worst_case(recent, 0.5).lam, rel=0.05)
+    assert opt.kl.item() == pytest.approx(0.5, abs=0.05)
+
+
+# -- corners ---
+
+
+@pytest.mark.parametrize("initial", [None, 5.0])
+@pytest.mark.parametrize("level", [0.0, 5.0, -3.0, 1e6])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_equal_losses(algorithm, level, initial):
+    """KL is 0 at every lam: lam falls to lam0, weights stay uniform, and the step is that of the plain mean."""
+    w = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    lr, beta, rows = 0.1, 0.3, torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0], [1.0, -1.0]], dtype=torch.float64)
+    opt = algorithm([w], lr, 0.5, beta=beta, temperature=WindowTemperature(initial))
+    expected = w.detach() - lr * rows.mean(0)
+    for t in range(30):
+
+        def closure():
+            score = rows @ w
+            return level + score - score.detach()
+
+        opt.step(closure)
+        torch.testing.assert_close(w.detach(), expected, rtol=1e-8, atol=1e-8)
+        expected = expected - lr * rows.mean(0)
+        assert torch.isfinite(opt.log_s)
+        assert t < 15 or opt.lam.item() == 1e-3
+    assert opt.kl.item() == pytest.approx(0.0, abs=1e-6)
+    assert opt.ess.item() == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rho_0_is_sgd_with_momentum(weighted, weight_decay):
+    beta, lr = 0.3, 0.2
+    model, x, y, _ = problem()
+    other, *_ = problem()
+    opt = SCDRO(model.parameters(), lr, 0.0, beta=beta, weight_decay=weight_decay)
+    sgd = torch.optim.SGD(other.parameters(), lr, momentum=1 - beta, dampening=1 - beta, weight_decay=weight_decay)
+    running = None
+    for index in batches(low=1, high=20):
+        weight = torch.rand(len(index), dtype=torch.float64) + 0.1 if weighted else torch.ones(len(index)).double()
+        value = opt.step(losses_of(model, x, y, index), sample_weight=weight if weighted else None)
+        sgd.zero_grad()
+        mean = (losses_of(other, x, y, index)() * weight).sum() / weight.sum()
+        mean.backward()
+        sgd.step()
+        np.testing.assert_allclose(flat(model), flat(other), rtol=0, atol=1e-12)
+        running = mean.item() if running is None else (1 - beta) * running + beta * mean.item()
+        assert value.item() == pytest.approx(running, abs=1e-12)
+        assert opt.lam.item() == math.inf
+    assert opt.kl.item() == 0.0
+    assert opt.ess.item() == pytest.approx(1.0)
+
+
+def test_rho_0_is_storm_on_the_mean():
+    beta, lr = 0.3, 0.2
+    model, x, y, by_hand = problem()
+    opt = ASCDRO(model.parameters(), lr, 0.0, beta=beta, temperature=WindowTemperature(clip=math.inf))
+    w, z = flat(model), None
+    for index in batches():
+        opt.step(losses_of(model, x, y, index))
+        g = by_hand.batch(index)(w)[1].mean(0)
+        z = g if z is None else g + (1 - beta) * (z - by_hand.batch(index)(before)[1].mean(0))
+        before, w = w, w - lr * z
+        np.testing.assert_allclose(flat(model), w, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rho", [1e-12, 1e-6])
+def test_small_rho_is_nearly_sgd(rho):
+    model, x, y, _ = problem()
+    other, *_ = problem()
+    opt, plain = SCDRO(model.parameters(), 0.2, rho), SCDRO(other.parameters(), 0.2, 0.0)
+    for index in batches():
+        opt.step(losses_of(model, x, y, index))
+        plain.step(losses_of(other, x, y, index))
+    np.testing.assert_allclose(flat(model), flat(other), atol=50 * math.sqrt(rho))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("scale", "shift"), [(1e6, 0.0), (1e6, -5e6), (1.0, -7.0), (1e-6, 0.0), (-1.0, 0.0)])
+def test_huge_tiny_and_negative_losses(algorithm, scale, shift):
+    model, x, y, _ = problem()
+    opt = algorithm(model.parameters(), 0.05 / abs(scale), 0.5, radius=2.0)
+    for index in batches():
+        value = opt.step(losses_of(model, x, y, index, scale, shift))
+        assert torch.isfinite(value)
+        assert torch.isfinite(opt.log_s)
+    assert np.isfinite(flat(model)).all()
+    assert opt.kl.item() <= 1.0
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_losses_that_jump_by_orders_of_magnitude(algorithm):
+    """A batch counts for at most two, whatever it brings, and training goes on."""
+    model, x, y, _ = problem()
+    opt = algorithm(model.parameters(), 0.05, 0.5, beta=0.1)
+    for t, index in enumerate(batches()):
+        before = flat(model)
+        scale = 1e4 if t % 17 == 5 else 1.0
+        opt.step(losses_of(model, x, y, index, scale))
+        with torch.no_grad():
+            sizes = [p.detach().abs().max() for p in model.parameters()]
+        assert all(torch.isfinite(size) for size in sizes)
+        assert np.linalg.norm(flat(model) - before) <= 0.05 * 2 * 1e4 * 10
+    assert math.isfinite(opt.log_s.item())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_trim_never_looks_at_the_hardest(algorithm):
+    """Five of 120 samples have absurd losses and gradients; the model must not hear of them after the first batch."""
+    model, x, y, _ = problem()
+    clean, *_ = problem()
+    bad = np.arange(5)
+    opt = algorithm(model.parameters(), 0.1, 0.5, trim=0.1)
+    reference = algorithm(clean.parameters(), 0.1, 0.5, trim=0.1)
+    for t, index in enumerate(batches(200, 20, 20)):
+        scale = torch.ones(len(index), dtype=torch.float64)
+        scale[np.isin(index, bad)] = 1e3
+        opt.step(lambda index=index, scale=scale: scale * losses_of(model, x, y, index)())
+        keep = np.isin(index, bad, invert=True)
+        reference.step(losses_of(clean, x, y, index[keep]))
+        assert np.abs(flat(model)).max() < 10, t
+    assert opt.lam.item() < 5
+    assert np.linalg.norm(flat(model) - flat(clean)) < 0.5 * np.linalg.norm(flat(clean))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_shift_of_the_losses_changes_nothing(algorithm):
+    model, x, y, _ = problem()
+    other, *_ = problem()
+    opt, shifted = algorithm(model.parameters(), 0.1, 0.5), algorithm(other.parameters(), 0.1, 0.5)
+    for index in batches():
+        value = opt.step(losses_of(model, x, y, index))
+        shifted_value = shifted.step(losses_of(other, x, y, index, shift=1000.0))
+        np.testing.assert_allclose(flat(other), flat(model), rtol=0, atol=1e-8)
+        assert shifted.lam.item() == pytest.approx(opt.lam.item(), rel=1e-8)
+        assert (shifted_value - 1000.0).item() == pytest.approx(value.item(), abs=1e-8)
+
+
+@pytest.mark.parametrize("c", [1e-4, 0.1, 7.0, 1e5])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_unit_of_the_losses_does_not_matter(algorithm, c):
+    model, x, y, _ = problem()
+    other, *_ = problem()
+    opt = algorithm(model.parameters(), 0.1, 0.5, lam0=1e-3)
+    scaled = algorithm(other.parameters(), 0.1 / c, 0.5, lam0=1e-3 * c)
+    for index in batches():
+        opt.step(losses_of(model, x, y, index))
+        scaled.step(losses_of(other, x, y, index, scale=c))
+        np.testing.assert_allclose(flat(other), flat(model), rtol=0, atol=1e-9)
+        assert scaled.lam.item() / c == pytest.approx(opt.lam.item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_order_of_the_samples_in_a_batch_does_not_matter(algorithm):
+    model, x, y, _ = problem()
+    other, *_ = problem()
+    opt, permuted = algorithm(model.parameters(), 0.1, 0.5), algorithm(other.parameters(), 0.1, 0.5)
+    rng = np.random.default_rng(0)
+    for index in batches():
+        opt.step(losses_of(model, x, y, index))
+        permuted.step(losses_of(other, x, y, rng.permutation(index)))
+        np.testing.assert_allclose(flat(other), flat(model), rtol=0, atol=1e-10)
+
+
+# -- where it ends ---
+
+
+def optimum(x, y, rho, lam0, wd):
+    """min over w of the worst case, by L-BFGS on (w, log lam) with the gradients of section 1."""
+    by_hand = twins.Logistic(x.numpy(), y.numpy(), K).batch(np.arange(len(y)))
+
+    def value_and_gradient(theta):
+        w, lam = theta[:-1], math.exp(theta[-1])
+        losses, gradients = by_hand(w)
+        d_w, d_lam = twins.gradient(losses, gradients, lam, rho)
+        value = twins.objective(losses, lam, rho, lam0) + 0.5 * wd * w @ w
+        return value, np.append(d_w + wd * w, lam * d_lam)
+
+    start = np.zeros(K * D + K + 1)
+    bounds = [(None, None)] * (K * D + K) + [(math.log(0.05), None)]
+    options = {"maxiter": 5000, "maxfun": 10000, "ftol": 1e-15, "gtol": 1e-9}
+    result = scipy.optimize.minimize(
+        value_and_gradient, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options
+    )
+    return result.fun, result.x[:-1]
+
+
+@pytest.mark.parametrize("rho", [0.1, 1.0])
+@pytest.mark.parametrize(
+    ("algorithm", "beta", "size", "tolerance"),
+    [(SCDRO, 1.0, N, 1e-7), (ASCDRO, 1.0, N, 1e-7), (SCDRO, 0.1, 30, 3e-3), (ASCDRO, 0.1, 30, 3e-3)],
+)
+def test_convergence_to_the_optimum(algorithm, beta, size, tolerance, rho):
+    model, x, y, by_hand = problem()
+    wd, lam0, steps = 0.05, 1e-3, 600
+    best, w = optimum(x, y, rho, lam0, wd)
+    opt = algorithm(model.parameters(), 0.5, rho, beta=beta, weight_decay=wd)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(opt, [300, 450], gamma=0.1 if beta < 1 else 1.0)
+    for index in batches(steps, size, size):
+        opt.step(losses_of(model, x, y, index))
+        schedule.step()
+    losses = by_hand.batch(np.arange(N))(flat(model))[0]
+    gap = scdro.worst_case(losses, rho).value + 0.5 * wd * flat(model) @ flat(model) - best
+    assert -1e-9 <= gap <= tolerance
+    if beta == 1.0:
+        np.testing.assert_allclose(flat(model), w, atol=1e-3)
+
+
+def test_convergence_to_the_optimum_of_cvxpy():
+    """Robust least absolute deviation from quantiles has no gradients; robust least squares has, and cvxpy solves it."""
+    cvxpy = pytest.importorskip("cvxpy")
+    g = torch.Generator().manual_seed(3)
+    x, rho, lam0 = torch.randn(25, 3, generator=g, dtype=torch.float64), 0.5, 1e-3
+    target = x @ torch.tensor([1.0, -2.0, 0.5]).double() + torch.randn(25, generator=g, dtype=torch.float64)
+    w, t, lam, parts = cvxpy.Variable(3), cvxpy.Variable(25), cvxpy.Variable(), cvxpy.Variable(25)
+    value = cvxpy.Variable()
+    # lam log mean exp(t/lam) <= value  <=>  sum lam exp((t - value)/lam) <= 25 lam
+    constraints = [t >= cvxpy.square(x.numpy() @ w - target.numpy()), lam >= lam0, cvxpy.sum(parts) <= 25 * lam]
+    constraints += [cvxpy.constraints.ExpCone(t - value, lam * np.ones(25), parts)]
+    best = cvxpy.Problem(cvxpy.Minimize(value + (lam - lam0) * rho), constraints).solve()
+    parameter = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    opt = SCDRO([parameter], 0.05, rho, beta=1.0)
+    for _ in range(500):
+        opt.step(lambda: (x @ parameter - target).square())
+    residuals = (x @ parameter - target).square().detach()
+    assert scdro.worst_case(residuals, rho).value.item() == pytest.approx(best, rel=1e-5)
+    np.testing.assert_allclose(parameter.detach().numpy(), w.value, atol=1e-3)
