@@ -146,9 +146,7 @@ def high_precision(l: Vector, lam: float, rho: float, lam0: float = 1e-3, q: Vec
         d_lam_g_over_g = -mpmath.fsum(a * x for a, x in zip(p, losses, strict=True)) / lam**2
         value = lam * log_g + (lam - mpmath.mpf(lam0)) * mpmath.mpf(rho)
         d_lam = lam * d_lam_g_over_g + log_g + mpmath.mpf(rho)
-        return HighPrecision(
-            float(value), float(log_g), np.array([float(a) for a in p]), float(d_lam), float(kl)
-        )
+        return HighPrecision(float(value), float(log_g), np.array([float(a) for a in p]), float(d_lam), float(kl))
 
 
 def high_precision_solution(l: Vector, rho: float, lam0: float = 1e-3, q: Vector | None = None) -> Robust:
@@ -179,4 +177,6 @@ def kl_of_weights(p: Vector, q: Vector | None = None) -> float:
         _, q = _mp_base(p, q)
         weights = [mpmath.mpf(float(a)) for a in p]
         total = mpmath.fsum(weights)
-        return float(mpmath.fsum(a / total * mpmath.log(a / total / w) for a, w in zip(weights, q, strict=True) if a > 0))
+        return float(
+            mpmath.fsum(a / total * mpmath.log(a / total / w) for a, w in zip(weights, q, strict=True) if a > 0)
+        )

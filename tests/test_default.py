@@ -1,4 +1,4 @@
-"""The default algorithm: lam from the recent losses, s carried and capped, STORM normalised; its twin and its corners."""
+"""The default: lam from the recent losses, s carried and capped, STORM normalised. Its twin, corners and limits."""
 
 import math
 
@@ -184,7 +184,7 @@ def test_rho_0_is_sgd_with_momentum(weighted, weight_decay):
     sgd = torch.optim.SGD(other.parameters(), lr, momentum=1 - beta, dampening=1 - beta, weight_decay=weight_decay)
     running = None
     for index in batches(low=1, high=20):
-        weight = torch.rand(len(index), dtype=torch.float64) + 0.1 if weighted else torch.ones(len(index)).double()
+        weight = torch.linspace(0.1, 1.5 if weighted else 0.1, len(index), dtype=torch.float64)
         value = opt.step(losses_of(model, x, y, index), sample_weight=weight if weighted else None)
         sgd.zero_grad()
         mean = (losses_of(other, x, y, index)() * weight).sum() / weight.sum()
@@ -201,14 +201,25 @@ def test_rho_0_is_sgd_with_momentum(weighted, weight_decay):
 def test_rho_0_is_storm_on_the_mean():
     beta, lr = 0.3, 0.2
     model, x, y, by_hand = problem()
-    opt = ASCDRO(model.parameters(), lr, 0.0, beta=beta, temperature=WindowTemperature(clip=math.inf))
-    w, z = flat(model), None
-    for index in batches():
+    opt = ASCDRO(model.parameters(), lr, 0.0, beta=beta, temperature=WindowTemperature(clip=1e9))
+    w = before = flat(model)
+    z = 0.0
+    for t, index in enumerate(batches()):
         opt.step(losses_of(model, x, y, index))
-        g = by_hand.batch(index)(w)[1].mean(0)
-        z = g if z is None else g + (1 - beta) * (z - by_hand.batch(index)(before)[1].mean(0))
+        keep = 1 - beta if t else 0.0
+        now, then = (by_hand.batch(index)(at)[1].mean(0) for at in (w, before))
+        z = now + keep * (z - then)
         before, w = w, w - lr * z
         np.testing.assert_allclose(flat(model), w, rtol=0, atol=1e-12)
+
+
+def test_rho_0_with_trim_is_the_trimmed_mean():
+    """A first batch of seven loses its hardest two: the ceiling cuts whole samples."""
+    w = nn.Parameter(torch.zeros(7, dtype=torch.float64))
+    losses = torch.tensor([3.0, 1.0, 2.0, 9.0, 8.0, 0.0, 4.0], dtype=torch.float64)
+    SCDRO([w], 1.0, 0.0, trim=0.3).step(lambda: losses + w - w.detach())
+    expected = np.array([1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0]) / 5
+    np.testing.assert_allclose(-w.detach().numpy(), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("rho", [1e-12, 1e-6])
@@ -236,19 +247,22 @@ def test_huge_tiny_and_negative_losses(algorithm, scale, shift):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_losses_that_jump_by_orders_of_magnitude(algorithm):
-    """A batch counts for at most two, whatever it brings, and training goes on."""
-    model, x, y, _ = problem()
-    opt = algorithm(model.parameters(), 0.05, 0.5, beta=0.1)
-    for t, index in enumerate(batches()):
-        before = flat(model)
-        scale = 1e4 if t % 17 == 5 else 1.0
-        opt.step(losses_of(model, x, y, index, scale))
-        with torch.no_grad():
-            sizes = [p.detach().abs().max() for p in model.parameters()]
-        assert all(torch.isfinite(size) for size in sizes)
-        assert np.linalg.norm(flat(model) - before) <= 0.05 * 2 * 1e4 * 10
-    assert math.isfinite(opt.log_s.item())
+def test_a_batch_counts_for_at_most_two(algorithm):
+    """Gradients are unit vectors, losses jump by orders of magnitude: the step stays below 2 lr and STORM's clip."""
+    rng, lr, beta = np.random.default_rng(0), 0.1, 0.5
+    w = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    opt = algorithm([w], lr, 0.5, beta=beta)
+    limit = 2.0 if algorithm is SCDRO else 2.0 + 0.3 * 2.0 * (1 - beta) / beta
+    longest = 0.0
+    for t in range(200):
+        rows = torch.tensor(rng.normal(size=(6, 4)))
+        rows = rows / rows.norm(dim=1, keepdim=True)
+        losses = torch.tensor(rng.exponential(1e4 if t % 11 == 7 else 1.0, 6) - 3.0)
+        before = w.detach().clone()
+        opt.step(lambda rows=rows, losses=losses: losses + (rows @ w) - (rows @ w).detach())
+        longest = max(longest, (w.detach() - before).norm().item() / lr)
+        assert torch.isfinite(opt.log_s)
+    assert 0.5 < longest <= limit
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -268,6 +282,22 @@ def test_trim_never_looks_at_the_hardest(algorithm):
         assert np.abs(flat(model)).max() < 10, t
     assert opt.lam.item() < 5
     assert np.linalg.norm(flat(model) - flat(clean)) < 0.5 * np.linalg.norm(flat(clean))
+
+
+@pytest.mark.parametrize(
+    ("n", "trim", "kept"), [(10, 0.1, 9), (10, 0.2, 8), (30, 0.1, 27), (88, 0.25, 66), (20, 0.1, 18)]
+)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_trim_of_a_whole_number_of_samples(algorithm, n, trim, kept):
+    """Rounding must not bring back the easiest of the samples that are to be left out."""
+    w = nn.Parameter(torch.zeros(n, dtype=torch.float64))
+    losses = torch.arange(n, dtype=torch.float64)
+    losses[kept:] *= 1e4
+    opt = algorithm([w], 1.0, 0.5, trim=trim)
+    for _ in range(3):
+        opt.step(lambda: losses + w - w.detach())
+        assert (w.detach() != 0).nonzero().amax() == kept - 1
+        assert opt.lam.item() < n
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -332,29 +362,29 @@ def optimum(x, y, rho, lam0, wd):
     return result.fun, result.x[:-1]
 
 
-@pytest.mark.parametrize("rho", [0.1, 1.0])
+@pytest.mark.parametrize("rho", [0.05, 0.2])
 @pytest.mark.parametrize(
     ("algorithm", "beta", "size", "tolerance"),
-    [(SCDRO, 1.0, N, 1e-7), (ASCDRO, 1.0, N, 1e-7), (SCDRO, 0.1, 30, 3e-3), (ASCDRO, 0.1, 30, 3e-3)],
+    [(SCDRO, 1.0, N, 1e-9), (ASCDRO, 1.0, N, 1e-9), (SCDRO, 0.1, 30, 3e-3), (ASCDRO, 0.1, 30, 3e-3)],
 )
 def test_convergence_to_the_optimum(algorithm, beta, size, tolerance, rho):
     model, x, y, by_hand = problem()
-    wd, lam0, steps = 0.05, 1e-3, 600
+    wd, lam0 = 0.05, 1e-3
     best, w = optimum(x, y, rho, lam0, wd)
-    opt = algorithm(model.parameters(), 0.5, rho, beta=beta, weight_decay=wd)
+    opt = algorithm(model.parameters(), 0.3, rho, beta=beta, weight_decay=wd, window=N if size == N else None)
     schedule = torch.optim.lr_scheduler.MultiStepLR(opt, [300, 450], gamma=0.1 if beta < 1 else 1.0)
-    for index in batches(steps, size, size):
+    for index in batches(600, size, size):
         opt.step(losses_of(model, x, y, index))
         schedule.step()
     losses = by_hand.batch(np.arange(N))(flat(model))[0]
     gap = scdro.worst_case(losses, rho).value + 0.5 * wd * flat(model) @ flat(model) - best
     assert -1e-9 <= gap <= tolerance
     if beta == 1.0:
-        np.testing.assert_allclose(flat(model), w, atol=1e-3)
+        np.testing.assert_allclose(flat(model), w, atol=1e-4)
 
 
 def test_convergence_to_the_optimum_of_cvxpy():
-    """Robust least absolute deviation from quantiles has no gradients; robust least squares has, and cvxpy solves it."""
+    """Robust least squares, as a problem of exponential cones."""
     cvxpy = pytest.importorskip("cvxpy")
     g = torch.Generator().manual_seed(3)
     x, rho, lam0 = torch.randn(25, 3, generator=g, dtype=torch.float64), 0.5, 1e-3

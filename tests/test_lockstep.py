@@ -289,7 +289,7 @@ def test_beta_1_and_the_full_batch_is_gradient_descent_on_F(algorithm, temperatu
     """Identity 8."""
     model, x, y, _ = problem()
     rho, lr = 0.4, 1.0
-    weight = torch.rand(N, dtype=torch.float64) if weighted else None
+    weight = torch.linspace(0.0, 1.0, N, dtype=torch.float64) if weighted else None
     opt = algorithm(model.parameters(), lr, rho, beta=1.0, temperature=TEMPERATURES[temperature]())
     for _ in range(6):
         lam = opt.lam.item()

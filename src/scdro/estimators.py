@@ -1,13 +1,12 @@
 r"""How s, the running estimate of g = E exp(l/lam), and the estimates built on it move with a batch.
 
 A tracker is a pure rule. It reads log means A = log mean exp(l/lam) of the batch, at the present point and, for STORM,
-at the previous one, and answers with the new log s and three coefficients, so that one rule serves numbers and
-gradients alike:
+at the previous one, and answers with the new log s and the coefficients of one rule for numbers and gradients alike:
 
-    estimate <- keep * estimate + new * fresh - old * fresh_at_the_previous_point
+    estimate <- keep * estimate + share * exp(A - log s) * fresh - old * fresh_at_the_previous_point
 
-where `fresh` is the batch's own answer under its own weights softmax(l/lam). Nothing is ever exponentiated but
-differences of logarithms that are bounded by construction.
+where `fresh` is the batch's own answer under its own weights softmax(l/lam), and share is beta for a moving average
+and one for STORM. Nothing is exponentiated but differences of logarithms that are bounded by construction.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ __all__ = ["Advance", "MovingAverage", "NormalizedStorm", "Storm", "Tracker"]
 
 
 class Advance(NamedTuple):
-    """One step of a tracker: log s_t, the coefficients of its estimates, and whether it had to start anew."""
+    """One step of a tracker: log s_t, the batch's log mean, the coefficients, and whether it had to start anew."""
 
     log_s: Tensor
-    keep: Tensor | float
-    new: Tensor
-    old: Tensor
+    log_mean: Tensor
+    keep: Tensor | float = 0.0
+    old: Tensor | float = 0.0
     reset: Tensor | None = None
 
 
@@ -42,24 +41,17 @@ class LamTerms(NamedTuple):
     lam: Tensor
     ratio: Tensor
     mean: Tensor
-    mean_old: Tensor
+    mean_old: Tensor | None
     bound: float | None
 
 
 class Tracker(Protocol):
-    """The rule that moves log s; `start` is its first step, `advance` every later one."""
+    """The rule that moves log s. On the first step s, v and u are the batch's own: Advance(log_mean, log_mean)."""
 
     two_points: bool
 
-    def start(self, log_mean: Tensor) -> Advance: ...
     def advance(self, log_s: Tensor, log_mean: Tensor, log_mean_old: Tensor | None, beta: float) -> Advance: ...
     def lam_gradient(self, step: Advance, kept: Tensor, at: LamTerms) -> tuple[Tensor, Tensor]: ...
-
-
-def _start(log_mean: Tensor) -> Advance:
-    """s, v and u are the batch's own (Algorithms 1 and 2, line 2)."""
-    one = torch.ones_like(log_mean)
-    return Advance(log_mean, 0.0, one, torch.zeros_like(one))
 
 
 def _averaged(log_s: Tensor, log_mean: Tensor, beta: float) -> Tensor:
@@ -67,6 +59,10 @@ def _averaged(log_s: Tensor, log_mean: Tensor, beta: float) -> Tensor:
     if beta == 1.0:
         return log_mean
     return torch.logaddexp(log_s + math.log1p(-beta), log_mean + math.log(beta))
+
+
+def _subtracted(step: Advance, at: LamTerms) -> Tensor | float:
+    return 0.0 if at.mean_old is None else step.old * at.mean_old
 
 
 def _check_cap(cap: float | None) -> None:
@@ -89,21 +85,17 @@ class MovingAverage:
     def __post_init__(self) -> None:
         _check_cap(self.cap)
 
-    def start(self, log_mean: Tensor) -> Advance:
-        return _start(log_mean)
-
     def log_s(self, log_s: Tensor, log_mean: Tensor, beta: float) -> Tensor:
         moved = _averaged(log_s, log_mean, beta)
         return moved if self.cap is None else torch.maximum(moved, log_mean - math.log(self.cap))
 
     def advance(self, log_s: Tensor, log_mean: Tensor, log_mean_old: Tensor | None, beta: float) -> Advance:
-        moved = self.log_s(log_s, log_mean, beta)
-        new = torch.exp(log_mean - moved)
-        return Advance(moved, 1.0 - beta, beta * new, torch.zeros_like(new))
+        return Advance(self.log_s(log_s, log_mean, beta), log_mean, 1.0 - beta)
 
     def lam_gradient(self, step: Advance, kept: Tensor, at: LamTerms) -> tuple[Tensor, Tensor]:
         """u <- (1-beta) u + beta (log s + rho - mean(exp(l/lam) l)/(s lam))   (eq. 8)."""
-        u = step.keep * kept + (1.0 - step.keep) * at.drift - step.new * at.mean / at.lam
+        fresh = at.drift - torch.exp(step.log_mean - step.log_s) * at.mean / at.lam
+        u = step.keep * kept + (1.0 - step.keep) * fresh
         return u, u
 
 
@@ -118,9 +110,6 @@ class Storm:
 
     two_points = True
 
-    def start(self, log_mean: Tensor) -> Advance:
-        return _start(log_mean)
-
     def advance(self, log_s: Tensor, log_mean: Tensor, log_mean_old: Tensor | None, beta: float) -> Advance:
         assert log_mean_old is not None
         top = torch.maximum(torch.maximum(log_mean, log_mean_old), log_s)
@@ -128,13 +117,13 @@ class Storm:
         s = k1 + (1.0 - beta) * (k - k0)
         reset = s < torch.clamp(beta * k1, min=1e-8)
         moved = torch.where(reset, log_mean, top + torch.log(torch.where(reset, 1.0, s)))
-        keep, new, old = ((1.0 - beta) * k / s, k1 / s, (1.0 - beta) * k0 / s)
-        keep, old = (torch.where(reset, 0.0, c) for c in (keep, old))
-        return Advance(moved, keep, torch.where(reset, 1.0, new), old, reset)
+        keep, old = (torch.where(reset, 0.0, (1.0 - beta) * c / s) for c in (k, k0))
+        return Advance(moved, log_mean, keep, old, reset)
 
     def lam_gradient(self, step: Advance, kept: Tensor, at: LamTerms) -> tuple[Tensor, Tensor]:
         """lam u/s + log s + rho (eq. 11), by way of y = -lam^2 u/s, the tracked mean loss under p."""
-        y = at.ratio**2 * (step.keep * kept - step.old * at.mean_old) + step.new * at.mean
+        fresh = torch.exp(step.log_mean - step.log_s) * at.mean
+        y = at.ratio**2 * (step.keep * kept - _subtracted(step, at)) + fresh
         if at.bound is not None:
             y = y.clamp(0.0, at.bound)
         return y, at.drift - y / at.lam
@@ -161,8 +150,8 @@ class NormalizedStorm(MovingAverage):
         moved = self.log_s(log_s, log_mean, beta)
         before = torch.maximum(log_s, log_mean_old - math.log(self.cap))
         old = (1.0 - beta) * torch.exp(log_mean_old - before)
-        return Advance(moved, 1.0 - beta, torch.exp(log_mean - moved), old)
+        return Advance(moved, log_mean, 1.0 - beta, old)
 
     def lam_gradient(self, step: Advance, kept: Tensor, at: LamTerms) -> tuple[Tensor, Tensor]:
-        y = step.keep * kept + step.new * at.mean - step.old * at.mean_old
+        y = step.keep * kept + torch.exp(step.log_mean - step.log_s) * at.mean - _subtracted(step, at)
         return y, at.drift - y / at.lam

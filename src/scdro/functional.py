@@ -117,7 +117,9 @@ def solve_lam(
         too_sharp = at.kl > rho + mu * lam
         low, high = torch.where(too_sharp, theta, low), torch.where(too_sharp, high, theta)
         proposal = theta + newton_step(at, lam, rho, mu)
-        inside = (proposal > low) & (proposal < high)
+        # At the root the proposal may fall beside the bracket by rounding: it must not be sent to the middle for that.
+        slack = 1e-12 * (1 + theta.abs())
+        inside = (proposal >= low - slack) & (proposal <= high + slack)
         previous, theta = theta, torch.where(inside, proposal, 0.5 * (low + high))
         if exact and bool(solved | ((theta - previous).abs() <= 1e-14 * (1 + theta.abs()))):
             break
@@ -130,6 +132,7 @@ def trimmed_log_weights(losses: Tensor, log_q: Tensor, trim: float) -> Tensor:
     q = torch.exp(log_q - torch.logsumexp(log_q, 0))[order]
     before = torch.cumsum(q, 0) - q
     kept = torch.minimum(q, (1.0 - trim - before).clamp_min(0.0))
+    kept = torch.where(kept > 1e-9 * q, kept, 0.0)  # Rounding leaves no sample in: at a small lam it would count.
     return torch.empty_like(log_q).scatter_(0, order, torch.log(kept / kept.sum()))
 
 
@@ -218,9 +221,9 @@ def objective(losses: Any, lam: Tensor | float, rho: float, lam0: float = 1e-3, 
     log_q = _log_weights(vector, sample_weight)
     temperature = torch.as_tensor(lam, dtype=dtype, device=vector.device)
     if not bool(temperature > 0):
-        raise HyperparameterError(f"expected a temperature lam > 0, got {float(temperature)}")
+        raise HyperparameterError(f"expected a temperature lam > 0, got {float(temperature.detach())}")
     double = vector.to(dtype)
-    if math.isinf(float(temperature)):
+    if math.isinf(float(temperature.detach())):
         value = torch.dot(torch.exp(log_q), double) + (0.0 if rho == 0 else math.inf)
     else:
         top = double.detach().amax()
@@ -240,7 +243,7 @@ def rho_for_group(alpha: float) -> float:
     """
     if not 0.0 < alpha <= 1.0:
         raise HyperparameterError(f"expected a group's share of the data in (0, 1], got {alpha}")
-    return -math.log(alpha)
+    return math.log(1.0 / alpha)
 
 
 def rho_for_confidence(n: int, level: float = 0.95) -> float:

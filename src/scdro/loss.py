@@ -99,7 +99,8 @@ class KLRobustLoss(nn.Module):
             )
         if self.state.skip_nonfinite and _on_host(batch) and not bool(batch.finite):
             self.state.count_skipped(True)
-            return losses.new_zeros((), requires_grad=True)  # No graph: gradients stay None, optimizers stand still.
+            # No graph: gradients stay None, and optimizers stand still.
+            return torch.zeros((), dtype=_result_dtype(losses), device=losses.device, requires_grad=True)
         if self._optimizer is None:
             estimate = self.state.estimate(batch, self.beta)
             self.state.commit(estimate)
@@ -114,7 +115,7 @@ class KLRobustLoss(nn.Module):
         if self.state.trim:
             log_q = trimmed_log_weights(batch.losses, log_q, self.state.trim)
         lam = solve_lam(batch.losses, log_q, rho, lam0, iterations=40, exact=not torch.compiler.is_compiling())
-        value, _, _ = value_at(losses, batch.losses, log_q, lam, lam0)
+        value, _, _ = value_at(_without_padding(losses, batch), batch.losses, log_q, lam, lam0)
         return value.to(_result_dtype(losses))
 
     # -- gradient accumulation, mixed precision ---------------------------------------------------------------------
@@ -153,7 +154,7 @@ class KLRobustLoss(nn.Module):
         before = self._staged
         if before is not None and batch.finite is not None and before.batch.finite is not None:
             batch = batch._replace(finite=batch.finite & before.batch.finite)
-        if not self.state.started and self.state.temperature.initial is None and not self.state.plain:
+        if self.state.needs_whole_batch:
             estimate = self.state.observe(batch, staged=before)
         else:
             estimate = self.state.estimate(batch, self.beta, staged=before)
@@ -204,7 +205,7 @@ class KLRobustLoss(nn.Module):
     @property
     def skipped(self) -> Tensor:
         """How many batches were left out for NaN or infinite losses."""
-        return self.state.counts[2].clone()
+        return self.state.counts[1].clone()
 
     def extra_repr(self) -> str:
         rho, lam0, *_ = self.state.limits
@@ -214,14 +215,17 @@ class KLRobustLoss(nn.Module):
 def _with_gradient(estimate: Estimate, losses: Tensor) -> Tensor:
     """The objective's value with the gradient sum_j weight_j grad l_j; no gradient flows through the weights."""
     dtype, batch = _result_dtype(losses), estimate.batch
-    weights, value = estimate.weights, estimate.objective
-    if batch.log_weight is not None:
-        losses = torch.where(batch.log_weight > -math.inf, losses, 0.0)  # Padding may hold anything, NaN too.
+    weights, value, losses = estimate.weights, estimate.objective, _without_padding(losses, batch)
     if batch.finite is not None:
         weights, value = (torch.where(batch.finite, t, 0.0) for t in (weights, value))
         losses = torch.where(batch.finite, losses, 0.0)
     surrogate = torch.dot(weights.to(dtype), losses.to(dtype))
     return surrogate + (value.to(dtype) - surrogate).detach()
+
+
+def _without_padding(losses: Tensor, batch: Batch) -> Tensor:
+    """Losses of weight zero may be anything, NaN too."""
+    return losses if batch.log_weight is None else torch.where(batch.log_weight > -math.inf, losses, 0.0)
 
 
 def _result_dtype(losses: Tensor) -> torch.dtype:

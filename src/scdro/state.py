@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
+from scdro.errors import CheckpointError, HyperparameterError, LossError, NonFiniteLossError
 from scdro.estimators import Advance, Tracker
 from scdro.functional import (
     check_radius,
@@ -55,7 +55,6 @@ class Estimate(NamedTuple):
 
     batch: Batch
     window: Window
-    log_sum: Tensor
     log_mass: Tensor | float
     lam: Tensor
     step: Advance
@@ -74,10 +73,9 @@ class RobustState(nn.Module):
     """
 
     scalars: Tensor  # lam, lam of the last batch, lam log s, and the loss above which samples are trimmed
-    counts: Tensor  # steps, resets, batches skipped
+    counts: Tensor  # resets, batches skipped
     recent_losses: Tensor
     recent_log_weight: Tensor
-    recent_seen: Tensor
 
     def __init__(
         self,
@@ -107,14 +105,15 @@ class RobustState(nn.Module):
         self.limits = LamRange(rho, lam0, lam_max, mu, loss_bound)
         # rho = 0 asks for the plain average: lam = inf. The printed update knows no such case.
         self.plain = rho == 0.0 and temperature.carries
-        # Python's view of `steps > 0`: the first batch takes another path, chosen without asking the device.
+        # Python's view of whether there is a past: the first batch takes another path, without asking the device.
         self.started = False
         dtype = scalar_dtype(torch.get_default_device())
         start = math.inf if self.plain else math.nan if temperature.initial is None else temperature.initial
         self.register_buffer("scalars", torch.tensor([start, start, math.nan, math.inf], dtype=dtype))
-        self.register_buffer("counts", torch.zeros(3, dtype=torch.int64))
+        self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
         for name, value in Window.empty(window or default_size(rho), dtype)._asdict().items():
             self.register_buffer(f"recent_{name}", value)
+        self.register_load_state_dict_pre_hook(_check_shapes)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_note_started)  # type: ignore[no-untyped-call]
 
     @property
@@ -139,7 +138,17 @@ class RobustState(nn.Module):
 
     @property
     def window(self) -> Window:
-        return Window(self.recent_losses, self.recent_log_weight, self.recent_seen)
+        return Window(self.recent_losses, self.recent_log_weight)
+
+    @property
+    def objective(self) -> Tensor:
+        """The running robust objective as of the last batch."""
+        return self._objective(self.soft_max, self.lam_past)
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Whether the next batch is the first, and lam_1 or the ceiling must be found from all of it."""
+        return not self.started and (bool(self.trim) or (self.temperature.initial is None and not self.plain))
 
     # -- reading a batch ------------------------------------------------------------------------------------------
 
@@ -180,24 +189,23 @@ class RobustState(nn.Module):
 
     def _check_values(self, values: Tensor) -> Tensor | None:
         """None where the batch may be used for certain; a flag, not yet read, where a bad one is to be skipped."""
-        total = values.sum()
-        if self.skip_nonfinite:
-            return torch.isfinite(total)
-        _require(
-            torch.isfinite(total),
-            NonFiniteLossError,
-            "expected finite losses, got NaN or infinity; lower the learning rate, look for overflow in the model, "
-            "or pass skip_nonfinite=True to leave such batches out",
-        )
+        finite = values.sum().abs() < math.inf
+        if not self.skip_nonfinite:
+            _require(
+                finite,
+                NonFiniteLossError,
+                "expected finite losses, got NaN or infinity; lower the learning rate, look for overflow in the model, "
+                "or pass skip_nonfinite=True to leave such batches out",
+            )
         bound = self.limits.loss_bound
         if bound is not None:
             low, high = torch.aminmax(values)
             _require(
-                (low >= 0) & (high <= bound),
+                ((low >= 0) & (high <= bound)) | ~finite,
                 LossError,
                 f"expected losses in [0, loss_bound] = [0, {bound}], got one outside; raise loss_bound or omit it",
             )
-        return None
+        return finite if self.skip_nonfinite else None
 
     # -- estimating -----------------------------------------------------------------------------------------------
 
@@ -235,36 +243,33 @@ class RobustState(nn.Module):
         `old` is the same batch at the previous point, for trackers of two points.
         """
         check_beta(beta)
-        if staged is not None:
-            lam, ceiling = staged.lam, self.ceiling
-        else:
-            lam, ceiling = (self.lam, self.ceiling) if self.started else self.first_temperature(batch)
+        lam, _, soft_max, ceiling = self.scalars.unbind()
+        if not self.started and staged is None:
+            lam, ceiling = self.first_temperature(batch)
         point = self.point(batch, lam, ceiling)
-        log_sum, log_mass = point.log_mean + batch.log_mass, batch.log_mass
+        log_mean, log_mass = point.log_mean, batch.log_mass
         if staged is not None:
-            log_sum = torch.logaddexp(staged.log_sum, log_sum)
+            log_sum = torch.logaddexp(staged.step.log_mean + staged.log_mass, log_mean + log_mass)
             log_mass = torch.logaddexp(_tensor(staged.log_mass, log_sum), _tensor(log_mass, log_sum))
-        log_mean = log_sum - log_mass
+            log_mean = log_sum - log_mass
         if self.started:
-            past = self.soft_max / self.past_temperature(lam)
+            past = soft_max / self.past_temperature(lam)
             step = self.tracker.advance(past, log_mean, None if old is None else old[1].log_mean, beta)
         else:
-            step = self.tracker.start(log_mean)
-        weights = torch.exp(point.joint - step.log_s)
+            step = Advance(log_mean, log_mean)
         needs_means = not self.temperature.carries
-        soft_max, objective = self._values(batch, lam, step, beta)
+        new_soft_max, objective = self._values(batch, point, lam, step, beta)
         return Estimate(
-            batch,
-            (self.window if staged is None else staged.window).pushed(batch.losses, batch.log_weight),
-            log_sum,
-            log_mass,
-            lam,
-            step,
-            soft_max,
-            weights,
-            objective,
-            _mean(batch, point) if needs_means else None,
-            _mean(*old) if needs_means and old is not None else None,
+            batch=batch,
+            window=(self.window if staged is None else staged.window).pushed(batch.losses, batch.log_weight),
+            log_mass=log_mass,
+            lam=lam,
+            step=step,
+            soft_max=new_soft_max,
+            weights=torch.exp(point.joint - step.log_s),
+            objective=objective,
+            mean=_mean(batch, point) if needs_means else None,
+            mean_old=_mean(*old) if needs_means and old is not None else None,
         )
 
     def observe(self, batch: Batch, *, staged: Estimate | None = None) -> Estimate:
@@ -275,19 +280,23 @@ class RobustState(nn.Module):
         rho, lam0, _, mu, _ = self.limits
         lam = solve_lam(batch.losses, log_q, rho, lam0, mu=mu, iterations=24, exact=False)
         value, _, _ = value_at(batch.losses, batch.losses, log_q, lam, lam0)
-        step, q = self.tracker.start(torch.zeros_like(lam)), torch.exp(log_q)
-        return Estimate(batch, window, lam, lam, lam, step, lam, q, value, None, None, calibrating=True)
+        step, q = Advance(torch.zeros_like(lam), torch.zeros_like(lam)), torch.exp(log_q)
+        return Estimate(batch, window, batch.log_mass, lam, step, lam, q, value, None, None, calibrating=True)
 
-    def _values(self, batch: Batch, lam: Tensor, step: Advance, beta: float) -> tuple[Tensor, Tensor]:
+    def _values(self, batch: Batch, point: Point, lam: Tensor, step: Advance, beta: float) -> tuple[Tensor, Tensor]:
         """lam log s and the running objective lam log s + (lam - lam0) rho."""
         if self.plain:
-            mean = torch.dot(torch.exp(self.point(batch, lam, self.ceiling).joint), batch.losses)
+            mean = torch.dot(torch.exp(point.joint), batch.losses)
             soft_max = torch.lerp(self.soft_max, mean, beta) if self.started else mean
-            return soft_max, soft_max
+            return soft_max, self._objective(soft_max, lam)
         soft_max = lam * step.log_s
-        if self.limits.loss_bound is not None:
-            soft_max = soft_max.clamp(0.0, self.limits.loss_bound)
-        return soft_max, soft_max + (lam - self.limits.lam0) * self.limits.rho
+        if self.limits.loss_bound is not None and self.tracker.two_points:
+            soft_max = soft_max.clamp(0.0, self.limits.loss_bound)  # STORM's s may leave the range of the truth.
+        return soft_max, self._objective(soft_max, lam)
+
+    def _objective(self, soft_max: Tensor, lam: Tensor) -> Tensor:
+        rho, lam0, *_ = self.limits
+        return soft_max.clone() if self.plain else torch.add(soft_max, lam, alpha=rho) - lam0 * rho
 
     # -- committing -----------------------------------------------------------------------------------------------
 
@@ -300,7 +309,8 @@ class RobustState(nn.Module):
             window = window.without(ceiling)
         if estimate.calibrating:
             rho, lam0, _, mu, _ = self.limits
-            lam = lam_next = self.limits.clamp(window.solve(rho, lam0, mu))
+            solved = self.temperature.initial is None
+            lam = lam_next = self.limits.clamp(window.solve(rho, lam0, mu)) if solved else self.lam
             soft_max = lam * window.log_mean(lam)
             extra: list[tuple[Tensor, Tensor]] = []
         else:
@@ -309,14 +319,13 @@ class RobustState(nn.Module):
         reset, finite = estimate.step.reset, estimate.batch.finite
         go = _both(only_if, finite)
         self._start(go)
-        zero = torch.zeros_like(self.counts[0])
-        happened = torch.stack([zero + 1, zero if reset is None else reset.to(zero.dtype), zero])
         new = [
             (self.scalars, torch.stack([lam_next, lam, soft_max, ceiling])),
-            (self.counts, self.counts + happened),
             *zip(self.window, estimate.window, strict=True),
             *extra,
         ]
+        if reset is not None:
+            new.append((self.counts, self.counts + torch.stack([reset, torch.zeros_like(reset)])))
         if go is not None:
             new = [(buffer, torch.where(go, value, buffer)) for buffer, value in new]
         for buffer, value in new:
@@ -325,17 +334,17 @@ class RobustState(nn.Module):
             self.count_skipped(~finite)
 
     def count_skipped(self, bad: Tensor | bool) -> None:
-        self.counts[2] += bad
+        self.counts[1] += bad
 
     def _moved(self, estimate: Estimate, window: Window, lr: Tensor | float | None) -> Moved:
-        zero = torch.zeros_like(estimate.lam)
+        past = self.past_temperature(estimate.lam) if self.started else estimate.lam
         return Moved(
             estimate.lam,
-            self.past_temperature(estimate.lam) if self.started else estimate.lam,
+            past,
             estimate.step,
-            estimate.soft_max / estimate.lam,
-            zero if estimate.mean is None else estimate.mean,
-            zero if estimate.mean_old is None else estimate.mean_old,
+            estimate.soft_max,
+            estimate.mean,
+            estimate.mean_old,
             window,
             self.tracker,
             lr,
@@ -380,9 +389,20 @@ def check_beta(beta: float) -> None:
         raise HyperparameterError(f"expected beta in (0, 1], the share of the new batch in the averages, got {beta}")
 
 
+def _check_shapes(module: RobustState, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Refuse another window or temperature before any of it is loaded."""
+    came = {k: v.shape for k, v in state_dict.items() if k.startswith(prefix)}
+    if came and came != {prefix + k: v.shape for k, v in module.state_dict().items()}:
+        raise CheckpointError(
+            f"expected the state of a window of {len(module.recent_losses)} losses and of "
+            f"{type(module.temperature).__name__}, got one made with another window or temperature; "
+            "construct the object with the same arguments"
+        )
+
+
 def _note_started(module: nn.Module, _: object) -> None:
     assert isinstance(module, RobustState)
-    module.started = bool(module.counts[0] > 0)
+    module.started = not bool(module.soft_max.isnan())
 
 
 def _mean(batch: Batch, point: Point) -> Tensor:

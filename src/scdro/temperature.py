@@ -42,9 +42,9 @@ class Moved(NamedTuple):
     lam: Tensor
     lam_past: Tensor
     step: Advance
-    log_s: Tensor
-    mean: Tensor
-    mean_old: Tensor
+    soft_max: Tensor
+    mean: Tensor | None
+    mean_old: Tensor | None
     window: Window
     tracker: Tracker
     lr: Tensor | float | None
@@ -100,7 +100,7 @@ class WindowTemperature(Temperature):
     def advance(self, moved: Moved, limits: LamRange) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         if limits.rho == 0.0:
             return moved.lam, []
-        at = moved.window.tilt(moved.lam, moved.lam * moved.log_s)
+        at = moved.window.tilt(moved.lam, moved.soft_max)
         change = newton_step(at, moved.lam, limits.rho, limits.mu).clamp(-1.0, 1.0)
         return limits.clamp(moved.lam * torch.exp(change)), []
 
@@ -135,7 +135,8 @@ class PrintedTemperature(Temperature):
     def advance(self, moved: Moved, limits: LamRange) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         lr = moved.lr if self.lr is None else self.lr
         assert lr is not None
-        drift = moved.log_s + limits.rho + limits.mu * moved.lam
+        assert moved.mean is not None
+        drift = moved.soft_max / moved.lam + limits.rho + limits.mu * moved.lam
         terms = LamTerms(drift, moved.lam, moved.lam / moved.lam_past, moved.mean, moved.mean_old, limits.loss_bound)
         tracked, gradient = moved.tracker.lam_gradient(moved.step, self.tracked[0], terms)
         return limits.clamp(moved.lam - lr * gradient), [(self.tracked, tracked.reshape(1))]

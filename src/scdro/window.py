@@ -19,26 +19,21 @@ def default_size(rho: float) -> int:
 
 
 class Window(NamedTuple):
-    """A ring of losses and their log weights. An empty slot has weight zero, so no shape ever depends on the data."""
+    """Losses and their log weights, oldest first. A slot not yet filled has weight zero: no shape depends on time."""
 
     losses: Tensor
     log_weight: Tensor
-    seen: Tensor
 
     @classmethod
     def empty(cls, size: int, dtype: torch.dtype) -> Window:
-        losses, seen = torch.zeros(size, dtype=dtype), torch.zeros(1, dtype=torch.int64)
-        return cls(losses, torch.full_like(losses, -math.inf), seen)
+        losses = torch.zeros(size, dtype=dtype)
+        return cls(losses, torch.full_like(losses, -math.inf))
 
     def pushed(self, losses: Tensor, log_weight: Tensor | None) -> Window:
-        """The window with a batch added."""
-        size, m = len(self.losses), len(losses)
-        kept = losses[-size:]
-        slots = (torch.arange(m - len(kept), m, device=losses.device) + self.seen) % size
-        weights = torch.zeros_like(kept) if log_weight is None else log_weight[-size:]
-        return Window(
-            self.losses.index_copy(0, slots, kept), self.log_weight.index_copy(0, slots, weights), self.seen + m
-        )
+        """The window with a batch added, and as many of the oldest losses dropped."""
+        size = len(self.losses)
+        new = (losses, torch.zeros_like(losses) if log_weight is None else log_weight)
+        return Window(*(torch.cat([old[len(losses) :], batch[-size:]]) for old, batch in zip(self, new, strict=True)))
 
     def tilt(self, lam: Tensor, shift: Tensor) -> Tilt:
         """The recent losses under the worst case at temperature lam; `shift` is any value near their top."""

@@ -62,7 +62,7 @@ class ASCDRO(RobustOptimizer):
         modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
         self._replay = Replay(modules)
 
-    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Tensor:
+    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Tensor | None:
         robust = self._robust
         old = self._at_previous_point(closure, sample_weight) if robust.started else None
         old_gradients = {p: p.grad for p in self._parameters()}
@@ -72,7 +72,7 @@ class ASCDRO(RobustOptimizer):
         if old is not None:
             batch = _matched(batch, old[0])
         if self._skips(batch.finite):
-            return robust.soft_max.clone()
+            return None
         estimate = robust.estimate(batch, beta, old=old)
         self._backward(losses, estimate.weights)
         with self._undone_unless(batch.finite):

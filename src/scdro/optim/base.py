@@ -78,7 +78,7 @@ class RobustOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(  # type: ignore[override]
-        self, closure: Closure, index: Tensor | None = None, *, sample_weight: Tensor | None = None
+        self, closure: Closure | None = None, index: Tensor | None = None, *, sample_weight: Tensor | None = None
     ) -> Tensor:
         """One step on one batch.
 
@@ -90,11 +90,19 @@ class RobustOptimizer(Optimizer):
         Returns:
             The running robust objective, a 0-d tensor.
         """
+        if closure is None or not callable(closure):
+            raise ClosureError(
+                "expected step(closure) with a closure that returns per-sample losses, got none; for loops that call "
+                "backward() themselves use KLRobustLoss with any torch optimizer"
+            )
         value = self._step(closure, self._beta, sample_weight)
+        if value is None:
+            return self._robust.objective
         self._after_step()
         return value
 
-    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Tensor:
+    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Tensor | None:
+        """The algorithm: the objective, or None where a bad batch was left out."""
         raise NotImplementedError
 
     def _after_step(self) -> None:
@@ -104,11 +112,6 @@ class RobustOptimizer(Optimizer):
 
     def _losses(self, closure: Closure) -> Tensor:
         """Per-sample losses of the batch at the present parameters, with their graph, and no gradients left over."""
-        if closure is None or not callable(closure):
-            raise ClosureError(
-                "expected step(closure) with a closure that returns per-sample losses, got none; for loops that call "
-                "backward() themselves use KLRobustLoss with any torch optimizer"
-            )
         for p in self._parameters():
             p.grad = None
         with torch.enable_grad():
@@ -118,7 +121,7 @@ class RobustOptimizer(Optimizer):
                 "expected a closure that only computes the per-sample losses, got one that called backward(); "
                 "remove the call: step() makes its own"
             )
-        if isinstance(losses, Tensor) and losses.ndim == 1 and losses.numel() and not losses.requires_grad:
+        if isinstance(losses, Tensor) and losses.is_floating_point() and losses.ndim == 1 and not losses.requires_grad:
             raise LossError(
                 "expected losses that require grad, got detached ones; is the closure under torch.no_grad(), or the "
                 "model frozen?"
@@ -211,12 +214,12 @@ class RobustOptimizer(Optimizer):
     @property
     def resets(self) -> Tensor:
         """How often STORM's estimates had to start anew (printed form only)."""
-        return self._robust.counts[1].clone()
+        return self._robust.counts[0].clone()
 
     @property
     def skipped(self) -> Tensor:
         """How many batches were left out for NaN or infinite losses."""
-        return self._robust.counts[2].clone()
+        return self._robust.counts[1].clone()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -233,16 +236,38 @@ class RobustOptimizer(Optimizer):
             raise CheckpointError(f"expected a state_dict of {name}, got one of {came}; load it into that optimizer")
         if own["version"] != _VERSION:
             raise CheckpointError(f"expected a state_dict of version {_VERSION}, got {own['version']}; upgrade scdro")
-        expected, robust = self._robust.state_dict(), own["robust"]
-        if {k: v.shape for k, v in expected.items()} != {k: v.shape for k, v in robust.items()}:
-            raise CheckpointError(
-                f"expected the state of {name} with a window of {len(self._robust.recent_losses)} losses and "
-                f"{type(self._robust.temperature).__name__}, got one made with another window or temperature; "
-                "construct the optimizer with the same arguments"
-            )
-        super().load_state_dict({k: v for k, v in state_dict.items() if k != _KEY})
-        self._robust.load_state_dict(robust)
+        self._check_vectors(state_dict)
+        before = {k: v.clone() for k, v in self._robust.state_dict().items()}
+        self._robust.load_state_dict(own["robust"])  # Refuses another window or temperature, unchanged.
+        try:
+            super().load_state_dict({k: v for k, v in state_dict.items() if k != _KEY})
+        except Exception:
+            self._robust.load_state_dict(before)
+            raise
         self._load_extra_state(own)
+
+    def _check_vectors(self, state_dict: dict[str, Any]) -> None:
+        groups = state_dict["param_groups"]
+        sizes, came = ([len(group["params"]) for group in g] for g in (self.param_groups, groups))
+        if sizes != came:
+            raise CheckpointError(
+                f"expected parameter groups of {sizes} parameters, got {came}; is it another model's?"
+            )
+        for p, number in zip(self._parameters(), (i for group in groups for i in group["params"]), strict=True):
+            for value in state_dict["state"].get(number, {}).values():
+                if isinstance(value, Tensor) and value.shape != p.shape:
+                    raise CheckpointError(
+                        f"expected the state of a parameter of shape {tuple(p.shape)}, got {tuple(value.shape)}; "
+                        "is it another model's?"
+                    )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        for name in ("lr", "weight_decay"):
+            if name in param_group and not 0.0 <= float(param_group[name]) < math.inf:
+                raise HyperparameterError(f"expected {name} >= 0 in a parameter group, got {param_group[name]}")
+        if "beta" in param_group:
+            check_beta(param_group["beta"])
+        super().add_param_group(param_group)
 
     def _extra_state(self) -> dict[str, Any]:
         return {}

@@ -43,11 +43,15 @@ class Replay:
         if self.inspected:
             yield
             return
+        hidden: list[nn.Module] = []
         known = {id(m) for module in self.modules for m in module.modules()}
 
         def refuse_hidden_statistics(module: nn.Module, _: Any) -> None:
             for part in module.modules():
-                if isinstance(part, _NormBase) and part.track_running_stats and part.training and id(part) not in known:
+                if not isinstance(part, _NormBase) or not part.track_running_stats or id(part) in known:
+                    continue
+                hidden.append(part)
+                if part.training:
                     raise ClosureError(
                         f"expected every layer with running statistics to be known, got a {type(part).__name__} "
                         "outside of `module`; ASCDRO evaluates each batch twice and would move its statistics twice: "
@@ -59,4 +63,4 @@ class Replay:
             yield
         finally:
             hook.remove()
-        self.inspected = True
+        self.inspected = not hidden  # A layer in eval mode is harmless now, and may train later.

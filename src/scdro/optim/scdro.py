@@ -53,11 +53,11 @@ class SCDRO(RobustOptimizer):
 
     _two_points = False
 
-    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Tensor:
+    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Tensor | None:
         losses = self._losses(closure)
         batch = self._robust.read(losses, sample_weight)
         if self._skips(batch.finite):
-            return self._robust.soft_max.clone()
+            return None
         estimate = self._robust.estimate(batch, beta)
         self._backward(losses, estimate.weights)
         with self._undone_unless(batch.finite):
