@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import scdro
 import twins
-from scdro import ASCDRO, RASCDRO, RSCDRO, SCDRO, WindowTemperature
+from scdro import ASCDRO, RASCDRO, RSCDRO, SCDRO, PrintedTemperature, WindowTemperature
 
 STEPS, N, D, K = 100, 120, 4, 3
 ALGORITHMS = [SCDRO, ASCDRO]
@@ -135,6 +135,24 @@ def test_single_samples(algorithm):
     _, _, history = run_in_lockstep(algorithm, indices, lr=0.02, ours=ours, theirs=theirs)
     assert history[0, 0] == 0.02
     assert history[-1, 0] > 0.2
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_batches_that_are_trimmed_away(algorithm):
+    """A single sample above the ceiling is a batch of weight zero: s decays, the model coasts, nothing is NaN."""
+    ours, theirs = {"trim": 0.253, "lam0": 0.02}, {"trim": 0.253, "lam0": 0.02}
+    _, twin, _ = run_in_lockstep(algorithm, batches(low=1, high=2), lr=0.02, ours=ours, theirs=theirs)
+    assert twin.empty >= 5
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_printed_temperature_with_batches_that_are_trimmed_away(algorithm):
+    model, x, y, _ = problem()
+    opt = algorithm(model.parameters(), 0.02, 0.5, trim=0.253, temperature=PrintedTemperature(initial=1.0))
+    for index in batches(low=1, high=1):
+        opt.step(losses_of(model, x, y, index))
+        assert torch.isfinite(opt.lam)
+        assert np.isfinite(flat(model)).all()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -321,7 +321,7 @@ def accumulated_steps(
     batches, parts, make_optimizer, temperature, *, clip=None, scale=None, weighted=False, **settings
 ):
     """Train with each batch in `parts` micro-batches; yields model, loss and the parameters after each step."""
-    model, robust = linear(), KLRobustLoss(0.4, temperature=temperature, **settings)
+    model, robust = linear(), KLRobustLoss(**{"rho": 0.4, "temperature": temperature, **settings})
     optimizer = make_optimizer(model.parameters())
     robust.attach(optimizer)
     for t, (x, y) in enumerate(batches):
@@ -350,7 +350,7 @@ def test_micro_batches_equal_one_large_batch(parts, temperature, optimizer, clip
         assert_close_state(robust, reference, 1e-10)
 
 
-@pytest.mark.parametrize("settings", [{"trim": 0.13}, {"window": 8}, {"beta": 1.0}, {"loss_bound": 30.0}])
+@pytest.mark.parametrize("settings", [{"trim": 0.13}, {"window": 8}, {"beta": 1.0}, {"loss_bound": 30.0}, {"rho": 0.0}])
 def test_micro_batches_with_other_settings(settings):
     batches, make = data(20), OPTIMIZERS["sgd"]
     small = accumulated_steps(batches, 3, make, WindowTemperature(), **settings)
@@ -491,16 +491,20 @@ def test_a_second_optimizer_is_refused():
 # -- gradient scaling ---
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("bad_step", [0, 7])
-def test_a_step_that_the_grad_scaler_skips_leaves_no_trace(temperature, parts, bad_step):
-    """The scaled gradient of one batch overflows; the run then equals one that never saw that batch."""
+def test_a_step_that_the_grad_scaler_skips_leaves_no_trace(temperature, parts, bad_step, fused):
+    """The scaled gradient of one batch overflows; the run then equals one that never saw that batch.
+
+    A fused optimizer is called all the same, and skips the step itself.
+    """
     batches = data(15)
     runs = []
     for with_bad in (True, False):
         model, robust = linear(), KLRobustLoss(0.4, temperature=TEMPERATURES[temperature]())
-        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
+        optimizer = torch.optim.Adam(model.parameters(), 0.02, fused=fused)
         robust.attach(optimizer)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=10**6)
         assert scaler.is_enabled()

@@ -287,6 +287,26 @@ def test_schedules(algorithm, temperature, schedule):
     assert whole.optimizer.param_groups[0]["lr"] < 0.01
 
 
+@pytest.mark.parametrize("algorithm", [SCDRO, ASCDRO])
+def test_a_step_size_that_is_a_tensor(algorithm):
+    def make(model, lr):
+        opt = optimizer_for(algorithm, "printed")(model)
+        opt.param_groups[0]["lr"] = lr
+        return opt
+
+    schedule = {"make_schedule": lambda opt: CosineAnnealingLR(opt, STEPS)}
+    number = Run(linear, lambda model: make(model, 0.02), torch.float64, **schedule)
+    whole, _ = assert_resumes(
+        lambda: Run(
+            linear, lambda model: make(model, torch.tensor(0.02, dtype=torch.float64)), torch.float64, **schedule
+        )
+    )
+    for t in range(STEPS):
+        number.step(t)
+    torch.testing.assert_close(whole.model.weight, number.model.weight, rtol=1e-12, atol=1e-12)
+    assert whole.optimizer.lam.item() == pytest.approx(number.optimizer.lam.item(), rel=1e-12)
+
+
 def test_a_schedule_sets_the_step_of_lam_too():
     """As printed, lam shares the optimizer's step size: with lr 0 from now on, neither moves."""
     run = Run(linear, optimizer_for(SCDRO, "printed"), make_schedule=lambda opt: StepLR(opt, 3, gamma=0.0))

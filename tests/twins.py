@@ -199,6 +199,7 @@ class Default(Twin):
         self.recent = deque(maxlen=window)
         self.ceiling = INF
         self.capped = self.clipped = False
+        self.empty = 0
 
     def move(self, evaluate, weight):
         losses, gradients = evaluate(self.w)
@@ -210,6 +211,7 @@ class Default(Twin):
                 self.lam = min(root(losses[keep], weight[keep], self.rho, self.lam0, self.mu), self.lam_max)
         lam, b = self.lam, self.beta
         ghat, g_mean = self.estimate(losses, gradients, weight)
+        self.empty += ghat == 0.0
         decay = (self.wd + self.mu) * self.w
         if self.t == 0:
             self.s = ghat
