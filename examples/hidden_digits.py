@@ -34,8 +34,8 @@ COLOURS = {"ERM": "#D55E00", "class-balanced": "#999999", "SCDRO": "#0072B2"}  #
 
 CLOSING = """
 Tuned by validation, the three end close together: with enough steps and little decay the average fits 32 rare samples
-too. But nothing in the validation data says how little. As the model is regularised, the average gives the hidden digits
-up; the worst case keeps most of them, without a label that says who they are."""
+too. But nothing in the validation data says how little. As the model is regularised, the average gives up the hidden
+digits; the worst case keeps most of them, without a label that says who they are."""
 
 
 class Data(NamedTuple):

@@ -50,11 +50,12 @@ def distance(a, b):
 
 def run_in_lockstep(algorithm, indices, *, lr=0.2, rho=0.5, beta=0.2, ours=None, theirs=None, weighted=False):
     model, x, y, by_hand = problem()
-    twin = twins.Default(flat(model), rho, lr, beta, storm=algorithm in (ASCDRO, RASCDRO), **(theirs or {}))
+    ours, theirs = {"window": 2048, **(ours or {})}, {"window": 2048, **(theirs or {})}
+    twin = twins.Default(flat(model), rho, lr, beta, storm=algorithm in (ASCDRO, RASCDRO), **theirs)
     if twin.stages is None:
-        opt = algorithm(model.parameters(), lr, rho, beta=beta, **(ours or {}))
+        opt = algorithm(model.parameters(), lr, rho, beta=beta, **ours)
     else:
-        opt = algorithm(model.parameters(), twin.stages, rho, **(ours or {}))
+        opt = algorithm(model.parameters(), twin.stages, rho, **ours)
     rng, history = np.random.default_rng(2), []
     for t, index in enumerate(indices, 1):
         weight = rng.uniform(0.0, 2.0, len(index)) * (rng.random(len(index)) < 0.8) + 1e-3 if weighted else None

@@ -262,6 +262,23 @@ def test_float32_at_the_smallest_temperature(algorithm, twin, beta, lam_lr):
     assert lam_lr == 0.0 or abs(opt.lam.item() / lam - 1) > 1e-3
 
 
+@pytest.mark.parametrize("fall", [0.01, 0.03, 5.0])
+def test_reset_where_s_is_lost_to_cancellation(fall):
+    """The same batch again, its losses lower by `fall`: s - ghat' = 0 leaves exp(-fall/lam) of the largest term."""
+    lam, lr, beta = 1e-3, 0.02, 0.1
+    w = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    opt = ASCDRO([w], lr, 0.5, beta=beta, temperature=PrintedTemperature(initial=lam, lr=0.0))
+    exact = twins.Ascdro(twins.precise(np.zeros(2)), twins.mpmath.mpf(lam), 0.5, lr, beta, lam_eta=0.0)
+    rows, high = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([20.0, 19.999])
+    for tables in ([high], [high, high - fall]):
+        calls = iter(tables)
+        opt.step(lambda calls=calls: torch.tensor(next(calls)) + torch.tensor(rows) @ (w - w.detach()))
+        exact.step(lambda at, tables=tables: (twins.precise(tables[-1 if at is exact.w else 0]), twins.precise(rows)))
+    assert opt.resets.item() == exact.resets == (fall > 0.02)
+    assert distance(w.detach(), exact.w) <= 1e-9
+    assert distance(opt.log_s.item(), exact.log_s) <= 1e-9
+
+
 # -- identities ---
 
 TEMPERATURES = {

@@ -193,7 +193,7 @@ class Default(Twin):
     Weight decay and mu enter the moving average of SCDRO, and the direction of ASCDRO.
     """
 
-    def __init__(self, w, rho, eta, beta, *, lam=None, cap=2.0, clip=0.3, window=2048, trim=0.0, storm=False, **more):
+    def __init__(self, w, rho, eta, beta, *, lam=None, cap=2.0, clip=0.3, window, trim=0.0, storm=False, **more):
         super().__init__(w, lam, rho, eta, beta, **more)
         self.cap, self.clip, self.trim, self.storm = cap, clip, trim, storm
         self.recent = deque(maxlen=window)

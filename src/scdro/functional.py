@@ -62,12 +62,12 @@ def tilt(centred: Tensor, log_q: Tensor, lam: Tensor) -> Tilt:
     """Weights p_i ~ q_i exp(l_i/lam), KL(p, q) and Var_p(l/lam); `centred` are losses less a value near their top."""
     x = centred / lam
     joint = x + log_q
-    log_norm = torch.logsumexp(joint, 0)
-    p = torch.exp(joint - log_norm)
+    p = torch.softmax(joint, 0)
+    log_norm = joint.max() - torch.log(p.max())  # logsumexp(joint), at a fraction of its cost beside the softmax
     mean = torch.dot(p, x)
     deviation = x - mean
-    kl = mean - log_norm + torch.logsumexp(log_q, 0)
-    return Tilt(p, kl.clamp_min(0.0), torch.dot(p, deviation * deviation))
+    kl = mean - log_norm + torch.log(torch.exp(log_q).sum())
+    return Tilt(p, kl, torch.dot(p, deviation * deviation))
 
 
 def newton_step(at: Tilt, lam: Tensor, rho: float, mu: float = 0.0) -> Tensor:
@@ -197,7 +197,7 @@ def value_at(losses: Tensor, double: Tensor, log_q: Tensor, lam: Tensor, lam0: f
     top = torch.where(log_q > -math.inf, double, -math.inf).amax()
     at = tilt(double - top, log_q, lam)
     value = torch.dot(at.weights, losses.to(double.dtype)) - lam0 * at.kl
-    return value, at.weights, at.kl
+    return value, at.weights, at.kl.clamp_min(0.0)
 
 
 def objective(losses: Any, lam: Tensor | float, rho: float, lam0: float = 1e-3, *, sample_weight: Any = None) -> Any:

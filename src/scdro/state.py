@@ -74,8 +74,7 @@ class RobustState(nn.Module):
 
     scalars: Tensor  # lam, lam of the last batch, lam log s, and the loss above which samples are trimmed
     counts: Tensor  # resets, batches skipped
-    recent_losses: Tensor
-    recent_log_weight: Tensor
+    recent: Tensor  # the window: losses and log weights of the last batches
 
     def __init__(
         self,
@@ -111,8 +110,7 @@ class RobustState(nn.Module):
         start = math.inf if self.plain else math.nan if temperature.initial is None else temperature.initial
         self.register_buffer("scalars", torch.tensor([start, start, math.nan, math.inf], dtype=dtype))
         self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
-        for name, value in Window.empty(window or default_size(rho), dtype)._asdict().items():
-            self.register_buffer(f"recent_{name}", value)
+        self.register_buffer("recent", Window.empty(window or default_size(rho), dtype).rows)
         self.register_load_state_dict_pre_hook(_check_shapes)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_note_started)  # type: ignore[no-untyped-call]
 
@@ -138,7 +136,7 @@ class RobustState(nn.Module):
 
     @property
     def window(self) -> Window:
-        return Window(self.recent_losses, self.recent_log_weight)
+        return Window(self.recent)
 
     @property
     def objective(self) -> Tensor:
@@ -189,7 +187,11 @@ class RobustState(nn.Module):
 
     def _check_values(self, values: Tensor) -> Tensor | None:
         """None where the batch may be used for certain; a flag, not yet read, where a bad one is to be skipped."""
-        finite = values.sum().abs() < math.inf
+        total = values.sum()
+        bound = self.limits.loss_bound
+        if not self.skip_nonfinite and bound is None and _host_reads(total) and math.isfinite(total.item()):
+            return None
+        finite = torch.isfinite(total)
         if not self.skip_nonfinite:
             _require(
                 finite,
@@ -197,7 +199,6 @@ class RobustState(nn.Module):
                 "expected finite losses, got NaN or infinity; lower the learning rate, look for overflow in the model, "
                 "or pass skip_nonfinite=True to leave such batches out",
             )
-        bound = self.limits.loss_bound
         if bound is not None:
             low, high = torch.aminmax(values)
             _require(
@@ -243,7 +244,7 @@ class RobustState(nn.Module):
         `old` is the same batch at the previous point, for trackers of two points.
         """
         check_beta(beta)
-        lam, _, soft_max, ceiling = self.scalars.unbind()
+        lam, ceiling = self.lam, self.ceiling
         if not self.started and staged is None:
             lam, ceiling = self.first_temperature(batch)
         point = self.point(batch, lam, ceiling)
@@ -253,7 +254,7 @@ class RobustState(nn.Module):
             log_mass = torch.logaddexp(_tensor(staged.log_mass, log_sum), _tensor(log_mass, log_sum))
             log_mean = log_sum - log_mass
         if self.started:
-            past = soft_max / self.past_temperature(lam)
+            past = self.soft_max / self.past_temperature(lam)
             step = self.tracker.advance(past, log_mean, None if old is None else old[1].log_mean, beta)
         else:
             step = Advance(log_mean, log_mean)
@@ -321,7 +322,7 @@ class RobustState(nn.Module):
         self._start(go)
         new = [
             (self.scalars, torch.stack([lam_next, lam, soft_max, ceiling])),
-            *zip(self.window, estimate.window, strict=True),
+            (self.recent, estimate.window.rows),
             *extra,
         ]
         if reset is not None:
@@ -369,7 +370,7 @@ class RobustState(nn.Module):
         window = self.window.without(self.ceiling) if self.trim else self.window
         at = window.tilt(self.lam, self.soft_max)
         q = torch.softmax(window.log_weight, 0)
-        return at.kl, (q * q).sum() / (at.weights * at.weights).sum()
+        return at.kl.clamp_min(0.0), (q * q).sum() / (at.weights * at.weights).sum()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RobustState:
         """Follow the model to its device, never to its dtype: lam and log s are float64 for a reason."""
@@ -394,7 +395,7 @@ def _check_shapes(module: RobustState, state_dict: dict[str, Tensor], prefix: st
     came = {k: v.shape for k, v in state_dict.items() if k.startswith(prefix)}
     if came and came != {prefix + k: v.shape for k, v in module.state_dict().items()}:
         raise CheckpointError(
-            f"expected the state of a window of {len(module.recent_losses)} losses and of "
+            f"expected the state of a window of {module.recent.shape[1]} losses and of "
             f"{type(module.temperature).__name__}, got one made with another window or temperature; "
             "construct the object with the same arguments"
         )
@@ -420,7 +421,12 @@ def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 def _require(condition: Tensor, error: type[LossError], message: str) -> None:
     """Raise on the host where reading a flag is free; on an accelerator, or in a compiled graph, assert there."""
-    if torch.compiler.is_compiling() or condition.device.type != "cpu":
+    if not _host_reads(condition):
         torch._assert_async(condition, message)
     elif not bool(condition):
         raise error(message)
+
+
+def _host_reads(tensor: Tensor) -> bool:
+    """Whether reading a tensor costs nothing: on a CPU, outside of a compiled graph."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -14,30 +14,37 @@ __all__ = ["Window", "default_size"]
 
 
 def default_size(rho: float) -> int:
-    """At least 32 samples of the smallest group that rho guards (a fraction exp(-rho)), between 2,048 and 65,536."""
-    return int(min(max(2048.0, 32.0 * math.exp(min(rho, 20.0))), 65536.0))
+    """At least 32 samples of the smallest group that rho guards (a fraction exp(-rho)), between 1,024 and 65,536."""
+    return int(min(max(1024.0, 32.0 * math.exp(min(rho, 20.0))), 65536.0))
 
 
 class Window(NamedTuple):
-    """Losses and their log weights, oldest first. A slot not yet filled has weight zero: no shape depends on time."""
+    """Two rows, losses and their log weights, oldest first. A slot not yet filled has weight zero."""
 
-    losses: Tensor
-    log_weight: Tensor
+    rows: Tensor
 
     @classmethod
     def empty(cls, size: int, dtype: torch.dtype) -> Window:
-        losses = torch.zeros(size, dtype=dtype)
-        return cls(losses, torch.full_like(losses, -math.inf))
+        return cls(torch.stack([torch.zeros(size, dtype=dtype), torch.full((size,), -math.inf, dtype=dtype)]))
+
+    @property
+    def losses(self) -> Tensor:
+        return self.rows[0]
+
+    @property
+    def log_weight(self) -> Tensor:
+        return self.rows[1]
 
     def pushed(self, losses: Tensor, log_weight: Tensor | None) -> Window:
         """The window with a batch added, and as many of the oldest losses dropped."""
-        size = len(self.losses)
-        new = (losses, torch.zeros_like(losses) if log_weight is None else log_weight)
-        return Window(*(torch.cat([old[len(losses) :], batch[-size:]]) for old, batch in zip(self, new, strict=True)))
+        size = self.rows.shape[1]
+        batch = torch.stack([losses, torch.zeros_like(losses) if log_weight is None else log_weight])
+        return Window(torch.cat([self.rows[:, len(losses) :], batch[:, -size:]], 1))
 
     def tilt(self, lam: Tensor, shift: Tensor) -> Tilt:
         """The recent losses under the worst case at temperature lam; `shift` is any value near their top."""
-        return tilt(self.losses - shift, self.log_weight, lam)
+        losses, log_weight = self.rows.unbind()
+        return tilt(losses - shift, log_weight, lam)
 
     def log_mean(self, lam: Tensor) -> Tensor:
         """log of the mean of exp(l/lam)."""
@@ -54,4 +61,4 @@ class Window(NamedTuple):
 
     def without(self, ceiling: Tensor) -> Window:
         """The window less the losses above a ceiling."""
-        return self._replace(log_weight=torch.where(self.losses > ceiling, -math.inf, self.log_weight))
+        return Window(torch.stack([self.losses, torch.where(self.losses > ceiling, -math.inf, self.log_weight)]))

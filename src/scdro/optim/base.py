@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -147,12 +147,12 @@ class RobustOptimizer(Optimizer):
         self._robust.count_skipped(True)
         return True
 
-    @contextmanager
-    def _undone_unless(self, finite: Tensor | None) -> Iterator[None]:
+    def _undone_unless(self, finite: Tensor | None) -> AbstractContextManager[None]:
         """Take back what happened to parameters and vectors if the batch was bad, by the device's own knowledge."""
-        if finite is None or finite.device.type == "cpu":
-            yield
-            return
+        return nullcontext() if finite is None or finite.device.type == "cpu" else self._undo_on_device(finite)
+
+    @contextmanager
+    def _undo_on_device(self, finite: Tensor) -> Iterator[None]:
         tensors = [t for p in self._parameters() for t in (p, *self.state[p].values()) if isinstance(t, Tensor)]
         before = [t.clone() for t in tensors]
         for p in self._parameters():
