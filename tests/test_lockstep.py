@@ -330,7 +330,7 @@ def test_estimates_stay_exact_where_nothing_moves(algorithm, temperature, beta):
     model, x, y, _ = problem()
     rho = 0.4
     source = PrintedTemperature(initial=LAM1, lr=0.0) if temperature == "printed" else WindowTemperature()
-    opt = algorithm(model.parameters(), 0.0, rho, beta=beta, temperature=source)
+    opt = algorithm(model.parameters(), 0.0, rho, beta=beta, temperature=source, window=5 * N)
     closure, before = losses_of(model, x, y, slice(None)), flat(model)
     losses = cross_entropy(model(x), y, reduction="none").detach()
     lam = LAM1 if temperature == "printed" else scdro.worst_case(losses, rho).lam.item()

@@ -49,6 +49,11 @@ class Point(NamedTuple):
     joint: Tensor
     log_mean: Tensor
 
+    @property
+    def weights(self) -> Tensor:
+        """softmax(l/lam) over the batch: sums to one, or is all zero where everything was trimmed away."""
+        return torch.exp(self.joint - self.log_mean.clamp_min(-1e300))
+
 
 class Estimate(NamedTuple):
     """A step not yet committed. `weights` sum to ghat/s; `soft_max` is lam log s."""
@@ -408,7 +413,7 @@ def _note_started(module: nn.Module, _: object) -> None:
 
 def _mean(batch: Batch, point: Point) -> Tensor:
     """The batch's mean loss under its own weights."""
-    return torch.dot(torch.exp(point.joint - point.log_mean), batch.losses)
+    return torch.dot(point.weights, batch.losses)
 
 
 def _tensor(value: Tensor | float, like: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ class ASCDRO(RobustOptimizer):
                 losses = self._losses(closure)
                 batch = robust.read(losses, sample_weight)
                 point = robust.point(batch, robust.past_temperature(robust.lam), robust.ceiling)
-                self._backward(losses, torch.exp(point.joint - point.log_mean))
+                self._backward(losses, point.weights)
         finally:
             torch._foreach_copy_(params, present)
         return batch, point
