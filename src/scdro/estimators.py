@@ -118,7 +118,9 @@ class Storm:
         reset = s < torch.clamp(beta * k1, min=1e-8)
         moved = torch.where(reset, log_mean, top + torch.log(torch.where(reset, 1.0, s)))
         keep, old = (torch.where(reset, 0.0, (1.0 - beta) * c / s) for c in (k, k0))
-        return Advance(moved, log_mean, keep, old, reset)
+        empty = log_mean == -math.inf  # All of the batch is trimmed away: it says nothing.
+        moved, keep, old = (torch.where(empty, a, b) for a, b in ((log_s, moved), (1.0, keep), (0.0, old)))
+        return Advance(moved, log_mean, keep, old, reset & ~empty)
 
     def lam_gradient(self, step: Advance, kept: Tensor, at: LamTerms) -> tuple[Tensor, Tensor]:
         """lam u/s + log s + rho (eq. 11), by way of y = -lam^2 u/s, the tracked mean loss under p."""

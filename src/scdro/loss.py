@@ -80,6 +80,7 @@ class KLRobustLoss(nn.Module):
         )
         self._optimizer: Optimizer | None = None
         self._staged: Estimate | None = None
+        self._marked: list[tuple[int, int]] | None = None
 
     def forward(self, losses: Tensor, sample_weight: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """The running robust objective of per-sample `losses`, ready for `backward`.
@@ -141,8 +142,10 @@ class KLRobustLoss(nn.Module):
         drop_gradients = optimizer.zero_grad
 
         def zero_grad(set_to_none: bool = True) -> None:
-            self._staged = None
+            if self._marks() != self._marked:
+                self._staged = None  # Its gradients are among those dropped; a loss still to be differentiated stays.
             drop_gradients(set_to_none)
+            self._marked = self._marks()
 
         optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
         return self
@@ -162,8 +165,16 @@ class KLRobustLoss(nn.Module):
                 scale = torch.exp(before.step.log_s - estimate.step.log_s)
                 for group in _by_dtype(gradients):
                     torch._foreach_mul_(group, scale.to(group[0].device, group[0].dtype))
-        self._staged = estimate
+        self._staged, self._marked = estimate, self._marks() if before is None else None
         return estimate
+
+    def _marks(self) -> list[tuple[int, int]]:
+        """What a backward pass changes."""
+        return [(id(gradient), gradient._version) for gradient in self._gradients()]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is attached to nothing."""
+        return {**self.__dict__, "_optimizer": None, "_staged": None, "_marked": None}
 
     def _gradients(self) -> list[Tensor]:
         assert self._optimizer is not None

@@ -120,24 +120,28 @@ class RobustState(nn.Module):
         self.register_load_state_dict_post_hook(_note_started)  # type: ignore[no-untyped-call]
 
     @property
+    def _numbers(self) -> Tensor:
+        return _pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars
+
+    @property
     def lam(self) -> Tensor:
         """The temperature that the next batch will use."""
-        return self.scalars[0]
+        return self._numbers[0]
 
     @property
     def lam_past(self) -> Tensor:
         """The temperature that the last batch used."""
-        return self.scalars[1]
+        return self._numbers[1]
 
     @property
     def soft_max(self) -> Tensor:
         """lam log s."""
-        return self.scalars[2]
+        return self._numbers[2]
 
     @property
     def ceiling(self) -> Tensor:
         """Losses above it are trimmed."""
-        return self.scalars[3]
+        return self._numbers[3]
 
     @property
     def window(self) -> Window:
@@ -263,8 +267,9 @@ class RobustState(nn.Module):
             step = self.tracker.advance(past, log_mean, None if old is None else old[1].log_mean, beta)
         else:
             step = Advance(log_mean, log_mean)
-        needs_means = not self.temperature.carries
-        new_soft_max, objective = self._values(batch, point, lam, step, beta)
+        needs_means = self.plain or not self.temperature.carries
+        mean = _mean_of_parts(batch, point, staged, log_mean + log_mass) if needs_means else None
+        new_soft_max, objective = self._values(mean, lam, step, beta)
         return Estimate(
             batch=batch,
             window=(self.window if staged is None else staged.window).pushed(batch.losses, batch.log_weight),
@@ -274,7 +279,7 @@ class RobustState(nn.Module):
             soft_max=new_soft_max,
             weights=torch.exp(point.joint - step.log_s),
             objective=objective,
-            mean=_mean(batch, point) if needs_means else None,
+            mean=mean,
             mean_old=_mean(*old) if needs_means and old is not None else None,
         )
 
@@ -289,10 +294,10 @@ class RobustState(nn.Module):
         step, q = Advance(torch.zeros_like(lam), torch.zeros_like(lam)), torch.exp(log_q)
         return Estimate(batch, window, batch.log_mass, lam, step, lam, q, value, None, None, calibrating=True)
 
-    def _values(self, batch: Batch, point: Point, lam: Tensor, step: Advance, beta: float) -> tuple[Tensor, Tensor]:
+    def _values(self, mean: Tensor | None, lam: Tensor, step: Advance, beta: float) -> tuple[Tensor, Tensor]:
         """lam log s and the running objective lam log s + (lam - lam0) rho."""
         if self.plain:
-            mean = torch.dot(torch.exp(point.joint), batch.losses)
+            assert mean is not None
             soft_max = torch.lerp(self.soft_max, mean, beta) if self.started else mean
             return soft_max, self._objective(soft_max, lam)
         soft_max = lam * step.log_s
@@ -414,6 +419,26 @@ def _note_started(module: nn.Module, _: object) -> None:
 def _mean(batch: Batch, point: Point) -> Tensor:
     """The batch's mean loss under its own weights."""
     return torch.dot(point.weights, batch.losses)
+
+
+def _mean_of_parts(batch: Batch, point: Point, staged: Estimate | None, log_sum: Tensor) -> Tensor:
+    """The mean loss of all parts of a batch so far, each part by its share of the sum of exp(l/lam)."""
+    mean = _mean(batch, point)
+    if staged is None or staged.mean is None:
+        return mean
+    return torch.lerp(mean, staged.mean, torch.exp(staged.step.log_mean + staged.log_mass - log_sum))
+
+
+@torch.library.custom_op("scdro::pinned", mutates_args=())
+def _pinned(x: Tensor) -> Tensor:
+    """A copy that a compiled backward pass cannot make anew: it would read numbers that the forward pass has since
+    overwritten, and give wrong gradients in silence (torch 2.13, inductor)."""
+    return x.clone()
+
+
+@_pinned.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
 
 
 def _tensor(value: Tensor | float, like: Tensor) -> Tensor:

@@ -108,7 +108,8 @@ class ASCDRO(RobustOptimizer):
         if moving:
             z, g = [self.state[p]["z"] for p in moving], [p.grad for p in moving if p.grad is not None]
             g_old = [_or_zeros(old_gradients.get(p), p) for p in moving]
-            ratio = lam / self._robust.past_temperature(lam)
+            carries = self._robust.temperature.carries
+            ratio = torch.ones_like(lam) if carries else lam / self._robust.past_temperature(lam)
             # What STORM adds to a moving average: the change of the gradient since the previous point.
             correction = list(torch._foreach_mul(g_old, -(step.old * ratio)))
             torch._foreach_add_(correction, g, alpha=1.0 - beta)
@@ -118,11 +119,12 @@ class ASCDRO(RobustOptimizer):
             torch._foreach_mul_(z, step.keep * ratio)
             torch._foreach_add_(z, g, alpha=beta)
             torch._foreach_add_(z, correction)
+        for p in self._parameters():
+            if "previous" in self.state[p]:
+                self.state[p]["previous"].copy_(p)
         for p in active:
             state = self.state[p]
-            if "z" in state:
-                state["previous"].copy_(p)
-            else:
+            if "z" not in state:
                 assert p.grad is not None
                 state["z"], state["previous"] = p.grad.clone(), p.detach().clone()
 

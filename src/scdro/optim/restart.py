@@ -77,8 +77,8 @@ def decay_stages(lr: float, beta: float, milestones: Iterable[int], *, factor: f
     """The practical form, and the paper's experiments: lr times `factor` after each of the given numbers of steps.
 
     Example:
-        >>> decay_stages(0.1, 0.5, [600])
-        [Stage(lr=0.1, beta=0.5, steps=600), Stage(lr=0.01, beta=0.5, steps=0)]
+        >>> decay_stages(1.0, 0.5, [600])
+        [Stage(lr=1.0, beta=0.5, steps=600), Stage(lr=0.1, beta=0.5, steps=0)]
     """
     ends = [0, *milestones]
     if any(b <= a for a, b in pairwise(ends)):
@@ -117,6 +117,7 @@ class _Restarted(RobustOptimizer):
             for group in self.param_groups:
                 group["lr"] *= after.lr / before.lr
                 group["beta"] = after.beta
+            self.defaults.update(lr=after.lr, beta=after.beta)
             self._stage, self._steps_left = self._stage + 1, after.steps
 
     def _extra_state(self) -> dict[str, Any]:
@@ -124,6 +125,8 @@ class _Restarted(RobustOptimizer):
 
     def _load_extra_state(self, own: dict[str, Any]) -> None:
         self._stage, self._steps_left = own["stage"], own["steps_left"]
+        stage = self._stages[self._stage]
+        self.defaults.update(lr=stage.lr, beta=stage.beta)
 
 
 class RSCDRO(_Restarted, SCDRO):
@@ -140,6 +143,7 @@ class RSCDRO(_Restarted, SCDRO):
         lam0, weight_decay, temperature, ...: as for `SCDRO`.
 
     Example:
+        >>> import torch
         >>> model = torch.nn.Linear(3, 2)
         >>> opt = RSCDRO(model.parameters(), decay_stages(0.1, 0.5, [600]), rho=0.5)
     """
@@ -156,6 +160,7 @@ class RASCDRO(_Restarted, ASCDRO):
     mu x_t is added to the direction z_t. Arguments as for `RSCDRO`, and ASCDRO's `module`.
 
     Example:
+        >>> import torch
         >>> model = torch.nn.Linear(3, 2)
         >>> opt = RASCDRO(model.parameters(), factor_stages(0.1, 0.5, 100, 5, lr_factor=0.7), rho=0.5)
     """
