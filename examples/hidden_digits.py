@@ -33,9 +33,9 @@ METHODS = ("ERM", "class-balanced", "SCDRO")
 COLOURS = {"ERM": "#D55E00", "class-balanced": "#999999", "SCDRO": "#0072B2"}  # Okabe-Ito
 
 CLOSING = """
-Tuned by validation, the three end close together: with enough steps and little decay the average fits 32 rare samples
-too. But nothing in the validation data says how little. As the model is regularised, the average gives up the hidden
-digits; the worst case keeps most of them, without a label that says who they are."""
+Class weights change nothing: the classes are balanced, only the digits inside them are not. The worst case finds the
+hidden digits without a label that says who they are. How much that gains depends on the model: the less it is
+regularised, the better the average fits 32 rare samples too; at the largest weight decay neither method serves them."""
 
 
 class Data(NamedTuple):
@@ -72,11 +72,11 @@ def grid(method: str, quick: bool) -> list[Trial]:
 
 
 def split(seed: int) -> tuple[Data, Data]:
-    """A test set with every digit as frequent as it is, and a training set with the hidden ones cut."""
+    """One test set for all seeds, tuning included; the seed decides which rare samples the training set keeps."""
     digits = load_digits()
     images = torch.tensor(digits.data / 16.0, dtype=torch.float32)
     every = Data(images, torch.tensor(digits.target % 2), torch.tensor(digits.target))
-    train, test = train_test_split(np.arange(len(images)), test_size=0.4, stratify=digits.target, random_state=seed)
+    train, test = train_test_split(np.arange(len(images)), test_size=0.4, stratify=digits.target, random_state=0)
     rng = np.random.default_rng(seed)
     kept = [rng.permutation(train[digits.target[train] == d])[: KEPT if d in HIDDEN else None] for d in range(10)]
     return every.at(np.concatenate(kept)), every.at(test)
@@ -182,7 +182,11 @@ def over_decay(axes: Any, swept: dict[str, dict[float, list[Run]]]) -> None:
             values = 100 * np.array([[run.curve[-1][part] for run in runs[decay]] for decay in DECAYS])
             axes.plot(DECAYS, values, style[0], color=COLOURS[method], alpha=0.3, ms=3)
             label = f"{method}, {('hidden', 'frequent')[part]} digits"
-            axes.semilogx(DECAYS, values.mean(1), style, color=COLOURS[method], lw=2.5, ms=6, label=label)
+            width = 5 if method == "class-balanced" else 2.5  # Behind ERM, which it nearly equals.
+            order = 1 if method == "class-balanced" else 2
+            axes.semilogx(
+                DECAYS, values.mean(1), style, color=COLOURS[method], lw=width, ms=6, label=label, zorder=order
+            )
     axes.set(title="Test accuracy by weight decay", xlabel="weight decay", ylabel="%", ylim=(40, 101))
     axes.legend(loc="lower left", frameon=False, fontsize=9)
 
