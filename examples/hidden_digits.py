@@ -215,7 +215,7 @@ def label_digits(axes: Any) -> None:
     axes.set_xticks(range(10), [str(d) for d in range(10)])
     for d in HIDDEN:
         axes.get_xticklabels()[d].set(color="#D55E00", fontweight="bold")
-    axes.set_xlabel("digit (bold: hidden, 8 training samples each; no model sees it)")
+    axes.set_xlabel("digit (bold: hidden; no model sees it)")
 
 
 def picture(
