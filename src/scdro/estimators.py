@@ -15,10 +15,10 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from scdro.errors import HyperparameterError
+from scdro.numbers import Number, clamp, exp, log, logaddexp, maximum, where
 
 __all__ = ["Advance", "MovingAverage", "NormalizedStorm", "Storm", "Tracker"]
 
@@ -26,22 +26,22 @@ __all__ = ["Advance", "MovingAverage", "NormalizedStorm", "Storm", "Tracker"]
 class Advance(NamedTuple):
     """One step of a tracker: log s_t, the batch's log mean, the coefficients, and whether it had to start anew."""
 
-    log_s: Tensor
-    log_mean: Tensor
-    keep: Tensor | float = 0.0
-    old: Tensor | float = 0.0
-    reset: Tensor | None = None
+    log_s: Number
+    log_mean: Number
+    keep: Number = 0.0
+    old: Number = 0.0
+    reset: bool | Tensor | None = None
 
 
 class LamTerms(NamedTuple):
     """What the gradient in lam is made of: drift = log s + rho (+ mu lam), mean losses under softmax(l/lam) at both
     points, and lam_t over the temperature at which the past is expressed."""
 
-    drift: Tensor
-    lam: Tensor
-    ratio: Tensor
-    mean: Tensor
-    mean_old: Tensor | None
+    drift: Number
+    lam: Number
+    ratio: Number
+    mean: Number
+    mean_old: Number | None
     bound: float | None
 
 
@@ -50,18 +50,18 @@ class Tracker(Protocol):
 
     two_points: bool
 
-    def advance(self, log_s: Tensor, log_mean: Tensor, log_mean_old: Tensor | None, beta: float) -> Advance: ...
-    def lam_gradient(self, step: Advance, kept: Tensor, at: LamTerms) -> tuple[Tensor, Tensor]: ...
+    def advance(self, log_s: Number, log_mean: Number, log_mean_old: Number | None, beta: float) -> Advance: ...
+    def lam_gradient(self, step: Advance, kept: Number, at: LamTerms) -> tuple[Number, Number]: ...
 
 
-def _averaged(log_s: Tensor, log_mean: Tensor, beta: float) -> Tensor:
+def _averaged(log_s: Number, log_mean: Number, beta: float) -> Number:
     """log((1-beta) s + beta ghat)."""
     if beta == 1.0:
         return log_mean
-    return torch.logaddexp(log_s + math.log1p(-beta), log_mean + math.log(beta))
+    return logaddexp(log_s + math.log1p(-beta), log_mean + math.log(beta))
 
 
-def _subtracted(step: Advance, at: LamTerms) -> Tensor | float:
+def _subtracted(step: Advance, at: LamTerms) -> Number:
     return 0.0 if at.mean_old is None else step.old * at.mean_old
 
 
@@ -85,16 +85,16 @@ class MovingAverage:
     def __post_init__(self) -> None:
         _check_cap(self.cap)
 
-    def log_s(self, log_s: Tensor, log_mean: Tensor, beta: float) -> Tensor:
+    def log_s(self, log_s: Number, log_mean: Number, beta: float) -> Number:
         moved = _averaged(log_s, log_mean, beta)
-        return moved if self.cap is None else torch.maximum(moved, log_mean - math.log(self.cap))
+        return moved if self.cap is None else maximum(moved, log_mean - math.log(self.cap))
 
-    def advance(self, log_s: Tensor, log_mean: Tensor, log_mean_old: Tensor | None, beta: float) -> Advance:
+    def advance(self, log_s: Number, log_mean: Number, log_mean_old: Number | None, beta: float) -> Advance:
         return Advance(self.log_s(log_s, log_mean, beta), log_mean, 1.0 - beta)
 
-    def lam_gradient(self, step: Advance, kept: Tensor, at: LamTerms) -> tuple[Tensor, Tensor]:
+    def lam_gradient(self, step: Advance, kept: Number, at: LamTerms) -> tuple[Number, Number]:
         """u <- (1-beta) u + beta (log s + rho - mean(exp(l/lam) l)/(s lam))   (eq. 8)."""
-        fresh = at.drift - torch.exp(step.log_mean - step.log_s) * at.mean / at.lam
+        fresh = at.drift - exp(step.log_mean - step.log_s) * at.mean / at.lam
         u = step.keep * kept + (1.0 - step.keep) * fresh
         return u, u
 
@@ -110,24 +110,25 @@ class Storm:
 
     two_points = True
 
-    def advance(self, log_s: Tensor, log_mean: Tensor, log_mean_old: Tensor | None, beta: float) -> Advance:
+    def advance(self, log_s: Number, log_mean: Number, log_mean_old: Number | None, beta: float) -> Advance:
         assert log_mean_old is not None
-        top = torch.maximum(torch.maximum(log_mean, log_mean_old), log_s)
-        k1, k0, k = (torch.exp(a - top) for a in (log_mean, log_mean_old, log_s))
+        top = maximum(maximum(log_mean, log_mean_old), log_s)
+        k1, k0, k = (exp(a - top) for a in (log_mean, log_mean_old, log_s))
         s = k1 + (1.0 - beta) * (k - k0)
-        reset = s < torch.clamp(beta * k1, min=1e-8)
-        moved = torch.where(reset, log_mean, top + torch.log(torch.where(reset, 1.0, s)))
-        keep, old = (torch.where(reset, 0.0, (1.0 - beta) * c / s) for c in (k, k0))
+        reset = s < maximum(beta * k1, 1e-8)
+        s = where(reset, 1.0, s)
+        moved = where(reset, log_mean, top + log(s))
+        keep, old = (where(reset, 0.0, (1.0 - beta) * c / s) for c in (k, k0))
         empty = log_mean == -math.inf  # All of the batch is trimmed away: it says nothing.
-        moved, keep, old = (torch.where(empty, a, b) for a, b in ((log_s, moved), (1.0, keep), (0.0, old)))
-        return Advance(moved, log_mean, keep, old, reset & ~empty)
+        moved, keep, old = (where(empty, a, b) for a, b in ((log_s, moved), (1.0, keep), (0.0, old)))
+        return Advance(moved, log_mean, keep, old, reset & (log_mean > -math.inf))
 
-    def lam_gradient(self, step: Advance, kept: Tensor, at: LamTerms) -> tuple[Tensor, Tensor]:
+    def lam_gradient(self, step: Advance, kept: Number, at: LamTerms) -> tuple[Number, Number]:
         """lam u/s + log s + rho (eq. 11), by way of y = -lam^2 u/s, the tracked mean loss under p."""
-        fresh = torch.exp(step.log_mean - step.log_s) * at.mean
+        fresh = exp(step.log_mean - step.log_s) * at.mean
         y = at.ratio**2 * (step.keep * kept - _subtracted(step, at)) + fresh
         if at.bound is not None:
-            y = y.clamp(0.0, at.bound)
+            y = clamp(y, 0.0, at.bound)
         return y, at.drift - y / at.lam
 
 
@@ -147,13 +148,13 @@ class NormalizedStorm(MovingAverage):
     clip: float | None = 0.3
     two_points = True
 
-    def advance(self, log_s: Tensor, log_mean: Tensor, log_mean_old: Tensor | None, beta: float) -> Advance:
+    def advance(self, log_s: Number, log_mean: Number, log_mean_old: Number | None, beta: float) -> Advance:
         assert log_mean_old is not None
         moved = self.log_s(log_s, log_mean, beta)
-        before = torch.maximum(log_s, log_mean_old - math.log(self.cap))
-        old = (1.0 - beta) * torch.exp(log_mean_old - before)
+        before = maximum(log_s, log_mean_old - math.log(self.cap))
+        old = (1.0 - beta) * exp(log_mean_old - before)
         return Advance(moved, log_mean, 1.0 - beta, old)
 
-    def lam_gradient(self, step: Advance, kept: Tensor, at: LamTerms) -> tuple[Tensor, Tensor]:
-        y = step.keep * kept + torch.exp(step.log_mean - step.log_s) * at.mean - _subtracted(step, at)
+    def lam_gradient(self, step: Advance, kept: Number, at: LamTerms) -> tuple[Number, Number]:
+        y = step.keep * kept + exp(step.log_mean - step.log_s) * at.mean - _subtracted(step, at)
         return y, at.drift - y / at.lam

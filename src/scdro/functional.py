@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
+from scdro.numbers import Number, clamp, exp, log, maximum, number, where
 
 __all__ = ["WorstCase", "objective", "rho_for_confidence", "rho_for_group", "worst_case"]
 
@@ -45,8 +46,8 @@ class Tilt(NamedTuple):
     """q tilted by exp(l/lam): what a Newton step on lam needs. `x` is (l - shift)/lam."""
 
     weights: Tensor
-    kl: Tensor
-    var: Tensor
+    kl: Number
+    var: Number
 
 
 # Constants that keep 0 log 0 and 0/0 out of the Newton step; the true KL and Var are either exact zeros or far larger.
@@ -58,28 +59,28 @@ def scalar_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def tilt(centred: Tensor, log_q: Tensor, lam: Tensor) -> Tilt:
+def tilt(centred: Tensor, log_q: Tensor, lam: Number) -> Tilt:
     """Weights p_i ~ q_i exp(l_i/lam), KL(p, q) and Var_p(l/lam); `centred` are losses less a value near their top."""
     x = centred / lam
     joint = x + log_q
     p = torch.softmax(joint, 0)
-    log_norm = joint.max() - torch.log(p.max())  # logsumexp(joint), at a fraction of its cost beside the softmax
-    mean = torch.dot(p, x)
+    log_norm = number(joint.max()) - log(number(p.max()))  # logsumexp(joint), at a fraction of its cost
+    mean = number(torch.dot(p, x))
     deviation = x - mean
-    kl = mean - log_norm + torch.log(torch.exp(log_q).sum())
-    return Tilt(p, kl, torch.dot(p, deviation * deviation))
+    kl = mean - log_norm + log(number(torch.exp(log_q).sum()))
+    return Tilt(p, kl, number(torch.dot(p, deviation * deviation)))
 
 
-def newton_step(at: Tilt, lam: Tensor, rho: float, mu: float = 0.0) -> Tensor:
+def newton_step(at: Tilt, lam: Number, rho: float, mu: float = 0.0) -> Number:
     """Change of log lam by one Newton step on log KL(p_lam) - log(rho + mu lam) = 0.
 
     d KL / d log lam = -Var_p(l/lam). In (log lam, log KL) the equation is nearly a straight line: KL ~ Var/(2 lam^2).
     """
     # Where KL is lost in rounding it is Var/2 to first order.
-    kl = torch.where(at.kl < 1e-8, at.var / 2, at.kl).clamp_min(_TINY)
-    target = mu * lam + rho
+    kl = maximum(where(at.kl < 1e-8, at.var / 2, at.kl), _TINY)
+    target = mu * lam + rho if mu else rho
     slope = at.var / kl + mu * lam / target if mu else at.var / kl
-    return torch.log(kl / target) / slope.clamp_min(_TINY)
+    return log(kl / target) / maximum(slope, _TINY)
 
 
 def solve_lam(
@@ -91,40 +92,39 @@ def solve_lam(
     mu: float = 0.0,
     iterations: int = 100,
     exact: bool = True,
-) -> Tensor:
+) -> Number:
     """lam* = the root of KL(p_lam) = rho + mu lam, or lam0: Newton in log lam, kept inside a bisection bracket.
 
-    With `exact` it stops when the equation holds to rounding, which reads the device; without, it makes a fixed
-    number of steps and never waits.
+    It stops when the equation holds to rounding. Where the host would have to wait to see that, it does so only with
+    `exact`; without, it makes all its steps.
     """
     if rho == 0.0 and mu == 0.0:
-        return torch.full_like(losses[0], math.inf)
+        return math.inf
     q = torch.exp(log_q - torch.logsumexp(log_q, 0))
     top = torch.where(log_q > -math.inf, losses, -math.inf).amax()
     centred = losses - top
-    mean = torch.dot(q, centred)
-    std = torch.sqrt(torch.dot(q, (centred - mean) ** 2))
+    mean = number(torch.dot(q, centred))
+    std = number(torch.sqrt(torch.dot(q, (centred - mean) ** 2)))
     # lam0 + (max l - mean l)/rho bounds lam* from above (section 1 of the mathematics).
-    low = torch.full_like(mean, math.log(lam0))
-    high = torch.log(lam0 - mean / rho) if rho > 0 else low + 700.0
-    floor, ceiling = low, torch.maximum(high, low)
-    theta = torch.log((std / math.sqrt(2 * max(rho, 1e-12))).clamp_min(lam0)).clamp(min=floor, max=ceiling)
-    low, high = floor, ceiling
-    at_floor = tilt(centred, log_q, torch.exp(floor))
-    solved = at_floor.kl <= rho + mu * lam0
+    low: Number = math.log(lam0)
+    high = maximum(log(lam0 - mean / rho), low) if rho > 0 else low + 700.0
+    theta = clamp(log(maximum(std / math.sqrt(2 * max(rho, 1e-12)), lam0)), low, high)
+    solved = tilt(centred, log_q, lam0).kl <= rho + mu * lam0
     for _ in range(iterations):
-        lam = torch.exp(theta)
+        lam = exp(theta)
         at = tilt(centred, log_q, lam)
         too_sharp = at.kl > rho + mu * lam
-        low, high = torch.where(too_sharp, theta, low), torch.where(too_sharp, high, theta)
+        low, high = where(too_sharp, theta, low), where(too_sharp, high, theta)
         proposal = theta + newton_step(at, lam, rho, mu)
         # At the root the proposal may fall beside the bracket by rounding: it must not be sent to the middle for that.
-        slack = 1e-12 * (1 + theta.abs())
+        slack = 1e-12 * (1 + maximum(theta, -theta))
         inside = (proposal >= low - slack) & (proposal <= high + slack)
-        previous, theta = theta, torch.where(inside, proposal, 0.5 * (low + high))
-        if exact and bool(solved | ((theta - previous).abs() <= 1e-14 * (1 + theta.abs()))):
+        previous, theta = theta, where(inside, proposal, 0.5 * (low + high))
+        change = theta - previous
+        done = solved | (maximum(change, -change) <= 1e-2 * slack)
+        if (exact or isinstance(done, bool)) and bool(done):
             break
-    return torch.where(solved, torch.full_like(theta, lam0), torch.exp(theta).clamp_min(lam0))
+    return where(solved, lam0, maximum(exp(theta), lam0))
 
 
 def trimmed_log_weights(losses: Tensor, log_q: Tensor, trim: float) -> Tensor:
@@ -191,16 +191,16 @@ def worst_case(
     value, weights, kl = value_at(vector, double, log_q, lam, lam0)
     if like is np:
         return WorstCase(float(value), float(lam), weights.numpy(), float(kl))
-    dtype = vector.dtype
-    return WorstCase(value.to(dtype), lam.to(dtype), weights.to(dtype), kl.to(dtype))
+    lam, kl = (torch.as_tensor(x, dtype=vector.dtype, device=vector.device) for x in (lam, kl))
+    return WorstCase(value.to(vector.dtype), lam, weights.to(vector.dtype), kl)
 
 
-def value_at(losses: Tensor, double: Tensor, log_q: Tensor, lam: Tensor, lam0: float) -> tuple[Tensor, Tensor, Tensor]:
+def value_at(losses: Tensor, double: Tensor, log_q: Tensor, lam: Number, lam0: float) -> tuple[Tensor, Tensor, Number]:
     """sum p l - lam0 KL(p), p, KL(p) for p = p_lam. By the envelope theorem the gradient in l is p, held constant."""
     top = torch.where(log_q > -math.inf, double, -math.inf).amax()
     at = tilt(double - top, log_q, lam)
     value = torch.dot(at.weights, losses.to(double.dtype)) - lam0 * at.kl
-    return value, at.weights, at.kl.clamp_min(0.0)
+    return value, at.weights, maximum(at.kl, 0.0)
 
 
 def objective(losses: Any, lam: Tensor | float, rho: float, lam0: float = 1e-3, *, sample_weight: Any = None) -> Any:

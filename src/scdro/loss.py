@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from scdro.batch import Batch
 from scdro.errors import HyperparameterError, LossError
 from scdro.functional import solve_lam, trimmed_log_weights, value_at
-from scdro.state import Batch, Estimate, RobustState, check_beta
+from scdro.numbers import exp, host_reads, where
+from scdro.state import Estimate, RobustState, check_beta
 from scdro.temperature import PrintedTemperature, Temperature, WindowTemperature
 
 __all__ = ["KLRobustLoss"]
@@ -98,7 +100,7 @@ class KLRobustLoss(nn.Module):
                 "expected losses that require grad, got detached ones; call the loss in eval() mode, or under "
                 "torch.no_grad(), to evaluate only"
             )
-        if self.state.skip_nonfinite and _on_host(batch) and not bool(batch.finite):
+        if self.state.skip_nonfinite and host_reads(batch.losses) and not bool(batch.finite):
             self.state.count_skipped(True)
             # No graph: gradients stay None, and optimizers stand still.
             return torch.zeros((), dtype=_result_dtype(losses), device=losses.device, requires_grad=True)
@@ -162,9 +164,9 @@ class KLRobustLoss(nn.Module):
         else:
             estimate = self.state.estimate(batch, self.beta, staged=before)
             if before is not None:
-                scale = torch.exp(before.step.log_s - estimate.step.log_s)
+                scale = exp(before.step.log_s - estimate.step.log_s)
                 for group in _by_dtype(gradients):
-                    torch._foreach_mul_(group, scale.to(group[0].device, group[0].dtype))
+                    torch._foreach_mul_(group, scale.to(group[0]) if isinstance(scale, Tensor) else scale)
         self._staged, self._marked = estimate, self._marks() if before is None else None
         return estimate
 
@@ -192,7 +194,7 @@ class KLRobustLoss(nn.Module):
             return
         # Fused optimizers are called even when a GradScaler found an overflow, and skip the step themselves.
         overflow = getattr(optimizer, "found_inf", None)
-        only_if = None if overflow is None else (overflow == 0).to(self.state.lam.device).reshape(())
+        only_if = None if overflow is None else (overflow == 0).to(self.state.scalars.device).reshape(())
         self.state.commit(self._staged, only_if=only_if)
         self._staged = None
 
@@ -201,7 +203,7 @@ class KLRobustLoss(nn.Module):
     @property
     def lam(self) -> Tensor:
         """The temperature the next batch will use; NaN before the first, inf where rho = 0."""
-        return self.state.lam.clone()
+        return self.state.lam
 
     @property
     def kl(self) -> Tensor:
@@ -228,10 +230,10 @@ def _with_gradient(estimate: Estimate, losses: Tensor) -> Tensor:
     dtype, batch = _result_dtype(losses), estimate.batch
     weights, value, losses = estimate.weights, estimate.objective, _without_padding(losses, batch)
     if batch.finite is not None:
-        weights, value = (torch.where(batch.finite, t, 0.0) for t in (weights, value))
+        weights, value = torch.where(batch.finite, weights, 0.0), where(batch.finite, value, 0.0)
         losses = torch.where(batch.finite, losses, 0.0)
     surrogate = torch.dot(weights.to(dtype), losses.to(dtype))
-    return surrogate + (value.to(dtype) - surrogate).detach()
+    return surrogate + (value - surrogate).detach().to(dtype)
 
 
 def _without_padding(losses: Tensor, batch: Batch) -> Tensor:
@@ -241,10 +243,6 @@ def _without_padding(losses: Tensor, batch: Batch) -> Tensor:
 
 def _result_dtype(losses: Tensor) -> torch.dtype:
     return torch.promote_types(losses.dtype, torch.float32)
-
-
-def _on_host(batch: Batch) -> bool:
-    return batch.losses.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:

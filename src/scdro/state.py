@@ -16,43 +16,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scdro.errors import CheckpointError, HyperparameterError, LossError, NonFiniteLossError
+from scdro.batch import Batch, Point, check_losses, read_batch
+from scdro.errors import CheckpointError, HyperparameterError
 from scdro.estimators import Advance, Tracker
-from scdro.functional import (
-    check_radius,
-    check_shape,
-    check_trim,
-    check_weights,
-    scalar_dtype,
-    solve_lam,
-    trimmed_log_weights,
-    value_at,
-)
+from scdro.functional import check_radius, check_trim, scalar_dtype, solve_lam, trimmed_log_weights, value_at
+from scdro.numbers import Number, clamp, exp, logaddexp, maximum, number, numbers, vector
 from scdro.temperature import LamRange, Moved, Temperature
 from scdro.window import Window, default_size
 
-__all__ = ["Batch", "Estimate", "Point", "RobustState"]
-
-
-class Batch(NamedTuple):
-    """Losses of a batch in the scalar dtype, detached; `log_weight` is None where all weigh the same."""
-
-    losses: Tensor
-    log_weight: Tensor | None
-    log_mass: Tensor | float
-    finite: Tensor | None
-
-
-class Point(NamedTuple):
-    """A batch at one temperature: log q + l/lam for each sample, and the log of their sum."""
-
-    joint: Tensor
-    log_mean: Tensor
-
-    @property
-    def weights(self) -> Tensor:
-        """softmax(l/lam) over the batch: sums to one, or is all zero where everything was trimmed away."""
-        return torch.exp(self.joint - self.log_mean.clamp_min(-1e300))
+__all__ = ["Estimate", "RobustState"]
 
 
 class Estimate(NamedTuple):
@@ -60,15 +32,25 @@ class Estimate(NamedTuple):
 
     batch: Batch
     window: Window
-    log_mass: Tensor | float
-    lam: Tensor
+    log_mass: Number
+    lam: Number
+    lam_past: Number
     step: Advance
-    soft_max: Tensor
+    soft_max: Number
     weights: Tensor
-    objective: Tensor
-    mean: Tensor | None
-    mean_old: Tensor | None
+    objective: Number
+    mean: Number | None = None
+    mean_old: Number | None = None
     calibrating: bool = False
+
+
+class Numbers(NamedTuple):
+    """lam of the next batch and of the last one, lam log s, and the loss above which samples are trimmed."""
+
+    lam: Number
+    lam_past: Number
+    soft_max: Number
+    ceiling: Number
 
 
 class RobustState(nn.Module):
@@ -77,7 +59,7 @@ class RobustState(nn.Module):
     Numbers are kept together in vectors: torch.compile (2.13) loses writes to buffers that are 0-d float64 tensors.
     """
 
-    scalars: Tensor  # lam, lam of the last batch, lam log s, and the loss above which samples are trimmed
+    scalars: Tensor  # Numbers
     counts: Tensor  # resets, batches skipped
     recent: Tensor  # the window: losses and log weights of the last batches
 
@@ -119,131 +101,81 @@ class RobustState(nn.Module):
         self.register_load_state_dict_pre_hook(_check_shapes)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_note_started)  # type: ignore[no-untyped-call]
 
-    @property
-    def _numbers(self) -> Tensor:
-        return _pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars
-
-    @property
-    def lam(self) -> Tensor:
-        """The temperature that the next batch will use."""
-        return self._numbers[0]
-
-    @property
-    def lam_past(self) -> Tensor:
-        """The temperature that the last batch used."""
-        return self._numbers[1]
-
-    @property
-    def soft_max(self) -> Tensor:
-        """lam log s."""
-        return self._numbers[2]
-
-    @property
-    def ceiling(self) -> Tensor:
-        """Losses above it are trimmed."""
-        return self._numbers[3]
+    def numbers(self) -> Numbers:
+        """What the state holds, to compute with."""
+        return Numbers(*numbers(_pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars))
 
     @property
     def window(self) -> Window:
         return Window(self.recent)
 
     @property
+    def lam(self) -> Tensor:
+        """The temperature that the next batch will use."""
+        return self.scalars[0].clone()
+
+    @property
+    def log_s(self) -> Tensor:
+        """log s, at the temperature of the last batch."""
+        return self.scalars[2] / self.scalars[1]
+
+    @property
     def objective(self) -> Tensor:
         """The running robust objective as of the last batch."""
-        return self._objective(self.soft_max, self.lam_past)
+        at = self.numbers()
+        return torch.as_tensor(self._objective(at.soft_max, at.lam_past), dtype=self.scalars.dtype).clone()
 
     @property
     def needs_whole_batch(self) -> bool:
         """Whether the next batch is the first, and lam_1 or the ceiling must be found from all of it."""
         return not self.started and (bool(self.trim) or (self.temperature.initial is None and not self.plain))
 
-    # -- reading a batch ------------------------------------------------------------------------------------------
-
     def read(self, losses: Tensor, sample_weight: Tensor | None = None, mask: Tensor | None = None) -> Batch:
         """Check a batch of losses and put it into the log domain. Raises before anything changes."""
-        if not isinstance(losses, Tensor):
-            raise LossError(f"expected a tensor with one loss per sample, got {type(losses).__name__}")
-        check_shape(losses)
-        if not losses.is_floating_point():
-            raise LossError(f"expected floating-point losses, got {losses.dtype}")
+        check_losses(losses)
         if self.scalars.device != losses.device:
             self.to(losses.device)
-        values = losses.detach().to(self.scalars.dtype)
-        log_weight = self._log_weight(values, sample_weight, mask)
-        if log_weight is None:
-            return Batch(values, None, math.log(len(values)), self._check_values(values))
-        values = torch.where(log_weight > -math.inf, values, 0.0)
-        log_mass = torch.logsumexp(log_weight, 0)
-        _require(log_mass > -math.inf, LossError, "expected sample weights with a positive sum, got none above zero")
-        return Batch(values, log_weight, log_mass, self._check_values(values))
-
-    def _log_weight(self, values: Tensor, sample_weight: Tensor | None, mask: Tensor | None) -> Tensor | None:
-        log_weight = None
-        if sample_weight is not None:
-            weight = torch.as_tensor(sample_weight, device=values.device).detach().to(values.dtype)
-            check_weights(weight, values)
-            _require(
-                ((weight >= 0) & (weight < math.inf)).all(),
-                LossError,
-                "expected sample weights >= 0, got negative or non-finite ones",
-            )
-            log_weight = torch.log(weight)
-        if mask is not None:
-            keep = torch.as_tensor(mask, device=values.device).to(torch.bool)
-            check_weights(keep, values)
-            log_weight = torch.where(keep, 0.0 if log_weight is None else log_weight, -math.inf).to(values.dtype)
-        return log_weight
-
-    def _check_values(self, values: Tensor) -> Tensor | None:
-        """None where the batch may be used for certain; a flag, not yet read, where a bad one is to be skipped."""
-        total = values.sum()
-        bound = self.limits.loss_bound
-        if not self.skip_nonfinite and bound is None and _host_reads(total) and math.isfinite(total.item()):
-            return None
-        finite = torch.isfinite(total)
-        if not self.skip_nonfinite:
-            _require(
-                finite,
-                NonFiniteLossError,
-                "expected finite losses, got NaN or infinity; lower the learning rate, look for overflow in the model, "
-                "or pass skip_nonfinite=True to leave such batches out",
-            )
-        if bound is not None:
-            low, high = torch.aminmax(values)
-            _require(
-                ((low >= 0) & (high <= bound)) | ~finite,
-                LossError,
-                f"expected losses in [0, loss_bound] = [0, {bound}], got one outside; raise loss_bound or omit it",
-            )
-        return finite if self.skip_nonfinite else None
+        return read_batch(
+            losses,
+            sample_weight,
+            mask,
+            dtype=self.scalars.dtype,
+            loss_bound=self.limits.loss_bound,
+            skip_nonfinite=self.skip_nonfinite,
+        )
 
     # -- estimating -----------------------------------------------------------------------------------------------
 
-    def first_temperature(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _first(self, at: Numbers, batch: Batch) -> Numbers:
         """lam_1 and the ceiling for trimming, from the first batch; lam_1 is the user's where one was given."""
         log_weight = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
-        ceiling = self.ceiling
         if self.trim:
             kept = trimmed_log_weights(batch.losses, log_weight, self.trim)
             ceiling = torch.where(kept > -math.inf, batch.losses, -math.inf).amax()
             log_weight = torch.where(batch.losses > ceiling, -math.inf, log_weight)
+            at = at._replace(ceiling=number(ceiling))
         if self.temperature.initial is not None or self.plain:
-            return self.lam, ceiling
+            return at
         rho, lam0, _, mu, _ = self.limits
         lam = solve_lam(batch.losses, log_weight, rho, lam0, mu=mu, iterations=24, exact=False)
-        return self.limits.clamp(lam), ceiling
+        return at._replace(lam=self.limits.clamp(lam))
 
-    def point(self, batch: Batch, lam: Tensor, ceiling: Tensor) -> Point:
+    def _point(self, batch: Batch, lam: Number, ceiling: Number) -> Point:
         """The batch at temperature lam, trimmed: q is uniform over the batch, or by its weights, over 1 - trim."""
         joint = batch.losses / lam
         joint = joint - batch.log_mass if batch.log_weight is None else joint + (batch.log_weight - batch.log_mass)
         if self.trim:
             joint = torch.where(batch.losses > ceiling, -math.inf, joint - math.log1p(-self.trim))
-        return Point(joint, torch.logsumexp(joint, 0))
+        return Point(joint, number(torch.logsumexp(joint, 0)))
 
-    def past_temperature(self, lam: Tensor) -> Tensor:
+    def previous_point(self, batch: Batch) -> Point:
+        """The batch, evaluated at the previous parameters, at the temperature that the past is read at."""
+        at = self.numbers()
+        return self._point(batch, self._past_temperature(at), at.ceiling)
+
+    def _past_temperature(self, at: Numbers) -> Number:
         """The temperature at which s and the estimates of the past are read."""
-        return lam if self.temperature.carries else self.lam_past
+        return at.lam if self.temperature.carries else at.lam_past
 
     def estimate(
         self, batch: Batch, beta: float, *, old: tuple[Batch, Point] | None = None, staged: Estimate | None = None
@@ -253,34 +185,38 @@ class RobustState(nn.Module):
         `old` is the same batch at the previous point, for trackers of two points.
         """
         check_beta(beta)
-        lam, ceiling = self.lam, self.ceiling
+        at = self.numbers()
         if not self.started and staged is None:
-            lam, ceiling = self.first_temperature(batch)
-        point = self.point(batch, lam, ceiling)
+            at = self._first(at, batch)
+        lam, lam_past = at.lam, self._past_temperature(at) if self.started else at.lam
+        point = self._point(batch, lam, at.ceiling)
         log_mean, log_mass = point.log_mean, batch.log_mass
         if staged is not None:
-            log_sum = torch.logaddexp(staged.step.log_mean + staged.log_mass, log_mean + log_mass)
-            log_mass = torch.logaddexp(_tensor(staged.log_mass, log_sum), _tensor(log_mass, log_sum))
+            log_sum = logaddexp(staged.step.log_mean + staged.log_mass, log_mean + log_mass)
+            log_mass = logaddexp(staged.log_mass, log_mass)
             log_mean = log_sum - log_mass
         if self.started:
-            past = self.soft_max / self.past_temperature(lam)
-            step = self.tracker.advance(past, log_mean, None if old is None else old[1].log_mean, beta)
+            past_log_mean = None if old is None else old[1].log_mean
+            step = self.tracker.advance(at.soft_max / lam_past, log_mean, past_log_mean, beta)
         else:
             step = Advance(log_mean, log_mean)
-        needs_means = self.plain or not self.temperature.carries
-        mean = _mean_of_parts(batch, point, staged, log_mean + log_mass) if needs_means else None
-        new_soft_max, objective = self._values(mean, lam, step, beta)
+        mean = mean_old = None
+        if self.plain or not self.temperature.carries:
+            mean = _mean_of_parts(point.mean(batch.losses), staged, log_mean + log_mass)
+            mean_old = None if old is None else old[1].mean(old[0].losses)
+        soft_max = self._soft_max(at, step, mean, beta)
         return Estimate(
             batch=batch,
             window=(self.window if staged is None else staged.window).pushed(batch.losses, batch.log_weight),
             log_mass=log_mass,
             lam=lam,
+            lam_past=lam_past,
             step=step,
-            soft_max=new_soft_max,
+            soft_max=soft_max,
             weights=torch.exp(point.joint - step.log_s),
-            objective=objective,
+            objective=self._objective(soft_max, lam),
             mean=mean,
-            mean_old=_mean(*old) if needs_means and old is not None else None,
+            mean_old=mean_old,
         )
 
     def observe(self, batch: Batch, *, staged: Estimate | None = None) -> Estimate:
@@ -291,52 +227,59 @@ class RobustState(nn.Module):
         rho, lam0, _, mu, _ = self.limits
         lam = solve_lam(batch.losses, log_q, rho, lam0, mu=mu, iterations=24, exact=False)
         value, _, _ = value_at(batch.losses, batch.losses, log_q, lam, lam0)
-        step, q = Advance(torch.zeros_like(lam), torch.zeros_like(lam)), torch.exp(log_q)
-        return Estimate(batch, window, batch.log_mass, lam, step, lam, q, value, None, None, calibrating=True)
+        return Estimate(
+            batch=batch,
+            window=window,
+            log_mass=batch.log_mass,
+            lam=lam,
+            lam_past=lam,
+            step=Advance(0.0, 0.0),
+            soft_max=lam,
+            weights=torch.exp(log_q),
+            objective=number(value),
+            calibrating=True,
+        )
 
-    def _values(self, mean: Tensor | None, lam: Tensor, step: Advance, beta: float) -> tuple[Tensor, Tensor]:
-        """lam log s and the running objective lam log s + (lam - lam0) rho."""
+    def _soft_max(self, at: Numbers, step: Advance, mean: Number | None, beta: float) -> Number:
+        """lam log s; the mean loss where lam is infinite."""
         if self.plain:
             assert mean is not None
-            soft_max = torch.lerp(self.soft_max, mean, beta) if self.started else mean
-            return soft_max, self._objective(soft_max, lam)
-        soft_max = lam * step.log_s
+            return at.soft_max + beta * (mean - at.soft_max) if self.started else mean
+        soft_max = at.lam * step.log_s
         if self.limits.loss_bound is not None and self.tracker.two_points:
-            soft_max = soft_max.clamp(0.0, self.limits.loss_bound)  # STORM's s may leave the range of the truth.
-        return soft_max, self._objective(soft_max, lam)
+            soft_max = clamp(soft_max, 0.0, self.limits.loss_bound)  # STORM's s may leave the range of the truth.
+        return soft_max
 
-    def _objective(self, soft_max: Tensor, lam: Tensor) -> Tensor:
-        rho, lam0, *_ = self.limits
-        return soft_max.clone() if self.plain else torch.add(soft_max, lam, alpha=rho) - lam0 * rho
+    def _objective(self, soft_max: Number, lam: Number) -> Number:
+        """lam log s + (lam - lam0) rho."""
+        return soft_max if self.plain else soft_max + (lam - self.limits.lam0) * self.limits.rho
 
     # -- committing -----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def commit(self, estimate: Estimate, lr: Tensor | float | None = None, only_if: Tensor | None = None) -> None:
+    def commit(self, estimate: Estimate, lr: Number | None = None, only_if: Tensor | None = None) -> None:
         """Move s and the recent losses, then lam; where `only_if` or the batch's own flag is false, nothing moves."""
-        window, ceiling = estimate.window, self.ceiling
+        at, window = self.numbers(), estimate.window
+        ceiling = at.ceiling
         if self.trim:
             ceiling = window.quantile(self.trim)
             window = window.without(ceiling)
+        extra: list[tuple[Tensor, list[Number]]] = []
         if estimate.calibrating:
             rho, lam0, _, mu, _ = self.limits
             solved = self.temperature.initial is None
-            lam = lam_next = self.limits.clamp(window.solve(rho, lam0, mu)) if solved else self.lam
+            lam = lam_next = self.limits.clamp(window.solve(rho, lam0, mu)) if solved else at.lam
             soft_max = lam * window.log_mean(lam)
-            extra: list[tuple[Tensor, Tensor]] = []
         else:
             lam, soft_max = estimate.lam, estimate.soft_max
             lam_next, extra = self.temperature.advance(self._moved(estimate, window, lr), self.limits)
         reset, finite = estimate.step.reset, estimate.batch.finite
         go = _both(only_if, finite)
         self._start(go)
-        new = [
-            (self.scalars, torch.stack([lam_next, lam, soft_max, ceiling])),
-            (self.recent, estimate.window.rows),
-            *extra,
-        ]
+        extra.append((self.scalars, [lam_next, lam, soft_max, ceiling]))
+        new = [(self.recent, estimate.window.rows), *((buffer, vector(value, buffer)) for buffer, value in extra)]
         if reset is not None:
-            new.append((self.counts, self.counts + torch.stack([reset, torch.zeros_like(reset)])))
+            new.append((self.counts, self.counts + vector([reset, False], self.counts)))
         if go is not None:
             new = [(buffer, torch.where(go, value, buffer)) for buffer, value in new]
         for buffer, value in new:
@@ -347,11 +290,10 @@ class RobustState(nn.Module):
     def count_skipped(self, bad: Tensor | bool) -> None:
         self.counts[1] += bad
 
-    def _moved(self, estimate: Estimate, window: Window, lr: Tensor | float | None) -> Moved:
-        past = self.past_temperature(estimate.lam) if self.started else estimate.lam
+    def _moved(self, estimate: Estimate, window: Window, lr: Number | None) -> Moved:
         return Moved(
             estimate.lam,
-            past,
+            estimate.lam_past,
             estimate.step,
             estimate.soft_max,
             estimate.mean,
@@ -377,10 +319,11 @@ class RobustState(nn.Module):
 
     def monitor(self) -> tuple[Tensor, Tensor]:
         """KL and effective sample size (as a share of the samples) of the worst case on the recent losses."""
-        window = self.window.without(self.ceiling) if self.trim else self.window
-        at = window.tilt(self.lam, self.soft_max)
+        now = self.numbers()
+        window = self.window.without(now.ceiling) if self.trim else self.window
+        at = window.tilt(now.lam, now.soft_max)
         q = torch.softmax(window.log_weight, 0)
-        return at.kl.clamp_min(0.0), (q * q).sum() / (at.weights * at.weights).sum()
+        return vector([maximum(at.kl, 0.0)], q)[0], (q * q).sum() / (at.weights * at.weights).sum()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RobustState:
         """Follow the model to its device, never to its dtype: lam and log s are float64 for a reason."""
@@ -413,20 +356,14 @@ def _check_shapes(module: RobustState, state_dict: dict[str, Tensor], prefix: st
 
 def _note_started(module: nn.Module, _: object) -> None:
     assert isinstance(module, RobustState)
-    module.started = not bool(module.soft_max.isnan())
+    module.started = not math.isnan(module.scalars[2])
 
 
-def _mean(batch: Batch, point: Point) -> Tensor:
-    """The batch's mean loss under its own weights."""
-    return torch.dot(point.weights, batch.losses)
-
-
-def _mean_of_parts(batch: Batch, point: Point, staged: Estimate | None, log_sum: Tensor) -> Tensor:
+def _mean_of_parts(mean: Number, staged: Estimate | None, log_sum: Number) -> Number:
     """The mean loss of all parts of a batch so far, each part by its share of the sum of exp(l/lam)."""
-    mean = _mean(batch, point)
     if staged is None or staged.mean is None:
         return mean
-    return torch.lerp(mean, staged.mean, torch.exp(staged.step.log_mean + staged.log_mass - log_sum))
+    return mean + exp(staged.step.log_mean + staged.log_mass - log_sum) * (staged.mean - mean)
 
 
 @torch.library.custom_op("scdro::pinned", mutates_args=())
@@ -441,22 +378,5 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-def _tensor(value: Tensor | float, like: Tensor) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.full_like(like, value)
-
-
 def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a & b
-
-
-def _require(condition: Tensor, error: type[LossError], message: str) -> None:
-    """Raise on the host where reading a flag is free; on an accelerator, or in a compiled graph, assert there."""
-    if not _host_reads(condition):
-        torch._assert_async(condition, message)
-    elif not bool(condition):
-        raise error(message)
-
-
-def _host_reads(tensor: Tensor) -> bool:
-    """Whether reading a tensor costs nothing: on a CPU, outside of a compiled graph."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()

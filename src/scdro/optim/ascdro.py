@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scdro.batch import Batch, Point
 from scdro.errors import ClosureError
 from scdro.estimators import Advance
+from scdro.numbers import Number
 from scdro.optim.base import Closure, RobustOptimizer, descend
 from scdro.optim.replay import Replay
-from scdro.state import Batch, Point
 
 __all__ = ["ASCDRO"]
 
@@ -62,7 +63,7 @@ class ASCDRO(RobustOptimizer):
         modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
         self._replay = Replay(modules)
 
-    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Tensor | None:
+    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Number | None:
         robust = self._robust
         old = self._at_previous_point(closure, sample_weight) if robust.started else None
         old_gradients = {p: p.grad for p in self._parameters()}
@@ -75,8 +76,9 @@ class ASCDRO(RobustOptimizer):
             return None
         estimate = robust.estimate(batch, beta, old=old)
         self._backward(losses, estimate.weights)
+        ratio = 1.0 if robust.temperature.carries else estimate.lam / estimate.lam_past
         with self._undone_unless(batch.finite):
-            self._move_estimates(estimate.step, estimate.lam, old_gradients, beta)
+            self._move_estimates(estimate.step, ratio, old_gradients, beta)
             for group in self.param_groups:
                 self._descend(group)
             self._project()
@@ -93,23 +95,24 @@ class ASCDRO(RobustOptimizer):
             with self._replay.rehearsal(self._first_parameter().device), self._replay.inspection():
                 losses = self._losses(closure)
                 batch = robust.read(losses, sample_weight)
-                point = robust.point(batch, robust.past_temperature(robust.lam), robust.ceiling)
+                point = robust.previous_point(batch)
                 self._backward(losses, point.weights)
         finally:
             torch._foreach_copy_(params, present)
         return batch, point
 
     def _move_estimates(
-        self, step: Advance, lam: Tensor, old_gradients: dict[Tensor, Tensor | None], beta: float
+        self, step: Advance, ratio: Number, old_gradients: dict[Tensor, Tensor | None], beta: float
     ) -> None:
-        """z <- keep z + new g - old g', for all parameters; and w_t becomes the previous point."""
+        """z <- keep z + new g - old g', for all parameters; and w_t becomes the previous point.
+
+        `ratio` is lam_t over the temperature at which the past is expressed.
+        """
         active = [p for p in self._parameters() if p.grad is not None]
         moving = [p for p in active if "z" in self.state[p]]
         if moving:
             z, g = [self.state[p]["z"] for p in moving], [p.grad for p in moving if p.grad is not None]
             g_old = [_or_zeros(old_gradients.get(p), p) for p in moving]
-            carries = self._robust.temperature.carries
-            ratio = torch.ones_like(lam) if carries else lam / self._robust.past_temperature(lam)
             # What STORM adds to a moving average: the change of the gradient since the previous point.
             correction = list(torch._foreach_mul(g_old, -(step.old * ratio)))
             torch._foreach_add_(correction, g, alpha=1.0 - beta)

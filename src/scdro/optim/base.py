@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError
 from scdro.estimators import Tracker
+from scdro.numbers import Number, vector
 from scdro.projections import Ball
 from scdro.state import RobustState, check_beta
 from scdro.temperature import Temperature, WindowTemperature
@@ -99,9 +100,9 @@ class RobustOptimizer(Optimizer):
         if value is None:
             return self._robust.objective
         self._after_step()
-        return value
+        return vector([value], self._robust.scalars)[0]
 
-    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Tensor | None:
+    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Number | None:
         """The algorithm: the objective, or None where a bad batch was left out."""
         raise NotImplementedError
 
@@ -194,12 +195,12 @@ class RobustOptimizer(Optimizer):
     @property
     def lam(self) -> Tensor:
         """The temperature the next batch will use; NaN before the first, inf where rho = 0."""
-        return self._robust.lam.clone()
+        return self._robust.lam
 
     @property
     def log_s(self) -> Tensor:
         """log of the tracked mean of exp(l/lam), at the temperature of the last batch."""
-        return self._robust.soft_max / self._robust.lam_past
+        return self._robust.log_s
 
     @property
     def kl(self) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scdro.numbers import Number
 from scdro.optim.base import Closure, RobustOptimizer, descend
 
 __all__ = ["SCDRO"]
@@ -53,7 +54,7 @@ class SCDRO(RobustOptimizer):
 
     _two_points = False
 
-    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Tensor | None:
+    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Number | None:
         losses = self._losses(closure)
         batch = self._robust.read(losses, sample_weight)
         if self._skips(batch.finite):

@@ -1,0 +1,117 @@
+"""A batch of per-sample losses: checked, in float64, detached, with the log of its base weights."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from scdro.errors import LossError, NonFiniteLossError
+from scdro.functional import check_shape, check_weights
+from scdro.numbers import Number, host_reads, maximum, number
+
+__all__ = ["Batch", "Point", "read_batch"]
+
+
+class Batch(NamedTuple):
+    """`log_weight` is None where all weigh the same; `finite` is None where the batch may be used for certain, and
+    else a flag, not yet read, that says whether it may."""
+
+    losses: Tensor
+    log_weight: Tensor | None
+    log_mass: Number
+    finite: Tensor | None
+
+
+class Point(NamedTuple):
+    """A batch at one temperature: log q + l/lam for each sample, and the log of their sum."""
+
+    joint: Tensor
+    log_mean: Number
+
+    @property
+    def weights(self) -> Tensor:
+        """softmax(l/lam) over the batch: sums to one, or is all zero where everything was trimmed away."""
+        return torch.exp(self.joint - maximum(self.log_mean, -1e300))
+
+    def mean(self, losses: Tensor) -> Number:
+        """The mean loss under these weights."""
+        return number(torch.dot(self.weights, losses))
+
+
+def read_batch(
+    losses: Tensor,
+    sample_weight: Tensor | None,
+    mask: Tensor | None,
+    *,
+    dtype: torch.dtype,
+    loss_bound: float | None,
+    skip_nonfinite: bool,
+) -> Batch:
+    """Check a batch of losses and put it into the log domain."""
+    values = losses.detach().to(dtype)
+    log_weight = _log_weight(values, sample_weight, mask)
+    log_mass: Number = math.log(len(values))
+    if log_weight is not None:
+        values = torch.where(log_weight > -math.inf, values, 0.0)
+        log_mass = number(torch.logsumexp(log_weight, 0))
+        _require(log_mass > -math.inf, LossError, "expected sample weights with a positive sum, got none above zero")
+    return Batch(values, log_weight, log_mass, _check_values(values, loss_bound, skip_nonfinite))
+
+
+def check_losses(losses: Tensor) -> None:
+    if not isinstance(losses, Tensor):
+        raise LossError(f"expected a tensor with one loss per sample, got {type(losses).__name__}")
+    check_shape(losses)
+    if not losses.is_floating_point():
+        raise LossError(f"expected floating-point losses, got {losses.dtype}")
+
+
+def _log_weight(values: Tensor, sample_weight: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    log_weight = None
+    if sample_weight is not None:
+        weight = torch.as_tensor(sample_weight, device=values.device).detach().to(values.dtype)
+        check_weights(weight, values)
+        _require(
+            ((weight >= 0) & (weight < math.inf)).all(),
+            LossError,
+            "expected sample weights >= 0, got negative or non-finite ones",
+        )
+        log_weight = torch.log(weight)
+    if mask is not None:
+        keep = torch.as_tensor(mask, device=values.device).to(torch.bool)
+        check_weights(keep, values)
+        log_weight = torch.where(keep, 0.0 if log_weight is None else log_weight, -math.inf).to(values.dtype)
+    return log_weight
+
+
+def _check_values(values: Tensor, bound: float | None, skip_nonfinite: bool) -> Tensor | None:
+    total = values.sum()
+    if not skip_nonfinite and bound is None and host_reads(total) and math.isfinite(total.item()):
+        return None
+    finite = torch.isfinite(total)
+    if not skip_nonfinite:
+        _require(
+            finite,
+            NonFiniteLossError,
+            "expected finite losses, got NaN or infinity; lower the learning rate, look for overflow in the model, "
+            "or pass skip_nonfinite=True to leave such batches out",
+        )
+    if bound is not None:
+        low, high = torch.aminmax(values)
+        _require(
+            ((low >= 0) & (high <= bound)) | ~finite,
+            LossError,
+            f"expected losses in [0, loss_bound] = [0, {bound}], got one outside; raise loss_bound or omit it",
+        )
+    return finite if skip_nonfinite else None
+
+
+def _require(condition: Tensor | bool, error: type[LossError], message: str) -> None:
+    """Raise on the host where reading a flag is free; on an accelerator, or in a compiled graph, assert there."""
+    if isinstance(condition, Tensor) and not host_reads(condition):
+        torch._assert_async(condition, message)
+    elif not bool(condition):
+        raise error(message)

@@ -1,0 +1,99 @@
+"""One arithmetic for the few numbers of a step: floats where the host may look, 0-d tensors where it may not.
+
+On a CPU a float costs a fiftieth of a 0-d tensor. On an accelerator reading one would make the host wait, and in a
+compiled graph it would break the graph: there numbers stay tensors. Unlike `math`, nothing here raises: exp overflows
+to inf, log 0 is -inf, and NaN passes through.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Number",
+    "clamp",
+    "exp",
+    "host_reads",
+    "log",
+    "logaddexp",
+    "maximum",
+    "minimum",
+    "number",
+    "numbers",
+    "vector",
+    "where",
+]
+
+Number = float | Tensor
+Flag = bool | Tensor
+
+
+def host_reads(tensor: Tensor) -> bool:
+    """Whether reading a tensor costs nothing: on a CPU, outside of a compiled graph."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def number(tensor: Tensor) -> Number:
+    """A 0-d tensor as a float, where that is free."""
+    return tensor.item() if host_reads(tensor) else tensor
+
+
+def numbers(tensor: Tensor) -> Sequence[Number]:
+    """The entries of a vector."""
+    if not host_reads(tensor):
+        return tensor.unbind()
+    entries: list[float] = tensor.tolist()
+    return entries
+
+
+def vector(entries: Sequence[Number], like: Tensor) -> Tensor:
+    """Numbers as a vector, of the dtype and on the device of `like`."""
+    if any(isinstance(entry, Tensor) for entry in entries):
+        return torch.stack([torch.as_tensor(entry, dtype=like.dtype, device=like.device) for entry in entries])
+    return torch.tensor(entries, dtype=like.dtype, device=like.device)
+
+
+def exp(x: Number) -> Number:
+    if isinstance(x, Tensor):
+        return torch.exp(x)
+    return math.exp(x) if x < 709.0 or x != x else math.inf
+
+
+def log(x: Number) -> Number:
+    if isinstance(x, Tensor):
+        return torch.log(x)
+    return math.log(x) if x > 0.0 else -math.inf if x == 0.0 else math.nan
+
+
+def logaddexp(a: Number, b: Number) -> Number:
+    """log(exp a + exp b)."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        like = a if isinstance(a, Tensor) else b
+        return torch.logaddexp(*(torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in (a, b)))  # type: ignore[union-attr]
+    high, low = (a, b) if a >= b else (b, a)
+    return high + math.log1p(math.exp(low - high)) if low > -math.inf else high
+
+
+def where(condition: Flag, a: Number, b: Number) -> Number:
+    if isinstance(condition, Tensor):
+        chosen: Tensor = torch.where(condition, a, b)
+        return chosen
+    return a if condition else b
+
+
+def maximum(a: Number, b: Number) -> Number:
+    if isinstance(a, Tensor):
+        return torch.maximum(a, b) if isinstance(b, Tensor) else a.clamp_min(b)
+    return maximum(b, a) if isinstance(b, Tensor) else a if a >= b or a != a else b
+
+
+def minimum(a: Number, b: Number) -> Number:
+    return -maximum(-a, -b)
+
+
+def clamp(x: Number, low: Number, high: Number) -> Number:
+    return minimum(maximum(x, low), high)
