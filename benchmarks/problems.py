@@ -64,6 +64,7 @@ def heavy_regression(n: int = 4000, d: int = 10, hidden: float = 0.1, seed: int 
     x, w = rng.standard_normal((n, d)), rng.standard_normal(d)
     slopes = np.where(rng.random(n)[:, None] < hidden, w + rng.standard_normal(d), w)
     y = (x * slopes).sum(1) + 0.3 * rng.standard_t(3, n)
+    y = (y - y.mean()) / y.std()  # The mean loss at w = 0 is one half, whatever the units.
     return Problem("regression", _with_ones(torch.from_numpy(x)), torch.from_numpy(y), 1, _half_square, 0.02)
 
 
