@@ -426,9 +426,10 @@ def test_bad_losses_of_functions(kind):
         ([[1.0, 2.0]], LossError, r"got shape \(1, 2\)"),
         ([], LossError, "got an empty batch"),
     ):
-        with pytest.raises(error, match=match) as caught:
-            worst_case(kind(losses), 0.1)
-        assert caught.type is error
+        for function in (lambda l: worst_case(l, 0.1), lambda l: objective(l, 1.0, 0.1)):
+            with pytest.raises(error, match=match) as caught:
+                function(kind(losses))
+            assert caught.type is error
     for function in (lambda l: worst_case(l, 0.1), lambda l: objective(l, 1.0, 0.1)):
         for reduced in (torch.tensor(3.0), 3.0):
             with pytest.raises(LossError, match="already reduced"):
@@ -602,6 +603,16 @@ def test_checkpoint_of_another_version(name):
     checkpoint = copy.deepcopy(optimizer.state_dict())
     checkpoint["scdro"]["version"] = 99
     refuses(problem, lambda: optimizer.load_state_dict(checkpoint), CheckpointError, "version 1, got 99", optimizer)
+
+
+@pytest.mark.parametrize("kind", [RSCDRO, RASCDRO])
+def test_checkpoint_of_other_stages(kind):
+    problem = Problem()
+    optimizer = kind(problem.model.parameters(), decay_stages(0.1, 0.5, [5]))
+    optimizer.step(problem.losses)
+    other = kind(Problem().model.parameters(), decay_stages(0.1, 0.5, [5, 9]))
+    checkpoint = other.state_dict()
+    refuses(problem, lambda: optimizer.load_state_dict(checkpoint), CheckpointError, "same stages", optimizer)
 
 
 @pytest.mark.parametrize("shape", [[(4, 2)], [(3,), (3,)]], ids=["other shape", "other number"])

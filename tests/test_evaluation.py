@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections import namedtuple
 from fractions import Fraction
 
 import numpy as np
@@ -176,6 +177,29 @@ def test_inputs_that_are_not_tensors():
     assert report.losses.tolist() == [2.0, 4.0]
 
 
+def test_everything_in_a_batch_moves_to_the_device():
+    Pair = namedtuple("Pair", "a b")
+    value = torch.ones(2)
+    batch = ({"a": value, "list": [value, (value, "text")]}, Pair(value, 3))
+    seen = []
+
+    class Model(nn.Module):
+        def forward(self, inputs):
+            seen.append(inputs)
+            return inputs["a"]
+
+    def loss(out, target):
+        seen.append(target)
+        return torch.ones(2)
+
+    evaluate(Model(), [batch], loss, 0.1, device="meta")
+    inputs, target = seen
+    assert isinstance(target, Pair)
+    assert target.b == 3
+    assert inputs["list"][1][1] == "text"
+    assert {t.device.type for t in (inputs["a"], inputs["list"][0], inputs["list"][1][0], target.a)} == {"meta"}
+
+
 # -- the model is left as it was --------------------------------------------------------------------------------------
 
 
@@ -313,6 +337,9 @@ def test_nonfinite_losses(bad):
     [({"rho": -1.0}, "rho >= 0"), ({"lam0": 0.0}, "lam0 > 0"), ({"trim": 1.0}, r"trim in \[0, 1\)")],
 )
 def test_bad_settings(settings, match):
-    model, (x, y) = linear(), data()
+    def never():
+        pytest.fail("the data were read before the settings")
+        yield
+
     with pytest.raises(HyperparameterError, match=match):
-        evaluate(model, batches(x, y), squared, **{"rho": 0.5, **settings})
+        evaluate(linear(), never(), squared, **{"rho": 0.5, **settings})

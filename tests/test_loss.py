@@ -495,7 +495,8 @@ def test_a_second_optimizer_is_refused():
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("bad_step", [0, 7])
-def test_a_step_that_the_grad_scaler_skips_leaves_no_trace(temperature, parts, bad_step, fused):
+@pytest.mark.parametrize("late", [False, True], ids=["", "zero_grad after the forward"])
+def test_a_step_that_the_grad_scaler_skips_leaves_no_trace(temperature, parts, bad_step, fused, late):
     """The scaled gradient of one batch overflows; the run then equals one that never saw that batch.
 
     A fused optimizer is called all the same, and skips the step itself.
@@ -513,9 +514,12 @@ def test_a_step_that_the_grad_scaler_skips_leaves_no_trace(temperature, parts, b
             if bad and not with_bad:
                 continue
             before, parameters = copy.deepcopy(robust.state), flat(model)
-            optimizer.zero_grad()
+            if not late:
+                optimizer.zero_grad()
             for i, rows in enumerate(torch.arange(len(y)).chunk(parts)):
                 value = robust((3.0 if bad else 1.0) * losses_of(model, x[rows], y[rows])) / parts
+                if late and i == 0:
+                    optimizer.zero_grad()
                 if bad and i == parts - 1:
                     value = value * 1e307
                 scaler.scale(value).backward()

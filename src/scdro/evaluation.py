@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from scdro.errors import LossError
-from scdro.functional import worst_case
+from scdro.functional import check_radius, check_trim, worst_case
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -60,6 +60,8 @@ def evaluate(
         >>> report.mean <= report.value
         True
     """
+    check_radius(rho, lam0)
+    check_trim(trim)
     if device is None:
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
     training = {module: module.training for module in model.modules()}
@@ -93,4 +95,12 @@ def evaluate(
 
 
 def _moved(thing: Any, device: torch.device | str) -> Any:
-    return thing.to(device) if isinstance(thing, Tensor) else thing
+    """A batch on the device: a tensor, whatever has a `to`, or lists, tuples and dictionaries of them."""
+    if hasattr(thing, "to"):
+        return thing.to(device)
+    if isinstance(thing, Mapping):
+        return {key: _moved(value, device) for key, value in thing.items()}
+    if isinstance(thing, (list, tuple)):
+        parts = [_moved(part, device) for part in thing]
+        return type(thing)(*parts) if hasattr(thing, "_fields") else type(thing)(parts)
+    return thing

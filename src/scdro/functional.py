@@ -180,11 +180,7 @@ def worst_case(
     check_trim(trim)
     vector, like = _as_vector(losses)
     double, log_q = vector.detach().to(scalar_dtype(vector.device)), _log_weights(vector, sample_weight)
-    if not bool(torch.isfinite(double).all()):
-        raise NonFiniteLossError(
-            f"expected finite losses, got {int((~torch.isfinite(double)).sum())} NaN or infinite of {len(double)}; "
-            "look for overflow or division by zero in the model"
-        )
+    _check_finite(double)
     if trim:
         log_q = trimmed_log_weights(double, log_q, trim)
     lam = solve_lam(double, log_q, rho, lam0)
@@ -226,6 +222,7 @@ def objective(losses: Any, lam: Tensor | float, rho: float, lam0: float = 1e-3, 
     if not bool(temperature > 0):
         raise HyperparameterError(f"expected a temperature lam > 0, got {float(temperature.detach())}")
     double = vector.to(dtype)
+    _check_finite(double.detach())
     if math.isinf(float(temperature.detach())):
         value = torch.dot(torch.exp(log_q), double) + (0.0 if rho == 0 else math.inf)
     else:
@@ -300,6 +297,14 @@ def check_shape(losses: Tensor) -> None:
         )
     if losses.numel() == 0:
         raise LossError("expected at least one loss, got an empty batch; skip empty batches (drop_last=True)")
+
+
+def _check_finite(losses: Tensor) -> None:
+    if not bool(torch.isfinite(losses).all()):
+        raise NonFiniteLossError(
+            f"expected finite losses, got {int((~torch.isfinite(losses)).sum())} NaN or infinite of {len(losses)}; "
+            "look for overflow or division by zero in the model"
+        )
 
 
 def _log_weights(losses: Tensor, sample_weight: Any) -> Tensor:

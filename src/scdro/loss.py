@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from scdro.accumulation import Accumulation
 from scdro.batch import Batch
 from scdro.errors import HyperparameterError, LossError
 from scdro.functional import solve_lam, trimmed_log_weights, value_at
-from scdro.numbers import exp, host_reads, where
+from scdro.numbers import host_reads, where
 from scdro.state import Estimate, RobustState, check_beta
 from scdro.temperature import PrintedTemperature, Temperature, WindowTemperature
 
@@ -80,9 +81,7 @@ class KLRobustLoss(nn.Module):
             window=window,
             skip_nonfinite=skip_nonfinite,
         )
-        self._optimizer: Optimizer | None = None
-        self._staged: Estimate | None = None
-        self._marked: list[tuple[int, int]] | None = None
+        self._accumulation: Accumulation | None = None
 
     def forward(self, losses: Tensor, sample_weight: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """The running robust objective of per-sample `losses`, ready for `backward`.
@@ -104,12 +103,13 @@ class KLRobustLoss(nn.Module):
             self.state.count_skipped(True)
             # No graph: gradients stay None, and optimizers stand still.
             return torch.zeros((), dtype=_result_dtype(losses), device=losses.device, requires_grad=True)
-        if self._optimizer is None:
+        if self._accumulation is None:
             estimate = self.state.estimate(batch, self.beta)
             self.state.commit(estimate)
-        else:
-            estimate = self._stage(batch)
-        return _with_gradient(estimate, losses)
+            return _with_gradient(estimate, losses)
+        value = _with_gradient(self._accumulation.stage(batch, self.beta), losses)
+        value.register_hook(self._accumulation.corrected)  # type: ignore[no-untyped-call]
+        return value
 
     def _exact(self, losses: Tensor, batch: Batch) -> Tensor:
         """The worst case of these losses alone; differentiable, and without a trace in the state."""
@@ -136,67 +136,14 @@ class KLRobustLoss(nn.Module):
 
         Every gradient of the optimizer's parameters is rescaled: add other terms to the loss of the last part only.
         """
-        if self._optimizer is not None:
+        if self._accumulation is not None:
             raise HyperparameterError("expected one optimizer, got a second: this loss is attached already")
-        self._optimizer = optimizer
-        optimizer.register_step_pre_hook(self._drop_bad_gradients)
-        optimizer.register_step_post_hook(self._commit_with)
-        drop_gradients = optimizer.zero_grad
-
-        def zero_grad(set_to_none: bool = True) -> None:
-            if self._marks() != self._marked:
-                self._staged = None  # Its gradients are among those dropped; a loss still to be differentiated stays.
-            drop_gradients(set_to_none)
-            self._marked = self._marks()
-
-        optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+        self._accumulation = Accumulation(self.state, optimizer)
         return self
-
-    def _stage(self, batch: Batch) -> Estimate:
-        gradients = self._gradients()
-        if not gradients:
-            self._staged = None  # Dropped by model.zero_grad(), or by a step that never came.
-        before = self._staged
-        if before is not None and batch.finite is not None and before.batch.finite is not None:
-            batch = batch._replace(finite=batch.finite & before.batch.finite)
-        if self.state.needs_whole_batch:
-            estimate = self.state.observe(batch, staged=before)
-        else:
-            estimate = self.state.estimate(batch, self.beta, staged=before)
-            if before is not None:
-                scale = exp(before.step.log_s - estimate.step.log_s)
-                for group in _by_dtype(gradients):
-                    torch._foreach_mul_(group, scale.to(group[0]) if isinstance(scale, Tensor) else scale)
-        self._staged, self._marked = estimate, self._marks() if before is None else None
-        return estimate
-
-    def _marks(self) -> list[tuple[int, int]]:
-        """What a backward pass changes."""
-        return [(id(gradient), gradient._version) for gradient in self._gradients()]
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is attached to nothing."""
-        return {**self.__dict__, "_optimizer": None, "_staged": None, "_marked": None}
-
-    def _gradients(self) -> list[Tensor]:
-        assert self._optimizer is not None
-        return [p.grad for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
-
-    def _drop_bad_gradients(self, *_: Any) -> None:
-        """On an accelerator a bad batch is known to the device alone: its gradients, NaN or not, become zeros."""
-        if self._staged is None or self._staged.batch.finite is None:
-            return
-        for gradient in self._gradients():
-            gradient.copy_(torch.where(self._staged.batch.finite, gradient, 0.0))
-
-    def _commit_with(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._staged is None:
-            return
-        # Fused optimizers are called even when a GradScaler found an overflow, and skip the step themselves.
-        overflow = getattr(optimizer, "found_inf", None)
-        only_if = None if overflow is None else (overflow == 0).to(self.state.scalars.device).reshape(())
-        self.state.commit(self._staged, only_if=only_if)
-        self._staged = None
+        return {**self.__dict__, "_accumulation": None}
 
     # -- monitoring ---------------------------------------------------------------------------------------------------
 
@@ -243,10 +190,3 @@ def _without_padding(losses: Tensor, batch: Batch) -> Tensor:
 
 def _result_dtype(losses: Tensor) -> torch.dtype:
     return torch.promote_types(losses.dtype, torch.float32)
-
-
-def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    return list(groups.values())

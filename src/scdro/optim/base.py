@@ -238,6 +238,7 @@ class RobustOptimizer(Optimizer):
         if own["version"] != _VERSION:
             raise CheckpointError(f"expected a state_dict of version {_VERSION}, got {own['version']}; upgrade scdro")
         self._check_vectors(state_dict)
+        self._check_extra_state(own)
         before = {k: v.clone() for k, v in self._robust.state_dict().items()}
         self._robust.load_state_dict(own["robust"])  # Refuses another window or temperature, unchanged.
         try:
@@ -272,6 +273,9 @@ class RobustOptimizer(Optimizer):
 
     def _extra_state(self) -> dict[str, Any]:
         return {}
+
+    def _check_extra_state(self, own: dict[str, Any]) -> None:
+        pass
 
     def _load_extra_state(self, own: dict[str, Any]) -> None:
         pass

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from scdro.errors import HyperparameterError
+from scdro.errors import CheckpointError, HyperparameterError
 from scdro.optim.ascdro import ASCDRO
 from scdro.optim.base import RobustOptimizer
 from scdro.optim.scdro import SCDRO
@@ -121,7 +121,16 @@ class _Restarted(RobustOptimizer):
             self._stage, self._steps_left = self._stage + 1, after.steps
 
     def _extra_state(self) -> dict[str, Any]:
-        return {"stage": self._stage, "steps_left": self._steps_left}
+        stages = [list(stage) for stage in self._stages]
+        return {"stages": stages, "stage": self._stage, "steps_left": self._steps_left}
+
+    def _check_extra_state(self, own: dict[str, Any]) -> None:
+        stages = [Stage(*stage) for stage in own["stages"]]
+        if stages != self._stages:
+            raise CheckpointError(
+                f"expected a state_dict of the stages {self._stages}, got one of {stages}; construct the optimizer "
+                "with the same stages"
+            )
 
     def _load_extra_state(self, own: dict[str, Any]) -> None:
         self._stage, self._steps_left = own["stage"], own["steps_left"]
