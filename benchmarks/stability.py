@@ -79,12 +79,12 @@ def final_value(s: Setting) -> float:
 class FastDRO(scdro.SCDRO):
     """For comparison: the exact worst case of each batch alone (biased), with the same momentum."""
 
-    def _step(self, closure, beta, sample_weight):  # type: ignore[no-untyped-def]
+    def _step(self, closure, index, sample_weight):  # type: ignore[no-untyped-def]
         losses = self._losses(closure)
         rho, lam0, *_ = self._robust.limits
         self._backward(losses, scdro.worst_case(losses.detach(), rho, lam0).weights)
         for group in self.param_groups:
-            self._descend(group, beta)
+            self._follow(group, 1.0 - group["beta"], group["beta"], group["weight_decay"])
         return losses.detach().mean()
 
 

@@ -591,7 +591,7 @@ def test_checkpoint_of_other_settings(name):
             problem,
             lambda c=checkpoint: optimizer.load_state_dict(c),
             CheckpointError,
-            "window of 64 losses and of WindowTemperature, got one made with another window or temperature",
+            "window of 64 losses and of WindowTemperature, got one made with other settings",
             optimizer,
         )
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from scdro.batch import Batch
-from scdro.numbers import Number, exp
+from scdro.scalar import Scalar, exp
 from scdro.state import Estimate, RobustState
 
 __all__ = ["Accumulation"]
@@ -31,7 +31,7 @@ class Accumulation:
         self._staged: Estimate | None = None
         self._last: tuple[Batch, float] | None = None  # the newest part, and its beta
         self._marks_at_last: Marks = []
-        self._late: Number = 1.0  # what the newest part's gradient is too small by, if the parts before were dropped
+        self._late: Scalar = 1.0  # what the newest part's gradient is too small by, if the parts before were dropped
         optimizer.register_step_pre_hook(self._drop_bad_gradients)
         optimizer.register_step_post_hook(self._commit)
         self._zero_grad = optimizer.zero_grad
@@ -92,7 +92,7 @@ class Accumulation:
         self._staged = None
 
 
-def _rescale(gradients: list[Tensor], scale: Number) -> None:
+def _rescale(gradients: list[Tensor], scale: Scalar) -> None:
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         groups.setdefault((gradient.device, gradient.dtype), []).append(gradient)

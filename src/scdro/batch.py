@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scdro.errors import LossError, NonFiniteLossError
 from scdro.functional import check_shape, check_weights
-from scdro.numbers import Number, host_reads, maximum, number
+from scdro.scalar import Scalar, host_reads, maximum, scalar
 
 __all__ = ["Batch", "Point", "read_batch"]
 
@@ -21,7 +21,7 @@ class Batch(NamedTuple):
 
     losses: Tensor
     log_weight: Tensor | None
-    log_mass: Number
+    log_mass: Scalar
     finite: Tensor | None
 
 
@@ -29,16 +29,16 @@ class Point(NamedTuple):
     """A batch at one temperature: log q + l/lam for each sample, and the log of their sum."""
 
     joint: Tensor
-    log_mean: Number
+    log_mean: Scalar
 
     @property
     def weights(self) -> Tensor:
         """softmax(l/lam) over the batch: sums to one, or is all zero where everything was trimmed away."""
         return torch.exp(self.joint - maximum(self.log_mean, -1e300))
 
-    def mean(self, losses: Tensor) -> Number:
+    def mean(self, losses: Tensor) -> Scalar:
         """The mean loss under these weights."""
-        return number(torch.dot(self.weights, losses))
+        return scalar(torch.dot(self.weights, losses))
 
 
 def read_batch(
@@ -53,10 +53,10 @@ def read_batch(
     """Check a batch of losses and put it into the log domain."""
     values = losses.detach().to(dtype)
     log_weight = _log_weight(values, sample_weight, mask)
-    log_mass: Number = math.log(len(values))
+    log_mass: Scalar = math.log(len(values))
     if log_weight is not None:
         values = torch.where(log_weight > -math.inf, values, 0.0)
-        log_mass = number(torch.logsumexp(log_weight, 0))
+        log_mass = scalar(torch.logsumexp(log_weight, 0))
         _require(log_mass > -math.inf, LossError, "expected sample weights with a positive sum, got none above zero")
     return Batch(values, log_weight, log_mass, _check_values(values, loss_bound, skip_nonfinite))
 

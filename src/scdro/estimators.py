@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from scdro.errors import HyperparameterError
-from scdro.numbers import Number, clamp, exp, log, logaddexp, maximum, where
+from scdro.scalar import Scalar, clamp, exp, log, logaddexp, maximum, where
 
 __all__ = ["Advance", "MovingAverage", "NormalizedStorm", "Storm", "Tracker"]
 
@@ -26,10 +26,10 @@ __all__ = ["Advance", "MovingAverage", "NormalizedStorm", "Storm", "Tracker"]
 class Advance(NamedTuple):
     """One step of a tracker: log s_t, the batch's log mean, the coefficients, and whether it had to start anew."""
 
-    log_s: Number
-    log_mean: Number
-    keep: Number = 0.0
-    old: Number = 0.0
+    log_s: Scalar
+    log_mean: Scalar
+    keep: Scalar = 0.0
+    old: Scalar = 0.0
     reset: bool | Tensor | None = None
 
 
@@ -37,11 +37,11 @@ class LamTerms(NamedTuple):
     """What the gradient in lam is made of: drift = log s + rho (+ mu lam), mean losses under softmax(l/lam) at both
     points, and lam_t over the temperature at which the past is expressed."""
 
-    drift: Number
-    lam: Number
-    ratio: Number
-    mean: Number
-    mean_old: Number | None
+    drift: Scalar
+    lam: Scalar
+    ratio: Scalar
+    mean: Scalar
+    mean_old: Scalar | None
     bound: float | None
 
 
@@ -50,18 +50,18 @@ class Tracker(Protocol):
 
     two_points: bool
 
-    def advance(self, log_s: Number, log_mean: Number, log_mean_old: Number | None, beta: float) -> Advance: ...
-    def lam_gradient(self, step: Advance, kept: Number, at: LamTerms) -> tuple[Number, Number]: ...
+    def advance(self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float) -> Advance: ...
+    def lam_gradient(self, step: Advance, kept: Scalar, at: LamTerms) -> tuple[Scalar, Scalar]: ...
 
 
-def _averaged(log_s: Number, log_mean: Number, beta: float) -> Number:
+def _averaged(log_s: Scalar, log_mean: Scalar, beta: float) -> Scalar:
     """log((1-beta) s + beta ghat)."""
     if beta == 1.0:
         return log_mean
     return logaddexp(log_s + math.log1p(-beta), log_mean + math.log(beta))
 
 
-def _subtracted(step: Advance, at: LamTerms) -> Number:
+def _subtracted(step: Advance, at: LamTerms) -> Scalar:
     return 0.0 if at.mean_old is None else step.old * at.mean_old
 
 
@@ -85,14 +85,14 @@ class MovingAverage:
     def __post_init__(self) -> None:
         _check_cap(self.cap)
 
-    def log_s(self, log_s: Number, log_mean: Number, beta: float) -> Number:
+    def log_s(self, log_s: Scalar, log_mean: Scalar, beta: float) -> Scalar:
         moved = _averaged(log_s, log_mean, beta)
         return moved if self.cap is None else maximum(moved, log_mean - math.log(self.cap))
 
-    def advance(self, log_s: Number, log_mean: Number, log_mean_old: Number | None, beta: float) -> Advance:
+    def advance(self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float) -> Advance:
         return Advance(self.log_s(log_s, log_mean, beta), log_mean, 1.0 - beta)
 
-    def lam_gradient(self, step: Advance, kept: Number, at: LamTerms) -> tuple[Number, Number]:
+    def lam_gradient(self, step: Advance, kept: Scalar, at: LamTerms) -> tuple[Scalar, Scalar]:
         """u <- (1-beta) u + beta (log s + rho - mean(exp(l/lam) l)/(s lam))   (eq. 8)."""
         fresh = at.drift - exp(step.log_mean - step.log_s) * at.mean / at.lam
         u = step.keep * kept + (1.0 - step.keep) * fresh
@@ -110,7 +110,7 @@ class Storm:
 
     two_points = True
 
-    def advance(self, log_s: Number, log_mean: Number, log_mean_old: Number | None, beta: float) -> Advance:
+    def advance(self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float) -> Advance:
         assert log_mean_old is not None
         top = maximum(maximum(log_mean, log_mean_old), log_s)
         k1, k0, k = (exp(a - top) for a in (log_mean, log_mean_old, log_s))
@@ -123,7 +123,7 @@ class Storm:
         moved, keep, old = (where(empty, a, b) for a, b in ((log_s, moved), (1.0, keep), (0.0, old)))
         return Advance(moved, log_mean, keep, old, reset & (log_mean > -math.inf))
 
-    def lam_gradient(self, step: Advance, kept: Number, at: LamTerms) -> tuple[Number, Number]:
+    def lam_gradient(self, step: Advance, kept: Scalar, at: LamTerms) -> tuple[Scalar, Scalar]:
         """lam u/s + log s + rho (eq. 11), by way of y = -lam^2 u/s, the tracked mean loss under p."""
         fresh = exp(step.log_mean - step.log_s) * at.mean
         y = at.ratio**2 * (step.keep * kept - _subtracted(step, at)) + fresh
@@ -148,13 +148,13 @@ class NormalizedStorm(MovingAverage):
     clip: float | None = 0.3
     two_points = True
 
-    def advance(self, log_s: Number, log_mean: Number, log_mean_old: Number | None, beta: float) -> Advance:
+    def advance(self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float) -> Advance:
         assert log_mean_old is not None
         moved = self.log_s(log_s, log_mean, beta)
         before = maximum(log_s, log_mean_old - math.log(self.cap))
         old = (1.0 - beta) * exp(log_mean_old - before)
         return Advance(moved, log_mean, 1.0 - beta, old)
 
-    def lam_gradient(self, step: Advance, kept: Number, at: LamTerms) -> tuple[Number, Number]:
+    def lam_gradient(self, step: Advance, kept: Scalar, at: LamTerms) -> tuple[Scalar, Scalar]:
         y = step.keep * kept + exp(step.log_mean - step.log_s) * at.mean - _subtracted(step, at)
         return y, at.drift - y / at.lam

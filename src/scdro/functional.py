@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
-from scdro.numbers import Number, clamp, exp, log, maximum, number, where
+from scdro.scalar import Scalar, clamp, exp, log, maximum, scalar, where
 
 __all__ = ["WorstCase", "objective", "rho_for_confidence", "rho_for_group", "worst_case"]
 
@@ -46,8 +46,8 @@ class Tilt(NamedTuple):
     """q tilted by exp(l/lam): what a Newton step on lam needs. `x` is (l - shift)/lam."""
 
     weights: Tensor
-    kl: Number
-    var: Number
+    kl: Scalar
+    var: Scalar
 
 
 # Constants that keep 0 log 0 and 0/0 out of the Newton step; the true KL and Var are either exact zeros or far larger.
@@ -59,19 +59,19 @@ def scalar_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def tilt(centred: Tensor, log_q: Tensor, lam: Number) -> Tilt:
+def tilt(centred: Tensor, log_q: Tensor, lam: Scalar) -> Tilt:
     """Weights p_i ~ q_i exp(l_i/lam), KL(p, q) and Var_p(l/lam); `centred` are losses less a value near their top."""
     x = centred / lam
     joint = x + log_q
     p = torch.softmax(joint, 0)
-    log_norm = number(joint.max()) - log(number(p.max()))  # logsumexp(joint), at a fraction of its cost
-    mean = number(torch.dot(p, x))
+    log_norm = scalar(joint.max()) - log(scalar(p.max()))  # logsumexp(joint), at a fraction of its cost
+    mean = scalar(torch.dot(p, x))
     deviation = x - mean
-    kl = mean - log_norm + log(number(torch.exp(log_q).sum()))
-    return Tilt(p, kl, number(torch.dot(p, deviation * deviation)))
+    kl = mean - log_norm + log(scalar(torch.exp(log_q).sum()))
+    return Tilt(p, kl, scalar(torch.dot(p, deviation * deviation)))
 
 
-def newton_step(at: Tilt, lam: Number, rho: float, mu: float = 0.0) -> Number:
+def newton_step(at: Tilt, lam: Scalar, rho: float, mu: float = 0.0) -> Scalar:
     """Change of log lam by one Newton step on log KL(p_lam) - log(rho + mu lam) = 0.
 
     d KL / d log lam = -Var_p(l/lam). In (log lam, log KL) the equation is nearly a straight line: KL ~ Var/(2 lam^2).
@@ -92,7 +92,7 @@ def solve_lam(
     mu: float = 0.0,
     iterations: int = 100,
     exact: bool = True,
-) -> Number:
+) -> Scalar:
     """lam* = the root of KL(p_lam) = rho + mu lam, or lam0: Newton in log lam, kept inside a bisection bracket.
 
     It stops when the equation holds to rounding. Where the host would have to wait to see that, it does so only with
@@ -103,10 +103,10 @@ def solve_lam(
     q = torch.exp(log_q - torch.logsumexp(log_q, 0))
     top = torch.where(log_q > -math.inf, losses, -math.inf).amax()
     centred = losses - top
-    mean = number(torch.dot(q, centred))
-    std = number(torch.sqrt(torch.dot(q, (centred - mean) ** 2)))
+    mean = scalar(torch.dot(q, centred))
+    std = scalar(torch.sqrt(torch.dot(q, (centred - mean) ** 2)))
     # lam0 + (max l - mean l)/rho bounds lam* from above (section 1 of the mathematics).
-    low: Number = math.log(lam0)
+    low: Scalar = math.log(lam0)
     high = maximum(log(lam0 - mean / rho), low) if rho > 0 else low + 700.0
     theta = clamp(log(maximum(std / math.sqrt(2 * max(rho, 1e-12)), lam0)), low, high)
     solved = tilt(centred, log_q, lam0).kl <= rho + mu * lam0
@@ -191,7 +191,7 @@ def worst_case(
     return WorstCase(value.to(vector.dtype), lam, weights.to(vector.dtype), kl)
 
 
-def value_at(losses: Tensor, double: Tensor, log_q: Tensor, lam: Number, lam0: float) -> tuple[Tensor, Tensor, Number]:
+def value_at(losses: Tensor, double: Tensor, log_q: Tensor, lam: Scalar, lam0: float) -> tuple[Tensor, Tensor, Scalar]:
     """sum p l - lam0 KL(p), p, KL(p) for p = p_lam. By the envelope theorem the gradient in l is p, held constant."""
     top = torch.where(log_q > -math.inf, double, -math.inf).amax()
     at = tilt(double - top, log_q, lam)

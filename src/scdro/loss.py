@@ -13,7 +13,7 @@ from scdro.accumulation import Accumulation
 from scdro.batch import Batch
 from scdro.errors import HyperparameterError, LossError
 from scdro.functional import solve_lam, trimmed_log_weights, value_at
-from scdro.numbers import host_reads, where
+from scdro.scalar import host_reads, where
 from scdro.state import Estimate, RobustState, check_beta
 from scdro.temperature import PrintedTemperature, Temperature, WindowTemperature
 
@@ -165,7 +165,7 @@ class KLRobustLoss(nn.Module):
     @property
     def skipped(self) -> Tensor:
         """How many batches were left out for NaN or infinite losses."""
-        return self.state.counts[1].clone()
+        return self.state.skipped[0].clone()
 
     def extra_repr(self) -> str:
         rho, lam0, *_ = self.state.limits

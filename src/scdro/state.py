@@ -10,57 +10,57 @@ A batch passes through in three steps, the first two of which change nothing:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from scdro.batch import Batch, Point, check_losses, read_batch
-from scdro.errors import CheckpointError, HyperparameterError
+from scdro.batch import Batch, Point
+from scdro.errors import HyperparameterError
 from scdro.estimators import Advance, Tracker
 from scdro.functional import check_radius, check_trim, scalar_dtype, solve_lam, trimmed_log_weights, value_at
-from scdro.numbers import Number, clamp, exp, logaddexp, maximum, number, numbers, vector
+from scdro.scalar import Scalar, clamp, exp, logaddexp, maximum, scalar, unpacked, vector
 from scdro.temperature import LamRange, Moved, Temperature
+from scdro.tracked import Tracked
 from scdro.window import Window, default_size
 
 __all__ = ["Estimate", "RobustState"]
 
 
 class Estimate(NamedTuple):
-    """A step not yet committed. `weights` sum to ghat/s; `soft_max` is lam log s."""
+    """A step not yet committed. `weights` sum to ghat/s; `lam_log_s` is lam log s."""
 
     batch: Batch
     window: Window
-    log_mass: Number
-    lam: Number
-    lam_past: Number
+    log_mass: Scalar
+    lam: Scalar
+    lam_past: Scalar
     step: Advance
-    soft_max: Number
+    lam_log_s: Scalar
     weights: Tensor
-    objective: Number
-    mean: Number | None = None
-    mean_old: Number | None = None
+    objective: Scalar
+    mean: Scalar | None = None
+    mean_old: Scalar | None = None
     calibrating: bool = False
 
 
-class Numbers(NamedTuple):
+class Reading(NamedTuple):
     """lam of the next batch and of the last one, lam log s, and the loss above which samples are trimmed."""
 
-    lam: Number
-    lam_past: Number
-    soft_max: Number
-    ceiling: Number
+    lam: Scalar
+    lam_past: Scalar
+    lam_log_s: Scalar
+    ceiling: Scalar
 
 
-class RobustState(nn.Module):
+class RobustState(Tracked):
     """lam, lam log s, the recent losses, and the counters: all of it buffers, all of it in `state_dict`.
 
-    Numbers are kept together in vectors: torch.compile (2.13) loses writes to buffers that are 0-d float64 tensors.
+    Reading are kept together in vectors: torch.compile (2.13) loses writes to buffers that are 0-d float64 tensors.
     """
 
-    scalars: Tensor  # Numbers
-    counts: Tensor  # resets, batches skipped
+    scalars: Tensor  # Reading
+    resets: Tensor  # how often STORM had to start anew
     recent: Tensor  # the window: losses and log weights of the last batches
 
     def __init__(
@@ -76,34 +76,32 @@ class RobustState(nn.Module):
         skip_nonfinite: bool = False,
         mu: float = 0.0,
     ) -> None:
-        super().__init__()
+        super().__init__(loss_bound=loss_bound, skip_nonfinite=skip_nonfinite)
         check_radius(rho, lam0)
         check_trim(trim)
-        if loss_bound is not None and not 0.0 < loss_bound < math.inf:
-            raise HyperparameterError(f"expected loss_bound > 0, an upper bound of every loss, got {loss_bound}")
         if window is not None and window < 1:
             raise HyperparameterError(f"expected a window of at least one loss, got {window}")
         if not 0.0 <= mu < math.inf:
             raise HyperparameterError(f"expected mu >= 0, got {mu}")
-        self.trim, self.skip_nonfinite = trim, skip_nonfinite
+        self.trim, self.mu = trim, mu
         self.temperature, self.tracker = temperature, tracker
         lam_max = math.inf if loss_bound is None or rho == 0 else lam0 + loss_bound / rho
         self.limits = LamRange(rho, lam0, lam_max, mu, loss_bound)
         # rho = 0 asks for the plain average: lam = inf. The printed update knows no such case.
         self.plain = rho == 0.0 and temperature.carries
-        # Python's view of whether there is a past: the first batch takes another path, without asking the device.
-        self.started = False
         dtype = scalar_dtype(torch.get_default_device())
         start = math.inf if self.plain else math.nan if temperature.initial is None else temperature.initial
         self.register_buffer("scalars", torch.tensor([start, start, math.nan, math.inf], dtype=dtype))
-        self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("resets", torch.zeros(1, dtype=torch.int64))
         self.register_buffer("recent", Window.empty(window or default_size(rho), dtype).rows)
-        self.register_load_state_dict_pre_hook(_check_shapes)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_note_started)  # type: ignore[no-untyped-call]
 
-    def numbers(self) -> Numbers:
+    def made_with(self) -> str:
+        return f"a window of {self.recent.shape[1]} losses and of {type(self.temperature).__name__}"
+
+    def reading(self) -> Reading:
         """What the state holds, to compute with."""
-        return Numbers(*numbers(_pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars))
+        return Reading(*unpacked(_pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars))
 
     @property
     def window(self) -> Window:
@@ -122,58 +120,44 @@ class RobustState(nn.Module):
     @property
     def objective(self) -> Tensor:
         """The running robust objective as of the last batch."""
-        at = self.numbers()
-        return torch.as_tensor(self._objective(at.soft_max, at.lam_past), dtype=self.scalars.dtype).clone()
+        at = self.reading()
+        return torch.as_tensor(self._objective(at.lam_log_s, at.lam_past), dtype=self.scalars.dtype).clone()
 
     @property
     def needs_whole_batch(self) -> bool:
         """Whether the next batch is the first, and lam_1 or the ceiling must be found from all of it."""
         return not self.started and (bool(self.trim) or (self.temperature.initial is None and not self.plain))
 
-    def read(self, losses: Tensor, sample_weight: Tensor | None = None, mask: Tensor | None = None) -> Batch:
-        """Check a batch of losses and put it into the log domain. Raises before anything changes."""
-        check_losses(losses)
-        if self.scalars.device != losses.device:
-            self.to(losses.device)
-        return read_batch(
-            losses,
-            sample_weight,
-            mask,
-            dtype=self.scalars.dtype,
-            loss_bound=self.limits.loss_bound,
-            skip_nonfinite=self.skip_nonfinite,
-        )
-
     # -- estimating -----------------------------------------------------------------------------------------------
 
-    def _first(self, at: Numbers, batch: Batch) -> Numbers:
+    def _first(self, at: Reading, batch: Batch) -> Reading:
         """lam_1 and the ceiling for trimming, from the first batch; lam_1 is the user's where one was given."""
         log_weight = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         if self.trim:
             kept = trimmed_log_weights(batch.losses, log_weight, self.trim)
             ceiling = torch.where(kept > -math.inf, batch.losses, -math.inf).amax()
             log_weight = torch.where(batch.losses > ceiling, -math.inf, log_weight)
-            at = at._replace(ceiling=number(ceiling))
+            at = at._replace(ceiling=scalar(ceiling))
         if self.temperature.initial is not None or self.plain:
             return at
         rho, lam0, _, mu, _ = self.limits
         lam = solve_lam(batch.losses, log_weight, rho, lam0, mu=mu, iterations=24, exact=False)
         return at._replace(lam=self.limits.clamp(lam))
 
-    def _point(self, batch: Batch, lam: Number, ceiling: Number) -> Point:
+    def _point(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> Point:
         """The batch at temperature lam, trimmed: q is uniform over the batch, or by its weights, over 1 - trim."""
         joint = batch.losses / lam
         joint = joint - batch.log_mass if batch.log_weight is None else joint + (batch.log_weight - batch.log_mass)
         if self.trim:
             joint = torch.where(batch.losses > ceiling, -math.inf, joint - math.log1p(-self.trim))
-        return Point(joint, number(torch.logsumexp(joint, 0)))
+        return Point(joint, scalar(torch.logsumexp(joint, 0)))
 
     def previous_point(self, batch: Batch) -> Point:
         """The batch, evaluated at the previous parameters, at the temperature that the past is read at."""
-        at = self.numbers()
+        at = self.reading()
         return self._point(batch, self._past_temperature(at), at.ceiling)
 
-    def _past_temperature(self, at: Numbers) -> Number:
+    def _past_temperature(self, at: Reading) -> Scalar:
         """The temperature at which s and the estimates of the past are read."""
         return at.lam if self.temperature.carries else at.lam_past
 
@@ -185,7 +169,7 @@ class RobustState(nn.Module):
         `old` is the same batch at the previous point, for trackers of two points.
         """
         check_beta(beta)
-        at = self.numbers()
+        at = self.reading()
         if not self.started and staged is None:
             at = self._first(at, batch)
         lam, lam_past = at.lam, self._past_temperature(at) if self.started else at.lam
@@ -197,14 +181,14 @@ class RobustState(nn.Module):
             log_mean = log_sum - log_mass
         if self.started:
             past_log_mean = None if old is None else old[1].log_mean
-            step = self.tracker.advance(at.soft_max / lam_past, log_mean, past_log_mean, beta)
+            step = self.tracker.advance(at.lam_log_s / lam_past, log_mean, past_log_mean, beta)
         else:
             step = Advance(log_mean, log_mean)
         mean = mean_old = None
         if self.plain or not self.temperature.carries:
             mean = _mean_of_parts(point.mean(batch.losses), staged, log_mean + log_mass)
             mean_old = None if old is None else old[1].mean(old[0].losses)
-        soft_max = self._soft_max(at, step, mean, beta)
+        lam_log_s = self._soft_max(at, step, mean, beta)
         return Estimate(
             batch=batch,
             window=(self.window if staged is None else staged.window).pushed(batch.losses, batch.log_weight),
@@ -212,9 +196,9 @@ class RobustState(nn.Module):
             lam=lam,
             lam_past=lam_past,
             step=step,
-            soft_max=soft_max,
+            lam_log_s=lam_log_s,
             weights=torch.exp(point.joint - step.log_s),
-            objective=self._objective(soft_max, lam),
+            objective=self._objective(lam_log_s, lam),
             mean=mean,
             mean_old=mean_old,
         )
@@ -234,68 +218,57 @@ class RobustState(nn.Module):
             lam=lam,
             lam_past=lam,
             step=Advance(0.0, 0.0),
-            soft_max=lam,
+            lam_log_s=lam,
             weights=torch.exp(log_q),
-            objective=number(value),
+            objective=scalar(value),
             calibrating=True,
         )
 
-    def _soft_max(self, at: Numbers, step: Advance, mean: Number | None, beta: float) -> Number:
+    def _soft_max(self, at: Reading, step: Advance, mean: Scalar | None, beta: float) -> Scalar:
         """lam log s; the mean loss where lam is infinite."""
         if self.plain:
             assert mean is not None
-            return at.soft_max + beta * (mean - at.soft_max) if self.started else mean
-        soft_max = at.lam * step.log_s
+            return at.lam_log_s + beta * (mean - at.lam_log_s) if self.started else mean
+        lam_log_s = at.lam * step.log_s
         if self.limits.loss_bound is not None and self.tracker.two_points:
-            soft_max = clamp(soft_max, 0.0, self.limits.loss_bound)  # STORM's s may leave the range of the truth.
-        return soft_max
+            lam_log_s = clamp(lam_log_s, 0.0, self.limits.loss_bound)  # STORM's s may leave the range of the truth.
+        return lam_log_s
 
-    def _objective(self, soft_max: Number, lam: Number) -> Number:
+    def _objective(self, lam_log_s: Scalar, lam: Scalar) -> Scalar:
         """lam log s + (lam - lam0) rho."""
-        return soft_max if self.plain else soft_max + (lam - self.limits.lam0) * self.limits.rho
+        return lam_log_s if self.plain else lam_log_s + (lam - self.limits.lam0) * self.limits.rho
 
     # -- committing -----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def commit(self, estimate: Estimate, lr: Number | None = None, only_if: Tensor | None = None) -> None:
+    def commit(self, estimate: Estimate, lr: Scalar | None = None, only_if: Tensor | None = None) -> None:
         """Move s and the recent losses, then lam; where `only_if` or the batch's own flag is false, nothing moves."""
-        at, window = self.numbers(), estimate.window
+        at, window = self.reading(), estimate.window
         ceiling = at.ceiling
         if self.trim:
             ceiling = window.quantile(self.trim)
             window = window.without(ceiling)
-        extra: list[tuple[Tensor, list[Number]]] = []
+        extra: list[tuple[Tensor, list[Scalar]]] = []
         if estimate.calibrating:
             rho, lam0, _, mu, _ = self.limits
             solved = self.temperature.initial is None
             lam = lam_next = self.limits.clamp(window.solve(rho, lam0, mu)) if solved else at.lam
-            soft_max = lam * window.log_mean(lam)
+            lam_log_s = lam * window.log_mean(lam)
         else:
-            lam, soft_max = estimate.lam, estimate.soft_max
+            lam, lam_log_s = estimate.lam, estimate.lam_log_s
             lam_next, extra = self.temperature.advance(self._moved(estimate, window, lr), self.limits)
-        reset, finite = estimate.step.reset, estimate.batch.finite
-        go = _both(only_if, finite)
-        self._start(go)
-        extra.append((self.scalars, [lam_next, lam, soft_max, ceiling]))
+        extra.append((self.scalars, [lam_next, lam, lam_log_s, ceiling]))
         new = [(self.recent, estimate.window.rows), *((buffer, vector(value, buffer)) for buffer, value in extra)]
-        if reset is not None:
-            new.append((self.counts, self.counts + vector([reset, False], self.counts)))
-        if go is not None:
-            new = [(buffer, torch.where(go, value, buffer)) for buffer, value in new]
-        for buffer, value in new:
-            buffer.copy_(value)
-        if finite is not None:
-            self.count_skipped(~finite)
+        if estimate.step.reset is not None:
+            new.append((self.resets, self.resets + estimate.step.reset))
+        self.store(new, estimate.batch, only_if)
 
-    def count_skipped(self, bad: Tensor | bool) -> None:
-        self.counts[1] += bad
-
-    def _moved(self, estimate: Estimate, window: Window, lr: Number | None) -> Moved:
+    def _moved(self, estimate: Estimate, window: Window, lr: Scalar | None) -> Moved:
         return Moved(
             estimate.lam,
             estimate.lam_past,
             estimate.step,
-            estimate.soft_max,
+            estimate.lam_log_s,
             estimate.mean,
             estimate.mean_old,
             window,
@@ -303,39 +276,15 @@ class RobustState(nn.Module):
             lr,
         )
 
-    def _start(self, go: Tensor | None) -> None:
-        """Note that there is a past from now on, unless this very first step is skipped."""
-        if self.started:
-            return
-        if go is None:
-            self.started = True
-        elif torch.compiler.is_compiling():
-            torch._assert_async(go, "the first batch of a compiled loss must be finite")
-            self.started = True
-        else:
-            self.started = bool(go)  # Waits for the device, until the first good batch and never again.
-
     # -- monitoring -----------------------------------------------------------------------------------------------
 
     def monitor(self) -> tuple[Tensor, Tensor]:
         """KL and effective sample size (as a share of the samples) of the worst case on the recent losses."""
-        now = self.numbers()
+        now = self.reading()
         window = self.window.without(now.ceiling) if self.trim else self.window
-        at = window.tilt(now.lam, now.soft_max)
+        at = window.tilt(now.lam, now.lam_log_s)
         q = torch.softmax(window.log_weight, 0)
         return vector([maximum(at.kl, 0.0)], q)[0], (q * q).sum() / (at.weights * at.weights).sum()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RobustState:
-        """Follow the model to its device, never to its dtype: lam and log s are float64 for a reason."""
-
-        def move(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            if not tensor.is_floating_point() or moved.dtype == tensor.dtype:
-                return moved
-            return tensor.to(moved.device, scalar_dtype(moved.device))
-
-        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
-        return self
 
 
 def check_beta(beta: float) -> None:
@@ -343,23 +292,12 @@ def check_beta(beta: float) -> None:
         raise HyperparameterError(f"expected beta in (0, 1], the share of the new batch in the averages, got {beta}")
 
 
-def _check_shapes(module: RobustState, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Refuse another window or temperature before any of it is loaded."""
-    came = {k: v.shape for k, v in state_dict.items() if k.startswith(prefix)}
-    if came and came != {prefix + k: v.shape for k, v in module.state_dict().items()}:
-        raise CheckpointError(
-            f"expected the state of a window of {module.recent.shape[1]} losses and of "
-            f"{type(module.temperature).__name__}, got one made with another window or temperature; "
-            "construct the object with the same arguments"
-        )
-
-
 def _note_started(module: nn.Module, _: object) -> None:
     assert isinstance(module, RobustState)
     module.started = not math.isnan(module.scalars[2])
 
 
-def _mean_of_parts(mean: Number, staged: Estimate | None, log_sum: Number) -> Number:
+def _mean_of_parts(mean: Scalar, staged: Estimate | None, log_sum: Scalar) -> Scalar:
     """The mean loss of all parts of a batch so far, each part by its share of the sum of exp(l/lam)."""
     if staged is None or staged.mean is None:
         return mean
@@ -376,7 +314,3 @@ def _pinned(x: Tensor) -> Tensor:
 @_pinned.register_fake
 def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
-
-
-def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a & b

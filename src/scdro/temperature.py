@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from scdro.errors import HyperparameterError
 from scdro.estimators import Advance, LamTerms, MovingAverage, NormalizedStorm, Storm, Tracker
 from scdro.functional import newton_step, scalar_dtype
-from scdro.numbers import Number, clamp, exp, number
+from scdro.scalar import Scalar, clamp, exp, scalar
 from scdro.window import Window
 
 __all__ = ["PrintedTemperature", "Temperature", "WindowTemperature"]
@@ -33,19 +33,19 @@ class LamRange(NamedTuple):
     mu: float
     loss_bound: float | None
 
-    def clamp(self, lam: Number) -> Number:
+    def clamp(self, lam: Scalar) -> Scalar:
         return clamp(lam, self.lam0, self.lam_max)
 
 
 class Moved(NamedTuple):
     """What a finished step tells the temperature."""
 
-    lam: Number
-    lam_past: Number
+    lam: Scalar
+    lam_past: Scalar
     step: Advance
-    soft_max: Number
-    mean: Number | None
-    mean_old: Number | None
+    lam_log_s: Scalar
+    mean: Scalar | None
+    mean_old: Scalar | None
     window: Window
     tracker: Tracker
     lr: Tensor | float | None
@@ -69,7 +69,7 @@ class Temperature(nn.Module):
         """How s moves where each batch is evaluated twice (ASCDRO)."""
         raise NotImplementedError
 
-    def advance(self, moved: Moved, limits: LamRange) -> tuple[Number, list[tuple[Tensor, list[Number]]]]:
+    def advance(self, moved: Moved, limits: LamRange) -> tuple[Scalar, list[tuple[Tensor, list[Scalar]]]]:
         """lam_{t+1}, and this module's buffers with their new values."""
         raise NotImplementedError
 
@@ -98,10 +98,10 @@ class WindowTemperature(Temperature):
     def two_point_tracker(self) -> Tracker:
         return NormalizedStorm(self.cap, self.clip)
 
-    def advance(self, moved: Moved, limits: LamRange) -> tuple[Number, list[tuple[Tensor, list[Number]]]]:
+    def advance(self, moved: Moved, limits: LamRange) -> tuple[Scalar, list[tuple[Tensor, list[Scalar]]]]:
         if limits.rho == 0.0:
             return moved.lam, []
-        at = moved.window.tilt(moved.lam, moved.soft_max)
+        at = moved.window.tilt(moved.lam, moved.lam_log_s)
         change = clamp(newton_step(at, moved.lam, limits.rho, limits.mu), -1.0, 1.0)
         return limits.clamp(moved.lam * exp(change)), []
 
@@ -133,13 +133,13 @@ class PrintedTemperature(Temperature):
     def two_point_tracker(self) -> Tracker:
         return Storm()
 
-    def advance(self, moved: Moved, limits: LamRange) -> tuple[Number, list[tuple[Tensor, list[Number]]]]:
+    def advance(self, moved: Moved, limits: LamRange) -> tuple[Scalar, list[tuple[Tensor, list[Scalar]]]]:
         lr = moved.lr if self.lr is None else self.lr
         assert lr is not None
         assert moved.mean is not None
-        drift = moved.soft_max / moved.lam + limits.rho + limits.mu * moved.lam
+        drift = moved.lam_log_s / moved.lam + limits.rho + limits.mu * moved.lam
         terms = LamTerms(drift, moved.lam, moved.lam / moved.lam_past, moved.mean, moved.mean_old, limits.loss_bound)
-        tracked, gradient = moved.tracker.lam_gradient(moved.step, number(self.tracked[0]), terms)
+        tracked, gradient = moved.tracker.lam_gradient(moved.step, scalar(self.tracked[0]), terms)
         return limits.clamp(moved.lam - lr * gradient), [(self.tracked, [tracked])]
 
 

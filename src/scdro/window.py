@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scdro.functional import Tilt, solve_lam, tilt, trimmed_log_weights
-from scdro.numbers import Number, number
+from scdro.scalar import Scalar, scalar
 
 __all__ = ["Window", "default_size"]
 
@@ -41,24 +41,24 @@ class Window(NamedTuple):
         batch = torch.stack([losses, torch.zeros_like(losses) if log_weight is None else log_weight])
         return Window(torch.cat([self.rows, batch], 1)[:, -self.rows.shape[1] :])
 
-    def tilt(self, lam: Number, shift: Number) -> Tilt:
+    def tilt(self, lam: Scalar, shift: Scalar) -> Tilt:
         """The recent losses under the worst case at temperature lam; `shift` is any value near their top."""
         losses, log_weight = self.rows.unbind()
         return tilt(losses - shift, log_weight, lam)
 
-    def log_mean(self, lam: Number) -> Number:
+    def log_mean(self, lam: Scalar) -> Scalar:
         """log of the mean of exp(l/lam)."""
-        return number(torch.logsumexp(self.losses / lam + self.log_weight, 0) - torch.logsumexp(self.log_weight, 0))
+        return scalar(torch.logsumexp(self.losses / lam + self.log_weight, 0) - torch.logsumexp(self.log_weight, 0))
 
-    def solve(self, rho: float, lam0: float, mu: float) -> Number:
+    def solve(self, rho: float, lam0: float, mu: float) -> Scalar:
         """lam* of the recent losses, in a fixed number of steps (it must not wait for the device)."""
         return solve_lam(self.losses, self.log_weight, rho, lam0, mu=mu, iterations=24, exact=False)
 
-    def quantile(self, trim: float) -> Number:
+    def quantile(self, trim: float) -> Scalar:
         """The loss above which the hardest `trim` of the recent weight lies."""
         kept = trimmed_log_weights(self.losses, self.log_weight, trim)
-        return number(torch.where(kept > -math.inf, self.losses, -math.inf).amax())
+        return scalar(torch.where(kept > -math.inf, self.losses, -math.inf).amax())
 
-    def without(self, ceiling: Number) -> Window:
+    def without(self, ceiling: Scalar) -> Window:
         """The window less the losses above a ceiling."""
         return Window(torch.stack([self.losses, torch.where(self.losses > ceiling, -math.inf, self.log_weight)]))

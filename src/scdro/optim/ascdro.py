@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from scdro.batch import Batch, Point
 from scdro.errors import ClosureError
 from scdro.estimators import Advance
-from scdro.numbers import Number
-from scdro.optim.base import Closure, RobustOptimizer, descend
+from scdro.optim.base import Closure, descend
 from scdro.optim.replay import Replay
+from scdro.optim.robust import RobustOptimizer
+from scdro.scalar import Scalar
 
 __all__ = ["ASCDRO"]
 
@@ -63,8 +64,8 @@ class ASCDRO(RobustOptimizer):
         modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
         self._replay = Replay(modules)
 
-    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Number | None:
-        robust = self._robust
+    def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
+        robust, beta = self._robust, self._beta
         old = self._at_previous_point(closure, sample_weight) if robust.started else None
         old_gradients = {p: p.grad for p in self._parameters()}
         with self._replay.inspection():
@@ -102,7 +103,7 @@ class ASCDRO(RobustOptimizer):
         return batch, point
 
     def _move_estimates(
-        self, step: Advance, ratio: Number, old_gradients: dict[Tensor, Tensor | None], beta: float
+        self, step: Advance, ratio: Scalar, old_gradients: dict[Tensor, Tensor | None], beta: float
     ) -> None:
         """z <- keep z + new g - old g', for all parameters; and w_t becomes the previous point.
 
@@ -134,7 +135,8 @@ class ASCDRO(RobustOptimizer):
     def _descend(self, group: dict[str, Any]) -> None:
         """w <- w - lr (z + wd w)."""
         params = [p for p in group["params"] if p.grad is not None]
-        descend(params, self._decayed([self.state[p]["z"] for p in params], params, group), group["lr"])
+        decay = group["weight_decay"] + self._robust.mu
+        descend(params, self._decayed([self.state[p]["z"] for p in params], params, decay), group["lr"])
 
 
 def _matched(batch: Batch, old: Batch) -> Batch:

@@ -1,4 +1,4 @@
-"""What the KL-constrained optimizers share: the closure's contract, the robust state, monitoring and checkpoints."""
+"""What the algorithms share: the closure's contract, the descent, monitoring and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,70 +12,27 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError
-from scdro.estimators import Tracker
-from scdro.numbers import Number, vector
 from scdro.projections import Ball
-from scdro.state import RobustState, check_beta
-from scdro.temperature import Temperature, WindowTemperature
+from scdro.scalar import Scalar, vector
+from scdro.tracked import Tracked
 
-__all__ = ["Closure", "RobustOptimizer", "descend"]
+__all__ = ["Closure", "ClosureOptimizer"]
 
 Closure = Callable[[], Tensor]
 _KEY, _VERSION = "scdro", 1
 
 
-class RobustOptimizer(Optimizer):
-    """Base of the optimizers over x = (w, lam). Its state beyond `torch.optim`'s is one `RobustState`."""
+class ClosureOptimizer(Optimizer):
+    """Base of every algorithm: `step(closure)`, with one `Tracked` module as its state beyond `torch.optim`'s."""
 
-    _robust: RobustState
-    _two_points: ClassVar[bool]
-    _own_attributes: ClassVar[tuple[str, ...]] = ("_robust", "_ball")
+    _tracked: Tracked
+    _own_attributes: ClassVar[tuple[str, ...]] = ("_tracked", "_ball")
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 0.1,
-        rho: float = 0.5,
-        *,
-        beta: float = 0.1,
-        lam0: float = 1e-3,
-        weight_decay: float = 0.0,
-        temperature: Temperature | None = None,
-        tracker: Tracker | None = None,
-        loss_bound: float | None = None,
-        radius: float | None = None,
-        trim: float = 0.0,
-        window: int | None = None,
-        skip_nonfinite: bool = False,
-        mu: float = 0.0,
-    ) -> None:
-        if not 0.0 <= float(lr) < math.inf:
-            raise HyperparameterError(f"expected a learning rate lr >= 0, got {lr}")
-        if not 0.0 <= weight_decay < math.inf:
-            raise HyperparameterError(f"expected weight_decay >= 0, got {weight_decay}")
-        check_beta(beta)
-        temperature = WindowTemperature() if temperature is None else temperature
-        if tracker is None:
-            tracker = temperature.two_point_tracker() if self._two_points else temperature.one_point_tracker()
-        if tracker.two_points != self._two_points:
-            raise HyperparameterError(
-                f"expected a tracker of {2 if self._two_points else 1} point(s) for {type(self).__name__}, "
-                f"got {type(tracker).__name__}"
-            )
+    def __init__(self, params: Any, defaults: dict[str, Any], tracked: Tracked, *, radius: float | None = None) -> None:
+        _check_steps(defaults)
         self._ball = None if radius is None else Ball(radius)
-        robust = RobustState(
-            rho,
-            lam0,
-            temperature,
-            tracker,
-            loss_bound=loss_bound,
-            trim=trim,
-            window=window,
-            skip_nonfinite=skip_nonfinite,
-            mu=mu,
-        )
-        super().__init__(params, {"lr": lr, "beta": beta, "weight_decay": weight_decay})
-        self._robust = robust.to(self._first_parameter().device)
+        super().__init__(params, defaults)
+        self._tracked = tracked.to(self._first_parameter().device)
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -85,29 +42,37 @@ class RobustOptimizer(Optimizer):
 
         Args:
             closure: computes and returns the per-sample losses of a batch fixed outside of it; does not call backward.
-            index: positions of the samples in the data set; not needed here, part of the common interface.
+            index: positions of the samples in the data set, for the methods that keep one number for each.
             sample_weight: importance weights of the samples, >= 0.
 
         Returns:
-            The running robust objective, a 0-d tensor.
+            The method's running estimate of its own objective, a 0-d tensor.
         """
         if closure is None or not callable(closure):
             raise ClosureError(
                 "expected step(closure) with a closure that returns per-sample losses, got none; for loops that call "
                 "backward() themselves use KLRobustLoss with any torch optimizer"
             )
-        value = self._step(closure, self._beta, sample_weight)
+        value = self._step(closure, index, sample_weight)
         if value is None:
-            return self._robust.objective
-        self._after_step()
-        return vector([value], self._robust.scalars)[0]
+            value = self._value_if_skipped()
+        else:
+            self._after_step()
+        return vector([value], self._like)[0]
 
-    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Number | None:
+    def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         """The algorithm: the objective, or None where a bad batch was left out."""
         raise NotImplementedError
 
     def _after_step(self) -> None:
-        """For the restarted forms: change of stage."""
+        """For the methods in stages."""
+
+    def _value_if_skipped(self) -> Scalar:
+        return math.nan
+
+    @property
+    def _like(self) -> Tensor:
+        return torch.empty(0, dtype=self._tracked.dtype, device=self._tracked.skipped.device)
 
     # -- the closure --------------------------------------------------------------------------------------------------
 
@@ -143,9 +108,9 @@ class RobustOptimizer(Optimizer):
 
     def _skips(self, finite: Tensor | None) -> bool:
         """Whether to leave the step out, where the host may look; elsewhere the flag stays on the device."""
-        if finite is None or (finite.device.type != "cpu" and self._robust.started) or bool(finite):
+        if finite is None or (finite.device.type != "cpu" and self._tracked.started) or bool(finite):
             return False
-        self._robust.count_skipped(True)
+        self._tracked.count_skipped(True)
         return True
 
     def _undone_unless(self, finite: Tensor | None) -> AbstractContextManager[None]:
@@ -171,62 +136,38 @@ class RobustOptimizer(Optimizer):
     def _first_parameter(self) -> Tensor:
         return next(self._parameters())
 
-    @property
-    def _beta(self) -> float:
-        """s is one number, and so is beta, whatever the parameter groups."""
-        beta: float = self.param_groups[0]["beta"]
-        if any(group["beta"] != beta for group in self.param_groups):
-            raise HyperparameterError("expected the same beta in all parameter groups, got different ones")
-        return beta
+    def _decayed(self, vectors: list[Tensor], params: list[Tensor], decay: float) -> list[Tensor]:
+        """Vectors plus weight decay."""
+        return list(torch._foreach_add(vectors, params, alpha=decay)) if params and decay else vectors
 
-    def _decayed(self, vectors: list[Tensor], params: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        """Vectors plus weight decay; the restarted forms' mu |x|^2/2 is one too."""
-        decay = group["weight_decay"] + self._robust.limits.mu
-        if not params or not decay:
-            return vectors
-        return list(torch._foreach_add(vectors, params, alpha=decay))
+    def _follow(self, group: dict[str, Any], keep: float, share: float, decay: float) -> None:
+        """v <- keep v + share (gradient + decay w);  w <- w - lr v.  The first v is the gradient itself."""
+        params = [p for p in group["params"] if p.grad is not None]
+        gradients = self._decayed([p.grad for p in params if p.grad is not None], params, decay)
+        old = [(self.state[p]["v"], g) for p, g in zip(params, gradients, strict=True) if "v" in self.state[p]]
+        if old:
+            vectors, fresh = (list(side) for side in zip(*old, strict=True))
+            torch._foreach_mul_(vectors, keep)
+            torch._foreach_add_(vectors, fresh, alpha=share)
+        for p, gradient in zip(params, gradients, strict=True):
+            if "v" not in self.state[p]:
+                self.state[p]["v"] = torch.clone(gradient)
+        descend(params, [self.state[p]["v"] for p in params], group["lr"])
 
     def _project(self) -> None:
         if self._ball is not None:
             self._ball.project_(list(self._parameters()))
 
-    # -- monitoring ---------------------------------------------------------------------------------------------------
-
-    @property
-    def lam(self) -> Tensor:
-        """The temperature the next batch will use; NaN before the first, inf where rho = 0."""
-        return self._robust.lam
-
-    @property
-    def log_s(self) -> Tensor:
-        """log of the tracked mean of exp(l/lam), at the temperature of the last batch."""
-        return self._robust.log_s
-
-    @property
-    def kl(self) -> Tensor:
-        """The KL distance that the worst case spends on the recent losses: near rho, or below it at lam0."""
-        return self._robust.monitor()[0]
-
-    @property
-    def ess(self) -> Tensor:
-        """Effective sample size of the worst case as a share of the recent samples, in (0, 1]."""
-        return self._robust.monitor()[1]
-
-    @property
-    def resets(self) -> Tensor:
-        """How often STORM's estimates had to start anew (printed form only)."""
-        return self._robust.counts[0].clone()
-
     @property
     def skipped(self) -> Tensor:
         """How many batches were left out for NaN or infinite losses."""
-        return self._robust.counts[1].clone()
+        return self._tracked.skipped[0].clone()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """torch's own, and under "scdro" what must not be cast with the parameters: lam, log s, recent losses."""
-        own = {"algorithm": type(self).__name__, "version": _VERSION, "robust": dict(self._robust.state_dict())}
+        own = {"algorithm": type(self).__name__, "version": _VERSION, "tracked": dict(self._tracked.state_dict())}
         return {**super().state_dict(), _KEY: {**own, **self._extra_state()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -239,12 +180,12 @@ class RobustOptimizer(Optimizer):
             raise CheckpointError(f"expected a state_dict of version {_VERSION}, got {own['version']}; upgrade scdro")
         self._check_vectors(state_dict)
         self._check_extra_state(own)
-        before = {k: v.clone() for k, v in self._robust.state_dict().items()}
-        self._robust.load_state_dict(own["robust"])  # Refuses another window or temperature, unchanged.
+        before = {k: v.clone() for k, v in self._tracked.state_dict().items()}
+        self._tracked.load_state_dict(own["tracked"])  # Refuses another make, unchanged.
         try:
             super().load_state_dict({k: v for k, v in state_dict.items() if k != _KEY})
         except Exception:
-            self._robust.load_state_dict(before)
+            self._tracked.load_state_dict(before)
             raise
         self._load_extra_state(own)
 
@@ -264,11 +205,7 @@ class RobustOptimizer(Optimizer):
                     )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        for name in ("lr", "weight_decay"):
-            if name in param_group and not 0.0 <= float(param_group[name]) < math.inf:
-                raise HyperparameterError(f"expected {name} >= 0 in a parameter group, got {param_group[name]}")
-        if "beta" in param_group:
-            check_beta(param_group["beta"])
+        _check_steps(param_group)
         super().add_param_group(param_group)
 
     def _extra_state(self) -> dict[str, Any]:
@@ -294,3 +231,9 @@ def descend(params: list[Tensor], direction: list[Tensor], lr: Tensor | float) -
         torch._foreach_sub_(params, torch._foreach_mul(direction, lr.to(direction[0].device)))
     else:
         torch._foreach_add_(params, direction, alpha=-lr)
+
+
+def _check_steps(settings: dict[str, Any]) -> None:
+    for name in ("lr", "weight_decay"):
+        if name in settings and not 0.0 <= float(settings[name]) < math.inf:
+            raise HyperparameterError(f"expected {name} >= 0, got {settings[name]}")

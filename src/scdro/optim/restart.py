@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.optim.ascdro import ASCDRO
-from scdro.optim.base import RobustOptimizer
+from scdro.optim.robust import RobustOptimizer
 from scdro.optim.scdro import SCDRO
 from scdro.state import check_beta
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from scdro.numbers import Number
-from scdro.optim.base import Closure, RobustOptimizer, descend
+from scdro.optim.base import Closure
+from scdro.optim.robust import RobustOptimizer
+from scdro.scalar import Scalar
 
 __all__ = ["SCDRO"]
 
@@ -43,6 +41,7 @@ class SCDRO(RobustOptimizer):
         mu: adds mu |x|^2/2 over x = (w, lam) to the objective, as the restarted forms do.
 
     Example:
+        >>> import torch
         >>> model = torch.nn.Linear(3, 2)
         >>> x, y = torch.randn(8, 3), torch.randint(2, (8,))
         >>> opt = SCDRO(model.parameters(), lr=0.1, rho=0.5)
@@ -54,7 +53,8 @@ class SCDRO(RobustOptimizer):
 
     _two_points = False
 
-    def _step(self, closure: Closure, beta: float, sample_weight: Tensor | None) -> Number | None:
+    def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
+        beta = self._beta
         losses = self._losses(closure)
         batch = self._robust.read(losses, sample_weight)
         if self._skips(batch.finite):
@@ -63,23 +63,7 @@ class SCDRO(RobustOptimizer):
         self._backward(losses, estimate.weights)
         with self._undone_unless(batch.finite):
             for group in self.param_groups:
-                self._descend(group, beta)
+                self._follow(group, 1.0 - beta, beta, group["weight_decay"] + self._robust.mu)
             self._project()
         self._robust.commit(estimate, self.param_groups[0]["lr"])
         return estimate.objective
-
-    def _descend(self, group: dict[str, Any], beta: float) -> None:
-        """v <- (1-beta) v + beta (gradient + wd w);  w <- w - lr v."""
-        params = [p for p in group["params"] if p.grad is not None]
-        gradients = self._decayed([p.grad for p in params if p.grad is not None], params, group)
-        self._average([p for p in params if "v" in self.state[p]], dict(zip(params, gradients, strict=True)), beta)
-        for p, gradient in zip(params, gradients, strict=True):
-            if "v" not in self.state[p]:
-                self.state[p]["v"] = torch.clone(gradient)
-        descend(params, [self.state[p]["v"] for p in params], group["lr"])
-
-    def _average(self, params: list[Tensor], gradients: dict[Tensor, Tensor], beta: float) -> None:
-        if params:
-            v = [self.state[p]["v"] for p in params]
-            torch._foreach_mul_(v, 1.0 - beta)
-            torch._foreach_add_(v, [gradients[p] for p in params], alpha=beta)

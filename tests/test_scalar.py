@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from scdro import ASCDRO, SCDRO, KLRobustLoss, PrintedTemperature, WindowTemperature, numbers, worst_case
+from scdro import ASCDRO, SCDRO, KLRobustLoss, PrintedTemperature, WindowTemperature, scalar, worst_case
 
 values = st.floats(allow_subnormal=False)
 ordered = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False)
-ONE = {"exp": (numbers.exp, torch.exp), "log": (numbers.log, torch.log)}
+ONE = {"exp": (scalar.exp, torch.exp), "log": (scalar.log, torch.log)}
 TWO = {
-    "maximum": (numbers.maximum, torch.maximum),
-    "minimum": (numbers.minimum, torch.minimum),
-    "logaddexp": (numbers.logaddexp, torch.logaddexp),
+    "maximum": (scalar.maximum, torch.maximum),
+    "minimum": (scalar.minimum, torch.minimum),
+    "logaddexp": (scalar.logaddexp, torch.logaddexp),
 }
 
 
@@ -56,22 +56,22 @@ def test_what_is_not_finite_passes_through(name, a, b):
 
 @pytest.mark.parametrize("a", [-math.inf, 0.0])
 def test_logaddexp_of_nothing(a):
-    assert numbers.logaddexp(a, -math.inf) == numbers.logaddexp(-math.inf, a) == a
+    assert scalar.logaddexp(a, -math.inf) == scalar.logaddexp(-math.inf, a) == a
 
 
 @given(x=values, low=ordered, high=ordered)
 def test_clamp(x, low, high):
     low, high = min(low, high), max(low, high)
     expected = tensor(x).clamp(low, high)
-    assert same(numbers.clamp(x, low, high), expected)
-    assert same(float(numbers.clamp(tensor(x), low, tensor(high))), expected)
+    assert same(scalar.clamp(x, low, high), expected)
+    assert same(float(scalar.clamp(tensor(x), low, tensor(high))), expected)
 
 
 def test_vector_keeps_dtype_and_precision():
     like = torch.zeros(3, dtype=torch.float64)
     for entries in ([0.1, 0.2, math.inf], [0.1, tensor(0.2), math.inf]):
-        assert numbers.vector(entries, like).tolist() == [0.1, 0.2, math.inf]
-        assert numbers.vector(entries, like).dtype == torch.float64
+        assert scalar.vector(entries, like).tolist() == [0.1, 0.2, math.inf]
+        assert scalar.vector(entries, like).dtype == torch.float64
 
 
 def run(make, steps=40):
@@ -129,7 +129,7 @@ METHODS = {
 def test_tensors_on_the_device_give_the_same_run(name, monkeypatch):
     """On an accelerator numbers are never read; the same arithmetic on tensors must agree with the one on floats."""
     floats = run(METHODS[name])
-    monkeypatch.setattr(numbers, "host_reads", lambda tensor: False)
+    monkeypatch.setattr(scalar, "host_reads", lambda tensor: False)
     torch.testing.assert_close(run(METHODS[name]), floats, rtol=1e-9, atol=1e-9)
 
 
@@ -137,6 +137,6 @@ def test_tensors_on_the_device_give_the_same_run(name, monkeypatch):
 def test_worst_case_by_tensors(rho, monkeypatch):
     losses = torch.randn(50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     floats = worst_case(losses, rho)
-    monkeypatch.setattr(numbers, "host_reads", lambda tensor: False)
+    monkeypatch.setattr(scalar, "host_reads", lambda tensor: False)
     for ours, theirs in zip(worst_case(losses, rho), floats, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)

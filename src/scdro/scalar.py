@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Number",
+    "Scalar",
     "clamp",
     "exp",
     "host_reads",
@@ -22,13 +22,13 @@ __all__ = [
     "logaddexp",
     "maximum",
     "minimum",
-    "number",
-    "numbers",
+    "scalar",
+    "unpacked",
     "vector",
     "where",
 ]
 
-Number = float | Tensor
+Scalar = float | Tensor
 Flag = bool | Tensor
 
 
@@ -37,12 +37,12 @@ def host_reads(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def number(tensor: Tensor) -> Number:
+def scalar(tensor: Tensor) -> Scalar:
     """A 0-d tensor as a float, where that is free."""
     return tensor.item() if host_reads(tensor) else tensor
 
 
-def numbers(tensor: Tensor) -> Sequence[Number]:
+def unpacked(tensor: Tensor) -> Sequence[Scalar]:
     """The entries of a vector."""
     if not host_reads(tensor):
         return tensor.unbind()
@@ -50,26 +50,26 @@ def numbers(tensor: Tensor) -> Sequence[Number]:
     return entries
 
 
-def vector(entries: Sequence[Number], like: Tensor) -> Tensor:
-    """Numbers as a vector, of the dtype and on the device of `like`."""
+def vector(entries: Sequence[Scalar], like: Tensor) -> Tensor:
+    """Reading as a vector, of the dtype and on the device of `like`."""
     if any(isinstance(entry, Tensor) for entry in entries):
         return torch.stack([torch.as_tensor(entry, dtype=like.dtype, device=like.device) for entry in entries])
     return torch.tensor(entries, dtype=like.dtype, device=like.device)
 
 
-def exp(x: Number) -> Number:
+def exp(x: Scalar) -> Scalar:
     if isinstance(x, Tensor):
         return torch.exp(x)
-    return math.exp(x) if x < 709.0 or x != x else math.inf
+    return math.exp(x) if x < 709.78 or x != x else math.inf
 
 
-def log(x: Number) -> Number:
+def log(x: Scalar) -> Scalar:
     if isinstance(x, Tensor):
         return torch.log(x)
     return math.log(x) if x > 0.0 else -math.inf if x == 0.0 else math.nan
 
 
-def logaddexp(a: Number, b: Number) -> Number:
+def logaddexp(a: Scalar, b: Scalar) -> Scalar:
     """log(exp a + exp b)."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         like = a if isinstance(a, Tensor) else b
@@ -78,22 +78,22 @@ def logaddexp(a: Number, b: Number) -> Number:
     return high + math.log1p(math.exp(low - high)) if low > -math.inf else high
 
 
-def where(condition: Flag, a: Number, b: Number) -> Number:
+def where(condition: Flag, a: Scalar, b: Scalar) -> Scalar:
     if isinstance(condition, Tensor):
         chosen: Tensor = torch.where(condition, a, b)
         return chosen
     return a if condition else b
 
 
-def maximum(a: Number, b: Number) -> Number:
+def maximum(a: Scalar, b: Scalar) -> Scalar:
     if isinstance(a, Tensor):
         return torch.maximum(a, b) if isinstance(b, Tensor) else a.clamp_min(b)
     return maximum(b, a) if isinstance(b, Tensor) else a if a >= b or a != a else b
 
 
-def minimum(a: Number, b: Number) -> Number:
+def minimum(a: Scalar, b: Scalar) -> Scalar:
     return -maximum(-a, -b)
 
 
-def clamp(x: Number, low: Number, high: Number) -> Number:
+def clamp(x: Scalar, low: Scalar, high: Scalar) -> Scalar:
     return minimum(maximum(x, low), high)

@@ -1,0 +1,102 @@
+"""What a method carries from batch to batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scdro.batch import Batch, check_losses, read_batch
+from scdro.errors import CheckpointError, HyperparameterError
+from scdro.functional import scalar_dtype
+
+__all__ = ["Tracked"]
+
+
+class Tracked(nn.Module):
+    """State of a method, all of it buffers; they follow the model to its device, never to its dtype."""
+
+    skipped: Tensor  # batches left out for NaN or infinite losses
+
+    def __init__(self, *, loss_bound: float | None = None, skip_nonfinite: bool = False) -> None:
+        super().__init__()
+        if loss_bound is not None and not 0.0 < loss_bound < math.inf:
+            raise HyperparameterError(f"expected loss_bound > 0, an upper bound of every loss, got {loss_bound}")
+        self.loss_bound, self.skip_nonfinite = loss_bound, skip_nonfinite
+        # Python's view of whether there is a past: the first batch takes another path, without asking the device.
+        self.started = False
+        self.register_buffer("skipped", torch.zeros(1, dtype=torch.int64))
+        self.register_load_state_dict_pre_hook(_check_shapes)  # type: ignore[no-untyped-call]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float64, where the device has it."""
+        return scalar_dtype(self.skipped.device)
+
+    def made_with(self) -> str:
+        """What decides the shapes of the state, for a checkpoint that does not fit."""
+        return "this object"
+
+    def read(self, losses: Tensor, sample_weight: Tensor | None = None, mask: Tensor | None = None) -> Batch:
+        """Check a batch of losses and put it into the log domain. Raises before anything changes."""
+        check_losses(losses)
+        if self.skipped.device != losses.device:
+            self.to(losses.device)
+        return read_batch(
+            losses,
+            sample_weight,
+            mask,
+            dtype=self.dtype,
+            loss_bound=self.loss_bound,
+            skip_nonfinite=self.skip_nonfinite,
+        )
+
+    def count_skipped(self, bad: Tensor | bool) -> None:
+        self.skipped += bad
+
+    def store(self, new: list[tuple[Tensor, Tensor]], batch: Batch, only_if: Tensor | None = None) -> None:
+        """Write buffers' new values; where `only_if` or the batch's own flag is false, nothing moves."""
+        go = _both(only_if, batch.finite)
+        self._start(go)
+        for buffer, value in new if go is None else [(b, torch.where(go, value, b)) for b, value in new]:
+            buffer.copy_(value)
+        if batch.finite is not None:
+            self.count_skipped(~batch.finite)
+
+    def _start(self, go: Tensor | None) -> None:
+        """Note that there is a past from now on, unless this very first step is skipped."""
+        if self.started:
+            return
+        if go is None:
+            self.started = True
+        elif torch.compiler.is_compiling():
+            torch._assert_async(go, "the first batch of a compiled loss must be finite")
+            self.started = True
+        else:
+            self.started = bool(go)  # Waits for the device, until the first good batch and never again.
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if not tensor.is_floating_point() or moved.dtype == tensor.dtype:
+                return moved
+            return tensor.to(moved.device, scalar_dtype(moved.device))
+
+        return super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+
+
+def _check_shapes(module: Tracked, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Refuse a state of another make before any of it is loaded."""
+    came = {k: v.shape for k, v in state_dict.items() if k.startswith(prefix)}
+    if came and came != {prefix + k: v.shape for k, v in module.state_dict().items()}:
+        raise CheckpointError(
+            f"expected the state of {module.made_with()}, got one made with other settings; "
+            "construct the object with the same arguments"
+        )
+
+
+def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a & b
