@@ -120,7 +120,7 @@ def test_value_is_the_running_objective(temperature):
 
 
 @pytest.mark.parametrize("how", ["plain", "weights", "mask"])
-@pytest.mark.parametrize("rho", [0.0, 0.01, 0.5, 2.0])
+@pytest.mark.parametrize("rho", [0.0, 0.01, 0.5, 1.1])
 def test_first_batch_is_the_worst_case(rho, how):
     losses = torch.linspace(-1.0, 2.0, 17, dtype=torch.float64).square().requires_grad_()
     same = losses.detach().clone().requires_grad_()
@@ -132,6 +132,48 @@ def test_first_batch_is_the_worst_case(rho, how):
     worst.value.backward()
     assert value.item() == pytest.approx(worst.value.item(), abs=1e-8)
     torch.testing.assert_close(losses.grad, same.grad, rtol=0, atol=1e-8)
+
+
+def test_padding_takes_no_room_in_the_window():
+    """Batches larger than the window, padded at the end; and a few samples among much padding."""
+    robust = KLRobustLoss(0.5, window=64)
+    for k in range(3):
+        losses = (torch.rand(400, dtype=torch.float64) + k).requires_grad_()
+        robust(losses, mask=torch.arange(400) < 200).backward()
+        assert losses.grad.isfinite().all()
+        assert set(robust.state.window.losses.tolist()) <= set(losses[:200].tolist())
+        assert robust.kl == pytest.approx(0.5, abs=0.3)
+    for _ in range(50):
+        losses = torch.rand(64, dtype=torch.float64, requires_grad=True)
+        robust(losses, mask=torch.arange(64) % 32 == 0)
+    assert (robust.state.window.log_weight == 0.0).all()
+    assert (robust.state.window.losses < 1.0).all()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_order_of_a_batch_larger_than_the_window_does_not_matter(weighted):
+    found = []
+    for order in (torch.arange(8192), torch.arange(8192).flip(0)):
+        losses = torch.linspace(0, 4, 8192, dtype=torch.float64).exp()[order].requires_grad_()
+        robust = KLRobustLoss(0.5)
+        for _ in range(30):
+            robust(losses, sample_weight=torch.ones(8192) if weighted else None)
+        found.append(robust.lam.item())
+    assert found == pytest.approx([scdro.worst_case(losses.detach(), 0.5).lam.item()] * 2, rel=0.02)
+
+
+@pytest.mark.parametrize("rho", [2.3, 4.6, 10.0])
+@pytest.mark.parametrize("size", [1, 2, 8, 64])
+def test_batches_too_small_to_show_rho_do_not_stall(size, rho):
+    """KL is at most log n on n samples: lam must not fall to lam0 for that, nor s wait for it to come back."""
+    g = torch.Generator().manual_seed(0)
+    robust, live = KLRobustLoss(rho, beta=0.1), 0
+    for _ in range(200):
+        losses = torch.empty(size, dtype=torch.float64).exponential_(generator=g).requires_grad_()
+        (gradient,) = torch.autograd.grad(robust(losses), losses)
+        live += bool(gradient.sum() > 1e-3)
+    assert live > 100
+    assert robust.lam > 0.2
 
 
 @pytest.mark.parametrize("trim", [0.0, 0.13])

@@ -208,7 +208,8 @@ class Default(Twin):
             self.ceiling = ceiling(losses, weight, self.trim)
             if self.lam is None:
                 keep = losses <= self.ceiling
-                self.lam = min(root(losses[keep], weight[keep], self.rho, self.lam0, self.mu), self.lam_max)
+                rho = attainable(self.rho, weight[keep])
+                self.lam = min(root(losses[keep], weight[keep], rho, self.lam0, self.mu), self.lam_max)
         lam, b = self.lam, self.beta
         ghat, g_mean = self.estimate(losses, gradients, weight)
         self.empty += ghat == 0.0
@@ -235,7 +236,10 @@ class Default(Twin):
             self.s = min(max(self.s, 1.0), math.exp(self.bound / lam))
         self.lam_past, self.w_past = lam, self.w
         self.project(self.v + (decay if self.storm else 0.0), 0.0)
-        self.recent.extend(zip(losses, weight, strict=True))
+        live, most = np.flatnonzero(weight > 0), self.recent.maxlen
+        if len(live) > most:
+            live = live[[j * len(live) // most for j in range(most)]]
+        self.recent.extend(zip(losses[live], weight[live], strict=True))
         self.lam = min(max(lam * math.exp(self.newton(lam)), self.lam0), self.lam_max)
 
     def estimate(self, losses, gradients, weight):
@@ -251,10 +255,16 @@ class Default(Twin):
         self.ceiling = ceiling(losses, weight, self.trim)
         keep = losses <= self.ceiling
         kl, var = divergence(losses[keep], weight[keep], lam)
-        target = self.rho + self.mu * lam
+        target = attainable(self.rho, weight[keep]) + self.mu * lam
         if kl <= 0.0 or var == 0.0:
             return -1.0
         return min(max(math.log(kl / target) / (var / kl + self.mu * lam / target), -1.0), 1.0)
+
+
+def attainable(rho, weight):
+    """min(rho, log of the larger of sqrt(n) and n/8), n = (sum w)^2 / sum w^2, and at least two."""
+    n = max(weight.sum() ** 2 / (weight**2).sum(), 2.0)
+    return min(rho, math.log(max(math.sqrt(n), n / 8)))
 
 
 def divergence(losses, weight, lam):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
-from scdro.scalar import Scalar, clamp, exp, log, maximum, scalar, where
+from scdro.scalar import Scalar, clamp, exp, log, maximum, minimum, scalar, where
 
 __all__ = ["WorstCase", "objective", "rho_for_confidence", "rho_for_group", "worst_case"]
 
@@ -43,7 +43,7 @@ class WorstCase(NamedTuple):
 
 
 class Tilt(NamedTuple):
-    """q tilted by exp(l/lam): what a Newton step on lam needs. `x` is (l - shift)/lam."""
+    """q tilted by exp(l/lam): what a Newton step on lam needs. `var` is that of l/lam."""
 
     weights: Tensor
     kl: Scalar
@@ -55,7 +55,7 @@ _TINY = 1e-300
 
 
 def scalar_dtype(device: torch.device) -> torch.dtype:
-    """float64 for everything that is exponentiated, where the device has it (section "Numerics" of the docs)."""
+    """float64 for everything that is exponentiated, where the device has it (docs/mathematics.md, "Numerics")."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -71,7 +71,7 @@ def tilt(centred: Tensor, log_q: Tensor, lam: Scalar) -> Tilt:
     return Tilt(p, kl, scalar(torch.dot(p, deviation * deviation)))
 
 
-def newton_step(at: Tilt, lam: Scalar, rho: float, mu: float = 0.0) -> Scalar:
+def newton_step(at: Tilt, lam: Scalar, rho: Scalar, mu: float = 0.0) -> Scalar:
     """Change of log lam by one Newton step on log KL(p_lam) - log(rho + mu lam) = 0.
 
     d KL / d log lam = -Var_p(l/lam). In (log lam, log KL) the equation is nearly a straight line: KL ~ Var/(2 lam^2).
@@ -83,10 +83,26 @@ def newton_step(at: Tilt, lam: Scalar, rho: float, mu: float = 0.0) -> Scalar:
     return log(kl / target) / maximum(slope, _TINY)
 
 
+def effective_size(log_weight: Tensor) -> Scalar:
+    """How many equally weighted samples these are worth, (sum w)^2 / sum w^2."""
+    w = torch.exp(log_weight - log_weight.max())
+    return scalar(w.sum() ** 2 / torch.dot(w, w))
+
+
+def attainable(rho: float, size: Scalar) -> Scalar:
+    """The part of rho that a sample of this size can show.
+
+    KL(p, q) is at most log n on n samples: there the worst case is the largest of them, at whatever temperature. Up to
+    rho of the size's square root, or of an eighth of it, the worst case still averages over a few.
+    """
+    log_n = log(maximum(size, 2.0))
+    return minimum(maximum(0.5 * log_n, log_n - math.log(8.0)), rho)
+
+
 def solve_lam(
     losses: Tensor,
     log_q: Tensor,
-    rho: float,
+    rho: Scalar,
     lam0: float,
     *,
     mu: float = 0.0,
@@ -98,17 +114,18 @@ def solve_lam(
     It stops when the equation holds to rounding. Where the host would have to wait to see that, it does so only with
     `exact`; without, it makes all its steps.
     """
-    if rho == 0.0 and mu == 0.0:
+    positive = isinstance(rho, Tensor) or rho > 0.0
+    if not positive and mu == 0.0:
         return math.inf
     q = torch.exp(log_q - torch.logsumexp(log_q, 0))
     top = torch.where(log_q > -math.inf, losses, -math.inf).amax()
     centred = losses - top
     mean = scalar(torch.dot(q, centred))
     std = scalar(torch.sqrt(torch.dot(q, (centred - mean) ** 2)))
-    # lam0 + (max l - mean l)/rho bounds lam* from above (section 1 of the mathematics).
+    # lam0 + (max l - mean l)/rho bounds lam* from above (docs/mathematics.md).
     low: Scalar = math.log(lam0)
-    high = maximum(log(lam0 - mean / rho), low) if rho > 0 else low + 700.0
-    theta = clamp(log(maximum(std / math.sqrt(2 * max(rho, 1e-12)), lam0)), low, high)
+    high = maximum(log(lam0 - mean / rho), low) if positive else low + 700.0
+    theta = clamp(log(maximum(std / exp(0.5 * log(2 * maximum(rho, 1e-12))), lam0)), low, high)
     solved = tilt(centred, log_q, lam0).kl <= rho + mu * lam0
     for _ in range(iterations):
         lam = exp(theta)

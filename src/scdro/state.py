@@ -18,7 +18,16 @@ from torch import Tensor, nn
 from scdro.batch import Batch, Point
 from scdro.errors import HyperparameterError
 from scdro.estimators import Advance, Tracker
-from scdro.functional import check_radius, check_trim, scalar_dtype, solve_lam, trimmed_log_weights, value_at
+from scdro.functional import (
+    attainable,
+    check_radius,
+    check_trim,
+    effective_size,
+    scalar_dtype,
+    solve_lam,
+    trimmed_log_weights,
+    value_at,
+)
 from scdro.scalar import Scalar, clamp, exp, logaddexp, maximum, scalar, unpacked, vector
 from scdro.temperature import LamRange, Moved, Temperature
 from scdro.tracked import Tracked
@@ -31,7 +40,7 @@ class Estimate(NamedTuple):
     """A step not yet committed. `weights` sum to ghat/s; `lam_log_s` is lam log s."""
 
     batch: Batch
-    window: Window
+    before: tuple[Batch, ...]  # the other parts of the batch, where it comes in parts
     log_mass: Scalar
     lam: Scalar
     lam_past: Scalar
@@ -140,7 +149,8 @@ class RobustState(Tracked):
             at = at._replace(ceiling=scalar(ceiling))
         if self.temperature.initial is not None or self.plain:
             return at
-        rho, lam0, _, mu, _ = self.limits
+        _, lam0, _, mu, _ = self.limits
+        rho = attainable(self.limits.rho, effective_size(log_weight))
         lam = solve_lam(batch.losses, log_weight, rho, lam0, mu=mu, iterations=24, exact=False)
         return at._replace(lam=self.limits.clamp(lam))
 
@@ -191,7 +201,7 @@ class RobustState(Tracked):
         lam_log_s = self._soft_max(at, step, mean, beta)
         return Estimate(
             batch=batch,
-            window=(self.window if staged is None else staged.window).pushed(batch.losses, batch.log_weight),
+            before=_parts(staged),
             log_mass=log_mass,
             lam=lam,
             lam_past=lam_past,
@@ -205,7 +215,6 @@ class RobustState(Tracked):
 
     def observe(self, batch: Batch, *, staged: Estimate | None = None) -> Estimate:
         """A part of the very first batch, while lam_1 waits for the rest of it: samples weigh the same."""
-        window = (self.window if staged is None else staged.window).pushed(batch.losses, batch.log_weight)
         log_weight = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         log_q = log_weight - batch.log_mass
         rho, lam0, _, mu, _ = self.limits
@@ -213,7 +222,7 @@ class RobustState(Tracked):
         value, _, _ = value_at(batch.losses, batch.losses, log_q, lam, lam0)
         return Estimate(
             batch=batch,
-            window=window,
+            before=_parts(staged),
             log_mass=batch.log_mass,
             lam=lam,
             lam_past=lam,
@@ -243,14 +252,16 @@ class RobustState(Tracked):
     @torch.no_grad()
     def commit(self, estimate: Estimate, lr: Scalar | None = None, only_if: Tensor | None = None) -> None:
         """Move s and the recent losses, then lam; where `only_if` or the batch's own flag is false, nothing moves."""
-        at, window = self.reading(), estimate.window
+        at = self.reading()
+        pushed = window = self.window.pushed(*_joined(_parts(estimate)))
         ceiling = at.ceiling
         if self.trim:
             ceiling = window.quantile(self.trim)
             window = window.without(ceiling)
         extra: list[tuple[Tensor, list[Scalar]]] = []
         if estimate.calibrating:
-            rho, lam0, _, mu, _ = self.limits
+            _, lam0, _, mu, _ = self.limits
+            rho = attainable(self.limits.rho, window.effective_size())
             solved = self.temperature.initial is None
             lam = lam_next = self.limits.clamp(window.solve(rho, lam0, mu)) if solved else at.lam
             lam_log_s = lam * window.log_mean(lam)
@@ -258,7 +269,7 @@ class RobustState(Tracked):
             lam, lam_log_s = estimate.lam, estimate.lam_log_s
             lam_next, extra = self.temperature.advance(self._moved(estimate, window, lr), self.limits)
         extra.append((self.scalars, [lam_next, lam, lam_log_s, ceiling]))
-        new = [(self.recent, estimate.window.rows), *((buffer, vector(value, buffer)) for buffer, value in extra)]
+        new = [(self.recent, pushed.rows), *((buffer, vector(value, buffer)) for buffer, value in extra)]
         if estimate.step.reset is not None:
             new.append((self.resets, self.resets + estimate.step.reset))
         self.store(new, estimate.batch, only_if)
@@ -295,6 +306,21 @@ def check_beta(beta: float) -> None:
 def _note_started(module: nn.Module, _: object) -> None:
     assert isinstance(module, RobustState)
     module.started = not math.isnan(module.scalars[2])
+
+
+def _parts(estimate: Estimate | None) -> tuple[Batch, ...]:
+    return () if estimate is None else (*estimate.before, estimate.batch)
+
+
+def _joined(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
+    """Losses and log weights of all parts of a batch."""
+    if len(parts) == 1:
+        return parts[0].losses, parts[0].log_weight
+    losses = torch.cat([part.losses for part in parts])
+    if all(part.log_weight is None for part in parts):
+        return losses, None
+    weights = [torch.zeros_like(part.losses) if part.log_weight is None else part.log_weight for part in parts]
+    return losses, torch.cat(weights)
 
 
 def _mean_of_parts(mean: Scalar, staged: Estimate | None, log_sum: Scalar) -> Scalar:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from scdro.errors import HyperparameterError
 from scdro.estimators import Advance, LamTerms, MovingAverage, NormalizedStorm, Storm, Tracker
-from scdro.functional import newton_step, scalar_dtype
+from scdro.functional import attainable, newton_step, scalar_dtype
 from scdro.scalar import Scalar, clamp, exp, scalar
 from scdro.window import Window
 
@@ -77,7 +77,8 @@ class Temperature(nn.Module):
 class WindowTemperature(Temperature):
     r"""One safeguarded Newton step a batch towards KL(p_lam) = rho on the losses of the recent batches. The default.
 
-    log lam += clip(KL log(KL/rho) / Var_p(l/lam), -1, 1). No step size, no starting value, no units.
+    log lam += clip(KL log(KL/rho) / Var_p(l/lam), -1, 1). No step size, no starting value, no units. While there are
+    too few recent losses to show a KL of rho, a smaller one takes its place (`attainable`).
 
     Args:
         initial: lam_1; None finds it from the first batch.
@@ -102,7 +103,8 @@ class WindowTemperature(Temperature):
         if limits.rho == 0.0:
             return moved.lam, []
         at = moved.window.tilt(moved.lam, moved.lam_log_s)
-        change = clamp(newton_step(at, moved.lam, limits.rho, limits.mu), -1.0, 1.0)
+        rho = attainable(limits.rho, moved.window.effective_size())
+        change = clamp(newton_step(at, moved.lam, rho, limits.mu), -1.0, 1.0)
         return limits.clamp(moved.lam * exp(change)), []
 
 

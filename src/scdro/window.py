@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scdro.functional import Tilt, solve_lam, tilt, trimmed_log_weights
+from scdro.functional import Tilt, effective_size, solve_lam, tilt, trimmed_log_weights
 from scdro.scalar import Scalar, scalar
 
 __all__ = ["Window", "default_size"]
@@ -37,20 +37,33 @@ class Window(NamedTuple):
         return self.rows[1]
 
     def pushed(self, losses: Tensor, log_weight: Tensor | None) -> Window:
-        """The window with a batch added, and as many of the oldest losses dropped."""
-        batch = torch.stack([losses, torch.zeros_like(losses) if log_weight is None else log_weight])
-        return Window(torch.cat([self.rows, batch], 1)[:, -self.rows.shape[1] :])
+        """The window with a batch added, and as many of the oldest losses dropped.
+
+        Samples of weight zero take no room. Of a batch larger than the window, every so-many-th sample is kept.
+        """
+        size = self.rows.shape[1]
+        if log_weight is None:
+            losses = _spread(losses, size, len(losses))
+            rows = torch.cat([self.rows, torch.stack([losses, torch.zeros_like(losses)])], 1)
+            return Window(rows[:, -size:])
+        batch = _live_last(torch.stack([losses, log_weight]))
+        batch = _spread(batch, size, (log_weight > -math.inf).sum())
+        return Window(_live_last(torch.cat([self.rows, batch], 1))[:, -size:])
 
     def tilt(self, lam: Scalar, shift: Scalar) -> Tilt:
         """The recent losses under the worst case at temperature lam; `shift` is any value near their top."""
         losses, log_weight = self.rows.unbind()
         return tilt(losses - shift, log_weight, lam)
 
+    def effective_size(self) -> Scalar:
+        """How many equally weighted losses the window is worth, (sum w)^2 / sum w^2."""
+        return effective_size(self.log_weight)
+
     def log_mean(self, lam: Scalar) -> Scalar:
         """log of the mean of exp(l/lam)."""
         return scalar(torch.logsumexp(self.losses / lam + self.log_weight, 0) - torch.logsumexp(self.log_weight, 0))
 
-    def solve(self, rho: float, lam0: float, mu: float) -> Scalar:
+    def solve(self, rho: Scalar, lam0: float, mu: float) -> Scalar:
         """lam* of the recent losses, in a fixed number of steps (it must not wait for the device)."""
         return solve_lam(self.losses, self.log_weight, rho, lam0, mu=mu, iterations=24, exact=False)
 
@@ -62,3 +75,17 @@ class Window(NamedTuple):
     def without(self, ceiling: Scalar) -> Window:
         """The window less the losses above a ceiling."""
         return Window(torch.stack([self.losses, torch.where(self.losses > ceiling, -math.inf, self.log_weight)]))
+
+
+def _live_last(rows: Tensor) -> Tensor:
+    """Columns of weight zero first, all else in its order."""
+    return rows[:, torch.argsort((rows[1] > -math.inf).to(torch.uint8), stable=True)]
+
+
+def _spread(columns: Tensor, size: int, live: Tensor | int) -> Tensor:
+    """At most `size` of the last `live` columns, evenly spaced; all where they fit."""
+    count = columns.shape[-1]
+    if count <= size:
+        return columns
+    live = torch.as_tensor(live, device=columns.device).clamp_min(size)
+    return columns[..., count - live + torch.arange(size, device=columns.device) * live // size]
