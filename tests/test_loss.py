@@ -402,6 +402,62 @@ def test_micro_batches_with_other_settings(settings):
         assert_close_state(robust, reference, 1e-10)
 
 
+@pytest.mark.parametrize("order", ["forwards first", "one sum", "zero_grad last"])
+def test_all_parts_may_be_computed_before_the_first_backward(order):
+    """Whatever the order of forwards, backwards and zero_grad, the gradient is that of the large batch."""
+    batches, runs = data(12), []
+    for parts in (1, 3):
+        model, robust = linear(), KLRobustLoss(0.4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        robust.attach(optimizer)
+        for x, y in batches:
+            if order != "zero_grad last":
+                optimizer.zero_grad()
+            rows = torch.arange(len(y)).chunk(parts)
+            values = [robust(losses_of(model, x[r], y[r])) / parts for r in rows]
+            if order == "zero_grad last":
+                optimizer.zero_grad()
+            for value in [sum(values)] if order == "one sum" else values:
+                value.backward()
+            optimizer.step()
+        runs.append((flat(model), robust))
+    torch.testing.assert_close(runs[0][0], runs[1][0], rtol=0, atol=1e-12)
+    assert_close_state(runs[0][1], runs[1][1], 1e-12)
+
+
+@pytest.mark.parametrize("drop", ["optimizer", "model", "never differentiated"])
+def test_an_abandoned_batch_leaves_no_trace(drop):
+    batches, runs = data(8), []
+    for abandons in (False, True):
+        model, robust = linear(), KLRobustLoss(0.4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        robust.attach(optimizer)
+        for t, (x, y) in enumerate(batches):
+            if abandons and t in (0, 4):
+                value = robust(5 * losses_of(model, 3 * x, y))
+                if drop != "never differentiated":
+                    value.backward()
+                if drop == "model":
+                    model.zero_grad()
+            if drop != "model":
+                optimizer.zero_grad()
+            robust(losses_of(model, x, y)).backward()
+            optimizer.step()
+            if drop == "model":
+                model.zero_grad()
+        runs.append((flat(model), robust))
+    torch.testing.assert_close(runs[0][0], runs[1][0], rtol=0, atol=1e-12)
+    assert_close_state(runs[0][1], runs[1][1], 1e-12)
+
+
+def test_one_loss_for_each_optimizer():
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    KLRobustLoss(0.4).attach(optimizer)
+    with pytest.raises(scdro.HyperparameterError, match="one loss for each optimizer"):
+        KLRobustLoss(0.4).attach(optimizer)
+
+
 def test_micro_batches_with_sample_weights():
     batches, make = data(20), OPTIMIZERS["sgd"]
     *_, (accumulated, _) = accumulated_steps(batches, 4, make, WindowTemperature(0.5), weighted=True)

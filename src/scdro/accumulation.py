@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,69 +10,98 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from scdro.batch import Batch
+from scdro.errors import HyperparameterError
 from scdro.scalar import Scalar, exp
 from scdro.state import Estimate, RobustState
 
 __all__ = ["Accumulation"]
 
-Marks = list[tuple[int, int]]
+
+@dataclass(eq=False)
+class Part:
+    """A part of a batch: the log s that its loss was weighted with, and what has become of it."""
+
+    batch: Batch
+    beta: float
+    log_s: Scalar = 0.0
+    differentiated: bool = False
+    before_zero_grad: bool = False
+    marks: list[tuple[int, int]] | None = None  # of the gradients as the part found them, where no hook can tell
 
 
 class Accumulation:
-    """Parts of a batch between two steps of an optimizer.
+    """Parts of a batch between two steps of an optimizer, and the gradient of the whole.
 
-    1. `stage` estimates s from all parts so far, and rescales the gradients already accumulated to it.
-    2. The optimizer's step commits; a step that a GradScaler skips commits nothing.
-    3. `zero_grad` drops the parts whose gradients it drops. A loss not yet differentiated stays: loops may call
+    1. `stage` estimates s from all parts so far. Gradients already accumulated are rescaled to it.
+    2. `scaled` is the hook of a loss's backward pass: s may have moved since that loss was computed.
+    3. The optimizer's step commits; a step that a GradScaler skips commits nothing.
+    4. `zero_grad` drops the parts whose gradients it drops; one not yet differentiated stays, as loops may call
        zero_grad between forward and backward.
     """
 
     def __init__(self, state: RobustState, optimizer: Optimizer) -> None:
+        if isinstance(getattr(optimizer.zero_grad, "__self__", None), Accumulation):
+            raise HyperparameterError(
+                "expected one loss for each optimizer, got a second: it would rescale the gradients of the first; "
+                "add up the per-sample losses instead"
+            )
         self.state, self.optimizer = state, optimizer
+        self._parts: list[Part] = []
         self._staged: Estimate | None = None
-        self._last: tuple[Batch, float] | None = None  # the newest part, and its beta
-        self._marks_at_last: Marks = []
-        self._late: Scalar = 1.0  # what the newest part's gradient is too small by, if the parts before were dropped
-        optimizer.register_step_pre_hook(self._drop_bad_gradients)
-        optimizer.register_step_post_hook(self._commit)
         self._zero_grad = optimizer.zero_grad
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
+        optimizer.register_step_pre_hook(self._drop_bad_gradients)
+        optimizer.register_step_post_hook(self._commit)
 
-    def stage(self, batch: Batch, beta: float) -> Estimate:
+    def stage(self, batch: Batch, beta: float) -> tuple[Estimate, Part]:
         gradients = self._gradients()
-        before = self._staged if gradients else None  # Dropped by model.zero_grad(), or by a step that never came.
+        # Abandoned: dropped with its gradients by model.zero_grad(), or left before a zero_grad and never used.
+        self._keep([p for p in self._parts if (gradients if self._differentiated(p) else not p.before_zero_grad)])
+        before = self._staged
         if before is not None and batch.finite is not None and before.batch.finite is not None:
             batch = batch._replace(finite=batch.finite & before.batch.finite)
-        estimate = self._estimate(batch, beta, before)
-        if before is not None and not estimate.calibrating:
-            _rescale(gradients, exp(before.step.log_s - estimate.step.log_s))
-        self._staged, self._last, self._marks_at_last, self._late = estimate, (batch, beta), self._marks(), 1.0
-        return estimate
+        part = Part(batch, beta)
+        estimate = self._estimate(part, before)
+        part.log_s = estimate.step.log_s
+        if before is not None:
+            _rescale(gradients, exp(before.step.log_s - part.log_s))
+        if torch.compiler.is_compiling():
+            part.marks = self._marks()
+        self._parts.append(part)
+        self._staged = estimate
+        return estimate, part
 
-    def _estimate(self, batch: Batch, beta: float, before: Estimate | None) -> Estimate:
-        if self.state.needs_whole_batch:
-            return self.state.observe(batch, staged=before)
-        return self.state.estimate(batch, beta, staged=before)
+    def scaled(self, part: Part, gradient: Tensor) -> Tensor:
+        """A gradient at the s that holds by now."""
+        part.differentiated = True
+        return gradient if self._staged is None else gradient * exp(part.log_s - self._staged.step.log_s)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if self._staged is None or self._last is None:
-            pass
-        elif self._marks() != self._marks_at_last:
-            self._staged = None
-        else:
-            with_parts_before, self._staged = self._staged, self._estimate(*self._last, None)
-            self._late = exp(with_parts_before.step.log_s - self._staged.step.log_s)
+        self._keep([part for part in self._parts if not self._differentiated(part)])
+        for part in self._parts:
+            part.before_zero_grad = True
         self._zero_grad(set_to_none)
-        self._marks_at_last = self._marks()
 
-    def corrected(self, gradient: Tensor) -> Tensor:
-        """For the newest loss's backward pass: its gradient, at the s that holds by now."""
-        return gradient * self._late
+    def _differentiated(self, part: Part) -> bool:
+        return part.differentiated if part.marks is None else part.marks != self._marks()
+
+    def _keep(self, parts: list[Part]) -> None:
+        """Forget the other parts, and what they did to s."""
+        if len(parts) == len(self._parts):
+            return
+        self._parts, self._staged = parts, None
+        for part in parts:
+            self._staged = self._estimate(part, self._staged)
+
+    def _estimate(self, part: Part, before: Estimate | None) -> Estimate:
+        if self.state.needs_whole_batch:
+            return self.state.observe(part.batch, staged=before)
+        return self.state.estimate(part.batch, part.beta, staged=before)
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
 
-    def _marks(self) -> Marks:
+    def _marks(self) -> list[tuple[int, int]]:
         """What a backward pass changes."""
         return [(id(gradient), gradient._version) for gradient in self._gradients()]
 
@@ -89,7 +119,7 @@ class Accumulation:
         overflow = getattr(optimizer, "found_inf", None)
         only_if = None if overflow is None else (overflow == 0).to(self.state.scalars.device).reshape(())
         self.state.commit(self._staged, only_if=only_if)
-        self._staged = None
+        self._parts, self._staged = [], None
 
 
 def _rescale(gradients: list[Tensor], scale: Scalar) -> None:

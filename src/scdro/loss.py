@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,8 +108,10 @@ class KLRobustLoss(nn.Module):
             estimate = self.state.estimate(batch, self.beta)
             self.state.commit(estimate)
             return _with_gradient(estimate, losses)
-        value = _with_gradient(self._accumulation.stage(batch, self.beta), losses)
-        value.register_hook(self._accumulation.corrected)  # type: ignore[no-untyped-call]
+        estimate, part = self._accumulation.stage(batch, self.beta)
+        value = _with_gradient(estimate, losses)
+        if not torch.compiler.is_compiling():
+            value.register_hook(partial(self._accumulation.scaled, part))  # type: ignore[no-untyped-call]
         return value
 
     def _exact(self, losses: Tensor, batch: Batch) -> Tensor:
@@ -126,15 +129,18 @@ class KLRobustLoss(nn.Module):
     def attach(self, optimizer: Optimizer) -> KLRobustLoss:
         """Let the state move with `optimizer.step()` instead of with each call.
 
-        For gradient accumulation and mixed precision. Calls between two steps are parts of one batch: s is that of all
-        parts so far, and each call rescales the gradients already accumulated to it, so that after the last one they
-        are those of the one large batch (divide each loss by the number of parts, as for a mean). A step that a
-        GradScaler skips moves nothing, and `optimizer.zero_grad()` drops what was accumulated, here too.
+        For gradient accumulation and mixed precision. Calls between two steps are parts of one batch, and after the
+        last one the gradients are those of the one large batch (divide each loss by the number of parts, as for a
+        mean). A step that a GradScaler skips moves nothing, and `optimizer.zero_grad()` drops what was accumulated,
+        here too. So does `model.zero_grad()`, unless it only fills the gradients with zeros.
 
         The very first step weighs all samples the same unless the temperature was given an initial value: lam_1 is
         found from the whole first batch, which is not there while its parts pass through.
 
-        Every gradient of the optimizer's parameters is rescaled: add other terms to the loss of the last part only.
+        Every gradient of the optimizer's parameters is rescaled when a later part changes s: add other terms to the
+        loss of the last part only, and attach one loss to an optimizer. With `skip_nonfinite` a bad part is left out
+        on a CPU; on an accelerator, where nobody may look, the whole batch. Under torch.compile call `backward` on each
+        part before the next.
         """
         if self._accumulation is not None:
             raise HyperparameterError("expected one optimizer, got a second: this loss is attached already")
