@@ -115,9 +115,13 @@ def table(rows: list[tuple[Setting, float]]) -> str:
         cells = [*key[:2], "default" if key[2] else "printed", len(gaps)]
         if key[1] == "FastDRO":
             cells[2] = "exact on the batch"
-        cells += [f"{statistics.median(gaps):.3f}", f"{p90:.3f}", f"{gaps[-1]:.3g}", f"{failed:.0%}"]
+        cells += [*(_shown(g) for g in (statistics.median(gaps), p90, gaps[-1])), f"{failed:.0%}"]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
+
+
+def _shown(gap: float) -> str:
+    return f"{gap:.3f}" if gap < 100 else "> 100"
 
 
 def main() -> None:

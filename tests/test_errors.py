@@ -6,6 +6,7 @@ import copy
 import functools
 import math
 import re
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
@@ -384,6 +385,86 @@ def test_bad_temperatures_and_trackers():
         SCDRO(params, tracker=Storm())
     with pytest.raises(HyperparameterError, match=r"2 point\(s\) for ASCDRO, got MovingAverage"):
         ASCDRO(params, tracker=MovingAverage())
+
+
+def test_bad_temperatures():
+    params = [nn.Parameter(torch.ones(2))]
+    for build, match in (
+        (lambda: WindowTemperature(cap=0.5), "cap >= 1"),
+        (lambda: WindowTemperature(clip=-1.0), "clip >= 0"),
+        (lambda: SCDRO(params, temperature="auto"), "such as WindowTemperature.*got 'auto'"),
+        (lambda: SCDRO(params, lam0=1.0, temperature=WindowTemperature(0.01)), "initial temperature >= lam0"),
+        (lambda: SCDRO(params, window=2.5), "window of at least one loss, got 2.5"),
+        (lambda: lemma_stages(1.0, 1.0, 1.0, 1.0, 0), "at least one stage, got 0"),
+        (lambda: SCDRO([{"params": params, "beta": 0.2}, {"params": [nn.Parameter(torch.ones(1))]}]), "same beta"),
+    ):
+        with pytest.raises(HyperparameterError, match=match):
+            build()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_losses_of_another_model(name):
+    problem, other = Problem(), Problem()
+    optimizer = problem.optimizer(name, started=True)
+    refuses(problem, lambda: optimizer.step(other.losses), ClosureError, "made for another model", optimizer)
+
+
+def test_a_temperature_may_be_given_to_two():
+    """Each has its own: PrintedTemperature carries an estimate from step to step."""
+    runs = []
+    for shared in (False, True):
+        temperature = PrintedTemperature()
+        problems = Problem(), Problem()
+        made = [
+            make("SCDRO", p.model.parameters(), temperature=temperature if shared else PrintedTemperature())
+            for p in problems
+        ]
+        for k in range(4):
+            for problem, optimizer in zip(problems, made, strict=True):
+                optimizer.step(lambda problem=problem, k=k: problem.losses(k))
+        runs.append([optimizer.lam.item() for optimizer in made])
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_ascdro_leaves_running_statistics_alone_at_a_bad_batch(skips):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    opt = ASCDRO(model.parameters(), 0.1, 0.5, module=model, skip_nonfinite=skips)
+    x, y = torch.randn(8, 3), torch.randint(2, (8,))
+
+    def losses(x):
+        return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+    for _ in range(3):
+        opt.step(lambda: losses(x))
+    before = copy.deepcopy(model.state_dict())
+    with nullcontext() if skips else pytest.raises(NonFiniteLossError):
+        opt.step(lambda: losses(x * INF))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert opt.skipped == int(skips)
+
+
+@pytest.mark.parametrize("scale", [1e30, 1e-30])
+def test_ascdro_with_gradients_whose_square_is_out_of_range(scale):
+    w = nn.Parameter(torch.tensor([1.0, -2.0]))
+    opt = ASCDRO([w], 1e-3 / scale, 0.5)
+    g = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        x = torch.randn(8, 2, generator=g)
+        opt.step(lambda x=x: scale * (x @ w - 1.0).abs())
+    assert w.isfinite().all()
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("kind", [torch.tensor, lambda values: values])
+def test_losses_of_weight_zero_may_be_anything(kind, bad):
+    weight = [1.0, 0.0, 2.0]
+    for function in (
+        lambda l: worst_case(l, 0.1, sample_weight=weight).value,
+        lambda l: objective(l, 1.0, 0.1, sample_weight=weight),
+    ):
+        assert float(function(kind([1.0, bad, 2.0]))) == float(function(kind([1.0, 0.0, 2.0])))
 
 
 @pytest.mark.parametrize("name", ["RSCDRO", "RASCDRO"])

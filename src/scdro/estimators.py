@@ -144,14 +144,19 @@ class NormalizedStorm(MovingAverage):
     far apart for their difference to reduce variance.
     """
 
-    cap: float = 2.0
+    cap: float | None = 2.0
     clip: float | None = 0.3
     two_points = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip is not None and not self.clip >= 0.0:
+            raise HyperparameterError(f"expected clip >= 0, or None for no bound, got {self.clip}")
 
     def advance(self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float) -> Advance:
         assert log_mean_old is not None
         moved = self.log_s(log_s, log_mean, beta)
-        before = maximum(log_s, log_mean_old - math.log(self.cap))
+        before = log_s if self.cap is None else maximum(log_s, log_mean_old - math.log(self.cap))
         old = (1.0 - beta) * exp(log_mean_old - before)
         return Advance(moved, log_mean, 1.0 - beta, old)
 

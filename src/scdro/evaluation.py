@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scdro.errors import LossError
+from scdro.errors import HyperparameterError, LossError
 from scdro.functional import check_radius, check_trim, worst_case
 
 __all__ = ["Evaluation", "evaluate"]
@@ -62,6 +62,8 @@ def evaluate(
     """
     check_radius(rho, lam0)
     check_trim(trim)
+    if hardest < 0:
+        raise HyperparameterError(f"expected hardest >= 0, how many samples to name, got {hardest}")
     if device is None:
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
     training = {module: module.training for module in model.modules()}

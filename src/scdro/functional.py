@@ -196,7 +196,9 @@ def worst_case(
     check_radius(rho, lam0)
     check_trim(trim)
     vector, like = _as_vector(losses)
-    double, log_q = vector.detach().to(scalar_dtype(vector.device)), _log_weights(vector, sample_weight)
+    log_q = _log_weights(vector, sample_weight)
+    vector = _without_absent(vector, log_q)
+    double = vector.detach().to(scalar_dtype(vector.device))
     _check_finite(double)
     if trim:
         log_q = trimmed_log_weights(double, log_q, trim)
@@ -238,12 +240,13 @@ def objective(losses: Any, lam: Tensor | float, rho: float, lam0: float = 1e-3, 
     temperature = torch.as_tensor(lam, dtype=dtype, device=vector.device)
     if not bool(temperature > 0):
         raise HyperparameterError(f"expected a temperature lam > 0, got {float(temperature.detach())}")
+    vector = _without_absent(vector, log_q)
     double = vector.to(dtype)
     _check_finite(double.detach())
     if math.isinf(float(temperature.detach())):
         value = torch.dot(torch.exp(log_q), double) + (0.0 if rho == 0 else math.inf)
     else:
-        top = double.detach().amax()
+        top = torch.where(log_q > -math.inf, double.detach(), -math.inf).amax()
         spread = temperature * torch.logsumexp((double - top) / temperature + log_q, 0)
         value = spread + top + (temperature - lam0) * rho
     return float(value.detach()) if like is np else value.to(vector.dtype)
@@ -284,8 +287,8 @@ def check_radius(rho: float, lam0: float) -> None:
         raise HyperparameterError(
             f"expected a radius rho >= 0, got {rho}; rho_for_group(alpha) gives one from the size of a group"
         )
-    if not 0.0 < lam0 < math.inf:
-        raise HyperparameterError(f"expected lam0 > 0 (the paper uses 1e-3), got {lam0}")
+    if not 1e-100 <= lam0 < math.inf:
+        raise HyperparameterError(f"expected lam0 > 0, and no less than 1e-100 (the paper uses 1e-3), got {lam0}")
 
 
 def check_trim(trim: float) -> None:
@@ -298,6 +301,8 @@ def _as_vector(losses: Any) -> tuple[Tensor, Any]:
     like = torch if isinstance(losses, Tensor) else np
     tensor = losses if isinstance(losses, Tensor) else torch.from_numpy(np.array(losses, dtype=np.float64))
     check_shape(tensor)
+    if tensor.is_complex():
+        raise LossError(f"expected real losses, got {tensor.dtype}")
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32)), like
 
 
@@ -314,6 +319,12 @@ def check_shape(losses: Tensor) -> None:
         )
     if losses.numel() == 0:
         raise LossError("expected at least one loss, got an empty batch; skip empty batches (drop_last=True)")
+
+
+def _without_absent(losses: Tensor, log_q: Tensor) -> Tensor:
+    """Losses of weight zero may be anything, NaN too."""
+    absent = log_q == -math.inf
+    return torch.where(absent, 0.0, losses) if bool(absent.any()) else losses
 
 
 def _check_finite(losses: Tensor) -> None:

@@ -16,7 +16,7 @@ from scdro.errors import HyperparameterError, LossError
 from scdro.functional import solve_lam, trimmed_log_weights, value_at
 from scdro.scalar import host_reads, where
 from scdro.state import Estimate, RobustState, check_beta
-from scdro.temperature import PrintedTemperature, Temperature, WindowTemperature
+from scdro.temperature import PrintedTemperature, Temperature, given_or_default
 
 __all__ = ["KLRobustLoss"]
 
@@ -66,7 +66,7 @@ class KLRobustLoss(nn.Module):
     ) -> None:
         super().__init__()
         check_beta(beta)
-        temperature = WindowTemperature() if temperature is None else temperature
+        temperature = given_or_default(temperature)
         if isinstance(temperature, PrintedTemperature) and temperature.lr is None:
             raise HyperparameterError(
                 "expected PrintedTemperature(lr=...) with a step size of its own: a loss has no learning rate to borrow"

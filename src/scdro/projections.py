@@ -9,8 +9,17 @@ import torch
 from torch import Tensor
 
 from scdro.errors import HyperparameterError
+from scdro.functional import scalar_dtype
 
-__all__ = ["Ball"]
+__all__ = ["Ball", "global_norm"]
+
+
+def global_norm(tensors: list[Tensor]) -> Tensor:
+    """The Euclidean norm of all tensors together, in a dtype in which it does not overflow."""
+    dtype = scalar_dtype(tensors[0].device)
+    norms = torch._foreach_norm(tensors, dtype=dtype)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+    return norm
 
 
 class Ball:
@@ -26,8 +35,6 @@ class Ball:
         """Scale the parameters into the ball, in place, without asking the device whether they were outside."""
         if not params:
             return
-        norms = torch._foreach_norm(list(params))
-        norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, torch.float64) for n in norms]))
-        scale = (self.radius / norm).clamp_max(1.0)
+        scale = (self.radius / global_norm(list(params))).clamp_max(1.0)
         for p in params:
             p.mul_(scale.to(p.device, p.dtype))

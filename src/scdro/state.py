@@ -9,6 +9,7 @@ A batch passes through in three steps, the first two of which change nothing:
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import NamedTuple
 
@@ -88,12 +89,14 @@ class RobustState(Tracked):
         super().__init__(loss_bound=loss_bound, skip_nonfinite=skip_nonfinite)
         check_radius(rho, lam0)
         check_trim(trim)
-        if window is not None and window < 1:
+        if temperature.initial is not None and temperature.initial < lam0:
+            raise HyperparameterError(f"expected an initial temperature >= lam0 = {lam0}, got {temperature.initial}")
+        if window is not None and (not isinstance(window, int) or window < 1):
             raise HyperparameterError(f"expected a window of at least one loss, got {window}")
         if not 0.0 <= mu < math.inf:
             raise HyperparameterError(f"expected mu >= 0, got {mu}")
         self.trim, self.mu = trim, mu
-        self.temperature, self.tracker = temperature, tracker
+        self.temperature, self.tracker = copy.deepcopy(temperature), tracker  # It may have a state of its own.
         lam_max = math.inf if loss_bound is None or rho == 0 else lam0 + loss_bound / rho
         self.limits = LamRange(rho, lam0, lam_max, mu, loss_bound)
         # rho = 0 asks for the plain average: lam = inf. The printed update knows no such case.

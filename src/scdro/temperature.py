@@ -82,15 +82,16 @@ class WindowTemperature(Temperature):
 
     Args:
         initial: lam_1; None finds it from the first batch.
-        cap: the most batches that a single one may count for (`MovingAverage`).
-        clip: the bound on STORM's correction (`NormalizedStorm`), used by ASCDRO.
+        cap: the most batches that a single one may count for (`MovingAverage`); None for no bound.
+        clip: the bound on STORM's correction (`NormalizedStorm`), used by ASCDRO; None for no bound.
     """
 
     carries = True
 
-    def __init__(self, initial: float | None = None, *, cap: float = 2.0, clip: float = 0.3) -> None:
+    def __init__(self, initial: float | None = None, *, cap: float | None = 2.0, clip: float | None = 0.3) -> None:
         super().__init__()
         _check_initial(initial)
+        NormalizedStorm(cap, clip)  # checks them
         self.initial, self.cap, self.clip = initial, cap, clip
 
     def one_point_tracker(self) -> Tracker:
@@ -143,6 +144,16 @@ class PrintedTemperature(Temperature):
         terms = LamTerms(drift, moved.lam, moved.lam / moved.lam_past, moved.mean, moved.mean_old, limits.loss_bound)
         tracked, gradient = moved.tracker.lam_gradient(moved.step, scalar(self.tracked[0]), terms)
         return limits.clamp(moved.lam - lr * gradient), [(self.tracked, [tracked])]
+
+
+def given_or_default(temperature: Temperature | None) -> Temperature:
+    if temperature is None:
+        return WindowTemperature()
+    if not isinstance(temperature, Temperature):
+        raise HyperparameterError(
+            f"expected a temperature such as WindowTemperature() or PrintedTemperature(), got {temperature!r}"
+        )
+    return temperature
 
 
 def _check_initial(initial: float | None) -> None:

@@ -14,6 +14,7 @@ from scdro.estimators import Advance
 from scdro.optim.base import Closure, descend
 from scdro.optim.replay import Replay
 from scdro.optim.robust import RobustOptimizer
+from scdro.projections import global_norm
 from scdro.scalar import Scalar
 
 __all__ = ["ASCDRO"]
@@ -66,17 +67,21 @@ class ASCDRO(RobustOptimizer):
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         robust, beta = self._robust, self._beta
-        old = self._at_previous_point(closure, sample_weight) if robust.started else None
-        old_gradients = {p: p.grad for p in self._parameters()}
-        with self._replay.inspection():
-            losses = self._losses(closure)
-        batch = robust.read(losses, sample_weight)
-        if old is not None:
-            batch = _matched(batch, old[0])
+        with self._replay.restored_on_error() as restore:
+            old = self._at_previous_point(closure, sample_weight) if robust.started else None
+            old_gradients = {p: p.grad for p in self._parameters()}
+            with self._replay.inspection():
+                losses = self._losses(closure)
+            batch = robust.read(losses, sample_weight)
+            if old is not None:
+                batch = _matched(batch, old[0])
         if self._skips(batch.finite):
+            restore(None)
             return None
         estimate = robust.estimate(batch, beta, old=old)
         self._backward(losses, estimate.weights)
+        if batch.finite is not None:
+            restore(batch.finite)
         ratio = 1.0 if robust.temperature.carries else estimate.lam / estimate.lam_past
         with self._undone_unless(batch.finite):
             self._move_estimates(estimate.step, ratio, old_gradients, beta)
@@ -157,10 +162,5 @@ def _or_zeros(gradient: Tensor | None, p: Tensor) -> Tensor:
 
 def _shrinkage(correction: list[Tensor], g: list[Tensor], z: list[Tensor], clip: float) -> Tensor:
     """The factor <= 1 that bounds |correction| by clip * min(|g|, |z|)."""
-    size, *limits = (_norm(tensors) for tensors in (correction, g, z))
+    size, *limits = (global_norm(tensors) for tensors in (correction, g, z))
     return (clip * torch.minimum(*limits) / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_max(1.0)
-
-
-def _norm(tensors: list[Tensor]) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
-    return norm

@@ -105,6 +105,11 @@ class ClosureOptimizer(Optimizer):
                 "expected a closure that only computes the per-sample losses, got one whose graph was already used; "
                 "remove its call of backward()"
             ) from error
+        if all(p.grad is None for p in self._parameters()):
+            raise ClosureError(
+                "expected losses that depend on the parameters of this optimizer, got none that do; was it made for "
+                "another model?"
+            )
 
     def _skips(self, finite: Tensor | None) -> bool:
         """Whether to leave the step out, where the host may look; elsewhere the flag stays on the device."""

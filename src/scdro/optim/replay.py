@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -26,16 +26,34 @@ class Replay:
     @contextmanager
     def rehearsal(self, device: torch.device) -> Iterator[None]:
         """Run something, then put torch's random state and the modules' buffers back as they were."""
-        buffers = list({id(b): b for module in self.modules for b in module.buffers()}.values())
-        before = [b.clone() for b in buffers]
+        restore = self._snapshot()
         devices = [] if device.type == "cpu" else [device]
         kind = "cuda" if device.type == "cpu" else device.type
         try:
             with torch.random.fork_rng(devices=devices, device_type=kind):
                 yield
         finally:
+            restore(None)
+
+    @contextmanager
+    def restored_on_error(self) -> Iterator[Callable[[Tensor | None], None]]:
+        """Put the buffers back if something goes wrong; yields how to do so later, unless a flag holds."""
+        restore = self._snapshot()
+        try:
+            yield restore
+        except BaseException:
+            restore(None)
+            raise
+
+    def _snapshot(self) -> Callable[[Tensor | None], None]:
+        buffers = list({id(b): b for module in self.modules for b in module.buffers()}.values())
+        before = [b.clone() for b in buffers]
+
+        def restore(unless: Tensor | None) -> None:
             for buffer, value in zip(buffers, before, strict=True):
-                buffer.copy_(value)
+                buffer.copy_(value if unless is None else torch.where(unless, buffer, value))
+
+        return restore
 
     @contextmanager
     def inspection(self) -> Iterator[None]:

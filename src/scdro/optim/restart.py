@@ -37,6 +37,8 @@ def lemma_stages(
     for name, value in {"mu": mu, "eps1": eps1, "sigma": sigma, "L_F": L_F}.items():
         if not 0.0 < value < math.inf:
             raise HyperparameterError(f"expected {name} > 0, got {value}")
+    if stages < 1:
+        raise HyperparameterError(f"expected at least one stage, got {stages}")
     return [_lemma_stage(mu, eps1 / 2**k, sigma, L_F, accelerated) for k in range(stages)]
 
 

@@ -11,7 +11,7 @@ from scdro.estimators import Tracker
 from scdro.optim.base import ClosureOptimizer
 from scdro.scalar import Scalar
 from scdro.state import RobustState, check_beta
-from scdro.temperature import Temperature, WindowTemperature
+from scdro.temperature import Temperature, given_or_default
 
 __all__ = ["RobustOptimizer"]
 
@@ -42,7 +42,7 @@ class RobustOptimizer(ClosureOptimizer):
         mu: float = 0.0,
     ) -> None:
         check_beta(beta)
-        temperature = WindowTemperature() if temperature is None else temperature
+        temperature = given_or_default(temperature)
         if tracker is None:
             tracker = temperature.two_point_tracker() if self._two_points else temperature.one_point_tracker()
         if tracker.two_points != self._two_points:
@@ -78,6 +78,11 @@ class RobustOptimizer(ClosureOptimizer):
     # -- monitoring ---------------------------------------------------------------------------------------------------
 
     @property
+    def temperature(self) -> Temperature:
+        """How lam moves: this optimizer's own copy of what it was given."""
+        return self._robust.temperature
+
+    @property
     def lam(self) -> Tensor:
         """The temperature the next batch will use; NaN before the first, inf where rho = 0."""
         return self._robust.lam
@@ -106,3 +111,8 @@ class RobustOptimizer(ClosureOptimizer):
         if "beta" in param_group:
             check_beta(param_group["beta"])
         super().add_param_group(param_group)
+        try:
+            _ = self._beta
+        except HyperparameterError:
+            self.param_groups.pop()
+            raise
