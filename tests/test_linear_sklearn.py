@@ -22,7 +22,7 @@ from scdro.linear_model import KLDROClassifier, KLDRORegressor
 
 ESTIMATORS = [
     KLDROClassifier(),
-    KLDROClassifier(rho=0.0, fit_intercept=False),
+    KLDROClassifier(rho=0.0),
     KLDROClassifier(solver="scdro", max_iter=20, random_state=0),
     KLDRORegressor(),
     KLDRORegressor(loss="absolute_error"),

@@ -24,6 +24,7 @@ from scdro.linear_model._worst import Array, worst
 
 __all__ = ["KLDROLinearModel"]
 
+_FIRST = 4096  # rows that give a stream its start, its coordinates and its step size
 _PATIENCE = 5  # epochs without progress after which a stochastic fit ends
 
 
@@ -86,19 +87,23 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
     # -- fitting ------------------------------------------------------------------------------------------------------
 
     def _fit(self, X: Any, y: Array, weight: Array) -> None:
-        loss = self._losses(y, weight)
-        total = float(weight.sum())
-        problem = Problem(X, loss, weight / total, 1 / (self.C * total), self.rho, self.lam0, self.fit_intercept)
+        problem = self._problem(X, y, weight)
         W = self._packed() if self.warm_start else None
         if W is not None and W.shape != problem.shape:
             W = None
         if self.solver == "exact":
-            W = start(problem, self._origin(loss, problem.q), self.tol, self.max_iter) if W is None else W
+            if W is None:
+                W = start(problem, self._origin(problem.loss, problem.q), self.tol, self.max_iter)
             solution = solve(problem, W, self.tol, self.max_iter)
         else:
             solution = self._fit_stochastic(problem, W)
         self.__dict__.pop("_stream", None)
         self._report(problem, solution)
+
+    def _problem(self, X: Any, y: Array, weight: Array) -> Problem:
+        total = float(weight.sum())
+        loss = self._losses(y, weight)
+        return Problem(X, loss, weight / total, 1 / (self.C * total), self.rho, self.lam0, self.fit_intercept)
 
     def _origin(self, loss: Loss, q: Array) -> Array:
         """The intercept to start from, (k,)."""
@@ -122,46 +127,43 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         """Epochs in random order until the exact objective stops falling; the best epoch's end is the answer."""
         X, loss, n = problem.X, problem.loss, len(problem.q)
         rng = check_random_state(self.random_state)
-        stream = self._new_stream(X[: min(n, 4096)], loss.rows(slice(0, min(n, 4096))), problem.q[:4096])
-        if W is not None:
-            stream.set_coefficients(W, self.fit_intercept)
-        best_W, best, since, epoch = stream.coefficients(self.fit_intercept), math.inf, 0, 0
+        order = rng.permutation(n)
+        stream = self._new_stream(problem.rows(order[: max(self.batch_size, _FIRST)]), W)
+        best_W, best, since, epoch = stream.coefficients(), math.inf, 0, 0
         uniform = bool((problem.q == problem.q[0]).all())
         while epoch < self.max_iter and since < _PATIENCE:
             epoch += 1
             for i in batches(n, self.batch_size, rng.permutation(n)):
                 weight = None if uniform else problem.q[i]
                 if weight is None or weight.any():
-                    stream.step(X[i], loss.rows(i), weight, problem.alpha, self.fit_intercept)
-            W = stream.coefficients(self.fit_intercept)
+                    stream.step(X[i], loss.rows(i), weight, problem.alpha)
+            W = stream.coefficients()
             value = problem.original_value(W, problem.scores(W))
             since = 0 if value < best - self.tol * abs(best) else since + 1
             if value < best:
                 best_W, best = W, value
         return certificate(problem, best_W, epoch, since >= _PATIENCE)
 
-    def _new_stream(self, X: Any, loss: Loss, weight: Array) -> Stream:
-        algorithm = "rscdro" if self.solver == "exact" else self.solver
-        stream = Stream(algorithm, X, loss, self.rho, self.lam0, self.learning_rate)
-        if self.fit_intercept:
-            stream.set_intercept(self._origin(loss, weight / weight.sum()))
-        return stream
+    def _new_stream(self, first: Problem, W: Array | None) -> Stream:
+        """Starts at W, or else at the solution for the first rows; at zero if those do not have one."""
+        if W is None or W.shape != first.shape:
+            W = start(first, self._origin(first.loss, first.q), 1e-3, 50)
+            if first.alpha > 0 and first.loss.varied(first.q):
+                W = solve(first, W, 1e-3, 50).W
+        return Stream("rscdro" if self.solver == "exact" else self.solver, first, W, self.learning_rate)
 
     def _partial_fit(self, X: Any, y: Array, weight: Array, weighted: bool) -> None:
         """One pass over the rows, in their order. The penalty is that of all the weight seen so far."""
-        loss = self._losses(y, weight)
+        problem = self._problem(X, y, weight)
         if "_stream" not in self.__dict__:
-            self._stream = self._new_stream(X, loss, weight)
-            W = self._packed()
-            if W is not None and W.shape == (loss.k, X.shape[1] + self.fit_intercept):
-                self._stream.set_coefficients(W, self.fit_intercept)
+            self._stream = self._new_stream(problem.rows(slice(0, _FIRST)), self._packed())
         stream = self._stream
         stream.weight += float(weight.sum())
         for i in batches(X.shape[0], self.batch_size):
             if weight[i].any():
                 alpha = 1 / (self.C * stream.weight)
-                stream.step(X[i], loss.rows(i), weight[i] if weighted else None, alpha, self.fit_intercept)
-        self._unpack(stream.coefficients(self.fit_intercept), X.dtype)
+                stream.step(X[i], problem.loss.rows(i), weight[i] if weighted else None, alpha)
+        self._unpack(stream.coefficients(), X.dtype)
         self.lam_, self.robust_value_, self.n_iter_ = float(stream.opt.lam), stream.value, stream.steps
         self.__dict__.pop("dual_gap_", None)  # of data that are gone nothing can be certified
 

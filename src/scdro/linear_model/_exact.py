@@ -164,9 +164,9 @@ def start(problem: Problem, intercept: Array, tol: float, max_iter: int) -> Arra
     if problem.fit_intercept:
         W[:, -1] = intercept
     thin = len(problem.q) // THIN
-    if thin < max(50 * k * d, 2000) or not problem.q[::THIN].any():
+    if thin < max(50 * k * d, 2000):
         return W
-    part = problem.thinned(THIN)
+    part = problem.rows(slice(None, None, THIN))
     path = _Path(part, start(part, intercept, tol, max_iter))
     goal = max(tol, 0.1 / math.sqrt(thin)) * problem.loss.unit
     for _ in range(min(max_iter, 30)):

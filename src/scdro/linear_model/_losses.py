@@ -50,6 +50,10 @@ class Loss(ABC):
         """Per-sample losses without smoothing."""
         return self(z).value
 
+    def varied(self, q: Array) -> bool:
+        """Whether the samples bound the intercept: all classes are among them."""
+        return True
+
     def curved(self, at: LossAt, a: Array) -> Array:
         """phi''(z) a."""
         return at.curvature * a
@@ -89,6 +93,9 @@ class Logistic(Loss):
         s = np.clip(-self.y * u[0], 0.0, 1.0)
         entropy: Array = xlogy(s, s) + xlogy(1 - s, 1 - s)
         return entropy
+
+    def varied(self, q: Array) -> bool:
+        return len(np.unique(self.y[q > 0])) == 2
 
     def rows(self, index: Any) -> Logistic:
         return Logistic(self.y[index])
@@ -142,6 +149,9 @@ class Multinomial(Loss):
         pi += lacking[:, None] / lacking.sum() * given.sum(0) - given
         pi[at_y] -= 1.0
         return pi
+
+    def varied(self, q: Array) -> bool:
+        return len(np.unique(self.y[q > 0])) == self.k
 
     def rows(self, index: Any) -> Multinomial:
         return Multinomial(self.y[index], self.k)

@@ -1,12 +1,15 @@
 r"""The stochastic algorithms on the objective of a linear model: one stream of batches, its state kept between calls.
 
-Features are standardised by the first batch, which is what makes one step size serve them all; the penalty stays that of
-the coefficients as given, by its proximal map after each step: v_j <- v_j / (1 + lr alpha/scale_j^2).
+The first rows are solved exactly: that is where the stream starts, and their Hessian gives the step size, and coordinates
+in which features are whitened, w = T v, so that one step size serves all directions. The penalty of w is added to every
+loss alike, which adds it to the robust value and leaves the worst case as it is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scdro.linear_model._losses import Huber, Logistic, Loss, Multinomial, Pinball, Squared
+from scdro.linear_model._preconditioner import LARGEST
+from scdro.linear_model._problem import Evaluation, Problem
 from scdro.linear_model._worst import Array
 from scdro.optim import ASCDRO, RASCDRO, RSCDRO, SCDRO, factor_stages
 from scdro.optim.base import RobustOptimizer
@@ -24,67 +29,105 @@ __all__ = ["ALGORITHMS", "Stream", "batches"]
 
 ALGORITHMS = ("scdro", "ascdro", "rscdro", "rascdro")
 _BETA, _HORIZON = 0.2, 400  # share of a new batch in the averages; steps after which the step size begins to fall
+_POWER = 4
 
 
 class Stream:
-    """One model under training: parameters in standardised features, and the optimizer with all of its state."""
+    """One model under training: parameters in whitened features, and the optimizer with all of its state."""
 
-    def __init__(self, algorithm: str, x: Array, loss: Loss, rho: float, lam0: float, lr: float | None) -> None:
-        sparse = sp.issparse(x)
-        x = x.toarray() if sparse else x
-        self.shift = np.zeros(x.shape[1]) if sparse else x.mean(0, dtype=np.float64)
-        # Features that do not vary yet, but for rounding, are left as they are.
-        scale = np.sqrt(np.mean((x - self.shift) ** 2, 0, dtype=np.float64))
-        self.scale = np.where(scale > 1e-10 * (1 + np.abs(self.shift)), scale, 1.0)
-        self.v = torch.zeros(loss.k, x.shape[1], dtype=torch.float64, requires_grad=True)
-        self.b = torch.zeros(loss.k, dtype=torch.float64, requires_grad=True)
-        self.lr = _step_size(self._standardised(x), loss, rho) if lr is None else lr
-        self.steps, self.weight, self.value = 0, 0.0, float("nan")
+    def __init__(self, algorithm: str, problem: Problem, W: Array, lr: float | None) -> None:
+        """`problem` holds the first rows; W, (k, d + 1), is where to start."""
+        X = problem.X
+        sparse = sp.issparse(X)
+        self.fit_intercept = problem.fit_intercept
+        centred = self.fit_intercept and not sparse
+        self.shift = X.mean(0, dtype=np.float64) if centred else np.zeros(X.shape[1])
+        at = problem.evaluate(W, problem.scores(W))
+        self.map = _whitening(X, self.shift, at.worst.p)
+        self.v = torch.zeros(len(W), X.shape[1], dtype=torch.float64, requires_grad=True)
+        self.b = torch.zeros(len(W), dtype=torch.float64, requires_grad=True)
+        white = replace(problem, X=self._features(X), alpha=0.0)
+        self.lr = 0.2 / _largest_curvature(white, at) if lr is None else lr
+        self.set_coefficients(W)
+        self.mean_v, self.mean_b = self.v.detach().clone(), self.b.detach().clone()
+        self.steps, self.weight, self.value = 0, 0.0, math.nan
         self.restarted = algorithm.startswith("r")
-        self.opt = _optimizer(algorithm, [self.v, self.b], self.lr, rho, lam0)
+        self.opt = _optimizer(algorithm, [self.v, self.b], self.lr, problem.rho, problem.lam0)
 
-    def set_intercept(self, intercept: Array) -> None:
-        with torch.no_grad():
-            self.b.copy_(torch.from_numpy(intercept))
-
-    def set_coefficients(self, W: Array, fit_intercept: bool) -> None:
+    def set_coefficients(self, W: Array) -> None:
         """Go on from coefficients of features as given."""
-        d = len(self.scale)
-        v = W[:, :d] * self.scale
-        b = W[:, d] + W[:, :d] @ self.shift if fit_intercept else np.zeros(len(W))
+        coef = W[:, : len(self.shift)]
+        v = coef / self.map if self.map.ndim == 1 else np.linalg.solve(self.map, coef.T).T
         with torch.no_grad():
             self.v.copy_(torch.from_numpy(v))
-            self.b.copy_(torch.from_numpy(b))
+            if self.fit_intercept:
+                self.b.copy_(torch.from_numpy(W[:, -1] + coef @ self.shift))
 
-    def coefficients(self, fit_intercept: bool) -> Array:
-        """W, (k, d + 1), for features as given."""
-        coef = self.v.detach().numpy() / self.scale
-        if not fit_intercept:
+    def coefficients(self) -> Array:
+        """W, (k, d + 1), for features as given: the average of the iterates."""
+        v = self.mean_v.numpy()
+        coef: Array = v * self.map if self.map.ndim == 1 else v @ self.map.T
+        if not self.fit_intercept:
             return coef
-        return np.concatenate([coef, (self.b.detach().numpy() - coef @ self.shift)[:, None]], 1)
+        return np.concatenate([coef, (self.mean_b.numpy() - coef @ self.shift)[:, None]], 1)
 
-    def step(self, x: Array, loss: Loss, weight: Array | None, alpha: float, fit_intercept: bool) -> None:
-        """One batch. Without an intercept nothing may be centred: z = coef x."""
-        features = torch.from_numpy(self._standardised(x.toarray() if sp.issparse(x) else x))
+    def step(self, x: Array, loss: Loss, weight: Array | None, alpha: float) -> None:
+        """One batch."""
+        features, back = torch.from_numpy(self._features(x)), torch.from_numpy(self.map)
         per_sample = _torch_loss(loss)
-        offset = torch.from_numpy(self.shift / self.scale)
 
         def closure() -> Tensor:
-            z = features @ self.v.T + (self.b if fit_intercept else self.v @ offset)
-            return per_sample(z)
+            w = self.v * back if back.ndim == 1 else self.v @ back.T
+            return per_sample(features @ self.v.T + self.b) + alpha / 2 * (w * w).sum()
 
         if not self.restarted:
             for group in self.opt.param_groups:
                 group["lr"] = self.lr / (1 + self.steps / _HORIZON) ** 0.5
-        lr = self.opt.param_groups[0]["lr"]
+        self.b.requires_grad_(self.fit_intercept)
         self.value = float(self.opt.step(closure, sample_weight=None if weight is None else torch.from_numpy(weight)))
         self.steps += 1
-        with torch.no_grad():
-            self.v /= 1 + torch.from_numpy(lr * alpha / self.scale**2)
+        # The late iterates count for more (weights ~ t^3): the objective is convex, and averages shed the noise.
+        share = _POWER / (self.steps + _POWER - 1)
+        self.mean_v.lerp_(self.v.detach(), share)
+        self.mean_b.lerp_(self.b.detach(), share)
 
-    def _standardised(self, x: Array) -> Array:
-        standardised: Array = (np.asarray(x, dtype=np.float64) - self.shift) / self.scale
-        return standardised
+    def _features(self, x: Array) -> Array:
+        dense = np.asarray(x.toarray() if sp.issparse(x) else x, dtype=np.float64) - self.shift
+        features: Array = dense * self.map if self.map.ndim == 1 else dense @ self.map
+        return features
+
+
+def _whitening(X: Array, shift: Array, p: Array) -> Array:
+    """T with T' S T ~ I for the second moments S under p; of their diagonal alone where there are many features."""
+    d = X.shape[1]
+    if sp.issparse(X) or d > LARGEST:
+        second = np.asarray(X.multiply(X).T @ p if sp.issparse(X) else p @ (X - shift) ** 2, dtype=np.float64)
+        usual = float(second.mean()) or 1.0
+        return 1 / np.sqrt(np.where(second > 1e-6 * usual, second, usual))
+    x = X.astype(np.float64) - shift
+    scale = np.sqrt(p @ x**2)
+    scale = np.where(scale > 1e-10 * (1 + np.abs(shift)), scale, 1.0)  # features that do not vary yet
+    x /= scale
+    # Directions that the first rows hardly show are not blown up.
+    S = (x.T * p) @ x + 0.03 * np.eye(d)
+    inverse: Array = np.linalg.inv(np.linalg.cholesky(S)).T / scale[:, None]
+    return inverse
+
+
+def _largest_curvature(problem: Problem, at: Evaluation) -> float:
+    """The largest eigenvalue of the Hessian, by powers of it; with a kink, of the loss smoothed over the residuals."""
+    if isinstance(problem.loss, Pinball):
+        loss = problem.loss.smoothed(0.3 * problem.loss.spread)
+        problem = problem.with_loss(loss)
+        at = at._replace(at=loss(at.z))
+    V = np.random.default_rng(0).standard_normal(problem.shape)
+    size = 1.0
+    for _ in range(20):
+        V = problem.hessian_product(at, V / np.sqrt((V * V).sum()))
+        size = float(np.sqrt((V * V).sum()))
+        if size == 0.0:
+            return 1.0
+    return size
 
 
 def batches(n: int, size: int, order: Array | None = None) -> Iterator[Any]:
@@ -103,20 +146,6 @@ def _optimizer(algorithm: str, params: list[Tensor], lr: float, rho: float, lam0
     if algorithm == "rscdro":
         return RSCDRO(params, factor_stages(lr, _BETA, _HORIZON, 24, beta_factor=0.7), rho, lam0=lam0)
     return RASCDRO(params, factor_stages(lr, _BETA, _HORIZON, 24, lr_factor=0.7, beta_factor=0.7), rho, lam0=lam0)
-
-
-def _step_size(x: Array, loss: Loss, rho: float) -> float:
-    """1/L of a batch: the largest eigenvalue of its second moments, times the loss's curvature."""
-    features = np.concatenate([x, np.ones((len(x), 1))], 1)
-    largest = float(np.linalg.norm(features, 2)) ** 2 / len(x)
-    return 1.0 / (_curvature(loss) * largest * (1 + rho) ** 0.5)
-
-
-def _curvature(loss: Loss) -> float:
-    """A bound of phi''; with a kink, that of the loss smoothed over a tenth of the spread of y."""
-    if isinstance(loss, Pinball):
-        return 10.0 * loss.scale / loss.spread
-    return {Logistic: 0.25, Multinomial: 0.5}.get(type(loss), 1.0)
 
 
 def _torch_loss(loss: Loss) -> Callable[[Tensor], Tensor]:
