@@ -3,8 +3,9 @@
     python benchmarks/linear.py                                  # without Covertype
     python benchmarks/linear.py --covtype PATH/covtype.csv.gz    # or SCDRO_COVTYPE=PATH/...
 
-Sections: binary (100,000 x 50, against LogisticRegression at the same gradient tolerance), covtype (the same, 7 classes),
-lbfgs (Newton against L-BFGS on the same objective), dro (the PyPI package, if it is installed), stream (10 million rows).
+Sections: binary (100,000 x 50, against LogisticRegression at the same gradient tolerance), covtype (the same, 7
+classes), lbfgs (Newton against L-BFGS on the same objective), dro (the PyPI package, if it is installed), stream (10
+million rows).
 Peers take turns, and the least time of each counts.
 """
 
@@ -150,7 +151,7 @@ def peer_package() -> Any:
     for _ in range(20):
         try:
             return importlib.import_module("dro.linear_model.kl_dro").KLDRO
-        except ModuleNotFoundError as error:
+        except ModuleNotFoundError as error:  # noqa: PERF203
             if error.name is None or error.name.split(".")[0] == "dro":
                 break
             stub = types.ModuleType(error.name)
@@ -208,7 +209,10 @@ def stream(args: argparse.Namespace) -> list[str]:
     def megabytes() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
-    lines = ["| rows | solver | seconds | peak MB after 5% and at the end | objective | above exact |", "|---" * 6 + "|"]
+    lines = [
+        "| rows | solver | seconds | peak MB after 5% and at the end | objective | above exact |",
+        "|---" * 6 + "|",
+    ]
     streamed = {}
     for solver in ("rscdro", "ascdro"):
         model = KLDROClassifier(rho=RHO, solver=solver, batch_size=1024)
@@ -233,9 +237,8 @@ def stream(args: argparse.Namespace) -> list[str]:
     best = value(exact)
     for solver, (model, s, early, late) in streamed.items():
         above = value(model) / best - 1
-        lines.append(
-            f"| {args.stream:,} | {solver}, partial_fit | {s:.0f} | {early:.0f}, {late:.0f} | {value(model):.6f} | {above:.3%} |"
-        )
+        cells = f"{s:.0f} | {early:.0f}, {late:.0f} | {value(model):.6f} | {above:.3%}"
+        lines.append(f"| {args.stream:,} | {solver}, partial_fit | {cells} |")
     lines.append(f"| {args.stream:,} | exact, in memory | {seconds:.0f} | {megabytes():.0f} | {best:.6f} | |")
     return lines
 

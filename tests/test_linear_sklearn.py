@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
-
-import numpy as np
 import pytest
-import scipy.sparse as sp
-from sklearn.base import clone
-from sklearn.datasets import load_iris, make_classification
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.model_selection import GridSearchCV, cross_val_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-import oracles
 from scdro.linear_model import KLDROClassifier, KLDRORegressor
 
 ESTIMATORS = [

@@ -80,8 +80,8 @@ def robust_accuracy(y_true: Any, y_pred: Any, rho: float, sample_weight: Any = N
 
         e' log(e'/e) + (1 - e') log((1 - e')/(1 - e)) <= rho
 
-    and so a function of accuracy: it compares models as accuracy does, but says how bad a shift can make them. No group of
-    a share of at least exp(-rho) of the data has less accuracy than that.
+    and so a function of accuracy: it compares models as accuracy does, but says how bad a shift can make them. No group
+    of a share of at least exp(-rho) of the data has less accuracy than that.
 
     Example:
         >>> round(robust_accuracy([0, 1, 1, 0, 1], [0, 1, 1, 0, 0], rho=0.1), 4)
@@ -124,8 +124,8 @@ class robust_accuracy_scorer:
 class worst_group_scorer:
     """A scorer, `scorer(estimator, X, y)`, for `GridSearchCV(scoring=...)`: `worst_group_accuracy` on held-out data.
 
-    Groups serve the choice of rho alone; the model never sees them. Cross-validation hands a scorer nothing but rows of X
-    and y, so say how to know the groups of rows:
+    Groups serve the choice of rho alone; the model never sees them. Cross-validation hands a scorer nothing but rows of
+    X and y, so say how to know the groups of rows:
 
     Args:
         groups: a function of X that gives them; or a pandas Series or DataFrame with the index of X, in which the rows
@@ -138,7 +138,7 @@ class worst_group_scorer:
     def __init__(self, groups: Callable[[Any], Any] | Any) -> None:
         if not callable(groups) and not hasattr(groups, "loc"):
             raise TypeError(
-                f"expected groups as a function of X, or as a pandas Series with X's index, got {type(groups).__name__}; "
+                f"expected groups as a function of X, or a pandas Series of X's index, got {type(groups).__name__}; "
                 "an array cannot be matched with the rows of a fold"
             )
         self.groups = groups

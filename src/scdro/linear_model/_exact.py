@@ -1,4 +1,4 @@
-r"""The exact solver: Newton from a thinned problem's solution, continuation for losses with a kink, and the certificate."""
+"""The exact solver: Newton from a thinned problem's solution, continuation for losses with a kink, the certificate."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ class _Path:
         self.now = iterate_at(self.problem, W)
         self.first = max(self.now.largest, 1e-300)
         self.stuck = False
+        self.exhausted = False  # rounding lets nothing improve, and smoothing is negligible
         self.plain = self.preconditioner.dense  # whether the preconditioner alone makes good directions
         self.solve: Solve | None = None
 
@@ -69,6 +70,9 @@ class _Path:
 
     def step(self) -> None:
         if self.kinked and (self.stuck or self._nearly_solved()):
+            if self.problem.loss.mu < 1e-12 * self.problem.loss.spread:  # type: ignore[attr-defined]
+                self.exhausted = True
+                return
             self._sharpen()
         # Rough directions far away, precise ones near: superlinear, without waste.
         accuracy = 1.0 if self.plain else max(min(0.1, math.sqrt(self.now.largest / self.first)), 1e-3)
@@ -78,6 +82,7 @@ class _Path:
         good = found is not None and found.largest <= _CONTRACTION * self.now.largest
         # A factor that does well serves again. One that does badly although it is new needs conjugate gradients.
         self.stuck = found is None and not self.plain
+        self.exhausted = self.stuck and not self.kinked
         self.plain = self.plain and (good or not fresh)
         self.solve = solve if good and self.plain else None
         if found is not None:
@@ -98,12 +103,6 @@ class _Path:
         self.preconditioner.problem, self.solve = self.problem, None
         evaluation = self.problem.evaluate(self.now.W, self.now.evaluation.z, self.now.evaluation.worst.lam)
         self.now = Iterate(self.now.W, evaluation, self.problem.gradient(self.now.W, evaluation))
-
-    @property
-    def exhausted(self) -> bool:
-        """Rounding lets nothing improve, and smoothing is negligible."""
-        loss = self.problem.loss
-        return self.stuck and (not isinstance(loss, Pinball) or loss.mu < 1e-12 * loss.spread)
 
 
 @one_thread_each()

@@ -1,7 +1,7 @@
 r"""Newton's method for the convex objective P: directions by preconditioned conjugate gradients, a search on the line.
 
-On the line w + t d the scores are z + t (d X'), so a step needs one product with X however many t are tried, and one with
-X' for the new gradient; each step of conjugate gradients needs one of either.
+On the line w + t d the scores are z + t (d X'), so a step needs one product with X however many t are tried, and one
+with X' for the new gradient; each step of conjugate gradients needs one of either.
 """
 
 from __future__ import annotations

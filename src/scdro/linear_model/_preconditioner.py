@@ -104,7 +104,7 @@ def _factorised(H: Array) -> tuple[Array, bool]:
             H.flat[:: len(H) + 1] += ridge
             factor: tuple[Array, bool] = cho_factor(H, lower=True, check_finite=False)
             return factor
-        except LinAlgError:
+        except LinAlgError:  # noqa: PERF203
             ridge *= 10
     return np.eye(len(H)), True
 

@@ -27,8 +27,8 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
     |r| = epsilon and linear beyond; the quantile loss is max(-quantile r, (1 - quantile) r).
 
     Args:
-        loss: "squared_error", "huber", "absolute_error" or "quantile". The last two have a kink: they are smoothed, ever
-            less, until the duality gap certifies the answer for the loss itself.
+        loss: "squared_error", "huber", "absolute_error" or "quantile". The last two have a kink: they are smoothed,
+            ever less, until the duality gap certifies the answer for the loss itself.
         epsilon: where Huber's loss turns linear, in the units of y.
         quantile: which quantile, in (0, 1).
         tol: "exact" stops when no entry of the gradient exceeds tol times the standard deviation of y (epsilon, if

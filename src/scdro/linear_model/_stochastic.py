@@ -1,8 +1,8 @@
 r"""The stochastic algorithms on the objective of a linear model: one stream of batches, its state kept between calls.
 
-The first rows are solved exactly: that is where the stream starts, and their Hessian gives the step size, and coordinates
-in which features are whitened, w = T v, so that one step size serves all directions. The penalty of w is added to every
-loss alike, which adds it to the robust value and leaves the worst case as it is.
+The first rows are solved exactly: that is where the stream starts, and their Hessian gives the step size, and
+coordinates in which features are whitened, w = T v, so that one step size serves all directions. The penalty of w is
+added to every loss alike, which adds it to the robust value and leaves the worst case as it is.
 """
 
 from __future__ import annotations

@@ -95,5 +95,5 @@ def _first_guess(x: Array, q: Array, rho: float, low: float, high: float) -> flo
 
 
 def _closer(low: float, high: float, proposal: float, lam0: float) -> float:
-    """Where Newton leaves the bracket: lam0 itself, if that is where it points to and has not been tried; the middle."""
+    """Where Newton leaves the bracket: lam0 itself, if it points there and that was not tried; else the middle."""
     return low if proposal <= low == math.log(lam0) else 0.5 * (low + high)
