@@ -146,6 +146,17 @@ def lbfgs(args: argparse.Namespace) -> list[str]:
     return lines
 
 
+class Stub(types.ModuleType):
+    """A module that is not there: any name in it is an empty class."""
+
+    __path__: list[str] = []  # noqa: RUF012
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
 def peer_package() -> Any:
     """`dro.linear_model.KLDRO`, with stubs for what its other models import; None if it is not installed."""
     for _ in range(20):
@@ -154,10 +165,7 @@ def peer_package() -> Any:
         except ModuleNotFoundError as error:  # noqa: PERF203
             if error.name is None or error.name.split(".")[0] == "dro":
                 break
-            stub = types.ModuleType(error.name)
-            stub.__getattr__ = lambda name: type(name, (), {})  # type: ignore[method-assign]
-            stub.__path__ = []
-            sys.modules[error.name] = stub
+            sys.modules[error.name] = Stub(error.name)
     print("dro: skipped; pip install --no-deps dro==0.4.3", flush=True)
     return None
 
@@ -243,7 +251,7 @@ def stream(args: argparse.Namespace) -> list[str]:
     return lines
 
 
-SECTIONS = {"binary": binary, "dro": dro, "lbfgs": lbfgs, "stream": stream, "covtype": covtype}
+SECTIONS = {"binary": binary, "dro": dro, "covtype": covtype, "lbfgs": lbfgs, "stream": stream}
 
 
 def main() -> None:

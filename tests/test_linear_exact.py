@@ -194,6 +194,10 @@ def test_derivatives(kind, rho, lam0):
     h = 1e-5
     assert (gradient(0) * V).sum() == pytest.approx((value(h).value - value(-h).value) / (2 * h), rel=1e-6)
     expected = (gradient(h) - gradient(-h)) / (2 * h)
+    if isinstance(problem.loss, Pinball):  # its curvature beyond the kink is made up: above the true one, by little
+        made_up = problem.hessian_product(value(0), V)
+        assert (expected * V).sum() - 1e-5 <= (made_up * V).sum() <= 1.2 * (expected * V).sum() + 1e-5
+        return
     np.testing.assert_allclose(problem.hessian_product(value(0), V), expected, rtol=1e-4, atol=1e-5)
 
 

@@ -212,7 +212,9 @@ class Pinball(Loss):
         low, high = -self.tau * self.scale, (1 - self.tau) * self.scale
         slope = np.clip(r / self.mu, low, high)
         value = (slope * (r - self.mu / 2 * slope))[0]
-        return LossAt(value, slope, ((slope > low) & (slope < high)) / self.mu)
+        # Beyond the kink there is none; a little of Weiszfeld's weights, slope/r, bounds the steps.
+        inside = (slope > low) & (slope < high)
+        return LossAt(value, slope, np.where(inside, 1.0, 0.01 * slope * self.mu / np.where(inside, 1.0, r)) / self.mu)
 
     def exact(self, z: Array) -> Array:
         r = (z - self.y)[0]

@@ -61,7 +61,7 @@ def _direction(problem: Problem, now: Iterate, solve: Solve, accuracy: float) ->
     for _ in range(MAX_PRODUCTS):
         Hs = problem.hessian_product(now.evaluation, s)
         curvature = float((s * Hs).sum())
-        if not curvature > 0.0:
+        if not curvature > 1e-30 * rho:  # no curvature along s, or none left but rounding
             break
         step = rho / curvature
         D = D + step * s
