@@ -38,16 +38,20 @@ class Stream:
     def __init__(self, algorithm: str, problem: Problem, W: Array, lr: float | None) -> None:
         """`problem` holds the first rows; W, (k, d + 1), is where to start."""
         X = problem.X
+        if isinstance(problem.loss, Pinball):
+            problem = problem.with_loss(problem.loss.smoothed(0.3 * problem.loss.spread))
         sparse = sp.issparse(X)
         self.fit_intercept = problem.fit_intercept
         centred = self.fit_intercept and not sparse
         self.shift = X.mean(0, dtype=np.float64) if centred else np.zeros(X.shape[1])
         at = problem.evaluate(W, problem.scores(W))
-        self.map = _whitening(X, self.shift, at.worst.p)
+        bend = max(float(at.worst.p @ problem.loss.block(at.at, 0, 0)), 1e-3 / problem.loss.unit)
+        self.map = _whitening(X, self.shift, at.worst.p, problem.alpha / bend)
         self.v = torch.zeros(len(W), X.shape[1], dtype=torch.float64, requires_grad=True)
         self.b = torch.zeros(len(W), dtype=torch.float64, requires_grad=True)
         white = replace(problem, X=self._features(X), alpha=0.0)
-        self.lr = 0.2 / _largest_curvature(white, at) if lr is None else lr
+        # The penalty is part of the whitened moments, and so bends no more than the loss.
+        self.lr = 0.2 / (_largest_curvature(white, at) + bend) if lr is None else lr
         self.set_coefficients(W)
         self.mean_v, self.mean_b = self.v.detach().clone(), self.b.detach().clone()
         self.steps, self.weight, self.value = 0, 0.0, math.nan
@@ -97,29 +101,25 @@ class Stream:
         return features
 
 
-def _whitening(X: Array, shift: Array, p: Array) -> Array:
-    """T with T' S T ~ I for the second moments S under p; of their diagonal alone where there are many features."""
+def _whitening(X: Array, shift: Array, p: Array, ridge: float) -> Array:
+    """T with T' (S + ridge I) T ~ I, S the second moments under p; of their diagonal where there are many features."""
     d = X.shape[1]
     if sp.issparse(X) or d > LARGEST:
         second = np.asarray(X.multiply(X).T @ p if sp.issparse(X) else p @ (X - shift) ** 2, dtype=np.float64)
         usual = float(second.mean()) or 1.0
-        return 1 / np.sqrt(np.where(second > 1e-6 * usual, second, usual))
+        return 1 / np.sqrt(np.where(second > 1e-6 * usual, second, usual) + ridge)
     x = X.astype(np.float64) - shift
     scale = np.sqrt(p @ x**2)
     scale = np.where(scale > 1e-10 * (1 + np.abs(shift)), scale, 1.0)  # features that do not vary yet
     x /= scale
     # Directions that the first rows hardly show are not blown up.
-    S = (x.T * p) @ x + 0.03 * np.eye(d)
+    S = (x.T * p) @ x + np.diag(0.03 + ridge / scale**2)
     inverse: Array = np.linalg.inv(np.linalg.cholesky(S)).T / scale[:, None]
     return inverse
 
 
 def _largest_curvature(problem: Problem, at: Evaluation) -> float:
-    """The largest eigenvalue of the Hessian, by powers of it; with a kink, of the loss smoothed over the residuals."""
-    if isinstance(problem.loss, Pinball):
-        loss = problem.loss.smoothed(0.3 * problem.loss.spread)
-        problem = problem.with_loss(loss)
-        at = at._replace(at=loss(at.z))
+    """The largest eigenvalue of the Hessian, by powers of it."""
     V = np.random.default_rng(0).standard_normal(problem.shape)
     size = 1.0
     for _ in range(20):
