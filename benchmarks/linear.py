@@ -251,7 +251,7 @@ def stream(args: argparse.Namespace) -> list[str]:
     return lines
 
 
-SECTIONS = {"binary": binary, "dro": dro, "covtype": covtype, "lbfgs": lbfgs, "stream": stream}
+SECTIONS = {"binary": binary, "dro": dro, "stream": stream, "covtype": covtype, "lbfgs": lbfgs}
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ def test_table_by_definition():
     assert [row.accuracy for row in table] == sorted(row.accuracy for row in table)
     for row in table:
         own = groups == row.group
-        assert row.count == own.sum()
+        assert row.size == own.sum()
         assert row.share == pytest.approx(weight[own].sum() / weight.sum())
         assert row.accuracy == pytest.approx(accuracy_score(y[own], predicted[own], sample_weight=weight[own]))
     assert worst_group_accuracy(y, predicted, groups, weight) == table[0].accuracy

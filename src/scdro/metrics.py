@@ -29,10 +29,10 @@ Array = npt.NDArray[Any]
 
 
 class GroupRow(NamedTuple):
-    """One group: its name, its samples, their share of the weight, and accuracy."""
+    """One group: its name, the number of its samples, their share of the weight, and accuracy."""
 
     group: Any
-    count: int
+    size: int
     share: float
     accuracy: float
 
@@ -48,8 +48,8 @@ def group_table(y_true: Any, y_pred: Any, groups: Any, sample_weight: Any = None
     Example:
         >>> for row in group_table([0, 1, 1, 0], [0, 1, 0, 0], ["a", "a", "b", "b"]):
         ...     print(row)
-        GroupRow(group='b', count=2, share=0.5, accuracy=0.5)
-        GroupRow(group='a', count=2, share=0.5, accuracy=1.0)
+        GroupRow(group='b', size=2, share=0.5, accuracy=0.5)
+        GroupRow(group='a', size=2, share=0.5, accuracy=1.0)
     """
     right, weight = _right(y_true, y_pred, sample_weight)
     names, member = _members(groups)

@@ -37,10 +37,10 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
     fit_intercept: bool
     solver: str
     tol: float
-    max_iter: int
+    max_iter: Any
     warm_start: bool
     random_state: Any
-    batch_size: int
+    batch_size: Any
     learning_rate: float | None
     coef_: Array
     intercept_: Any

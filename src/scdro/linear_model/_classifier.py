@@ -98,7 +98,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
             raise ValueError(
                 f"expected samples of at least two classes, got only one class: {self.classes_[present].tolist()}"
             )
-        if not np.array_equal(before, self.classes_):
+        if before is not None and not np.array_equal(before, self.classes_):
             self.__dict__.pop("coef_", None)
         self._fit(X, encoded, weight * self._class_factors(encoded, weight))
         return self

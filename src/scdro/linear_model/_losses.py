@@ -56,7 +56,8 @@ class Loss(ABC):
 
     def curved(self, at: LossAt, a: Array) -> Array:
         """phi''(z) a."""
-        return at.curvature * a
+        curved: Array = at.curvature * a
+        return curved
 
     def block(self, at: LossAt, j: int, l: int) -> Array:
         """d2 phi / dz_j dz_l, (n,)."""
@@ -122,11 +123,13 @@ class Multinomial(Loss):
 
     def curved(self, at: LossAt, a: Array) -> Array:
         pi = at.curvature
-        return pi * (a - np.einsum("kn,kn->n", pi, a))
+        curved: Array = pi * (a - np.einsum("kn,kn->n", pi, a))
+        return curved
 
     def block(self, at: LossAt, j: int, l: int) -> Array:
         pi = at.curvature
-        return pi[j] - pi[j] ** 2 if j == l else -pi[j] * pi[l]
+        block: Array = pi[j] * ((1.0 if j == l else 0.0) - pi[l])
+        return block
 
     def conjugate(self, u: Array) -> Array:
         pi = u.copy()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -61,7 +62,7 @@ class Preconditioner:
         if problem.fit_intercept:
             x = np.concatenate([x, np.ones((len(x), 1))], 1)
         at = LossAt(e.at.value[index], e.at.slope[:, index], e.at.curvature[:, index])
-        H = np.zeros((k, d, k, d))
+        H: Array = np.zeros((k, d, k, d))
         lam = e.worst.lam
         for j in range(k):
             for l in range(j, k):
@@ -109,7 +110,7 @@ def _factorised(H: Array) -> tuple[Array, bool]:
     return np.eye(len(H)), True
 
 
-def _squared_norms(X: Array) -> Array:
+def _squared_norms(X: Any) -> Array:
     if sp.issparse(X):
         return np.asarray(X.multiply(X).sum(1), dtype=np.float64).ravel()
     n, d = X.shape

@@ -75,7 +75,7 @@ class Stream:
             return coef
         return np.concatenate([coef, (self.mean_b.numpy() - coef @ self.shift)[:, None]], 1)
 
-    def step(self, x: Array, loss: Loss, weight: Array | None, alpha: float) -> None:
+    def step(self, x: Any, loss: Loss, weight: Array | None, alpha: float) -> None:
         """One batch."""
         features, back = torch.from_numpy(self._features(x)), torch.from_numpy(self.map)
         per_sample = _torch_loss(loss)
@@ -95,13 +95,13 @@ class Stream:
         self.mean_v.lerp_(self.v.detach(), share)
         self.mean_b.lerp_(self.b.detach(), share)
 
-    def _features(self, x: Array) -> Array:
+    def _features(self, x: Any) -> Array:
         dense = np.asarray(x.toarray() if sp.issparse(x) else x, dtype=np.float64) - self.shift
         features: Array = dense * self.map if self.map.ndim == 1 else dense @ self.map
         return features
 
 
-def _whitening(X: Array, shift: Array, p: Array, ridge: float) -> Array:
+def _whitening(X: Any, shift: Array, p: Array, ridge: float) -> Array:
     """T with T' (S + ridge I) T ~ I, S the second moments under p; of their diagonal where there are many features."""
     d = X.shape[1]
     if sp.issparse(X) or d > LARGEST:
