@@ -117,7 +117,7 @@ def chosen_rho(train: Data, C: float) -> float:
         held_large = held[members]
         return worst_group_accuracy(train.y[held_large], model.predict(train.X[held_large]), train.groups[held_large])
 
-    return max((0.0, *RHOS), key=score)
+    return max((0.0, *RHOS[1::2]), key=score)
 
 
 def run(folder: Path, source: Source, C: float) -> tuple[dict[str, Result], dict[str, float], float]:

@@ -61,7 +61,8 @@ class Loss(ABC):
 
     def block(self, at: LossAt, j: int, l: int) -> Array:
         """d2 phi / dz_j dz_l, (n,)."""
-        return at.curvature[0]
+        block: Array = at.curvature[0]
+        return block
 
     def balanced(self, u: Array, p: Array) -> Array:
         """u changed so that sum_i p_i u_i = 0, inside the domain of the conjugate: the larger side is shrunk."""
