@@ -171,7 +171,7 @@ def picture(all_results: dict[str, tuple[dict[str, Result], dict[str, float], fl
         order = sorted(found, key=lambda group: found[group])
         right.barh([group[:34] for group in order], [found[group] for group in order], color="#009E73")
         right.axvline(1, color="black", lw=1, ls="--")
-        right.set(title=f"{name}: who ERM's worst case is (ρ = 0.1)", xlabel="weight / share of the data")
+        right.set(title=f"{name}: ERM's worst case", xlabel="weight / share of the data (ρ = 0.1)")
     return figure
 
 

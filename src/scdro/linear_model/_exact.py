@@ -132,6 +132,7 @@ def _certified(problem: Problem, path: _Path, n_iter: int, converged: bool) -> S
     """
     answer, value, bound = path.now, path.value, -math.inf
     best_value = value
+    least, stalled = math.inf, 0
     for _ in range(CERTIFYING_STEPS if problem.alpha > 0 else 0):
         if path.value < best_value:
             best_value = path.value
@@ -140,7 +141,11 @@ def _certified(problem: Problem, path: _Path, n_iter: int, converged: bool) -> S
         enough = _TIGHT * (value - best_value) + max(_SLACK, 1e-13 * abs(value))
         if path.kinked or path.exhausted or path.squared_gradient <= enough:
             bound = max(bound, path.lower_bound())
-        if value - bound <= enough or path.exhausted:
+        # In single precision the gradient ends in noise before the bound is tight.
+        stalled = 0 if path.kinked or path.squared_gradient < 0.5 * least else stalled + 1
+        least = min(least, path.squared_gradient)
+        if value - bound <= enough or path.exhausted or stalled >= 4:
+            bound = max(bound, path.lower_bound())
             break
         path.step()
     if bound == -math.inf:
