@@ -46,7 +46,7 @@ def test_fit_comes_near_the_exact_optimum(solver, classes, rho):
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(X, y)
     least = objective(exact, X, y)
-    assert objective(model, X, y) <= least * (1 + 5e-3)
+    assert objective(model, X, y) <= least * (1 + 5e-4)
     true_gap = objective(model, X, y) - least
     assert true_gap - 1e-8 <= model.dual_gap_ <= 10 * true_gap + 1e-8
     assert model.lam_ == pytest.approx(exact.lam_, rel=0.2)
@@ -135,6 +135,15 @@ def test_sparse_weights_and_no_intercept():
     repeated = np.repeat(X, weight.astype(int), 0), np.repeat(y, weight.astype(int))
     least = objective(KLDROClassifier(rho=0.1).fit(*repeated), *repeated)
     assert objective(weighted, *repeated) <= least * 1.01
+
+
+def test_penalty_of_a_stream_is_that_of_all_its_rows():
+    """Near the exact fit to everything seen; with the penalty of the last chunk alone it would end 1.1% above."""
+    X, y, _ = data(20_000, seed=10)
+    model = KLDROClassifier(rho=0.1, C=1e-2)
+    for start in range(0, len(X), 2000):
+        model.partial_fit(X[start : start + 2000], y[start : start + 2000], classes=[0, 1])
+    assert objective(model, X, y) <= objective(KLDROClassifier(rho=0.1, C=1e-2).fit(X, y), X, y) * 1.006
 
 
 def test_random_state_decides_the_order():
