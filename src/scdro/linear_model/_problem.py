@@ -26,6 +26,9 @@ from scdro.linear_model._worst import Array, Worst, dot, worst
 __all__ = ["Evaluation", "Problem"]
 
 
+_SHORT = 8192  # rows that are summed in single precision
+
+
 class Evaluation(NamedTuple):
     """P at scores z, and all that its derivatives need beyond X."""
 
@@ -82,7 +85,15 @@ class Problem:
             product = s[0, rows] @ x if k == 1 else (x.T @ s[:, rows].T).T if sp.issparse(x) else s[:, rows] @ x
             return np.asarray(product, dtype=np.float64).reshape(k, -1)
 
-        g: Array = np.sum(in_blocks(part, n, self._work), axis=0)
+        def parts(rows: slice) -> Array:
+            """In single precision, sums of many rows lose digits: short ones, added up in double."""
+            if self.X.dtype == np.float64 or sp.issparse(self.X):
+                return part(rows)
+            starts = range(rows.start, rows.stop, _SHORT)
+            total: Array = np.sum([part(slice(i, min(i + _SHORT, rows.stop))) for i in starts], axis=0)
+            return total
+
+        g: Array = np.sum(in_blocks(parts, n, self._work), axis=0)
         return np.concatenate([g, r.sum(1, keepdims=True)], 1) if self.fit_intercept else g
 
     @property
