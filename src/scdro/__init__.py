@@ -4,6 +4,8 @@ KL-constrained distributionally robust optimization for PyTorch: min over w of t
 reweightings of the data within KL distance rho.
 """
 
+from typing import Any
+
 from scdro.errors import (
     CheckpointError,
     ClosureError,
@@ -50,3 +52,12 @@ __all__ = [
     "rho_for_group",
     "worst_case",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`scdro.linear_model` and `scdro.metrics`, imported when first asked for: scikit-learn is slow to import."""
+    if name in ("linear_model", "metrics"):
+        import importlib
+
+        return importlib.import_module(f"scdro.{name}")
+    raise AttributeError(f"module 'scdro' has no attribute {name!r}")

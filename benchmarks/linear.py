@@ -1,0 +1,276 @@
+"""The linear models against their peers, each on the same data, and where it can be on the same objective.
+
+    python benchmarks/linear.py                                  # without Covertype
+    python benchmarks/linear.py --covtype PATH/covtype.csv.gz    # or SCDRO_COVTYPE=PATH/...
+
+Sections: binary (100,000 x 50, against LogisticRegression at the same gradient tolerance), covtype (the same, 7
+classes), lbfgs (Newton against L-BFGS on the same objective), dro (the PyPI package, if it is installed), stream (10
+million rows).
+Peers take turns, and the least time of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import resource
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+from sklearn.datasets import make_classification
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+import scdro
+from scdro.linear_model import KLDROClassifier
+from scdro.linear_model._losses import Logistic, Multinomial
+from scdro.linear_model._problem import Problem
+
+Array = npt.NDArray[Any]
+TOL, RHO = 1e-4, 0.1
+
+
+def timed(*fits: Callable[[], Any], rounds: int = 5) -> tuple[list[float], list[Any]]:
+    """Least seconds of each over rounds in which they take turns, and what each returned last."""
+    seconds = np.full(len(fits), np.inf)
+    fitted: list[Any] = [None] * len(fits)
+    for _ in range(rounds):
+        for j, fit in enumerate(fits):
+            start = time.perf_counter()
+            fitted[j] = fit()
+            seconds[j] = min(seconds[j], time.perf_counter() - start)
+    return seconds.tolist(), fitted
+
+
+def problem_of(X: Array, y: Array, rho: float, C: float = 1.0, lam0: float = 1e-3) -> Problem:
+    """The objective as the solver sees it; y is 0, 1, ..."""
+    k, n = int(y.max()) + 1, len(y)
+    loss = Logistic(2.0 * y - 1) if k == 2 else Multinomial(y, k)
+    return Problem(X, loss, np.full(n, 1 / n), 1 / (C * n), rho, lam0, True)
+
+
+def packed(model: Any) -> Array:
+    return np.concatenate([model.coef_, model.intercept_[:, None]], 1).astype(float)
+
+
+def slope(problem: Problem, W: Array) -> float:
+    """The largest entry of the gradient."""
+    return float(np.abs(problem.gradient(W, problem.evaluate(W, problem.scores(W)))).max())
+
+
+def against_logistic(name: str, X: Array, y: Array, rounds: int) -> Iterator[str]:
+    """LogisticRegression, and the exact solver at rho = 0 (the same objective) and at rho = .1 (the robust one)."""
+    (erm, same, robust), (peer, ours, model) = timed(
+        lambda: LogisticRegression(tol=TOL, max_iter=100_000).fit(X, y),
+        lambda: KLDROClassifier(rho=0.0, tol=TOL).fit(X, y),
+        lambda: KLDROClassifier(rho=RHO, tol=TOL).fit(X, y),
+        rounds=rounds,
+    )
+    plain, tilted = problem_of(X, y, 0.0), problem_of(X, y, RHO)
+    first = f"| {name} | {len(X):,} x {X.shape[1]}"
+    yield f"{first} | LogisticRegression (L-BFGS) | {erm:.2f} | 1 | {slope(plain, packed(peer)):.1e} | |"
+    for label, seconds, problem, fit in (
+        ("KLDROClassifier, rho = 0", same, plain, ours),
+        (f"KLDROClassifier, rho = {RHO}", robust, tilted, model),
+    ):
+        steepness = slope(problem, packed(fit))
+        yield f"{first} | {label} | {seconds:.2f} | {seconds / erm:.2f} | {steepness:.1e} | {fit.dual_gap_:.1e} |"
+
+
+def binary(_: argparse.Namespace) -> list[str]:
+    lines = ["| data | size | method | seconds | ratio | largest gradient entry | duality gap |", "|---" * 7 + "|"]
+    rng = np.random.default_rng(0)
+    X, y = make_classification(100_000, 50, n_informative=25, n_redundant=15, flip_y=0.1, random_state=0)
+    lines += against_logistic("make_classification", X, y, 7)
+    X = rng.standard_normal((100_000, 50))
+    y = (rng.random(len(X)) < 1 / (1 + np.exp(-X @ rng.standard_normal(50) / 3.5))).astype(int)
+    lines += against_logistic("independent normal features", X, y, 7)
+    return lines
+
+
+def read_covtype(path: str, rows: int | None = None) -> tuple[Array, Array]:
+    table = np.loadtxt(path, delimiter=",", skiprows=1)
+    if rows is not None:
+        table = table[np.random.default_rng(0).permutation(len(table))[:rows]]
+    return StandardScaler().fit_transform(table[:, :-1]), table[:, -1].astype(int) - 1
+
+
+def covtype(args: argparse.Namespace) -> list[str]:
+    if args.covtype is None:
+        return ["Covertype: skipped, no file given (--covtype or SCDRO_COVTYPE)."]
+    lines = ["| data | size | method | seconds | ratio | largest gradient entry | duality gap |", "|---" * 7 + "|"]
+    return [*lines, *against_logistic("Covertype, 7 classes", *read_covtype(args.covtype, args.rows), 1)]
+
+
+def lbfgs(args: argparse.Namespace) -> list[str]:
+    """SciPy's L-BFGS on the very objective, with lam eliminated at each evaluation, warm-started."""
+    lines = ["| data | solver | seconds | objective | largest gradient entry |", "|---" * 5 + "|"]
+    X, y = make_classification(100_000, 50, n_informative=25, n_redundant=15, flip_y=0.1, random_state=0)
+    data = [("make_classification, 100,000 x 50", X, y, 3)]
+    if args.covtype is not None:
+        data.append(("Covertype, 50,000 rows, 7 classes", *read_covtype(args.covtype, 50_000), 1))
+    for name, X, y, rounds in data:
+        problem = problem_of(X, y, RHO)
+
+        def by_lbfgs(problem: Problem = problem) -> Array:
+            lam: list[float | None] = [None]
+
+            def both(flat: Array) -> tuple[float, Array]:
+                W = flat.reshape(problem.shape)
+                e = problem.evaluate(W, problem.scores(W), lam[0])
+                lam[0] = e.worst.lam
+                return e.value, problem.gradient(W, e).ravel()
+
+            options = {"gtol": TOL, "ftol": 0.0, "maxiter": 20_000, "maxfun": 40_000}
+            start = np.zeros(problem.shape).ravel()
+            found = minimize(both, start, jac=True, method="L-BFGS-B", options=options)
+            answer: Array = found.x.reshape(problem.shape)
+            return answer
+
+        def by_newton(X: Array = X, y: Array = y) -> Array:
+            return packed(KLDROClassifier(rho=RHO, tol=TOL).fit(X, y))
+
+        seconds, answers = timed(by_lbfgs, by_newton, rounds=rounds)
+        for solver, s, W in zip(("L-BFGS", "Newton"), seconds, answers, strict=True):
+            value = problem.evaluate(W, problem.scores(W)).value
+            lines.append(f"| {name} | {solver} | {s:.2f} | {value:.8f} | {slope(problem, W):.1e} |")
+    return lines
+
+
+class Stub(types.ModuleType):
+    """A module that is not there: any name in it is an empty class."""
+
+    __path__: list[str] = []  # noqa: RUF012
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+def peer_package() -> Any:
+    """`dro.linear_model.KLDRO`, with stubs for what its other models import; None if it is not installed."""
+    for _ in range(20):
+        try:
+            return importlib.import_module("dro.linear_model.kl_dro").KLDRO
+        except ModuleNotFoundError as error:  # noqa: PERF203
+            if error.name is None or error.name.split(".")[0] == "dro":
+                break
+            sys.modules[error.name] = Stub(error.name)
+    print("dro: skipped; pip install --no-deps dro==0.4.3", flush=True)
+    return None
+
+
+def dro(_: argparse.Namespace) -> list[str]:
+    """The same objective: no penalty, and lam0 next to nothing."""
+    KLDRO = peer_package()
+    if KLDRO is None:
+        return ["dro: skipped, the package is not installed."]
+    lines = ["| size | method | seconds | robust value | |", "|---" * 5 + "|"]
+    for n, d in ((1_000, 20), (10_000, 50)):
+        X, y = make_classification(n, d, n_informative=d // 2, flip_y=0.1, random_state=0)
+        X = StandardScaler().fit_transform(X)
+        (ours,), (model,) = timed(
+            lambda X=X, y=y: KLDROClassifier(rho=RHO, C=np.inf, lam0=1e-6, tol=1e-6).fit(X, y),  # type: ignore[misc]
+            rounds=3,
+        )
+        peer = KLDRO(input_dim=d, model_type="logistic", eps=RHO)
+        start, failure = time.perf_counter(), ""
+        try:
+            peer.fit(X, 2 * y - 1)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}".split("\n")[0]
+        seconds = time.perf_counter() - start
+
+        def value(coef: Array, intercept: float, X: Array = X, y: Array = y) -> float:
+            margin = (2 * y - 1) * (X @ coef + intercept)
+            return float(scdro.worst_case(np.logaddexp(0, -margin), RHO, 1e-6).value)
+
+        lines.append(f"| {n:,} x {d} | scdro | {ours:.3f} | {value(model.coef_[0], model.intercept_[0]):.8f} | |")
+        result = "" if failure else f"{value(peer.theta, float(peer.b)):.8f}"
+        lines.append(f"| {n:,} x {d} | dro | {seconds:.1f} | {result} | {failure or f'{seconds / ours:.0f} times'} |")
+    return lines
+
+
+def chunks(rows: int, size: int = 100_000, d: int = 20) -> Iterator[tuple[Array, Array]]:
+    """A stream that can be had again: correlated features of very different scales, 8% of the labels rare."""
+    mix = np.random.default_rng(0)
+    M = mix.standard_normal((d, d)).astype(np.float32) / np.float32(d**0.5)
+    scales, w = np.logspace(-1, 2, d, dtype=np.float32), mix.standard_normal(d).astype(np.float32)
+    for j in range(rows // size):
+        rng = np.random.default_rng([1, j])
+        x = rng.standard_normal((size, d), dtype=np.float32) @ M
+        y = (rng.random(size) < 1 / (1 + np.exp(3.5 - 2 * (x @ w)))).astype(int)
+        yield x * scales, y
+
+
+def stream(args: argparse.Namespace) -> list[str]:
+    def megabytes() -> float:
+        """What this process holds now."""
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+    lines = [
+        "| rows | solver | seconds | MB after 5% and at the end | objective | above exact |",
+        "|---" * 6 + "|",
+    ]
+    streamed = {}
+    for solver in ("rscdro", "ascdro"):
+        model = KLDROClassifier(rho=RHO, solver=solver, batch_size=1024)
+        seconds, early = 0.0, 0.0
+        for j, (x, y) in enumerate(chunks(args.stream)):
+            start = time.perf_counter()
+            model.partial_fit(x, y, classes=[0, 1])
+            seconds += time.perf_counter() - start
+            if j == max(args.stream // 100_000 // 20, 1) - 1:
+                early = megabytes()
+        streamed[solver] = model, seconds, early, megabytes()
+        print(f"stream: {solver} {seconds:.0f} s, {early:.0f} MB, then {megabytes():.0f} MB", flush=True)
+    X, y = (np.concatenate(parts) for parts in zip(*chunks(args.stream), strict=True))
+    start = time.perf_counter()
+    exact = KLDROClassifier(rho=RHO).fit(X, y)
+    seconds = time.perf_counter() - start
+    problem = problem_of(X, y, RHO)
+
+    def value(model: Any) -> float:
+        return problem.evaluate(packed(model), problem.scores(packed(model))).value
+
+    best = value(exact)
+    for solver, (model, s, early, late) in streamed.items():
+        above = value(model) / best - 1
+        cells = f"{s:.0f} | {early:.0f}, {late:.0f} | {value(model):.6f} | {above:.3%}"
+        lines.append(f"| {args.stream:,} | {solver}, partial_fit | {cells} |")
+    lines.append(f"| {args.stream:,} | exact, in memory | {seconds:.0f} | {megabytes():.0f} | {best:.6f} | |")
+    return lines
+
+
+SECTIONS = {"binary": binary, "dro": dro, "stream": stream, "covtype": covtype, "lbfgs": lbfgs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--covtype", default=os.environ.get("SCDRO_COVTYPE"), help="path of covtype.csv.gz")
+    parser.add_argument("--rows", type=int, help="only so many rows of it")
+    parser.add_argument("--stream", type=int, default=10_000_000, help="rows of the stream")
+    parser.add_argument("--only", choices=SECTIONS, nargs="*", default=list(SECTIONS))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "linear.md")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    text = []
+    for name in args.only:
+        text += [f"## {name}", "", *SECTIONS[name](args), ""]
+        print("\n".join(text[text.index(f"## {name}") :]), flush=True)
+        args.out.parent.mkdir(exist_ok=True)
+        args.out.write_text("\n".join(text))
+
+
+if __name__ == "__main__":
+    main()

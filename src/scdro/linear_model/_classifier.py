@@ -1,0 +1,196 @@
+"""KL-robust logistic regression."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.special import expit, softmax
+from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d
+
+from scdro.linear_model._base import KLDROLinearModel
+from scdro.linear_model._losses import Logistic, Loss, Multinomial
+from scdro.linear_model._worst import Array
+
+__all__ = ["KLDROClassifier"]
+
+
+class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
+    r"""Logistic regression on the worst case: binary or multinomial, to the exact optimum.
+
+    min_{w, b}  max_{KL(p, q) <= rho} sum_i p_i l_i(w, b) - lam0 KL(p, q)  +  |w|^2/(2 C sum(sample_weight))
+
+    with l_i the logistic loss and q the sample weights, normalised. rho = 0 is `LogisticRegression(C=C)`.
+
+    Args:
+        rho: radius of the KL ball; `scdro.rho_for_group(0.1)` guards every group of at least a tenth of the data.
+        C: inverse strength of the penalty, as in scikit-learn; np.inf for none.
+        lam0: the paper's KL regulariser and the smallest temperature.
+        fit_intercept: whether to fit an intercept, which is not penalised.
+        solver: "exact" (Newton's method with lam eliminated), or the stochastic "scdro", "ascdro", "rscdro", "rascdro".
+        tol: "exact" stops when no entry of the gradient exceeds it; the others, when the objective falls by less than
+            this share of it in five epochs.
+        max_iter: Newton steps, or epochs.
+        warm_start: start from the coefficients of the fit before.
+        random_state: order of the samples in the stochastic solvers.
+        class_weight: None, "balanced" or a dictionary, as in scikit-learn: factors of the sample weights.
+        batch_size: samples a step of the stochastic solvers and of `partial_fit`.
+        learning_rate: their first step size; None finds one from the first batch.
+
+    Attributes:
+        coef_, intercept_, classes_, n_iter_, n_features_in_, feature_names_in_: as in scikit-learn.
+        lam_: the temperature; inf where rho = 0.
+        robust_value_: the worst case's loss on the training data, without the penalty.
+        dual_gap_: the objective is at most this far above its least value: a certificate, also for fits stopped early;
+            inf where C is. Not set by `partial_fit`.
+
+    Example:
+        >>> from sklearn.datasets import load_breast_cancer
+        >>> X, y = load_breast_cancer(return_X_y=True)
+        >>> X = (X - X.mean(0)) / X.std(0)
+        >>> model = KLDROClassifier(rho=0.5).fit(X, y)
+        >>> round(model.robust_value_, 3), model.dual_gap_ < 1e-7, bool(model.score(X, y) > 0.95)
+        (0.303, True, True)
+        >>> weights = model.worst_case_weights(X, y)  # who the worst case is
+    """
+
+    def __init__(
+        self,
+        rho: float = 0.1,
+        C: float = 1.0,
+        lam0: float = 1e-3,
+        fit_intercept: bool = True,
+        solver: str = "exact",
+        tol: float = 1e-4,
+        max_iter: int = 1000,
+        warm_start: bool = False,
+        random_state: Any = None,
+        class_weight: Any = None,
+        batch_size: int = 256,
+        learning_rate: float | None = None,
+    ) -> None:
+        self.rho = rho
+        self.C = C
+        self.lam0 = lam0
+        self.fit_intercept = fit_intercept
+        self.solver = solver
+        self.tol = tol
+        self.max_iter = max_iter
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.class_weight = class_weight
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> KLDROClassifier:
+        """Fit to all of the data. X: dense or sparse, (n, d); y: labels, (n,)."""
+        self._check_settings()
+        X, y = self._validated(X, y)
+        check_classification_targets(y)
+        weight = self._weights(sample_weight, X)
+        before = getattr(self, "classes_", None)
+        self.classes_, encoded = np.unique(y, return_inverse=True)
+        present = np.unique(encoded[weight > 0])
+        if len(present) < 2:
+            raise ValueError(
+                f"expected samples of at least two classes, got only one class: {self.classes_[present].tolist()}"
+            )
+        if before is not None and not np.array_equal(before, self.classes_):
+            self.__dict__.pop("coef_", None)
+        self._fit(X, encoded, weight * self._class_factors(encoded, weight))
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> KLDROClassifier:
+        """One pass of a stochastic algorithm (`solver`; "rscdro" where that is "exact") over some rows of a stream.
+
+        All state is kept from call to call. The first call needs `classes`, all the labels that will ever come.
+        """
+        self._check_settings()
+        first = "_stream" not in self.__dict__
+        X, y = self._validated(X, y, reset=first and not hasattr(self, "coef_"))
+        if first and not hasattr(self, "classes_"):
+            if classes is None:
+                raise ValueError("expected `classes`, all labels that will come, at the first call of partial_fit")
+            self.classes_ = np.unique(column_or_1d(classes))
+            if len(self.classes_) < 2:
+                raise ValueError(f"expected at least two classes, got one class: {self.classes_.tolist()}")
+        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise ValueError(f"expected the classes of the first call, {self.classes_.tolist()}, got {classes}")
+        if self.class_weight == "balanced":
+            raise ValueError('expected class weights that a stream can know, got "balanced"; pass a dictionary')
+        weight = self._weights(sample_weight, X)
+        encoded = self._encoded(y)
+        weight = weight * self._class_factors(encoded, weight)
+        self._partial_fit(X, encoded, weight, sample_weight is not None or self.class_weight is not None)
+        return self
+
+    def decision_function(self, X: Any) -> Array:
+        """Scores: (n,) for two classes, (n, k) for more."""
+        scores = self._scores(X)
+        return scores.ravel() if scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> Array:
+        scores = self.decision_function(X)
+        best = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)
+        predicted: Array = self.classes_[best]
+        return predicted
+
+    def predict_proba(self, X: Any) -> Array:
+        """(n, k)."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.stack([expit(-scores), expit(scores)], 1)
+        probabilities: Array = softmax(scores, 1)
+        return probabilities
+
+    def predict_log_proba(self, X: Any) -> Array:
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return -np.stack([np.logaddexp(0, scores), np.logaddexp(0, -scores)], 1)
+        logs: Array = scores - np.logaddexp.reduce(scores, 1, keepdims=True)
+        return logs
+
+    def worst_case_weights(self, X: Any, y: Any, sample_weight: Any = None) -> Array:
+        """p_i, (n,): the worst distribution over these samples within KL distance rho, for the fitted model."""
+        check_is_fitted(self)
+        scores = self._scores(X)
+        encoded = self._encoded(column_or_1d(y))
+        if len(encoded) != len(scores):
+            raise ValueError(f"expected one label per sample, got {len(encoded)} labels for {len(scores)} samples")
+        weight = _check_sample_weight(sample_weight, scores, dtype=np.float64, ensure_non_negative=True)
+        return self._worst_case_weights(scores, encoded, weight * self._class_factors(encoded, weight))
+
+    def _encoded(self, y: Array) -> Array:
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise ValueError(f"expected labels among the classes {self.classes_.tolist()}, got {unknown.tolist()}")
+        return np.searchsorted(self.classes_, y)
+
+    def _class_factors(self, encoded: Array, weight: Array) -> Array:
+        if self.class_weight is None:
+            return np.ones(len(encoded))
+        labels = self.classes_[encoded]
+        present = np.unique(labels)
+        by_class = compute_class_weight(self.class_weight, classes=present, y=labels, sample_weight=weight)
+        factors: Array = by_class[np.searchsorted(present, labels)]
+        return factors
+
+    def _losses(self, y: Array, weight: Array) -> Loss:
+        k = len(self.classes_)
+        return Logistic(np.where(y == 1, 1.0, -1.0)) if k == 2 else Multinomial(y, k)
+
+    def _packed(self) -> Array | None:
+        if not hasattr(self, "coef_"):
+            return None
+        coef: Array = np.asarray(self.coef_, dtype=np.float64)
+        return np.concatenate([coef, self.intercept_[:, None]], 1) if self.fit_intercept else coef
+
+    def _unpack(self, W: Array, dtype: Any) -> None:
+        k, d = len(W), self.n_features_in_
+        self.coef_ = W[:, :d].astype(dtype)
+        self.intercept_ = np.zeros(k, dtype)
+        if self.fit_intercept:  # that of several classes is free up to a constant
+            self.intercept_ = (W[:, d] - (W[:, d].mean() if k > 1 else 0.0)).astype(dtype)

@@ -1,0 +1,180 @@
+"""The exact solver: Newton from a thinned problem's solution, continuation for losses with a kink, the certificate."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from scdro.linear_model._dual import lower_bound
+from scdro.linear_model._losses import Pinball
+from scdro.linear_model._newton import Iterate, iterate_at, newton_step
+from scdro.linear_model._preconditioner import Preconditioner, Solve
+from scdro.linear_model._problem import Problem
+from scdro.linear_model._threads import one_thread_each
+from scdro.linear_model._worst import Array, dot
+
+__all__ = ["Solution", "certificate", "solve", "start"]
+
+THIN = 10  # a problem is first solved on every tenth sample
+CERTIFYING_STEPS = 100
+_TIGHT = 5.0
+_SLACK = 8e-9
+_CONTRACTION = 0.25
+
+
+class Solution(NamedTuple):
+    """W, and what is known about it. `gap` bounds P(W) - min P from above."""
+
+    W: Array
+    value: float
+    lam: float
+    gap: float
+    gradient: float
+    n_iter: int
+    converged: bool
+
+
+class _Path:
+    """Iterates of one problem. With a kink the loss is smoothed, and mu falls once the smoothed problem is solved."""
+
+    def __init__(self, problem: Problem, W: Array) -> None:
+        self.problem, self.preconditioner = problem, Preconditioner(problem)
+        loss = problem.loss
+        self.kinked = isinstance(loss, Pinball)
+        if isinstance(loss, Pinball):
+            self.problem = problem.with_loss(loss.smoothed(0.1 * loss.spread))
+        self.preconditioner.problem = self.problem
+        self.now = iterate_at(self.problem, W)
+        self.first = max(self.now.largest, 1e-300)
+        self.stuck = False
+        self.exhausted = False  # rounding lets nothing improve, and smoothing is negligible
+        self.plain = self.preconditioner.dense  # whether the preconditioner alone makes good directions
+        self.solve: Solve | None = None
+
+    @property
+    def value(self) -> float:
+        """P of the loss as stated, at the present iterate."""
+        if not self.kinked:
+            return self.now.value
+        return self.problem.original_value(self.now.W, self.now.evaluation.z, self.now.evaluation.worst.lam)
+
+    def lower_bound(self) -> float:
+        return lower_bound(self.problem, self.now.evaluation)
+
+    @property
+    def squared_gradient(self) -> float:
+        """|grad P|^2/(2 alpha), which is P - D but for the intercept: says whether D is worth computing."""
+        return float((self.now.gradient**2).sum()) / (2 * self.problem.alpha)
+
+    def step(self) -> None:
+        if self.kinked and (self.stuck or self._nearly_solved()):
+            if self.problem.loss.mu < 1e-12 * self.problem.loss.spread:  # type: ignore[attr-defined]
+                self.exhausted = True
+                return
+            self._sharpen()
+        # Rough directions far away, precise ones near: superlinear, without waste.
+        accuracy = 1.0 if self.plain else max(min(0.1, math.sqrt(self.now.largest / self.first)), 1e-3)
+        fresh = self.solve is None
+        solve = self.solve or self.preconditioner.at(self.now.evaluation)
+        found = newton_step(self.problem, self.now, solve, accuracy)
+        good = found is not None and found.largest <= _CONTRACTION * self.now.largest
+        # A factor that does well serves again. One that does badly although it is new needs conjugate gradients.
+        self.stuck = found is None and not self.plain
+        self.exhausted = self.stuck and not self.kinked
+        self.plain = self.plain and (good or not fresh)
+        self.solve = solve if good and self.plain else None
+        if found is not None:
+            self.now = found
+
+    def _nearly_solved(self) -> bool:
+        """Whether the smoothed problem's own gap is small beside what smoothing costs."""
+        loss = self.problem.loss
+        assert isinstance(loss, Pinball)
+        at = self.now.evaluation
+        smoothing = loss.mu / 2 * dot(at.worst.p, at.at.slope[0] ** 2)
+        return self.now.value - (lower_bound(self.problem, at) - smoothing) <= smoothing
+
+    def _sharpen(self) -> None:
+        loss = self.problem.loss
+        assert isinstance(loss, Pinball)
+        self.problem = self.problem.with_loss(loss.smoothed(0.2 * loss.mu))
+        self.preconditioner.problem, self.solve = self.problem, None
+        evaluation = self.problem.evaluate(self.now.W, self.now.evaluation.z, self.now.evaluation.worst.lam)
+        self.now = Iterate(self.now.W, evaluation, self.problem.gradient(self.now.W, evaluation))
+
+
+@one_thread_each()
+def solve(problem: Problem, W: Array, tol: float, max_iter: int) -> Solution:
+    """Minimise P from W. Converged: the largest entry of the gradient is at most tol * loss.unit, or, for losses with a
+    kink, the duality gap at most tol |P|."""
+    path = _Path(problem, W)
+    n_iter = 0
+    while not (done := _converged(path, tol)) and n_iter < max_iter and not path.exhausted:
+        path.step()
+        n_iter += 1
+    return _certified(problem, path, max(n_iter, 1), done)
+
+
+def _converged(path: _Path, tol: float) -> bool:
+    if not path.kinked:
+        return path.now.largest <= tol * path.problem.loss.unit
+    value = path.value
+    return value - path.lower_bound() <= tol * abs(value)
+
+
+def _certified(problem: Problem, path: _Path, n_iter: int, converged: bool) -> Solution:
+    """The answer with its gap. Newton's steps go on, on the side, until the bound is tight.
+
+    Any later point, of value P', shows that the true gap is at least P - P': once P - D is at most a few times that,
+    it is known to be tight. An answer that has converged is replaced by the better one.
+    """
+    answer, value, bound = path.now, path.value, -math.inf
+    best_value = value
+    least, stalled = math.inf, 0
+    for _ in range(CERTIFYING_STEPS if problem.alpha > 0 else 0):
+        if path.value < best_value:
+            best_value = path.value
+            if converged:
+                answer, value = path.now, best_value
+        enough = _TIGHT * (value - best_value) + max(_SLACK, 1e-13 * abs(value))
+        if path.kinked or path.exhausted or path.squared_gradient <= enough:
+            bound = max(bound, path.lower_bound())
+        # In single precision the gradient ends in noise before the bound is tight.
+        stalled = 0 if path.kinked or path.squared_gradient < 0.5 * least else stalled + 1
+        least = min(least, path.squared_gradient)
+        if value - bound <= enough or path.exhausted or stalled >= 4:
+            bound = max(bound, path.lower_bound())
+            break
+        path.step()
+    if bound == -math.inf:
+        bound = path.lower_bound()
+    gap = max(value - bound, 0.0) if bound > -math.inf else math.inf
+    return Solution(answer.W, value, answer.evaluation.worst.lam, gap, answer.largest, n_iter, converged)
+
+
+@one_thread_each()
+def certificate(problem: Problem, W: Array, n_iter: int, converged: bool) -> Solution:
+    """What is known about a point found by other means, which stays the answer."""
+    return _certified(problem, _Path(problem, W), n_iter, False)._replace(converged=converged)
+
+
+@one_thread_each()
+def start(problem: Problem, intercept: Array, tol: float, max_iter: int) -> Array:
+    """A point near the solution: that of every tenth sample, if there are enough samples for it to mean something."""
+    k, d = problem.shape
+    W = np.zeros((k, d))
+    if problem.fit_intercept:
+        W[:, -1] = intercept
+    thin = len(problem.q) // THIN
+    if thin < max(50 * k * d, 2000):
+        return W
+    part = problem.rows(slice(None, None, THIN))
+    path = _Path(part, start(part, intercept, tol, max_iter))
+    goal = max(tol, 0.1 / math.sqrt(thin)) * problem.loss.unit
+    for _ in range(min(max_iter, 30)):
+        if path.now.largest <= goal or path.stuck:
+            break
+        path.step()
+    return path.now.W

@@ -1,0 +1,243 @@
+r"""Losses of linear models as functions of the scores: value, slope, curvature, conjugate.
+
+Scores z are class-major, (k, n): reductions over the few classes then run along memory. k is 1 but for `Multinomial`.
+The conjugate phi*(u) = max_z u z - phi(z) is what the duality gap needs; every `conjugate` is exact on its domain, and
+0 lies in each domain, so that shrinking a slope keeps it inside.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import xlogy
+
+from scdro.linear_model._worst import Array, dot
+
+__all__ = ["Huber", "Logistic", "Loss", "LossAt", "Multinomial", "Pinball", "Squared"]
+
+
+class LossAt(NamedTuple):
+    """Per-sample losses (n,), slopes u = phi'(z) (k, n), and what describes the curvature (k, n)."""
+
+    value: Array
+    slope: Array
+    curvature: Array
+
+
+class Loss(ABC):
+    """Per-sample losses phi_i(z_i) of one data set. `unit` is the natural size of a slope."""
+
+    k = 1
+    unit = 1.0
+    smooth = True
+    y: Array
+
+    @abstractmethod
+    def __call__(self, z: Array) -> LossAt: ...
+
+    @abstractmethod
+    def conjugate(self, u: Array) -> Array:
+        """phi_i*(u_i), (n,)."""
+
+    @abstractmethod
+    def rows(self, index: Any) -> Loss:
+        """The same loss on some of the samples."""
+
+    def exact(self, z: Array) -> Array:
+        """Per-sample losses without smoothing."""
+        return self(z).value
+
+    def varied(self, q: Array) -> bool:
+        """Whether the samples bound the intercept: all classes are among them."""
+        return True
+
+    def curved(self, at: LossAt, a: Array) -> Array:
+        """phi''(z) a."""
+        curved: Array = at.curvature * a
+        return curved
+
+    def block(self, at: LossAt, j: int, l: int) -> Array:
+        """d2 phi / dz_j dz_l, (n,)."""
+        block: Array = at.curvature[0]
+        return block
+
+    def balanced(self, u: Array, p: Array) -> Array:
+        """u changed so that sum_i p_i u_i = 0, inside the domain of the conjugate: the larger side is shrunk."""
+        up, down = dot(p, np.maximum(u[0], 0.0)), dot(p, np.maximum(-u[0], 0.0))
+        if max(up, down) == 0.0:
+            return u
+        keep = min(up, down) / max(up, down)
+        return np.where((u > 0) == (up > down), keep * u, u)
+
+
+class Logistic(Loss):
+    """log(1 + exp(-y z)), y in {-1, 1}."""
+
+    def __init__(self, y: Array) -> None:
+        self.y = y
+
+    def __call__(self, z: Array) -> LossAt:
+        margin = self.y * z
+        e = np.exp(-np.abs(margin))
+        total = 1.0 + e
+        value = np.log(total)[0]
+        value -= np.minimum(margin[0], 0.0)
+        slope = np.where(margin > 0, e, 1.0)
+        slope /= total
+        curvature = slope * (1.0 - slope)
+        slope *= -self.y
+        return LossAt(value, slope, curvature)
+
+    def conjugate(self, u: Array) -> Array:
+        s = np.clip(-self.y * u[0], 0.0, 1.0)
+        entropy: Array = xlogy(s, s) + xlogy(1 - s, 1 - s)
+        return entropy
+
+    def varied(self, q: Array) -> bool:
+        return len(np.unique(self.y[q > 0])) == 2
+
+    def rows(self, index: Any) -> Logistic:
+        return Logistic(self.y[index])
+
+
+class Multinomial(Loss):
+    """log sum_j exp(z_j) - z_y. Its curvature is held as the probabilities pi."""
+
+    def __init__(self, y: Array, k: int) -> None:
+        self.y, self.k = y, k
+
+    def __call__(self, z: Array) -> LossAt:
+        top = z.max(0)
+        pi = np.exp(z - top)
+        total = pi.sum(0)
+        pi /= total
+        value = np.log(total)
+        value += top
+        at_y = (self.y, np.arange(z.shape[1]))
+        value -= z[at_y]
+        slope = pi.copy()
+        slope[at_y] -= 1.0
+        return LossAt(value, slope, pi)
+
+    def curved(self, at: LossAt, a: Array) -> Array:
+        pi = at.curvature
+        curved: Array = pi * (a - np.einsum("kn,kn->n", pi, a))
+        return curved
+
+    def block(self, at: LossAt, j: int, l: int) -> Array:
+        pi = at.curvature
+        block: Array = pi[j] * ((1.0 if j == l else 0.0) - pi[l])
+        return block
+
+    def conjugate(self, u: Array) -> Array:
+        pi = u.copy()
+        pi[self.y, np.arange(u.shape[1])] += 1.0
+        np.clip(pi, 0.0, 1.0, out=pi)
+        entropy: Array = xlogy(pi, pi).sum(0)
+        return entropy
+
+    def balanced(self, u: Array, p: Array) -> Array:
+        """Classes with too much probability give of theirs to those with too little, sample by sample."""
+        over = u @ p
+        pi = u.copy()
+        at_y = (self.y, np.arange(u.shape[1]))
+        pi[at_y] += 1.0
+        lacking = np.maximum(-over, 0.0)
+        if lacking.sum() == 0.0:
+            return u
+        give = np.maximum(over, 0.0) / np.maximum(pi @ p, np.finfo(float).tiny)
+        given = pi * give[:, None]
+        pi += lacking[:, None] / lacking.sum() * given.sum(0) - given
+        pi[at_y] -= 1.0
+        return pi
+
+    def varied(self, q: Array) -> bool:
+        return len(np.unique(self.y[q > 0])) == self.k
+
+    def rows(self, index: Any) -> Multinomial:
+        return Multinomial(self.y[index], self.k)
+
+
+class Squared(Loss):
+    """r^2/2, r = z - y."""
+
+    def __init__(self, y: Array, unit: float = 1.0) -> None:
+        self.y, self.unit = y, unit
+
+    def __call__(self, z: Array) -> LossAt:
+        r = z - self.y
+        return LossAt(r[0] * r[0] / 2, r, np.ones_like(r))
+
+    def conjugate(self, u: Array) -> Array:
+        conjugate: Array = u[0] * (u[0] / 2 + self.y)
+        return conjugate
+
+    def rows(self, index: Any) -> Squared:
+        return Squared(self.y[index], self.unit)
+
+
+class Huber(Loss):
+    """r^2/2 where |r| <= epsilon, epsilon |r| - epsilon^2/2 beyond."""
+
+    def __init__(self, y: Array, epsilon: float, unit: float = 1.0) -> None:
+        self.y, self.epsilon, self.unit = y, epsilon, min(unit, epsilon)
+
+    def __call__(self, z: Array) -> LossAt:
+        r = z - self.y
+        slope = np.clip(r, -self.epsilon, self.epsilon)
+        return LossAt((slope * (r - slope / 2))[0], slope, (slope == r).astype(float))
+
+    def conjugate(self, u: Array) -> Array:
+        conjugate: Array = u[0] * (u[0] / 2 + self.y)
+        return conjugate
+
+    def rows(self, index: Any) -> Huber:
+        return Huber(self.y[index], self.epsilon, self.unit)
+
+
+class Pinball(Loss):
+    r"""Quantile loss max(-tau r, (1 - tau) r), r = z - y, times `scale`; tau = .5 and scale = 2 is |r|.
+
+    Smoothed by `mu`: max_u { u r - mu u^2/2 : -tau <= u <= 1 - tau }, at most mu/2 below. A slope of the smoothed loss
+    is in the domain of the conjugate of the loss itself, so the certificate holds for the loss itself.
+    """
+
+    smooth = False
+
+    def __init__(self, y: Array, tau: float, scale: float, unit: float = 1.0, mu: float = 0.0) -> None:
+        self.y, self.tau, self.scale, self.mu = y, tau, scale, mu
+        self.spread = unit
+
+    def __call__(self, z: Array) -> LossAt:
+        r = z - self.y
+        low, high = -self.tau * self.scale, (1 - self.tau) * self.scale
+        slope = np.clip(r / self.mu, low, high)
+        value = (slope * (r - self.mu / 2 * slope))[0]
+        # Beyond the kink there is none; a little of Weiszfeld's weights, slope/r, bounds the steps.
+        inside = (slope > low) & (slope < high)
+        return LossAt(value, slope, np.where(inside, 1.0, 0.01 * slope * self.mu / np.where(inside, 1.0, r)) / self.mu)
+
+    def exact(self, z: Array) -> Array:
+        r = (z - self.y)[0]
+        exact: Array = self.scale * np.maximum(-self.tau * r, (1 - self.tau) * r)
+        return exact
+
+    def conjugate(self, u: Array) -> Array:
+        conjugate: Array = u[0] * self.y
+        return conjugate
+
+    def smoothed(self, mu: float) -> Pinball:
+        return Pinball(self.y, self.tau, self.scale, self.spread, mu)
+
+    def rows(self, index: Any) -> Pinball:
+        return Pinball(self.y[index], self.tau, self.scale, self.spread, self.mu)
+
+
+def spread(y: Array, q: Array) -> float:
+    """The standard deviation of y under q; where y is constant, its size; never zero."""
+    mean = dot(q, y)
+    std = math.sqrt(max(dot(q, (y - mean) ** 2), 0.0))
+    return std if std > 1e-12 * abs(mean) else abs(mean) or 1.0

@@ -1,0 +1,111 @@
+r"""Newton's method for the convex objective P: directions by preconditioned conjugate gradients, a search on the line.
+
+On the line w + t d the scores are z + t (d X'), so a step needs one product with X however many t are tried, and one
+with X' for the new gradient; each step of conjugate gradients needs one of either.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from scdro.linear_model._preconditioner import Solve
+from scdro.linear_model._problem import Evaluation, Problem
+from scdro.linear_model._worst import Array
+
+__all__ = ["Iterate", "iterate_at", "newton_step"]
+
+MAX_PRODUCTS = 250
+_SLOPE = 0.5  # a step is accepted where the slope on the line has fallen to this share
+
+
+class Iterate(NamedTuple):
+    W: Array
+    evaluation: Evaluation
+    gradient: Array
+
+    @property
+    def value(self) -> float:
+        return self.evaluation.value
+
+    @property
+    def largest(self) -> float:
+        """The largest entry of the gradient."""
+        return float(np.abs(self.gradient).max())
+
+
+def iterate_at(problem: Problem, W: Array, lam: float | None = None) -> Iterate:
+    evaluation = problem.evaluate(W, problem.scores(W), lam)
+    return Iterate(W, evaluation, problem.gradient(W, evaluation))
+
+
+def newton_step(problem: Problem, now: Iterate, solve: Solve, accuracy: float) -> Iterate | None:
+    """The next iterate; None where rounding lets nothing improve.
+
+    `accuracy` is that of the Newton direction; at 1 the preconditioner alone gives it.
+    """
+    D = _direction(problem, now, solve, accuracy) if accuracy < 1 else -solve(now.gradient)
+    found = _searched(problem, now, D)
+    return _searched(problem, now, -solve(now.gradient)) if found is None and accuracy < 1 else found
+
+
+def _direction(problem: Problem, now: Iterate, solve: Solve, accuracy: float) -> Array:
+    """H D = -G by conjugate gradients, to `accuracy` in the preconditioner's norm."""
+    D = np.zeros_like(now.gradient)
+    r = -now.gradient
+    y = solve(r)
+    s = y
+    rho = start = float((r * y).sum())
+    for _ in range(MAX_PRODUCTS):
+        Hs = problem.hessian_product(now.evaluation, s)
+        curvature = float((s * Hs).sum())
+        if not curvature > 1e-30 * rho:  # no curvature along s, or none left but rounding
+            break
+        step = rho / curvature
+        D = D + step * s
+        r = r - step * Hs
+        y = solve(r)
+        rho, before = float((r * y).sum()), rho
+        if not rho > accuracy**2 * start:
+            break
+        s = y + rho / before * s
+    return D if D.any() else y
+
+
+def _searched(problem: Problem, now: Iterate, D: Array) -> Iterate | None:
+    """Along D to where the slope is small: t = 1 first, then the root of the slope, bracketed."""
+    slope0 = float((now.gradient * D).sum())
+    if not slope0 < 0.0:
+        return None
+    dz, (z, lam) = problem.scores(D), (now.evaluation.z, now.evaluation.worst.lam)
+    noise = 1e-14 * (1 + abs(now.value))
+    low, high, t, slope_low, slope_high = 0.0, math.inf, 1.0, slope0, math.nan
+    best: tuple[Array, Evaluation] | None = None
+    for _ in range(30):
+        W = now.W + t * D
+        e = problem.evaluate(W, z + t * dz, lam)
+        slope = float(np.einsum("kn,kn->", e.pull, dz)) + float((problem.penalised(W) * D).sum())
+        if e.value <= now.value + noise and (best is None or e.value <= best[1].value):
+            best = W, e
+        if e.value <= now.value + noise and abs(slope) <= _SLOPE * abs(slope0):
+            break
+        if slope < 0 and e.value <= now.value + noise:
+            low, slope_low = t, slope
+        else:
+            high, slope_high = t, slope
+        t = 4.0 * t if high == math.inf else _between(low, high, slope_low, slope_high)
+        if high - low <= 1e-12 * high:
+            break
+    if best is None:
+        return None
+    return Iterate(*best, problem.gradient(*best))
+
+
+def _between(low: float, high: float, slope_low: float, slope_high: float) -> float:
+    """The root of the line through both slopes, at least a tenth of the bracket from its ends."""
+    share = 0.5
+    if slope_high > 0:
+        share = min(max(-slope_low / (slope_high - slope_low), 0.1), 0.9)
+    return low + share * (high - low)

@@ -1,0 +1,128 @@
+"""The Hessian of a few, well-chosen samples, factorised: what makes conjugate gradients need a handful of products.
+
+Samples are drawn by their weight p and their leverage p |x|^2, so a rare feature that only three samples have is seen.
+Where the matrix would be too large, the diagonal of the Hessian of all samples serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
+
+from scdro.linear_model._losses import LossAt
+from scdro.linear_model._problem import Evaluation, Problem
+from scdro.linear_model._threads import in_blocks
+from scdro.linear_model._worst import Array, dot
+
+__all__ = ["Preconditioner", "Solve"]
+
+LARGEST = 1024  # parameters of which a dense matrix is factorised
+Solve = Callable[[Array], Array]
+
+
+@dataclass
+class Preconditioner:
+    """Approximate inverses of the Hessians of one problem."""
+
+    problem: Problem
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def __post_init__(self) -> None:
+        self.norms = _squared_norms(self.problem.X)
+        k, d = self.problem.shape
+        self.dense = k * d <= LARGEST
+        # As many as cost about as much as a product with X, and enough for the number of parameters.
+        self.samples = max(24 * k * d, 4 * len(self.norms) // (k * d))
+
+    def at(self, evaluation: Evaluation) -> Solve:
+        """r -> approximate H^-1 r."""
+        return self._dense(evaluation) if self.dense else self._diagonal(evaluation)
+
+    def _chosen(self, p: Array) -> tuple[Array, Array]:
+        """Positions of the samples, and their weights p_i over the probability to be chosen."""
+        if len(p) <= 2 * self.samples:
+            return np.flatnonzero(p > 0), p[p > 0]
+        leverage = p * self.norms
+        share = 0.5 * self.samples * (p + leverage / max(float(leverage.sum()), 1e-300))
+        index = np.flatnonzero(self.rng.random(len(p)) < share)
+        return index, p[index] / np.minimum(share[index], 1.0)
+
+    def _dense(self, e: Evaluation) -> Solve:
+        problem, (k, d) = self.problem, self.problem.shape
+        index, weight = self._chosen(e.worst.p)
+        weight = weight / weight.sum()
+        x = problem.X[index]
+        x = np.asarray(x.toarray() if sp.issparse(x) else x, dtype=np.float64)
+        if problem.fit_intercept:
+            x = np.concatenate([x, np.ones((len(x), 1))], 1)
+        at = LossAt(e.at.value[index], e.at.slope[:, index], e.at.curvature[:, index])
+        H: Array = np.zeros((k, d, k, d))
+        lam = e.worst.lam
+        for j in range(k):
+            for l in range(j, k):
+                curvature = problem.loss.block(at, j, l)
+                if lam < math.inf:
+                    curvature = curvature + at.slope[j] * at.slope[l] / lam
+                H[j, :, l] = (x.T * (weight * curvature)) @ x
+                H[l, :, j] = H[j, :, l].T
+        H = H.reshape(k * d, k * d)
+        if lam < math.inf:
+            _remove(H, ((at.slope * weight) @ x).ravel(), lam)
+            deviation = at.value - dot(weight, at.value)
+            var = dot(weight, deviation**2)
+            if e.worst.bound and var > 0:
+                _remove(H, ((at.slope * (weight * deviation)) @ x).ravel() / math.sqrt(var), lam)
+        H.flat[:: k * d + 1] += problem.penalised(np.ones((k, d))).ravel()
+        factor = _factorised(H)
+        return lambda r: cho_solve(factor, r.ravel(), check_finite=False).reshape(k, d)
+
+    def _diagonal(self, e: Evaluation) -> Solve:
+        """The diagonal, with the covariance bounded by its second moment."""
+        problem, lam = self.problem, e.worst.lam
+        blocks = np.stack([problem.loss.block(e.at, j, j) for j in range(problem.loss.k)])
+        weights = e.worst.p * (blocks + (e.at.slope**2 / lam if lam < math.inf else 0.0))
+        diagonal = _gathered_squares(problem, weights) + problem.penalised(np.ones(problem.shape))
+        diagonal = np.maximum(diagonal, 1e-12 * diagonal.max())
+        return lambda r: r / diagonal
+
+
+def _remove(H: Array, v: Array, lam: float) -> None:
+    """H <- H - v v'/lam."""
+    H -= np.outer(v, v / lam)
+
+
+def _factorised(H: Array) -> tuple[Array, bool]:
+    """Cholesky; a null direction (the sum of the intercepts, a repeated feature) is lifted a little."""
+    ridge = 1e-13 * float(np.trace(H)) / len(H) + 1e-300
+    for _ in range(20):
+        try:
+            H.flat[:: len(H) + 1] += ridge
+            factor: tuple[Array, bool] = cho_factor(H, lower=True, check_finite=False)
+            return factor
+        except LinAlgError:  # noqa: PERF203
+            ridge *= 10
+    return np.eye(len(H)), True
+
+
+def _squared_norms(X: Any) -> Array:
+    if sp.issparse(X):
+        return np.asarray(X.multiply(X).sum(1), dtype=np.float64).ravel()
+    n, d = X.shape
+    parts = in_blocks(lambda rows: np.einsum("nd,nd->n", X[rows], X[rows]), n, n * d)
+    return np.concatenate(parts).astype(np.float64)
+
+
+def _gathered_squares(problem: Problem, weights: Array, rows: int = 4096) -> Array:
+    """sum_i weight_i x_i^2, a block of rows at a time."""
+    total = np.zeros((len(weights), problem.X.shape[1]))
+    for start in range(0, len(weights[0]), rows):
+        x = problem.X[start : start + rows]
+        w = weights[:, start : start + rows]
+        total += (x.multiply(x).T @ w.T).T if sp.issparse(x) else w @ (x * x)
+    return np.concatenate([total, weights.sum(1, keepdims=True)], 1) if problem.fit_intercept else total

@@ -1,0 +1,158 @@
+r"""The objective of a KL-robust linear model with lam eliminated: value, gradient, Hessian products, line.
+
+    P(w, b) = max_{KL(p, q) <= rho} sum_i p_i phi_i(z_i) - lam0 KL(p, q) + alpha |w|^2/2,      z_i = w x_i + b
+
+By the envelope theorem its gradient is sum_i p_i u_i x_i + alpha w with u = phi'(z), and its Hessian
+
+    sum_i p_i phi''_i x_i x_i' + ( Cov_p(g) - Cov_p(g, l) Cov_p(l, g)/Var_p(l) ) / lam + alpha I,      g_i = u_i x_i
+
+where the last term of the covariance is there only while lam moves with w (KL = rho, not lam = lam0).
+Parameters are W, (k, d + 1): coefficients, and the intercept as the last column where there is one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from scdro.linear_model._losses import Loss, LossAt
+from scdro.linear_model._threads import in_blocks
+from scdro.linear_model._worst import Array, Worst, dot, worst
+
+__all__ = ["Evaluation", "Problem"]
+
+
+_SHORT = 8192  # rows that are summed in single precision
+
+
+class Evaluation(NamedTuple):
+    """P at scores z, and all that its derivatives need beyond X."""
+
+    value: float
+    z: Array
+    at: LossAt
+    worst: Worst
+
+    @property
+    def pull(self) -> Array:
+        """p_i u_i, (k, n): the derivative of the robust value in the scores."""
+        pull: Array = self.worst.p * self.at.slope
+        return pull
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Data, loss, base probabilities q, and the numbers of the problem. alpha = 1/(C sum(sample_weight))."""
+
+    X: Any
+    loss: Loss
+    q: Array
+    alpha: float
+    rho: float
+    lam0: float
+    fit_intercept: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.loss.k, self.X.shape[1] + self.fit_intercept
+
+    def scores(self, W: Array) -> Array:
+        """z = W X' + b, (k, n): one product with X."""
+        (n, d), k = self.X.shape, len(W)
+        coef = W[:, :d].astype(self.X.dtype, copy=False)
+        z = np.empty((k, n))
+
+        def fill(rows: slice) -> None:
+            x = self.X if rows == slice(0, n) else self.X[rows]
+            z[:, rows] = x @ coef[0] if k == 1 else (x @ coef.T).T if sp.issparse(x) else coef @ x.T
+
+        in_blocks(fill, n, self._work)
+        if self.fit_intercept:
+            z += W[:, d:]
+        return z
+
+    def gathered(self, r: Array) -> Array:
+        """sum_i r_i x_i, (k, d + 1): one product with X'."""
+        (n, _), k = self.X.shape, len(r)
+        s = r.astype(self.X.dtype, copy=False)
+
+        def part(rows: slice) -> Array:
+            x = self.X if rows == slice(0, n) else self.X[rows]
+            product = s[0, rows] @ x if k == 1 else (x.T @ s[:, rows].T).T if sp.issparse(x) else s[:, rows] @ x
+            return np.asarray(product, dtype=np.float64).reshape(k, -1)
+
+        def parts(rows: slice) -> Array:
+            """In single precision, sums of many rows lose digits: short ones, added up in double."""
+            if self.X.dtype == np.float64 or sp.issparse(self.X):
+                return part(rows)
+            starts = range(rows.start, rows.stop, _SHORT)
+            total: Array = np.sum([part(slice(i, min(i + _SHORT, rows.stop))) for i in starts], axis=0)
+            return total
+
+        g: Array = np.sum(in_blocks(parts, n, self._work), axis=0)
+        return np.concatenate([g, r.sum(1, keepdims=True)], 1) if self.fit_intercept else g
+
+    @property
+    def _work(self) -> int:
+        """Multiplications of a product; zero for sparse matrices, of which a block of rows is a copy."""
+        return 0 if sp.issparse(self.X) else self.X.size * self.loss.k
+
+    def penalised(self, W: Array) -> Array:
+        """alpha W, without the intercept."""
+        penalised = self.alpha * W
+        if self.fit_intercept:
+            penalised[:, -1] = 0.0
+        return penalised
+
+    def evaluate(self, W: Array, z: Array, lam: float | None = None) -> Evaluation:
+        """P at W, whose scores are z. No product with X. `lam` is a guess."""
+        at = self._losses(z)
+        robust = worst(at.value, self.q, self.rho, self.lam0, lam)
+        return Evaluation(robust.value + float((self.penalised(W) * W).sum()) / 2, z, at, robust)
+
+    def _losses(self, z: Array) -> LossAt:
+        parts = in_blocks(lambda rows: self.loss.rows(rows)(z[:, rows]), z.shape[1], 16 * z.size)
+        if len(parts) == 1:
+            return parts[0]
+        value, slope, curvature = zip(*parts, strict=True)
+        return LossAt(np.concatenate(value), np.concatenate(slope, 1), np.concatenate(curvature, 1))
+
+    def gradient(self, W: Array, evaluation: Evaluation) -> Array:
+        return self.gathered(evaluation.pull) + self.penalised(W)
+
+    def hessian_product(self, at: Evaluation, V: Array) -> Array:
+        a = self.scores(V)
+        r = self.loss.curved(at.at, a)
+        if at.worst.lam < math.inf:
+            along = np.einsum("kn,kn->n", at.at.slope, a)
+            r += at.at.slope * self._tilting(at, along)
+        r *= at.worst.p
+        return self.gathered(r) + self.penalised(V)
+
+    def _tilting(self, at: Evaluation, along: Array) -> Array:
+        """How log p moves when the losses move by `along`: centred, less the regression on l, over lam."""
+        _, lam, p, _, mean, var, bound = at.worst
+        moved = along - dot(p, along)
+        if bound and var > 0:
+            deviation = at.at.value - mean
+            moved -= dot(p, moved * deviation) / var * deviation
+        moved /= lam
+        return moved
+
+    def rows(self, index: Any) -> Problem:
+        """Some of the samples, with the penalty of all: a cheap problem whose solution is near."""
+        q = self.q[index]
+        q = q / q.sum() if q.any() else np.full(len(q), 1 / len(q))
+        return replace(self, X=self.X[index], loss=self.loss.rows(index), q=q)
+
+    def with_loss(self, loss: Loss) -> Problem:
+        return replace(self, loss=loss)
+
+    def original_value(self, W: Array, z: Array, lam: float | None = None) -> float:
+        """P with the loss as stated, without smoothing."""
+        robust = worst(self.loss.exact(z), self.q, self.rho, self.lam0, lam)
+        return robust.value + float((self.penalised(W) * W).sum()) / 2

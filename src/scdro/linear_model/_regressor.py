@@ -1,0 +1,139 @@
+"""KL-robust linear regression."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d
+
+from scdro.errors import HyperparameterError
+from scdro.linear_model._base import KLDROLinearModel
+from scdro.linear_model._losses import Huber, Loss, Pinball, Squared, spread
+from scdro.linear_model._worst import Array
+
+__all__ = ["KLDRORegressor"]
+
+_LOSSES = ("squared_error", "huber", "absolute_error", "quantile")
+
+
+class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
+    r"""Linear regression on the worst case: squared, Huber, absolute or quantile loss, to the exact optimum.
+
+    min_{w, b}  max_{KL(p, q) <= rho} sum_i p_i l_i(w, b) - lam0 KL(p, q)  +  |w|^2/(2 C sum(sample_weight))
+
+    With r = w x + b - y: squared error is r^2/2, so that rho = 0 is `Ridge(alpha=1/C)`; Huber's loss is that up to
+    |r| = epsilon and linear beyond; the quantile loss is max(-quantile r, (1 - quantile) r).
+
+    Args:
+        loss: "squared_error", "huber", "absolute_error" or "quantile". The last two have a kink: they are smoothed,
+            ever less, until the duality gap certifies the answer for the loss itself.
+        epsilon: where Huber's loss turns linear, in the units of y.
+        quantile: which quantile, in (0, 1).
+        tol: "exact" stops when no entry of the gradient exceeds tol times the standard deviation of y (epsilon, if
+            smaller); for losses with a kink, when the duality gap is at most tol times the objective.
+        rho, C, lam0, fit_intercept, solver, max_iter, warm_start, random_state, batch_size, learning_rate: as for
+            `KLDROClassifier`. lam0 is in the units of the loss.
+
+    Attributes:
+        coef_, (d,), intercept_, lam_, robust_value_, dual_gap_, n_iter_, n_features_in_: as for `KLDROClassifier`.
+
+    Example:
+        >>> X = np.arange(12.0).reshape(6, 2) % 5
+        >>> y = X @ [1.0, 2.0] + [0.1, -0.2, 0.1, 0.0, 0.3, -0.3]
+        >>> model = KLDRORegressor(loss="absolute_error", rho=0.2, C=100).fit(X, y)
+        >>> model.coef_.round(2), model.dual_gap_ < 1e-6
+        (array([1.06, 2.02]), True)
+    """
+
+    def __init__(
+        self,
+        loss: str = "squared_error",
+        rho: float = 0.1,
+        C: float = 1.0,
+        lam0: float = 1e-3,
+        fit_intercept: bool = True,
+        solver: str = "exact",
+        tol: float = 1e-4,
+        max_iter: int = 1000,
+        warm_start: bool = False,
+        random_state: Any = None,
+        epsilon: float = 1.35,
+        quantile: float = 0.5,
+        batch_size: int = 256,
+        learning_rate: float | None = None,
+    ) -> None:
+        self.loss = loss
+        self.rho = rho
+        self.C = C
+        self.lam0 = lam0
+        self.fit_intercept = fit_intercept
+        self.solver = solver
+        self.tol = tol
+        self.max_iter = max_iter
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.epsilon = epsilon
+        self.quantile = quantile
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> KLDRORegressor:
+        """Fit to all of the data. X: dense or sparse, (n, d); y: numbers, (n,)."""
+        self._check_settings()
+        X, y = self._validated(X, y, y_numeric=True)
+        self._fit(X, y.astype(np.float64), self._weights(sample_weight, X))
+        return self
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> KLDRORegressor:
+        """One pass of a stochastic algorithm (`solver`; "rscdro" where that is "exact") over some rows of a stream."""
+        self._check_settings()
+        X, y = self._validated(X, y, reset=not hasattr(self, "coef_"), y_numeric=True)
+        weight = self._weights(sample_weight, X)
+        self._partial_fit(X, y.astype(np.float64), weight, sample_weight is not None)
+        return self
+
+    def predict(self, X: Any) -> Array:
+        return self._scores(X).ravel()
+
+    def worst_case_weights(self, X: Any, y: Any, sample_weight: Any = None) -> Array:
+        """p_i, (n,): the worst distribution over these samples within KL distance rho, for the fitted model."""
+        check_is_fitted(self)
+        scores = self._scores(X)
+        y = column_or_1d(y).astype(np.float64)
+        if len(y) != len(scores):
+            raise ValueError(f"expected one target per sample, got {len(y)} targets for {len(scores)} samples")
+        weight = _check_sample_weight(sample_weight, scores, dtype=np.float64, ensure_non_negative=True)
+        return self._worst_case_weights(scores, y, weight)
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        if self.loss not in _LOSSES:
+            raise HyperparameterError(f"expected loss to be one of {_LOSSES}, got {self.loss!r}")
+        if not self.epsilon > 0:
+            raise HyperparameterError(f"expected epsilon > 0, in the units of y, got {self.epsilon}")
+        if not 0 < self.quantile < 1:
+            raise HyperparameterError(f"expected a quantile in (0, 1), got {self.quantile}")
+
+    def _losses(self, y: Array, weight: Array) -> Loss:
+        unit = spread(y, weight / weight.sum())
+        if self.loss == "squared_error":
+            return Squared(y, unit)
+        if self.loss == "huber":
+            return Huber(y, self.epsilon, unit)
+        return Pinball(y, 0.5, 2.0, unit) if self.loss == "absolute_error" else Pinball(y, self.quantile, 1.0, unit)
+
+    def _origin(self, loss: Loss, q: Array) -> Array:
+        return np.array([float((q * loss.y).sum())])
+
+    def _packed(self) -> Array | None:
+        if not hasattr(self, "coef_"):
+            return None
+        coef = np.asarray(self.coef_, dtype=np.float64)
+        return np.append(coef, self.intercept_)[None] if self.fit_intercept else coef[None]
+
+    def _unpack(self, W: Array, dtype: Any) -> None:
+        d = self.n_features_in_
+        self.coef_ = W[0, :d].astype(dtype)
+        self.intercept_ = float(W[0, d]) if self.fit_intercept else 0.0

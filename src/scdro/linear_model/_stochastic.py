@@ -1,0 +1,164 @@
+r"""The stochastic algorithms on the objective of a linear model: one stream of batches, its state kept between calls.
+
+The first rows are solved exactly: that is where the stream starts, and their Hessian gives the step size, and
+coordinates in which features are whitened, w = T v, so that one step size serves all directions. The penalty of w is
+added to every loss alike, which adds it to the robust value and leaves the worst case as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from scdro.linear_model._losses import Huber, Logistic, Loss, Multinomial, Pinball, Squared
+from scdro.linear_model._preconditioner import LARGEST
+from scdro.linear_model._problem import Evaluation, Problem
+from scdro.linear_model._worst import Array
+from scdro.optim import ASCDRO, RASCDRO, RSCDRO, SCDRO, factor_stages
+from scdro.optim.base import RobustOptimizer
+
+__all__ = ["ALGORITHMS", "Stream", "batches"]
+
+ALGORITHMS = ("scdro", "ascdro", "rscdro", "rascdro")
+_BETA, _HORIZON = 0.2, 400  # share of a new batch in the averages; steps after which the step size begins to fall
+_POWER = 4
+
+
+class Stream:
+    """One model under training: parameters in whitened features, and the optimizer with all of its state."""
+
+    def __init__(self, algorithm: str, problem: Problem, W: Array, lr: float | None) -> None:
+        """`problem` holds the first rows; W, (k, d + 1), is where to start."""
+        X = problem.X
+        if isinstance(problem.loss, Pinball):
+            problem = problem.with_loss(problem.loss.smoothed(0.3 * problem.loss.spread))
+        sparse = sp.issparse(X)
+        self.fit_intercept = problem.fit_intercept
+        centred = self.fit_intercept and not sparse
+        self.shift = X.mean(0, dtype=np.float64) if centred else np.zeros(X.shape[1])
+        at = problem.evaluate(W, problem.scores(W))
+        bend = max(float(at.worst.p @ problem.loss.block(at.at, 0, 0)), 1e-3 / problem.loss.unit)
+        self.map = _whitening(X, self.shift, at.worst.p, problem.alpha / bend)
+        self.v = torch.zeros(len(W), X.shape[1], dtype=torch.float64, requires_grad=True)
+        self.b = torch.zeros(len(W), dtype=torch.float64, requires_grad=True)
+        white = replace(problem, X=self._features(X), alpha=0.0)
+        # The penalty is part of the whitened moments, and so bends no more than the loss.
+        self.lr = 0.2 / (_largest_curvature(white, at) + bend) if lr is None else lr
+        self.set_coefficients(W)
+        self.mean_v, self.mean_b = self.v.detach().clone(), self.b.detach().clone()
+        self.steps, self.weight, self.value = 0, 0.0, math.nan
+        self.restarted = algorithm.startswith("r")
+        self.opt = _optimizer(algorithm, [self.v, self.b], self.lr, problem.rho, problem.lam0)
+
+    def set_coefficients(self, W: Array) -> None:
+        """Go on from coefficients of features as given."""
+        coef = W[:, : len(self.shift)]
+        v = coef / self.map if self.map.ndim == 1 else np.linalg.solve(self.map, coef.T).T
+        with torch.no_grad():
+            self.v.copy_(torch.from_numpy(v))
+            if self.fit_intercept:
+                self.b.copy_(torch.from_numpy(W[:, -1] + coef @ self.shift))
+
+    def coefficients(self) -> Array:
+        """W, (k, d + 1), for features as given: the average of the iterates."""
+        v = self.mean_v.numpy()
+        coef: Array = v * self.map if self.map.ndim == 1 else v @ self.map.T
+        if not self.fit_intercept:
+            return coef
+        return np.concatenate([coef, (self.mean_b.numpy() - coef @ self.shift)[:, None]], 1)
+
+    def step(self, x: Any, loss: Loss, weight: Array | None, alpha: float) -> None:
+        """One batch."""
+        features, back = torch.from_numpy(self._features(x)), torch.from_numpy(self.map)
+        per_sample = _torch_loss(loss)
+
+        def closure() -> Tensor:
+            w = self.v * back if back.ndim == 1 else self.v @ back.T
+            return per_sample(features @ self.v.T + self.b) + alpha / 2 * (w * w).sum()
+
+        if not self.restarted:
+            for group in self.opt.param_groups:
+                group["lr"] = self.lr / (1 + self.steps / _HORIZON) ** 0.5
+        self.b.requires_grad_(self.fit_intercept)
+        self.value = float(self.opt.step(closure, sample_weight=None if weight is None else torch.from_numpy(weight)))
+        self.steps += 1
+        # The late iterates count for more (weights ~ t^3): the objective is convex, and averages shed the noise.
+        share = _POWER / (self.steps + _POWER - 1)
+        self.mean_v.lerp_(self.v.detach(), share)
+        self.mean_b.lerp_(self.b.detach(), share)
+
+    def _features(self, x: Any) -> Array:
+        dense = np.asarray(x.toarray() if sp.issparse(x) else x, dtype=np.float64) - self.shift
+        features: Array = dense * self.map if self.map.ndim == 1 else dense @ self.map
+        return features
+
+
+def _whitening(X: Any, shift: Array, p: Array, ridge: float) -> Array:
+    """T with T' (S + ridge I) T ~ I, S the second moments under p; of their diagonal where there are many features."""
+    d = X.shape[1]
+    if sp.issparse(X) or d > LARGEST:
+        second = np.asarray(X.multiply(X).T @ p if sp.issparse(X) else p @ (X - shift) ** 2, dtype=np.float64)
+        usual = float(second.mean()) or 1.0
+        return 1 / np.sqrt(np.where(second > 1e-6 * usual, second, usual) + ridge)
+    x = X.astype(np.float64) - shift
+    scale = np.sqrt(p @ x**2)
+    scale = np.where(scale > 1e-10 * (1 + np.abs(shift)), scale, 1.0)  # features that do not vary yet
+    x /= scale
+    # Directions that the first rows hardly show are not blown up.
+    S = (x.T * p) @ x + np.diag(0.03 + ridge / scale**2)
+    inverse: Array = np.linalg.inv(np.linalg.cholesky(S)).T / scale[:, None]
+    return inverse
+
+
+def _largest_curvature(problem: Problem, at: Evaluation) -> float:
+    """The largest eigenvalue of the Hessian, by powers of it."""
+    V = np.random.default_rng(0).standard_normal(problem.shape)
+    size = 1.0
+    for _ in range(20):
+        V = problem.hessian_product(at, V / np.sqrt((V * V).sum()))
+        size = float(np.sqrt((V * V).sum()))
+        if size == 0.0:
+            return 1.0
+    return size
+
+
+def batches(n: int, size: int, order: Array | None = None) -> Iterator[Any]:
+    """Positions of the samples of each batch: in the order of the data, or as given. The last two share a remainder."""
+    count = max(n // size, 1)
+    for part in np.array_split(np.arange(n) if order is None else order, count):
+        yield slice(part[0], part[-1] + 1) if order is None else part
+
+
+def _optimizer(algorithm: str, params: list[Tensor], lr: float, rho: float, lam0: float) -> RobustOptimizer:
+    if algorithm == "scdro":
+        return SCDRO(params, lr, rho, beta=_BETA, lam0=lam0)
+    if algorithm == "ascdro":
+        return ASCDRO(params, lr, rho, beta=_BETA, lam0=lam0)
+    # Each stage twice as long, at the averages of the lemmas' shape: steps fall like 1/t.
+    if algorithm == "rscdro":
+        return RSCDRO(params, factor_stages(lr, _BETA, _HORIZON, 24, beta_factor=0.7), rho, lam0=lam0)
+    return RASCDRO(params, factor_stages(lr, _BETA, _HORIZON, 24, lr_factor=0.7, beta_factor=0.7), rho, lam0=lam0)
+
+
+def _torch_loss(loss: Loss) -> Callable[[Tensor], Tensor]:
+    """The per-sample losses of scores (n, k), for autograd."""
+    y = torch.from_numpy(np.ascontiguousarray(loss.y))
+    if isinstance(loss, Multinomial):
+        return lambda z: F.cross_entropy(z, y, reduction="none")
+    if isinstance(loss, Logistic):
+        return lambda z: F.softplus(-y * z[:, 0])
+    if isinstance(loss, Squared):
+        return lambda z: (z[:, 0] - y) ** 2 / 2
+    if isinstance(loss, Huber):
+        return lambda z: F.huber_loss(z[:, 0], y, reduction="none", delta=loss.epsilon)
+    assert isinstance(loss, Pinball)
+    tau, scale = loss.tau, loss.scale
+    return lambda z: scale * torch.maximum(tau * (y - z[:, 0]), (1 - tau) * (z[:, 0] - y))

@@ -1,0 +1,176 @@
+r"""Accuracy where it is worst: over known groups, and over all groups within KL distance rho.
+
+For choosing rho with scikit-learn's `GridSearchCV`, see `robust_accuracy_scorer` and `worst_group_scorer`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, column_or_1d
+
+from scdro.errors import HyperparameterError
+
+__all__ = [
+    "GroupRow",
+    "group_table",
+    "robust_accuracy",
+    "robust_accuracy_scorer",
+    "worst_group_accuracy",
+    "worst_group_scorer",
+]
+
+Array = npt.NDArray[Any]
+
+
+class GroupRow(NamedTuple):
+    """One group: its name, the number of its samples, their share of the weight, and accuracy."""
+
+    group: Any
+    size: int
+    share: float
+    accuracy: float
+
+
+def group_table(y_true: Any, y_pred: Any, groups: Any, sample_weight: Any = None) -> list[GroupRow]:
+    """Accuracy of every group, worst first. Groups whose samples all weigh zero are left out.
+
+    Args:
+        y_true, y_pred: labels, (n,).
+        groups: to which group each sample belongs: labels, (n,), or several columns, (n, m), for their combinations.
+        sample_weight: >= 0, (n,).
+
+    Example:
+        >>> for row in group_table([0, 1, 1, 0], [0, 1, 0, 0], ["a", "a", "b", "b"]):
+        ...     print(row)
+        GroupRow(group='b', size=2, share=0.5, accuracy=0.5)
+        GroupRow(group='a', size=2, share=0.5, accuracy=1.0)
+    """
+    right, weight = _right(y_true, y_pred, sample_weight)
+    names, member = _members(groups)
+    check_consistent_length(right, member)
+    rows = []
+    for g, name in enumerate(names):
+        own = weight[member == g]
+        if own.sum() > 0:
+            accuracy = float(own @ right[member == g] / own.sum())
+            rows.append(GroupRow(name, len(own), float(own.sum() / weight.sum()), accuracy))
+    return sorted(rows, key=lambda row: row.accuracy)
+
+
+def worst_group_accuracy(y_true: Any, y_pred: Any, groups: Any, sample_weight: Any = None) -> float:
+    """Accuracy of the group where it is least. Arguments as for `group_table`.
+
+    Example:
+        >>> worst_group_accuracy([0, 1, 1, 0], [0, 1, 0, 0], ["a", "a", "b", "b"])
+        0.5
+    """
+    return group_table(y_true, y_pred, groups, sample_weight)[0].accuracy
+
+
+def robust_accuracy(y_true: Any, y_pred: Any, rho: float, sample_weight: Any = None) -> float:
+    r"""The least accuracy over all reweightings of the samples within KL distance rho; rho = 0 is plain accuracy.
+
+    With a share e of errors it is 1 - e', where e' >= e is the largest with
+
+        e' log(e'/e) + (1 - e') log((1 - e')/(1 - e)) <= rho
+
+    and so a function of accuracy: it compares models as accuracy does, but says how bad a shift can make them. No group
+    of a share of at least exp(-rho) of the data has less accuracy than that.
+
+    Example:
+        >>> round(robust_accuracy([0, 1, 1, 0, 1], [0, 1, 1, 0, 0], rho=0.1), 4)
+        0.6048
+    """
+    if not 0.0 <= rho < math.inf:
+        raise HyperparameterError(f"expected a radius rho >= 0, got {rho}")
+    right, weight = _right(y_true, y_pred, sample_weight)
+    accuracy = float(weight @ right / weight.sum())
+    if rho == 0.0 or accuracy in (0.0, 1.0):
+        return accuracy
+    error = 1.0 - accuracy
+    if rho >= -math.log(error):
+        return 0.0
+
+    def excess(e: float) -> float:
+        return e * math.log(e / error) + ((1 - e) * math.log((1 - e) / accuracy) if e < 1 else 0.0) - rho
+
+    return 1.0 - float(brentq(excess, error, 1.0, xtol=1e-14))
+
+
+class robust_accuracy_scorer:
+    """A scorer, `scorer(estimator, X, y)`, for `GridSearchCV(scoring=...)`: `robust_accuracy` at one fixed rho.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> from sklearn.model_selection import GridSearchCV
+        >>> from scdro.linear_model import KLDROClassifier
+        >>> search = GridSearchCV(KLDROClassifier(), {"rho": [0.0, 0.1]}, scoring=robust_accuracy_scorer(rho=0.1))
+        >>> search = search.fit(*load_iris(return_X_y=True))
+    """
+
+    def __init__(self, rho: float) -> None:
+        self.rho = rho
+
+    def __call__(self, estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
+        return robust_accuracy(y, estimator.predict(X), self.rho, sample_weight)
+
+
+class worst_group_scorer:
+    """A scorer, `scorer(estimator, X, y)`, for `GridSearchCV(scoring=...)`: `worst_group_accuracy` on held-out data.
+
+    Groups serve the choice of rho alone; the model never sees them. Cross-validation hands a scorer nothing but rows of
+    X and y, so say how to know the groups of rows:
+
+    Args:
+        groups: a function of X that gives them; or a pandas Series or DataFrame with the index of X, in which the rows
+            of X, a DataFrame, are looked up.
+
+    Example:
+        >>> scorer = worst_group_scorer(lambda X: X[:, 0] > 5)
+    """
+
+    def __init__(self, groups: Callable[[Any], Any] | Any) -> None:
+        if not callable(groups) and not hasattr(groups, "loc"):
+            raise TypeError(
+                f"expected groups as a function of X, or a pandas Series of X's index, got {type(groups).__name__}; "
+                "an array cannot be matched with the rows of a fold"
+            )
+        self.groups = groups
+
+    def __call__(self, estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
+        if callable(self.groups):
+            groups = self.groups(X)
+        elif hasattr(X, "index"):
+            groups = self.groups.loc[X.index]
+        else:
+            raise TypeError(f"expected X as a DataFrame, to look up its rows' groups, got {type(X).__name__}")
+        return worst_group_accuracy(y, estimator.predict(X), groups, sample_weight)
+
+
+def _right(y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Array, Array]:
+    """Whether each prediction is right, and the weights."""
+    y_true, y_pred = column_or_1d(y_true), column_or_1d(y_pred)
+    check_consistent_length(y_true, y_pred)
+    weight = _check_sample_weight(sample_weight, y_true.reshape(-1, 1), dtype=np.float64, ensure_non_negative=True)
+    if not weight.sum() > 0:
+        raise ValueError("expected sample weights with a positive sum, got only zeros")
+    return (y_true == y_pred).astype(np.float64), weight
+
+
+def _members(groups: Any) -> tuple[list[Any], Array]:
+    """Names of the groups, and the number of each sample's."""
+    columns = np.asarray(groups)
+    if columns.ndim == 1:
+        names, member = np.unique(columns, return_inverse=True)
+        return names.tolist(), member
+    if columns.ndim != 2:
+        raise ValueError(f"expected groups as one label per sample, or several columns, got shape {columns.shape}")
+    codes = np.stack([np.unique(column, return_inverse=True)[1] for column in columns.T], 1)
+    _, first, member = np.unique(codes, axis=0, return_index=True, return_inverse=True)
+    return [tuple(row) for row in columns[first].tolist()], member.ravel()

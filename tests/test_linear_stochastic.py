@@ -1,0 +1,202 @@
+"""The stochastic solvers and partial_fit: near the exact optimum, state kept, memory flat."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+import warnings
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from sklearn.exceptions import ConvergenceWarning
+
+import oracles
+from scdro.linear_model import KLDROClassifier, KLDRORegressor
+from scdro.linear_model._stochastic import ALGORITHMS, batches
+
+
+def data(n=6000, d=6, seed=0, classes=2):
+    """Correlated features of scales from .01 to 100."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, d)) @ rng.standard_normal((d, d)) / np.sqrt(d)
+    scores = np.column_stack([X @ rng.standard_normal(d) for _ in range(classes - 1)] + [np.zeros(n)])
+    return X * np.logspace(-2, 2, d) + np.arange(d), np.argmax(scores + rng.gumbel(size=scores.shape), 1), rng
+
+
+def objective(model, X, y):
+    scores = X @ np.atleast_2d(model.coef_).T + model.intercept_
+    if isinstance(model, KLDRORegressor):
+        r = scores[:, 0] - y
+        losses = np.where(abs(r) <= 1.35, r**2 / 2, 1.35 * abs(r) - 1.35**2 / 2) if model.loss == "huber" else abs(r)
+    elif scores.shape[1] == 1:
+        losses = np.logaddexp(0, (1 - 2 * y) * scores[:, 0])
+    else:
+        losses = np.logaddexp.reduce(scores, 1) - scores[np.arange(len(y)), y]
+    return oracles.by_root(losses, model.rho, model.lam0).value + np.sum(model.coef_**2) / (2 * model.C * len(y))
+
+
+@pytest.mark.parametrize("solver", ALGORITHMS)
+@pytest.mark.parametrize(("classes", "rho"), [(2, 0.1), (2, 0.0), (3, 0.5)])
+def test_fit_comes_near_the_exact_optimum(solver, classes, rho):
+    X, y, _ = data(classes=classes)
+    exact = KLDROClassifier(rho=rho).fit(X, y)
+    model = KLDROClassifier(rho=rho, solver=solver, random_state=0, max_iter=15, tol=1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(X, y)
+    least = objective(exact, X, y)
+    assert objective(model, X, y) <= least * (1 + 5e-4)
+    true_gap = objective(model, X, y) - least
+    assert true_gap - 1e-8 <= model.dual_gap_ <= 10 * true_gap + 1e-8
+    assert model.lam_ == pytest.approx(exact.lam_, rel=0.2)
+
+
+@pytest.mark.parametrize("loss", ["huber", "absolute_error"])
+@pytest.mark.parametrize("solver", ["scdro", "rascdro"])
+def test_regression(loss, solver):
+    X, _, rng = data(seed=1)
+    y = X @ np.logspace(2, -2, 6) / 3 + rng.laplace(size=len(X)) + 50
+    exact = KLDRORegressor(loss, rho=0.1).fit(X, y)
+    model = KLDRORegressor(loss, rho=0.1, solver=solver, random_state=0, max_iter=15, tol=1e-3).fit(X, y)
+    assert objective(model, X, y) <= objective(exact, X, y) * (1 + 5e-3)
+
+
+@pytest.mark.parametrize("solver", ["exact", *ALGORITHMS])
+def test_stream_comes_within_one_per_cent(solver):
+    X, y, _ = data(40_000, seed=2)
+    model = KLDROClassifier(rho=0.1, solver=solver)
+    for start in range(0, len(X), 5000):
+        model.partial_fit(X[start : start + 5000], y[start : start + 5000], classes=[0, 1])
+    exact = KLDROClassifier(rho=0.1).fit(X, y)
+    assert objective(model, X, y) <= objective(exact, X, y) * 1.01
+    assert not hasattr(model, "dual_gap_")
+    assert model.n_iter_ == 8 * (5000 // 256)
+
+
+def test_stream_of_numbers():
+    X, _, rng = data(20_000, seed=3)
+    y = X[:, 0] * 30 + rng.standard_normal(len(X))
+    model = KLDRORegressor("huber", rho=0.1)
+    for start in range(0, len(X), 4000):
+        model.partial_fit(X[start : start + 4000], y[start : start + 4000])
+    assert objective(model, X, y) <= objective(KLDRORegressor("huber", rho=0.1).fit(X, y), X, y) * 1.01
+
+
+@pytest.mark.parametrize("solver", ALGORITHMS)
+def test_stream_resumes_from_a_pickle_bit_for_bit(solver):
+    X, y, _ = data(4000, seed=4)
+    through, broken = (KLDROClassifier(rho=0.2, solver=solver) for _ in range(2))
+    for start in range(0, 4000, 1000):
+        rows = slice(start, start + 1000)
+        through.partial_fit(X[rows], y[rows], classes=[0, 1])
+        broken = pickle.loads(pickle.dumps(broken.partial_fit(X[rows], y[rows], classes=[0, 1])))
+    np.testing.assert_array_equal(through.coef_, broken.coef_)
+    assert through.lam_ == broken.lam_
+
+
+def test_stream_goes_on_from_a_fit_and_fit_begins_anew():
+    X, y, _ = data(2000, seed=5)
+    model = KLDROClassifier(rho=0.1).fit(X, y)
+    coef = model.coef_
+    model.partial_fit(X, y)
+    assert 0 < np.abs((model.coef_ - coef) * X.std(0)).max() < 0.2
+    np.testing.assert_allclose(model.fit(X, y).coef_, coef)
+    assert "_stream" not in vars(model)
+
+
+def test_memory_of_a_stream_is_flat():
+    model = KLDROClassifier(rho=0.1, batch_size=500)
+    sizes = []
+    tracemalloc.start()
+    for seed in range(12):
+        X, y, _ = data(5000, seed=seed)
+        model.partial_fit(X, y, classes=[0, 1])
+        del X, y
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert sizes[-1] <= sizes[2] + 100_000
+
+
+def test_sparse_weights_and_no_intercept():
+    X, y, rng = data(6000, seed=6)
+    X = np.where(rng.random(X.shape) < 0.4, X, 0.0)
+    weight = rng.integers(0, 3, len(y)).astype(float)
+    settings = {"rho": 0.1, "fit_intercept": False}
+    exact = KLDROClassifier(**settings).fit(X, y)
+    dense, sparse = (
+        KLDROClassifier(solver="rscdro", random_state=0, max_iter=10, tol=1e-3, **settings).fit(x, y)
+        for x in (X, sp.csr_array(X))
+    )
+    for model in (dense, sparse):
+        assert objective(model, X, y) <= objective(exact, X, y) * 1.005
+        assert np.all(model.intercept_ == 0)
+    weighted = KLDROClassifier(rho=0.1, solver="scdro", random_state=0, max_iter=10, tol=1e-3).fit(X, y, weight)
+    repeated = np.repeat(X, weight.astype(int), 0), np.repeat(y, weight.astype(int))
+    least = objective(KLDROClassifier(rho=0.1).fit(*repeated), *repeated)
+    assert objective(weighted, *repeated) <= least * 1.01
+
+
+def test_penalty_of_a_stream_is_that_of_all_its_rows():
+    """Near the exact fit to everything seen; with the penalty of the last chunk alone it would end 1.1% above."""
+    X, y, _ = data(20_000, seed=10)
+    model = KLDROClassifier(rho=0.1, C=1e-2)
+    for start in range(0, len(X), 2000):
+        model.partial_fit(X[start : start + 2000], y[start : start + 2000], classes=[0, 1])
+    assert objective(model, X, y) <= objective(KLDROClassifier(rho=0.1, C=1e-2).fit(X, y), X, y) * 1.006
+
+
+def test_random_state_decides_the_order():
+    X, y, _ = data(1000, seed=7)
+    one, two, other = (
+        KLDROClassifier(solver="scdro", random_state=s, max_iter=5, tol=0.01).fit(X, y) for s in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(one.coef_, two.coef_)
+    assert np.any(one.coef_ != other.coef_)
+
+
+def test_classes_of_a_stream():
+    X, y, _ = data(300, seed=8)
+    with pytest.raises(ValueError, match="expected `classes`"):
+        KLDROClassifier().partial_fit(X, y)
+    with pytest.raises(ValueError, match="at least two classes"):
+        KLDROClassifier().partial_fit(X, y, classes=[0])
+    model = KLDROClassifier().partial_fit(X[y == 0], y[y == 0], classes=[0, 1])  # one class at first
+    assert np.all(np.isfinite(model.coef_))
+    with pytest.raises(ValueError, match="classes of the first call"):
+        model.partial_fit(X, y, classes=[0, 1, 2])
+    with pytest.raises(ValueError, match="among the classes"):
+        model.partial_fit(X, y + 3)
+    with pytest.raises(ValueError, match="balanced"):
+        KLDROClassifier(class_weight="balanced").partial_fit(X, y, classes=[0, 1])
+    with pytest.raises(ValueError, match="features"):
+        model.partial_fit(X[:, :2], y)
+
+
+def test_tiny_first_call():
+    X, y, _ = data(600, seed=9)
+    model = KLDROClassifier(rho=0.1)
+    for start in (0, 1, 3):
+        model.partial_fit(X[start : start + 2], y[start : start + 2], classes=[0, 1])
+    assert np.all(np.isfinite(model.coef_))
+
+
+def test_batches_cover_everything_once():
+    for n, size in ((10, 3), (3, 10), (256, 256), (1000, 256)):
+        rows = np.concatenate([np.arange(n)[i] for i in batches(n, size)])
+        np.testing.assert_array_equal(rows, np.arange(n))
+
+
+@pytest.mark.slow
+def test_ten_million_rows():
+    """As benchmarks/linear.py, whose stream it is."""
+    import argparse
+
+    import linear
+
+    lines = linear.stream(argparse.Namespace(stream=10_000_000))
+    for line in lines[2:4]:
+        cells = [cell.strip() for cell in line.split("|")]
+        early, late = (float(mb) for mb in cells[4].split(","))
+        assert late <= early + 100
+        assert float(cells[6].rstrip("%")) <= 1.0

@@ -1,0 +1,110 @@
+"""Group and robust accuracy, against the definition and against the cone program."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from sklearn.datasets import make_classification
+from sklearn.metrics import accuracy_score
+from sklearn.model_selection import GridSearchCV
+
+import oracles
+from scdro.errors import HyperparameterError
+from scdro.linear_model import KLDROClassifier
+from scdro.metrics import (
+    group_table,
+    robust_accuracy,
+    robust_accuracy_scorer,
+    worst_group_accuracy,
+    worst_group_scorer,
+)
+
+
+def labels(n=60, seed=0):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(3, size=n)
+    return y, np.where(rng.random(n) < 0.7, y, (y + 1) % 3), rng.integers(4, size=n), rng.random(n)
+
+
+def test_table_by_definition():
+    y, predicted, groups, weight = labels()
+    table = group_table(y, predicted, groups, weight)
+    assert [row.accuracy for row in table] == sorted(row.accuracy for row in table)
+    for row in table:
+        own = groups == row.group
+        assert row.size == own.sum()
+        assert row.share == pytest.approx(weight[own].sum() / weight.sum())
+        assert row.accuracy == pytest.approx(accuracy_score(y[own], predicted[own], sample_weight=weight[own]))
+    assert worst_group_accuracy(y, predicted, groups, weight) == table[0].accuracy
+    assert sum(row.share * row.accuracy for row in table) == pytest.approx(
+        accuracy_score(y, predicted, sample_weight=weight)
+    )
+
+
+def test_groups_of_several_columns():
+    y, predicted, groups, _ = labels()
+    sex = np.where(groups % 2, "f", "m")
+    table = group_table(y, predicted, np.stack([sex, (groups // 2).astype(str)], 1))
+    assert {row.group for row in table} == {("f", "0"), ("f", "1"), ("m", "0"), ("m", "1")}
+    assert sorted(row.accuracy for row in table) == [row.accuracy for row in group_table(y, predicted, groups)]
+
+
+def test_groups_without_weight_are_left_out():
+    assert worst_group_accuracy([0, 0], [0, 1], ["a", "b"], [1.0, 0.0]) == 1.0
+
+
+@pytest.mark.parametrize("rho", [1e-4, 0.1, 0.7])
+def test_robust_accuracy_is_the_worst_reweighting(rho):
+    y, predicted, _, weight = labels()
+    errors = (y != predicted).astype(float)
+    expected = 1 - oracles.by_cone_program(errors, rho, 1e-9, weight).value
+    assert robust_accuracy(y, predicted, rho, weight) == pytest.approx(expected, abs=1e-6)
+
+
+def test_robust_accuracy_at_the_ends():
+    y, predicted, _, _ = labels()
+    assert robust_accuracy(y, predicted, 0.0) == accuracy_score(y, predicted)
+    assert robust_accuracy(y, y, 1.0) == 1.0
+    assert robust_accuracy(y, (y + 1) % 3, 1.0) == 0.0
+    assert robust_accuracy(y, predicted, -math.log(np.mean(y != predicted))) == 0.0
+
+
+def test_robust_accuracy_bounds_every_large_group():
+    y, predicted, groups, _ = labels(400)
+    for row in group_table(y, predicted, groups):
+        assert row.accuracy >= robust_accuracy(y, predicted, -math.log(row.share)) - 1e-12
+
+
+def test_choosing_rho_by_a_search():
+    pd = pytest.importorskip("pandas")
+    X, y = make_classification(300, 5, random_state=0)
+    frame, group = pd.DataFrame(X).add_prefix("x"), pd.Series((X[:, 0] > 0).astype(int))
+    for scoring in (robust_accuracy_scorer(0.1), worst_group_scorer(group), worst_group_scorer(lambda X: X["x0"] > 0)):
+        search = GridSearchCV(KLDROClassifier(), {"rho": [0.0, 0.2]}, scoring=scoring, cv=3).fit(frame, y)
+        scores = search.cv_results_["mean_test_score"]
+        assert np.all((scores > 0) & (scores <= 1))
+    by_series, by_function = (
+        GridSearchCV(KLDROClassifier(), {"rho": [0.0, 0.2]}, scoring=worst_group_scorer(g), cv=3).fit(frame, y)
+        for g in (group, lambda X: X["x0"] > 0)
+    )
+    np.testing.assert_array_equal(by_series.cv_results_["mean_test_score"], by_function.cv_results_["mean_test_score"])
+
+
+def test_bad_input():
+    with pytest.raises(HyperparameterError, match="rho >= 0"):
+        robust_accuracy([0], [0], -1.0)
+    with pytest.raises(ValueError, match="inconsistent"):
+        worst_group_accuracy([0, 1], [0, 1], ["a"])
+    with pytest.raises(ValueError, match="inconsistent"):
+        robust_accuracy([0, 1], [0], 0.1)
+    with pytest.raises(ValueError, match="non-zero"):
+        robust_accuracy([0, 1], [0, 1], 0.1, [0.0, 0.0])
+    with pytest.raises(TypeError, match="rows of a fold"):
+        worst_group_scorer(np.zeros(3))
+    scorer = worst_group_scorer(pytest.importorskip("pandas").Series([0]))
+    with pytest.raises(TypeError, match="DataFrame"):
+        scorer(KLDROClassifier(), np.zeros((1, 1)), [0])
+    with pytest.raises(ValueError, match="columns"):
+        group_table([0], [0], np.zeros((1, 1, 1)))
