@@ -109,8 +109,11 @@ def image_rows(rounds: int) -> Iterator[tuple[str, float, float, float]]:
     x = torch.randn(128, 3, 32, 32).to(memory_format=torch.channels_last)
     y = torch.randint(10, (128,))
     for cls in (scdro.SCDRO, scdro.ASCDRO):
-        yield f"ResNet20, {cls.__name__}", *ratio(sgd(resnet20(), x, y), optimizer(cls, resnet20(), x, y), rounds, 2)
-    yield "ResNet20, KLRobustLoss", *ratio(sgd(resnet20(), x, y), robust_loss(resnet20(), x, y), rounds, 2)
+        yield (
+            f"ResNet20, {cls.__name__}",
+            *ratio(sgd(resnet20(), x, y), optimizer(cls, resnet20(), x, y), 2 * rounds, 1),
+        )
+    yield "ResNet20, KLRobustLoss", *ratio(sgd(resnet20(), x, y), robust_loss(resnet20(), x, y), 2 * rounds, 1)
 
 
 def linear_rows(rounds: int) -> Iterator[tuple[str, float, float, float]]:
@@ -121,10 +124,10 @@ def linear_rows(rounds: int) -> Iterator[tuple[str, float, float, float]]:
 
     plain = sgd(model(), x, y)
     for cls in (scdro.SCDRO, scdro.ASCDRO):
-        yield f"linear, {cls.__name__}", *ratio(plain, optimizer(cls, model(), x, y), rounds, 200)
-    yield "linear, KLRobustLoss", *ratio(plain, robust_loss(model(), x, y), rounds, 200)
+        yield f"linear, {cls.__name__}", *ratio(plain, optimizer(cls, model(), x, y), 4 * rounds, 50)
+    yield "linear, KLRobustLoss", *ratio(plain, robust_loss(model(), x, y), 4 * rounds, 50)
     both = sgd(model(), x, y, compiled=True), robust_loss(model(), x, y, compiled=True)
-    yield "linear, KLRobustLoss, both compiled", *ratio(*both, rounds, 200)
+    yield "linear, KLRobustLoss, both compiled", *ratio(*both, 4 * rounds, 50)
 
 
 def stream(n: int, batch: int = 128) -> Iterator[tuple[Tensor, Tensor]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scdro.errors import LossError, NonFiniteLossError
 from scdro.functional import check_shape, check_weights
-from scdro.scalar import Scalar, host_reads, maximum, scalar
+from scdro.scalar import Scalar, exp, host_reads, log, maximum, scalar
 
 __all__ = ["Batch", "Point", "read_batch"]
 
@@ -26,19 +26,31 @@ class Batch(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A batch at one temperature: log q + l/lam for each sample, and the log of their sum."""
+    """A batch at one temperature: terms q exp(l/lam) over exp(top), and the log of their sum, mean exp(l/lam)."""
 
-    joint: Tensor
+    terms: Tensor
+    top: Scalar
     log_mean: Scalar
 
+    @classmethod
+    def of(cls, joint: Tensor, log_mass: Scalar) -> Point:
+        """`joint` is l/lam, with log weights that sum to exp(log_mass), and -inf where a sample is left out."""
+        top = maximum(scalar(joint.max()), -1e300)
+        terms = torch.exp(joint - top)
+        return cls(terms, top - log_mass, top - log_mass + log(scalar(terms.sum())))
+
+    def weights(self, log_s: Scalar) -> Tensor:
+        """q exp(l/lam)/s."""
+        return self.terms * exp(self.top - log_s)
+
     @property
-    def weights(self) -> Tensor:
+    def own_weights(self) -> Tensor:
         """softmax(l/lam) over the batch: sums to one, or is all zero where everything was trimmed away."""
-        return torch.exp(self.joint - maximum(self.log_mean, -1e300))
+        return self.weights(maximum(self.log_mean, -1e300))
 
     def mean(self, losses: Tensor) -> Scalar:
-        """The mean loss under these weights."""
-        return scalar(torch.dot(self.weights, losses))
+        """The mean loss under the batch's own weights."""
+        return scalar(torch.dot(self.own_weights, losses))
 
 
 def read_batch(

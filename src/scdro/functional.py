@@ -59,15 +59,18 @@ def scalar_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def tilt(centred: Tensor, log_q: Tensor, lam: Scalar) -> Tilt:
-    """Weights p_i ~ q_i exp(l_i/lam), KL(p, q) and Var_p(l/lam); `centred` are losses less a value near their top."""
+def tilt(centred: Tensor, log_q: Tensor, lam: Scalar, log_total: Scalar) -> Tilt:
+    """Weights p_i ~ q_i exp(l_i/lam), KL(p, q) and Var_p(l/lam); `centred` are losses less a value near their top.
+
+    `log_total` is the log of sum_i q_i.
+    """
     x = centred / lam
     joint = x + log_q
     p = torch.softmax(joint, 0)
     log_norm = scalar(joint.max()) - log(scalar(p.max()))  # logsumexp(joint), at a fraction of its cost
     mean = scalar(torch.dot(p, x))
     deviation = x - mean
-    kl = mean - log_norm + log(scalar(torch.exp(log_q).sum()))
+    kl = mean - log_norm + log_total
     return Tilt(p, kl, scalar(torch.dot(p, deviation * deviation)))
 
 
@@ -85,8 +88,14 @@ def newton_step(at: Tilt, lam: Scalar, rho: Scalar, mu: float = 0.0) -> Scalar:
 
 def effective_size(log_weight: Tensor) -> Scalar:
     """How many equally weighted samples these are worth, (sum w)^2 / sum w^2."""
-    w = torch.exp(log_weight - log_weight.max())
-    return scalar(w.sum() ** 2 / torch.dot(w, w))
+    return mass_and_size(log_weight)[1]
+
+
+def mass_and_size(log_weight: Tensor) -> tuple[Scalar, Scalar]:
+    """log sum w, and (sum w)^2 / sum w^2."""
+    w = torch.exp(log_weight)
+    total = scalar(w.sum())
+    return log(total), total * total / scalar(torch.dot(w, w))
 
 
 def attainable(rho: float, size: Scalar) -> Scalar:
@@ -117,7 +126,8 @@ def solve_lam(
     positive = isinstance(rho, Tensor) or rho > 0.0
     if not positive and mu == 0.0:
         return math.inf
-    q = torch.exp(log_q - torch.logsumexp(log_q, 0))
+    log_total = scalar(torch.logsumexp(log_q, 0))
+    q = torch.exp(log_q - log_total)
     top = torch.where(log_q > -math.inf, losses, -math.inf).amax()
     centred = losses - top
     mean = scalar(torch.dot(q, centred))
@@ -126,10 +136,10 @@ def solve_lam(
     low: Scalar = math.log(lam0)
     high = maximum(log(lam0 - mean / rho), low) if positive else low + 700.0
     theta = clamp(log(maximum(std / exp(0.5 * log(2 * maximum(rho, 1e-12))), lam0)), low, high)
-    solved = tilt(centred, log_q, lam0).kl <= rho + mu * lam0
+    solved = tilt(centred, log_q, lam0, log_total).kl <= rho + mu * lam0
     for _ in range(iterations):
         lam = exp(theta)
-        at = tilt(centred, log_q, lam)
+        at = tilt(centred, log_q, lam, log_total)
         too_sharp = at.kl > rho + mu * lam
         low, high = where(too_sharp, theta, low), where(too_sharp, high, theta)
         proposal = theta + newton_step(at, lam, rho, mu)
@@ -213,7 +223,7 @@ def worst_case(
 def value_at(losses: Tensor, double: Tensor, log_q: Tensor, lam: Scalar, lam0: float) -> tuple[Tensor, Tensor, Scalar]:
     """sum p l - lam0 KL(p), p, KL(p) for p = p_lam. By the envelope theorem the gradient in l is p, held constant."""
     top = torch.where(log_q > -math.inf, double, -math.inf).amax()
-    at = tilt(double - top, log_q, lam)
+    at = tilt(double - top, log_q, lam, scalar(torch.logsumexp(log_q, 0)))
     value = torch.dot(at.weights, losses.to(double.dtype)) - lam0 * at.kl
     return value, at.weights, maximum(at.kl, 0.0)
 

@@ -34,7 +34,7 @@ Flag = bool | Tensor
 
 def host_reads(tensor: Tensor) -> bool:
     """Whether reading a tensor costs nothing: on a CPU, outside of a compiled graph."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    return tensor.is_cpu and not torch.compiler.is_compiling()
 
 
 def scalar(tensor: Tensor) -> Scalar:

@@ -160,10 +160,12 @@ class RobustState(Tracked):
     def _point(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> Point:
         """The batch at temperature lam, trimmed: q is uniform over the batch, or by its weights, over 1 - trim."""
         joint = batch.losses / lam
-        joint = joint - batch.log_mass if batch.log_weight is None else joint + (batch.log_weight - batch.log_mass)
-        if self.trim:
-            joint = torch.where(batch.losses > ceiling, -math.inf, joint - math.log1p(-self.trim))
-        return Point(joint, scalar(torch.logsumexp(joint, 0)))
+        if batch.log_weight is not None:
+            joint = joint + batch.log_weight
+        if not self.trim:
+            return Point.of(joint, batch.log_mass)
+        joint = torch.where(batch.losses > ceiling, -math.inf, joint)
+        return Point.of(joint, batch.log_mass + math.log1p(-self.trim))
 
     def previous_point(self, batch: Batch) -> Point:
         """The batch, evaluated at the previous parameters, at the temperature that the past is read at."""
@@ -210,7 +212,7 @@ class RobustState(Tracked):
             lam_past=lam_past,
             step=step,
             lam_log_s=lam_log_s,
-            weights=torch.exp(point.joint - step.log_s),
+            weights=point.weights(step.log_s),
             objective=self._objective(lam_log_s, lam),
             mean=mean,
             mean_old=mean_old,
@@ -296,7 +298,7 @@ class RobustState(Tracked):
         """KL and effective sample size (as a share of the samples) of the worst case on the recent losses."""
         now = self.reading()
         window = self.window.without(now.ceiling) if self.trim else self.window
-        at = window.tilt(now.lam, now.lam_log_s)
+        at, _ = window.tilt(now.lam, now.lam_log_s)
         q = torch.softmax(window.log_weight, 0)
         return vector([maximum(at.kl, 0.0)], q)[0], (q * q).sum() / (at.weights * at.weights).sum()
 

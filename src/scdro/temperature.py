@@ -103,8 +103,8 @@ class WindowTemperature(Temperature):
     def advance(self, moved: Moved, limits: LamRange) -> tuple[Scalar, list[tuple[Tensor, list[Scalar]]]]:
         if limits.rho == 0.0:
             return moved.lam, []
-        at = moved.window.tilt(moved.lam, moved.lam_log_s)
-        rho = attainable(limits.rho, moved.window.effective_size())
+        at, size = moved.window.tilt(moved.lam, moved.lam_log_s)
+        rho = attainable(limits.rho, size)
         change = clamp(newton_step(at, moved.lam, rho, limits.mu), -1.0, 1.0)
         return limits.clamp(moved.lam * exp(change)), []
 

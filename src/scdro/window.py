@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scdro.functional import Tilt, effective_size, solve_lam, tilt, trimmed_log_weights
+from scdro.functional import Tilt, effective_size, mass_and_size, solve_lam, tilt, trimmed_log_weights
 from scdro.scalar import Scalar, scalar
 
 __all__ = ["Window", "default_size"]
@@ -50,13 +50,16 @@ class Window(NamedTuple):
         batch = _spread(batch, size, (log_weight > -math.inf).sum())
         return Window(_live_last(torch.cat([self.rows, batch], 1))[:, -size:])
 
-    def tilt(self, lam: Scalar, shift: Scalar) -> Tilt:
-        """The recent losses under the worst case at temperature lam; `shift` is any value near their top."""
+    def tilt(self, lam: Scalar, shift: Scalar) -> tuple[Tilt, Scalar]:
+        """The recent losses under the worst case at temperature lam, and how many equally weighted ones they are worth.
+
+        `shift` is any value near their top.
+        """
         losses, log_weight = self.rows.unbind()
-        return tilt(losses - shift, log_weight, lam)
+        log_total, size = mass_and_size(log_weight)
+        return tilt(losses - shift, log_weight, lam, log_total), size
 
     def effective_size(self) -> Scalar:
-        """How many equally weighted losses the window is worth, (sum w)^2 / sum w^2."""
         return effective_size(self.log_weight)
 
     def log_mean(self, lam: Scalar) -> Scalar:

@@ -23,7 +23,7 @@ from scdro.linear_model._preconditioner import LARGEST
 from scdro.linear_model._problem import Evaluation, Problem
 from scdro.linear_model._worst import Array
 from scdro.optim import ASCDRO, RASCDRO, RSCDRO, SCDRO, factor_stages
-from scdro.optim.base import RobustOptimizer
+from scdro.optim.robust import RobustOptimizer
 
 __all__ = ["ALGORITHMS", "Stream", "batches"]
 

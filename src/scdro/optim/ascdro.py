@@ -102,7 +102,7 @@ class ASCDRO(RobustOptimizer):
                 losses = self._losses(closure)
                 batch = robust.read(losses, sample_weight)
                 point = robust.previous_point(batch)
-                self._backward(losses, point.weights)
+                self._backward(losses, point.own_weights)
         finally:
             torch._foreach_copy_(params, present)
         return batch, point

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError
 from scdro.projections import Ball
-from scdro.scalar import Scalar, vector
+from scdro.scalar import Scalar
 from scdro.tracked import Tracked
 
 __all__ = ["Closure", "ClosureOptimizer"]
@@ -58,7 +58,7 @@ class ClosureOptimizer(Optimizer):
             value = self._value_if_skipped()
         else:
             self._after_step()
-        return vector([value], self._like)[0]
+        return value if isinstance(value, Tensor) else torch.tensor(value, dtype=self._tracked.dtype)
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         """The algorithm: the objective, or None where a bad batch was left out."""
@@ -69,10 +69,6 @@ class ClosureOptimizer(Optimizer):
 
     def _value_if_skipped(self) -> Scalar:
         return math.nan
-
-    @property
-    def _like(self) -> Tensor:
-        return torch.empty(0, dtype=self._tracked.dtype, device=self._tracked.skipped.device)
 
     # -- the closure --------------------------------------------------------------------------------------------------
 
