@@ -205,16 +205,12 @@ def worst_case(
     """
     check_radius(rho, lam0)
     check_trim(trim)
-    vector, like = _as_vector(losses)
-    log_q = _log_weights(vector, sample_weight)
-    vector = _without_absent(vector, log_q)
-    double = vector.detach().to(scalar_dtype(vector.device))
-    _check_finite(double)
+    vector, double, log_q, as_array = read_losses(losses, sample_weight)
     if trim:
         log_q = trimmed_log_weights(double, log_q, trim)
     lam = solve_lam(double, log_q, rho, lam0)
     value, weights, kl = value_at(vector, double, log_q, lam, lam0)
-    if like is np:
+    if as_array:
         return WorstCase(float(value), float(lam), weights.numpy(), float(kl))
     lam, kl = (torch.as_tensor(x, dtype=vector.dtype, device=vector.device) for x in (lam, kl))
     return WorstCase(value.to(vector.dtype), lam, weights.to(vector.dtype), kl)
@@ -244,22 +240,19 @@ def objective(losses: Any, lam: Tensor | float, rho: float, lam0: float = 1e-3, 
         -0.338757397
     """
     check_radius(rho, lam0)
-    vector, like = _as_vector(losses)
-    dtype = scalar_dtype(vector.device)
-    log_q = _log_weights(vector, sample_weight)
+    vector, detached, log_q, as_array = read_losses(losses, sample_weight)
+    dtype = detached.dtype
     temperature = torch.as_tensor(lam, dtype=dtype, device=vector.device)
     if not bool(temperature > 0):
         raise HyperparameterError(f"expected a temperature lam > 0, got {float(temperature.detach())}")
-    vector = _without_absent(vector, log_q)
     double = vector.to(dtype)
-    _check_finite(double.detach())
     if math.isinf(float(temperature.detach())):
         value = torch.dot(torch.exp(log_q), double) + (0.0 if rho == 0 else math.inf)
     else:
-        top = torch.where(log_q > -math.inf, double.detach(), -math.inf).amax()
+        top = torch.where(log_q > -math.inf, detached, -math.inf).amax()
         spread = temperature * torch.logsumexp((double - top) / temperature + log_q, 0)
         value = spread + top + (temperature - lam0) * rho
-    return float(value.detach()) if like is np else value.to(vector.dtype)
+    return float(value.detach()) if as_array else value.to(vector.dtype)
 
 
 def rho_for_group(alpha: float) -> float:
@@ -306,14 +299,29 @@ def check_trim(trim: float) -> None:
         raise HyperparameterError(f"expected trim in [0, 1), the fraction of hardest samples to leave out, got {trim}")
 
 
-def _as_vector(losses: Any) -> tuple[Tensor, Any]:
-    """A non-empty vector of float32 or float64 (halves promoted), and the kind of array it came as."""
-    like = torch if isinstance(losses, Tensor) else np
+def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Losses of an exact function: with their graph, in float64 without, log q, and whether they were not torch's."""
+    vector = _as_vector(losses)
+    log_q = _log_weights(vector, sample_weight)
+    absent = log_q == -math.inf
+    if bool(absent.any()):
+        vector = torch.where(absent, 0.0, vector)  # Losses of weight zero may be anything, NaN too.
+    double = vector.detach().to(scalar_dtype(vector.device))
+    if not bool(torch.isfinite(double).all()):
+        raise NonFiniteLossError(
+            f"expected finite losses, got {int((~torch.isfinite(double)).sum())} NaN or infinite of {len(double)}; "
+            "look for overflow or division by zero in the model"
+        )
+    return vector, double, log_q, not isinstance(losses, Tensor)
+
+
+def _as_vector(losses: Any) -> Tensor:
+    """A non-empty vector of float32 or float64 (halves promoted)."""
     tensor = losses if isinstance(losses, Tensor) else torch.from_numpy(np.array(losses, dtype=np.float64))
     check_shape(tensor)
     if tensor.is_complex():
         raise LossError(f"expected real losses, got {tensor.dtype}")
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32)), like
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def check_shape(losses: Tensor) -> None:
@@ -329,20 +337,6 @@ def check_shape(losses: Tensor) -> None:
         )
     if losses.numel() == 0:
         raise LossError("expected at least one loss, got an empty batch; skip empty batches (drop_last=True)")
-
-
-def _without_absent(losses: Tensor, log_q: Tensor) -> Tensor:
-    """Losses of weight zero may be anything, NaN too."""
-    absent = log_q == -math.inf
-    return torch.where(absent, 0.0, losses) if bool(absent.any()) else losses
-
-
-def _check_finite(losses: Tensor) -> None:
-    if not bool(torch.isfinite(losses).all()):
-        raise NonFiniteLossError(
-            f"expected finite losses, got {int((~torch.isfinite(losses)).sum())} NaN or infinite of {len(losses)}; "
-            "look for overflow or division by zero in the model"
-        )
 
 
 def _log_weights(losses: Tensor, sample_weight: Any) -> Tensor:

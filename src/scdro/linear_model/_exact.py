@@ -139,13 +139,13 @@ def _certified(problem: Problem, path: _Path, n_iter: int, converged: bool) -> S
             if converged:
                 answer, value = path.now, best_value
         enough = _TIGHT * (value - best_value) + max(_SLACK, 1e-13 * abs(value))
-        if path.kinked or path.exhausted or path.squared_gradient <= enough:
-            bound = max(bound, path.lower_bound())
         # In single precision the gradient ends in noise before the bound is tight.
         stalled = 0 if path.kinked or path.squared_gradient < 0.5 * least else stalled + 1
         least = min(least, path.squared_gradient)
-        if value - bound <= enough or path.exhausted or stalled >= 4:
+        last = path.exhausted or stalled >= 4
+        if path.kinked or last or path.squared_gradient <= enough:
             bound = max(bound, path.lower_bound())
+        if last or value - bound <= enough:
             break
         path.step()
     if bound == -math.inf:

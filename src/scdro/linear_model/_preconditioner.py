@@ -37,8 +37,8 @@ class Preconditioner:
         self.norms = _squared_norms(self.problem.X)
         k, d = self.problem.shape
         self.dense = k * d <= LARGEST
-        # As many as cost about as much as a product with X, and enough for the number of parameters.
-        self.samples = max(24 * k * d, 4 * len(self.norms) // (k * d))
+        # As many as cost a few products with X, and enough for the number of parameters.
+        self.samples = max(24 * k * d, 8 * len(self.norms) // (k * d))
 
     def at(self, evaluation: Evaluation) -> Solve:
         """r -> approximate H^-1 r."""

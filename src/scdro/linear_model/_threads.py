@@ -18,7 +18,7 @@ from threadpoolctl import ThreadpoolController
 __all__ = ["in_blocks", "one_thread_each"]
 
 T = TypeVar("T")
-_SMALL = 1_000_000  # multiplications for which starting a thread does not pay
+_SMALL = 400_000  # multiplications for which starting a thread does not pay
 _workers = 1
 
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from scdro.linear_model._threads import in_blocks
+
 __all__ = ["Array", "Worst", "dot", "worst"]
 
 Array = npt.NDArray[Any]
@@ -77,12 +79,17 @@ class _Tilted(NamedTuple):
 
 def _tilt(x: Array, q: Array, lam: float) -> _Tilted:
     """p, KL, and mean and variance of l/lam under p, less the top."""
-    a = x / lam
-    p = np.exp(a)
-    p *= q
-    total = float(p.sum())
+    a, p = np.empty_like(x), np.empty_like(x)
+
+    def fill(rows: slice) -> tuple[float, float]:
+        np.divide(x[rows], lam, out=a[rows])
+        np.exp(a[rows], out=p[rows])
+        p[rows] *= q[rows]
+        return float(p[rows].sum()), dot(p[rows], a[rows])
+
+    total, first = (sum(parts) for parts in zip(*in_blocks(fill, len(x), 16 * len(x)), strict=True))
+    mean = first / total
     p /= total
-    mean = dot(p, a)
     a -= mean
     a *= a
     return _Tilted(p, max(mean - math.log(total), 0.0), mean, dot(p, a))
