@@ -1,0 +1,115 @@
+"""Worst cases in other geometries, against cvxpy and in the corners."""
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+
+from scdro import HyperparameterError, LossError
+from scdro.best_response import chi2_constrained, chi2_penalized, cvar
+
+METHODS = {
+    "cvar": (cvar, "alpha", 0.3),
+    "penalized": (chi2_penalized, "reg", 0.7),
+    "constrained": (chi2_constrained, "rho", 0.4),
+}
+N = 23
+
+
+def chi2(p, q):
+    return cp.sum(cp.multiply(1 / q, cp.square(p - q))) / 2
+
+
+def by_cvxpy(name, l, q, setting):
+    p = cp.Variable(len(l), nonneg=True)
+    constraints, value = [cp.sum(p) == 1], p @ l
+    if name == "cvar":
+        constraints.append(p <= q / setting)
+    elif name == "constrained":
+        constraints.append(chi2(p, q) <= setting)
+    else:
+        value = value - setting * chi2(p, q)
+    return cp.Problem(cp.Maximize(value), constraints).solve(solver=cp.CLARABEL)
+
+
+def losses(kind, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "normal": rng.standard_normal(N),
+        "heavy": rng.standard_t(1.5, N) * 10,
+        "ties": rng.integers(0, 4, N).astype(float),
+        "offset": 1e6 + rng.standard_normal(N),
+        "tiny": 1e-6 * rng.random(N),
+    }[kind]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["normal", "heavy", "ties", "offset"])
+@pytest.mark.parametrize("factor", [0.05, 1.0, 3.0])
+@pytest.mark.parametrize("name", METHODS)
+def test_equals_cvxpy(name, factor, kind, weighted):
+    method, setting = METHODS[name]
+    l, setting = losses(kind), setting * factor
+    q = np.random.default_rng(1).random(N) + 0.1 if weighted else np.ones(N)
+    found = method(l, setting, sample_weight=q if weighted else None)
+    expected = by_cvxpy(name, l - l.mean(), q / q.sum(), setting) + l.mean()
+    assert found.value == pytest.approx(expected, abs=1e-5 * (1 + np.ptp(l)))
+    assert found.weights.sum() == pytest.approx(1, abs=1e-12)
+    assert (found.weights >= 0).all()
+
+
+@pytest.mark.parametrize("kind", ["normal", "heavy", "ties", "offset", "tiny"])
+@pytest.mark.parametrize("rho", [1e-6, 0.01, 0.4, 3.0, 10.0, 11.0, 50.0])
+def test_the_radius_is_spent(rho, kind):
+    """D(p) = rho, or all weight is on the hardest samples."""
+    l = losses(kind)
+    p = chi2_constrained(l, rho).weights
+    spent = 0.5 * (N * p - 1) @ (N * p - 1) / N
+    if not np.isclose(p[l == l.max()].sum(), 1.0):
+        assert spent == pytest.approx(rho, rel=1e-5)
+    else:
+        assert spent <= rho * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_gradient_is_p(name):
+    method, setting = METHODS[name]
+    l = torch.tensor(losses("normal"), requires_grad=True)
+    found = method(l, setting)
+    found.value.backward()
+    torch.testing.assert_close(l.grad, found.weights)
+    step = 1e-6 * torch.randn(N, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    up, down = method(l.detach() + step, setting).value, method(l.detach() - step, setting).value
+    assert (up - down).item() / 2 == pytest.approx((found.weights @ step).item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_equal_losses_and_a_single_one(name):
+    method, setting = METHODS[name]
+    assert method(np.full(5, 3.0), setting).value == pytest.approx(3.0)
+    assert method([2.0], setting).weights.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_weight_of_zero_leaves_a_sample_out(name):
+    method, setting = METHODS[name]
+    whole, part = losses("normal"), losses("normal")[5:]
+    whole[:5] = np.nan
+    weight = np.r_[np.zeros(5), np.ones(N - 5)]
+    assert method(whole, setting, sample_weight=weight).value == pytest.approx(method(part, setting).value)
+
+
+def test_the_ends():
+    l = losses("normal")
+    assert cvar(l, 1.0).value == pytest.approx(l.mean())
+    assert cvar(l, 1e-9).value == pytest.approx(l.max())
+    assert chi2_constrained(l, 0.0).value == pytest.approx(l.mean())
+    assert chi2_penalized(l, 1e9).value == pytest.approx(l.mean())
+    assert chi2_penalized(l, 1e-9).value == pytest.approx(l.max(), abs=1e-6)
+    for method in (chi2_constrained, cvar):
+        with pytest.raises(HyperparameterError):
+            method(l, -1.0)
+    with pytest.raises(HyperparameterError):
+        chi2_penalized(l, 0.0)
+    with pytest.raises(LossError):
+        cvar(np.ones((2, 2)), 0.5)
