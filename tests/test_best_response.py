@@ -8,11 +8,7 @@ import torch
 from scdro import HyperparameterError, LossError
 from scdro.best_response import chi2_constrained, chi2_penalized, cvar
 
-METHODS = {
-    "cvar": (cvar, "alpha", 0.3),
-    "penalized": (chi2_penalized, "reg", 0.7),
-    "constrained": (chi2_constrained, "rho", 0.4),
-}
+METHODS = {"cvar": (cvar, 0.3), "penalized": (chi2_penalized, 0.7), "constrained": (chi2_constrained, 0.4)}
 N = 23
 
 
