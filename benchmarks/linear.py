@@ -264,12 +264,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "linear.md")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    text = []
+    args.out.parent.mkdir(exist_ok=True)
     for name in args.only:
-        text += [f"## {name}", "", *SECTIONS[name](args), ""]
-        print("\n".join(text[text.index(f"## {name}") :]), flush=True)
-        args.out.parent.mkdir(exist_ok=True)
-        args.out.write_text("\n".join(text))
+        lines = SECTIONS[name](args)
+        print("\n".join([f"## {name}", "", *lines, ""]), flush=True)
+        sections = _sections(args.out) | {name: "\n".join(lines)}
+        args.out.write_text("\n\n".join(f"## {n}\n\n{sections[n]}" for n in SECTIONS if n in sections) + "\n")
+
+
+def _sections(path: Path) -> dict[str, str]:
+    """What the file holds by now: a run of some sections leaves the others as they are."""
+    parts = path.read_text().split("## ")[1:] if path.exists() else []
+    return {name.strip(): body.strip() for name, _, body in (part.partition("\n") for part in parts)}
 
 
 if __name__ == "__main__":

@@ -396,3 +396,77 @@ def test_products_with_X(monkeypatch):
         monkeypatch.setattr(Problem, name, counted)
     path.step()
     assert counts == {"scores": 1, "gathered": 1}
+
+
+# -- where Newton's steps are far too long ----------------------------------------------------------------------------
+
+
+def test_classes_that_come_in_the_period_of_the_thinning():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(50_000, 5)), (np.arange(50_000) % 10 == 0).astype(int)
+    X[:, 0] += y
+    fitted = KLDROClassifier(rho=0.0).fit(X, y)
+    assert fitted.dual_gap_ < 1e-7
+    np.testing.assert_allclose(fitted.coef_, LogisticRegression(tol=1e-8).fit(X, y).coef_, atol=1e-4)
+
+
+@pytest.mark.parametrize("intercept", [40.0, -300.0])
+def test_a_start_without_curvature(intercept):
+    X, y = data("binary")
+    fitted = KLDROClassifier(rho=0.1, warm_start=True).fit(X, y)
+    expected = fitted.coef_.copy()
+    fitted.intercept_[:] = intercept
+    fitted.fit(X, y)
+    assert fitted.dual_gap_ < 1e-7
+    np.testing.assert_allclose(fitted.coef_, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("outlier", [1e3, 1e5, 1e8])
+def test_huber_with_one_large_outlier(outlier):
+    X = np.random.default_rng(0).normal(size=(300, 2))
+    fitted = KLDRORegressor(loss="huber", rho=0.1).fit(X, np.where(np.arange(300) == 0, outlier, X[:, 0]))
+    assert fitted.dual_gap_ <= 1e-7 + 1e-12 * fitted.robust_value_
+
+
+@pytest.mark.parametrize("rho", [4.0, 20.0, 100.0])
+@pytest.mark.parametrize("kind", ["binary", "multinomial", "squared_error", "huber", "absolute_error", "quantile"])
+def test_radii_beyond_the_logarithm_of_n(kind, rho):
+    X, y = data(kind, 60, 3, seed=7)
+    if kind in ("binary", "multinomial"):
+        fitted = KLDROClassifier(rho=rho).fit(X, y)
+    else:
+        fitted = KLDRORegressor(loss=kind, rho=rho).fit(X, y)
+    assert fitted.dual_gap_ <= 1e-4 * fitted.robust_value_
+
+
+@pytest.mark.parametrize("rho", [1e-300, 1e-20, 1e-16, 1e-12, 1e-9])
+def test_tiny_radii(rho):
+    X, y = data("binary")
+    plain = KLDROClassifier(rho=0.0).fit(X, y).robust_value_
+    assert KLDROClassifier(rho=rho).fit(X, y).robust_value_ == pytest.approx(plain, abs=2 * math.sqrt(2 * rho) + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "seed", "scale", "settings"),
+    [
+        ("multinomial", 60, 295, 1, {"rho": 2.0, "max_iter": 1}),
+        ("multinomial", 60, 255, 1, {"rho": 4.0, "C": 100.0, "max_iter": 3}),
+        ("squared_error", 120, 82, 1, {"rho": 4.0, "max_iter": 4}),
+        ("huber", 250, 358, 10, {"rho": 4.0, "C": 1e4, "max_iter": 1}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_gap_of_hard_fits_stopped_early(kind, n, seed, scale, settings):
+    X, y = data(kind, n, 10, seed)
+    made = [
+        KLDROClassifier(**s) if kind == "multinomial" else KLDRORegressor(loss=kind, **s)
+        for s in (settings, {**settings, "max_iter": 1000})
+    ]
+    stopped, best = (m.fit(scale * X, y) for m in made)
+
+    def objective(m):
+        return m.robust_value_ + (m.coef_**2).sum() / (2 * m.C * n)
+
+    true = objective(stopped) - objective(best)
+    assert best.dual_gap_ < 1e-7
+    assert true - 1e-9 <= stopped.dual_gap_ <= 10 * true + 1e-8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import oracles
-from scdro.linear_model import KLDROClassifier, KLDRORegressor
+from scdro.linear_model import KLDROClassifier, KLDRORegressor, _threads
 
 ESTIMATORS = [
     KLDROClassifier(),
@@ -187,3 +188,39 @@ def test_weights_of_the_worst_case_follow_the_definition():
     plain = KLDRORegressor(rho=0.0).fit(X[:, :3], X[:, 3])
     np.testing.assert_allclose(plain.worst_case_weights(X[:, :3], X[:, 3]), 1 / len(X))
     np.testing.assert_allclose(plain.coef_, Ridge(1.0).fit(X[:, :3], X[:, 3]).coef_, atol=1e-4)
+
+
+def test_a_call_that_fails_leaves_the_model_as_it_was():
+    X, y = np.random.default_rng(0).normal(size=(50, 2)), np.arange(50) % 2
+    model = KLDROClassifier().fit(X, y)
+    before = model.predict(X)
+    with pytest.raises(ValueError, match="one class"):
+        model.fit(X, np.zeros(50))
+    assert (model.predict(X) == before).all()
+    fresh = KLDROClassifier()
+    with pytest.raises(ValueError, match="among the classes"):
+        fresh.partial_fit(X, y + 5, classes=[0, 1])
+    fresh.partial_fit(X, y + 5, classes=[5, 6])
+
+
+@pytest.mark.parametrize("weights", [{0: -1.0, 1: 1.0}, {0: 0.0, 1: 1.0}])
+def test_class_weights_that_leave_nothing(weights):
+    X, y = np.random.default_rng(0).normal(size=(50, 2)), np.arange(50) % 2
+    with pytest.raises(ValueError, match="class"):
+        KLDROClassifier(class_weight=weights).fit(X, y)
+
+
+def test_settings_of_a_stream_stay():
+    X, y = np.random.default_rng(0).normal(size=(50, 2)), np.arange(50) % 2
+    model = KLDROClassifier(rho=0.1).partial_fit(X, y, classes=[0, 1])
+    model.set_params(C=0.5).partial_fit(X, y)
+    with pytest.raises(ValueError, match="settings that the stream began with"):
+        model.set_params(rho=2.0).partial_fit(X, y)
+
+
+def test_fits_in_threads_share_one_limit():
+    X, y = np.random.default_rng(0).normal(size=(20_000, 5)), np.arange(20_000) % 2
+    with ThreadPoolExecutor(3) as pool:
+        fitted = list(pool.map(lambda rho: KLDROClassifier(rho=rho).fit(X, y).coef_, [0.1] * 6))
+    assert all(np.allclose(coef, fitted[0], atol=1e-9) for coef in fitted)
+    assert (_threads._workers, _threads._depth) == (1, 0)

@@ -103,7 +103,8 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
     def _problem(self, X: Any, y: Array, weight: Array) -> Problem:
         total = float(weight.sum())
         loss = self._losses(y, weight)
-        return Problem(X, loss, weight / total, 1 / (self.C * total), self.rho, self.lam0, self.fit_intercept)
+        alpha = 1 / (float(self.C) * total)
+        return Problem(X, loss, weight / total, alpha, float(self.rho), float(self.lam0), self.fit_intercept)
 
     def _origin(self, loss: Loss, q: Array) -> Array:
         """The intercept to start from, (k,)."""
@@ -152,12 +153,22 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
                 W = solve(first, W, 1e-3, 50).W
         return Stream("rscdro" if self.solver == "exact" else self.solver, first, W, self.learning_rate)
 
+    def _stream_settings(self) -> dict[str, Any]:
+        names = ("rho", "lam0", "solver", "learning_rate", "fit_intercept")
+        return {name: getattr(self, name) for name in names}
+
     def _partial_fit(self, X: Any, y: Array, weight: Array, weighted: bool) -> None:
         """One pass over the rows, in their order. The penalty is that of all the weight seen so far."""
         problem = self._problem(X, y, weight)
         if "_stream" not in self.__dict__:
             self._stream = self._new_stream(problem.rows(slice(0, _FIRST)), self._packed())
+            self._stream.settings = self._stream_settings()
         stream = self._stream
+        if stream.settings != self._stream_settings():
+            raise ValueError(
+                f"expected the settings that the stream began with, {stream.settings}, got {self._stream_settings()}; "
+                "only C may change from call to call"
+            )
         stream.weight += float(weight.sum())
         for i in batches(X.shape[0], self.batch_size):
             if weight[i].any():

@@ -91,16 +91,17 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         X, y = self._validated(X, y)
         check_classification_targets(y)
         weight = self._weights(sample_weight, X)
-        before = getattr(self, "classes_", None)
-        self.classes_, encoded = np.unique(y, return_inverse=True)
+        classes, encoded = np.unique(y, return_inverse=True)
+        weight = weight * self._class_factors(classes, encoded, weight)
         present = np.unique(encoded[weight > 0])
         if len(present) < 2:
             raise ValueError(
-                f"expected samples of at least two classes, got only one class: {self.classes_[present].tolist()}"
+                f"expected samples of at least two classes, got only one class: {classes[present].tolist()}"
             )
-        if before is not None and not np.array_equal(before, self.classes_):
+        if not np.array_equal(getattr(self, "classes_", classes), classes):
             self.__dict__.pop("coef_", None)
-        self._fit(X, encoded, weight * self._class_factors(encoded, weight))
+        self.classes_ = classes
+        self._fit(X, encoded, weight)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> KLDROClassifier:
@@ -114,16 +115,19 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         if first and not hasattr(self, "classes_"):
             if classes is None:
                 raise ValueError("expected `classes`, all labels that will come, at the first call of partial_fit")
-            self.classes_ = np.unique(column_or_1d(classes))
-            if len(self.classes_) < 2:
-                raise ValueError(f"expected at least two classes, got one class: {self.classes_.tolist()}")
+            known = np.unique(column_or_1d(classes))
+            if len(known) < 2:
+                raise ValueError(f"expected at least two classes, got one class: {known.tolist()}")
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(f"expected the classes of the first call, {self.classes_.tolist()}, got {classes}")
+        else:
+            known = self.classes_
         if self.class_weight == "balanced":
             raise ValueError('expected class weights that a stream can know, got "balanced"; pass a dictionary')
         weight = self._weights(sample_weight, X)
-        encoded = self._encoded(y)
-        weight = weight * self._class_factors(encoded, weight)
+        encoded = _encoded(known, y)
+        weight = weight * self._class_factors(known, encoded, weight)
+        self.classes_ = known
         self._partial_fit(X, encoded, weight, sample_weight is not None or self.class_weight is not None)
         return self
 
@@ -157,24 +161,20 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         """p_i, (n,): the worst distribution over these samples within KL distance rho, for the fitted model."""
         check_is_fitted(self)
         scores = self._scores(X)
-        encoded = self._encoded(column_or_1d(y))
+        encoded = _encoded(self.classes_, column_or_1d(y))
         if len(encoded) != len(scores):
             raise ValueError(f"expected one label per sample, got {len(encoded)} labels for {len(scores)} samples")
         weight = _check_sample_weight(sample_weight, scores, dtype=np.float64, ensure_non_negative=True)
-        return self._worst_case_weights(scores, encoded, weight * self._class_factors(encoded, weight))
+        return self._worst_case_weights(scores, encoded, weight * self._class_factors(self.classes_, encoded, weight))
 
-    def _encoded(self, y: Array) -> Array:
-        unknown = np.setdiff1d(y, self.classes_)
-        if len(unknown):
-            raise ValueError(f"expected labels among the classes {self.classes_.tolist()}, got {unknown.tolist()}")
-        return np.searchsorted(self.classes_, y)
-
-    def _class_factors(self, encoded: Array, weight: Array) -> Array:
+    def _class_factors(self, classes: Array, encoded: Array, weight: Array) -> Array:
         if self.class_weight is None:
             return np.ones(len(encoded))
-        labels = self.classes_[encoded]
+        labels = classes[encoded]
         present = np.unique(labels)
         by_class = compute_class_weight(self.class_weight, classes=present, y=labels, sample_weight=weight)
+        if not (by_class >= 0).all():
+            raise ValueError(f"expected class weights >= 0, got {self.class_weight}")
         factors: Array = by_class[np.searchsorted(present, labels)]
         return factors
 
@@ -194,3 +194,10 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         self.intercept_ = np.zeros(k, dtype)
         if self.fit_intercept:  # that of several classes is free up to a constant
             self.intercept_ = (W[:, d] - (W[:, d].mean() if k > 1 else 0.0)).astype(dtype)
+
+
+def _encoded(classes: Array, y: Array) -> Array:
+    unknown = np.setdiff1d(y, classes)
+    if len(unknown):
+        raise ValueError(f"expected labels among the classes {classes.tolist()}, got {unknown.tolist()}")
+    return np.searchsorted(classes, y)

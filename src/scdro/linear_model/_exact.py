@@ -132,7 +132,7 @@ def _certified(problem: Problem, path: _Path, n_iter: int, converged: bool) -> S
     """
     answer, value, bound = path.now, path.value, -math.inf
     best_value = value
-    least, stalled = math.inf, 0
+    least, stalled, patience = math.inf, 0, 4 if problem.X.dtype == np.float32 else 30
     for _ in range(CERTIFYING_STEPS if problem.alpha > 0 else 0):
         if path.value < best_value:
             best_value = path.value
@@ -142,7 +142,7 @@ def _certified(problem: Problem, path: _Path, n_iter: int, converged: bool) -> S
         # In single precision the gradient ends in noise before the bound is tight.
         stalled = 0 if path.kinked or path.squared_gradient < 0.5 * least else stalled + 1
         least = min(least, path.squared_gradient)
-        last = path.exhausted or stalled >= 4
+        last = path.exhausted or stalled >= patience
         if path.kinked or last or path.squared_gradient <= enough:
             bound = max(bound, path.lower_bound())
         if last or value - bound <= enough:
@@ -170,7 +170,10 @@ def start(problem: Problem, intercept: Array, tol: float, max_iter: int) -> Arra
     thin = len(problem.q) // THIN
     if thin < max(50 * k * d, 2000):
         return W
-    part = problem.rows(slice(None, None, THIN))
+    # One row at random of every ten: data may be sorted, or periodic.
+    part = problem.rows(np.arange(thin) * THIN + np.random.default_rng(0).integers(0, THIN, thin))
+    if not part.loss.varied(part.q):
+        return W
     path = _Path(part, start(part, intercept, tol, max_iter))
     goal = max(tol, 0.1 / math.sqrt(thin)) * problem.loss.unit
     for _ in range(min(max_iter, 30)):

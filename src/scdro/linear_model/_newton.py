@@ -83,7 +83,7 @@ def _searched(problem: Problem, now: Iterate, D: Array) -> Iterate | None:
     noise = 1e-14 * (1 + abs(now.value))
     low, high, t, slope_low, slope_high = 0.0, math.inf, 1.0, slope0, math.nan
     best: tuple[Array, Evaluation] | None = None
-    for _ in range(30):
+    for trial in range(60):
         W = now.W + t * D
         e = problem.evaluate(W, z + t * dz, lam)
         slope = float(np.einsum("kn,kn->", e.pull, dz)) + float((problem.penalised(W) * D).sum())
@@ -95,7 +95,7 @@ def _searched(problem: Problem, now: Iterate, D: Array) -> Iterate | None:
             low, slope_low = t, slope
         else:
             high, slope_high = t, slope
-        t = 4.0 * t if high == math.inf else _between(low, high, slope_low, slope_high)
+        t = 4.0 * t if high == math.inf else _between(low, high, slope_low, slope_high, trial)
         if high - low <= 1e-12 * high:
             break
     if best is None:
@@ -103,8 +103,16 @@ def _searched(problem: Problem, now: Iterate, D: Array) -> Iterate | None:
     return Iterate(*best, problem.gradient(*best))
 
 
-def _between(low: float, high: float, slope_low: float, slope_high: float) -> float:
-    """The root of the line through both slopes, at least a tenth of the bracket from its ends."""
+def _between(low: float, high: float, slope_low: float, slope_high: float, trial: int) -> float:
+    """The root of the line through both slopes, at least a tenth of the bracket from its ends.
+
+    Where the curvature at the start is next to nothing the Newton step may be too long by many orders of magnitude: a
+    bracket that spans several is cut by its logarithm.
+    """
+    if low == 0.0 and trial > 0:
+        return high * (0.1 if trial == 1 else 0.01)
+    if low > 0.0 and high > 10.0 * low:
+        return math.sqrt(low * high)
     share = 0.5
     if slope_high > 0:
         share = min(max(-slope_low / (slope_high - slope_low), 0.1), 0.9)

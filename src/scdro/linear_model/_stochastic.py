@@ -35,6 +35,8 @@ _POWER = 4
 class Stream:
     """One model under training: parameters in whitened features, and the optimizer with all of its state."""
 
+    settings: dict[str, Any]  # of the estimator, as the stream began
+
     def __init__(self, algorithm: str, problem: Problem, W: Array, lr: float | None) -> None:
         """`problem` holds the first rows; W, (k, d + 1), is where to start."""
         X = problem.X

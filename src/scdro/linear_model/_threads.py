@@ -7,11 +7,12 @@ hundred times what it gains. Blocks of rows meet once, at the end.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from threadpoolctl import ThreadpoolController
 
@@ -20,6 +21,8 @@ __all__ = ["in_blocks", "one_thread_each"]
 T = TypeVar("T")
 _SMALL = 400_000  # multiplications for which starting a thread does not pay
 _workers = 1
+_lock, _depth = threading.Lock(), 0  # fits in several threads share one limit; the last to end lifts it
+_limit: Any = None
 
 
 @cache
@@ -35,15 +38,21 @@ def _pool(workers: int) -> ThreadPoolExecutor:
 @contextmanager
 def one_thread_each() -> Iterator[None]:
     """BLAS on one thread; `in_blocks` on as many as BLAS was allowed."""
-    global _workers
-    blas = _controller().select(user_api="blas")
-    before = _workers
-    _workers = max([before, *(library["num_threads"] for library in blas.info())])
+    global _workers, _depth, _limit
+    with _lock:
+        if _depth == 0:
+            blas = _controller().select(user_api="blas")
+            _workers = max([1, *(library["num_threads"] for library in blas.info())])
+            _limit = blas.limit(limits=1)
+        _depth += 1
     try:
-        with blas.limit(limits=1):
-            yield
+        yield
     finally:
-        _workers = before
+        with _lock:
+            _depth -= 1
+            if _depth == 0:
+                _workers = 1
+                _limit.restore_original_limits()
 
 
 def in_blocks(f: Callable[[slice], T], n: int, work: int) -> list[T]:

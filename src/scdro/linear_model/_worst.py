@@ -57,8 +57,7 @@ def worst(losses: Array, q: Array, rho: float, lam0: float, lam: float | None = 
         if abs(excess) <= 1e-9 * rho or (theta == low and excess <= 0):
             break
         low, high = (theta, high) if excess > 0 else (low, theta)
-        # Where KL is lost in rounding it is Var/2 to first order.
-        kl = max(at.kl if at.kl > 1e-8 else at.var / 2, _TINY)
+        kl = max(at.kl, _TINY)
         proposal = theta + kl * math.log(kl / rho) / max(at.var, _TINY)
         before, theta = theta, proposal if low < proposal < high else _closer(low, high, proposal, lam0)
         if abs(theta - before) <= 1e-15 * (1 + abs(theta)):
@@ -92,7 +91,9 @@ def _tilt(x: Array, q: Array, lam: float) -> _Tilted:
     p /= total
     a -= mean
     a *= a
-    return _Tilted(p, max(mean - math.log(total), 0.0), mean, dot(p, a))
+    var = dot(p, a)
+    kl = mean - math.log(total)
+    return _Tilted(p, kl if kl > 1e-8 else var / 2, mean, var)  # Below, KL is lost in rounding: Var/2 to first order.
 
 
 def _first_guess(x: Array, q: Array, rho: float, low: float, high: float) -> float:
