@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 import warnings
 
 import cvxpy as cp
@@ -470,3 +471,16 @@ def test_gap_of_hard_fits_stopped_early(kind, n, seed, scale, settings):
     true = objective(stopped) - objective(best)
     assert best.dual_gap_ < 1e-7
     assert true - 1e-9 <= stopped.dual_gap_ <= 10 * true + 1e-8
+
+
+def test_memory_of_sparse_data_with_many_features():
+    """The Hessian of a few samples is added up in blocks of rows: X is never dense as a whole."""
+    rng = np.random.default_rng(0)
+    X = sp.random(15_000, 700, density=0.002, format="csr", random_state=0)
+    y = (np.asarray(X[:, :50].sum(1)).ravel() + 0.1 * rng.normal(size=15_000) > 0.05).astype(int)
+    tracemalloc.start()
+    fitted = KLDROClassifier(rho=0.1, max_iter=3, tol=1e-2).fit(X, y)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert fitted.dual_gap_ < 1e-6
+    assert peak < 0.5 * 8 * 15_000 * 700

@@ -23,6 +23,7 @@ from scdro.linear_model._worst import Array, dot
 __all__ = ["Preconditioner", "Solve"]
 
 LARGEST = 1024  # parameters of which a dense matrix is factorised
+_BLOCK = 2**20  # entries of X that are copied at a time
 Solve = Callable[[Array], Array]
 
 
@@ -57,30 +58,39 @@ class Preconditioner:
         problem, (k, d) = self.problem, self.problem.shape
         index, weight = self._chosen(e.worst.p)
         weight = weight / weight.sum()
-        x = problem.X[index]
-        x = np.asarray(x.toarray() if sp.issparse(x) else x, dtype=np.float64)
-        if problem.fit_intercept:
-            x = np.concatenate([x, np.ones((len(x), 1))], 1)
-        at = LossAt(e.at.value[index], e.at.slope[:, index], e.at.curvature[:, index])
+        lam, values = e.worst.lam, e.at.value[index]
+        deviation = values - dot(weight, values)
         H: Array = np.zeros((k, d, k, d))
-        lam = e.worst.lam
+        first, second = np.zeros((k, d)), np.zeros((k, d))  # sums of p u x, and of those times the losses' deviation
+        rows = max(256, _BLOCK // d)
+        for block in (slice(i, i + rows) for i in range(0, len(index), rows)):
+            x, at, w = self._rows(index[block]), _at(e.at, index[block]), weight[block]
+            for j in range(k):
+                for l in range(j, k):
+                    curvature = problem.loss.block(at, j, l)
+                    if lam < math.inf:
+                        curvature = curvature + at.slope[j] * at.slope[l] / lam
+                    H[j, :, l] += (x.T * (w * curvature)) @ x
+            first += (at.slope * w) @ x
+            second += (at.slope * (w * deviation[block])) @ x
         for j in range(k):
-            for l in range(j, k):
-                curvature = problem.loss.block(at, j, l)
-                if lam < math.inf:
-                    curvature = curvature + at.slope[j] * at.slope[l] / lam
-                H[j, :, l] = (x.T * (weight * curvature)) @ x
-                H[l, :, j] = H[j, :, l].T
+            for l in range(j):
+                H[j, :, l] = H[l, :, j].T
         H = H.reshape(k * d, k * d)
         if lam < math.inf:
-            _remove(H, ((at.slope * weight) @ x).ravel(), lam)
-            deviation = at.value - dot(weight, at.value)
+            _remove(H, first.ravel(), lam)
             var = dot(weight, deviation**2)
             if e.worst.bound and var > 0:
-                _remove(H, ((at.slope * (weight * deviation)) @ x).ravel() / math.sqrt(var), lam)
+                _remove(H, second.ravel() / math.sqrt(var), lam)
         H.flat[:: k * d + 1] += problem.penalised(np.ones((k, d))).ravel()
         factor = _factorised(H)
         return lambda r: cho_solve(factor, r.ravel(), check_finite=False).reshape(k, d)
+
+    def _rows(self, index: Array) -> Array:
+        """Some rows of X, dense, in double, with the intercept's ones."""
+        x = self.problem.X[index]
+        x = np.asarray(x.toarray() if sp.issparse(x) else x, dtype=np.float64)
+        return np.concatenate([x, np.ones((len(x), 1))], 1) if self.problem.fit_intercept else x
 
     def _diagonal(self, e: Evaluation) -> Solve:
         """The diagonal, with the covariance bounded by its second moment."""
@@ -90,6 +100,10 @@ class Preconditioner:
         diagonal = _gathered_squares(problem, weights) + problem.penalised(np.ones(problem.shape))
         diagonal = np.maximum(diagonal, 1e-12 * diagonal.max())
         return lambda r: r / diagonal
+
+
+def _at(at: LossAt, index: Array) -> LossAt:
+    return LossAt(at.value[index], at.slope[:, index], at.curvature[:, index])
 
 
 def _remove(H: Array, v: Array, lam: float) -> None:
