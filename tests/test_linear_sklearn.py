@@ -19,6 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import oracles
+from scdro.errors import HyperparameterError
 from scdro.linear_model import KLDROClassifier, KLDRORegressor, _threads
 
 ESTIMATORS = [
@@ -224,3 +225,16 @@ def test_fits_in_threads_share_one_limit():
         fitted = list(pool.map(lambda rho: KLDROClassifier(rho=rho).fit(X, y).coef_, [0.1] * 6))
     assert all(np.allclose(coef, fitted[0], atol=1e-9) for coef in fitted)
     assert (_threads._workers, _threads._depth) == (1, 0)
+
+
+@pytest.mark.parametrize("setting", [{"rho": "a"}, {"rho": None}, {"C": "a"}, {"tol": "x"}, {"lam0": None}])
+def test_settings_that_are_not_numbers(setting):
+    with pytest.raises(HyperparameterError, match="to be a number"):
+        KLDROClassifier(**setting).fit([[0.0], [1.0]], [0, 1])
+
+
+def test_targets_of_the_worst_case_must_be_finite():
+    X = np.random.default_rng(0).normal(size=(20, 2))
+    model = KLDRORegressor().fit(X, X[:, 0])
+    with pytest.raises(ValueError, match="finite targets"):
+        model.worst_case_weights(X, np.full(20, np.nan))

@@ -64,6 +64,9 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         return checked
 
     def _check_settings(self) -> None:
+        for name in ("rho", "C", "lam0", "tol"):
+            if not isinstance(getattr(self, name), numbers.Real):
+                raise HyperparameterError(f"expected {name} to be a number, got {getattr(self, name)!r}")
         check_radius(self.rho, self.lam0)
         if not self.C > 0:
             raise HyperparameterError(f"expected C > 0, the inverse strength of the penalty, got {self.C}")

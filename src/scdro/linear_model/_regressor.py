@@ -104,6 +104,8 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         y = column_or_1d(y).astype(np.float64)
         if len(y) != len(scores):
             raise ValueError(f"expected one target per sample, got {len(y)} targets for {len(scores)} samples")
+        if not np.isfinite(y).all():
+            raise ValueError("expected finite targets, got NaN or infinity")
         weight = _check_sample_weight(sample_weight, scores, dtype=np.float64, ensure_non_negative=True)
         return self._worst_case_weights(scores, y, weight)
 
