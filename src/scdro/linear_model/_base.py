@@ -6,6 +6,7 @@ import math
 import numbers
 import warnings
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -152,8 +153,10 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         """Starts at W, or else at the solution for the first rows; at zero if those do not have one."""
         if W is None or W.shape != first.shape:
             W = start(first, self._origin(first.loss, first.q), 1e-3, 50)
-            if first.alpha > 0 and first.loss.varied(first.q):
-                W = solve(first, W, 1e-3, 50).W
+            if first.loss.varied(first.q):
+                # A few rows may be separable: without a penalty they get a weak one.
+                penalised = first if first.alpha > 0 else replace(first, alpha=1e-4)
+                W = solve(penalised, W, 1e-3, 50).W
         return Stream("rscdro" if self.solver == "exact" else self.solver, first, W, self.learning_rate)
 
     def _stream_settings(self) -> dict[str, Any]:
