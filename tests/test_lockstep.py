@@ -10,26 +10,11 @@ from torch.nn.functional import cross_entropy
 
 import scdro
 import twins
+from logistic import D, K, N, flat, losses_of, problem
 from scdro import ASCDRO, RASCDRO, RSCDRO, SCDRO, PrintedTemperature, Stage, Storm, WindowTemperature
 
-STEPS, N, D, K = 100, 60, 4, 3
+STEPS = 100
 LAM1 = 1.5
-
-
-def problem(seed=0, dtype=torch.float64):
-    """A linear model in torch, and the same problem with gradients by hand."""
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(N, D, generator=g, dtype=torch.float64)
-    y = (x @ torch.randn(D, K, generator=g, dtype=x.dtype) + torch.randn(N, K, generator=g, dtype=x.dtype)).argmax(1)
-    model = nn.Linear(D, K, dtype=dtype)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(0.3 * torch.randn(p.shape, generator=g, dtype=torch.float64))
-    return model, x.to(dtype), y, twins.Logistic(x.numpy(), y.numpy(), K)
-
-
-def flat(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).double().numpy().copy()
 
 
 def batches(steps=STEPS, size=8, seed=1):
@@ -50,10 +35,6 @@ def assert_close(opt, model, twin, tolerance, t):
         ("log s", opt.log_s.item(), twin.log_s),
     ):
         assert distance(ours, theirs) <= tolerance, f"{name} differs by {distance(ours, theirs):.1e} after step {t}"
-
-
-def losses_of(model, x, y, index):
-    return lambda: cross_entropy(model(x[index]), y[index], reduction="none")
 
 
 def run_in_lockstep(make, make_twin, *, weighted=False, indices=None, tolerance=1e-9, seed=0):

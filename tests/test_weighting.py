@@ -11,29 +11,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import scdro
-import twins
+from logistic import N, flat, losses_of, problem
 from scdro.optim.weighting import ABSGD, ERM, Chi2, Chi2Penalty, CVaR, DualSGM, FastDRO, KLBall
 
-N, D, K, STEPS = 60, 4, 3, 100
-
-
-def problem(seed=0, dtype=torch.float64):
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(N, D, generator=g, dtype=torch.float64)
-    y = (x @ torch.randn(D, K, generator=g, dtype=x.dtype) + torch.randn(N, K, generator=g, dtype=x.dtype)).argmax(1)
-    model = nn.Linear(D, K, dtype=dtype)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(0.3 * torch.randn(p.shape, generator=g, dtype=torch.float64))
-    return model, x.to(dtype), y, twins.Logistic(x.numpy(), y.numpy(), K)
-
-
-def flat(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).double().numpy().copy()
-
-
-def losses_of(model, x, y, index):
-    return lambda: cross_entropy(model(x[index]), y[index], reduction="none")
+STEPS = 100
 
 
 class Twin:

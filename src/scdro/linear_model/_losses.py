@@ -32,7 +32,6 @@ class Loss(ABC):
 
     k = 1
     unit = 1.0
-    smooth = True
     y: Array
 
     @abstractmethod
@@ -204,8 +203,6 @@ class Pinball(Loss):
     Smoothed by `mu`: max_u { u r - mu u^2/2 : -tau <= u <= 1 - tau }, at most mu/2 below. A slope of the smoothed loss
     is in the domain of the conjugate of the loss itself, so the certificate holds for the loss itself.
     """
-
-    smooth = False
 
     def __init__(self, y: Array, tau: float, scale: float, unit: float = 1.0, mu: float = 0.0) -> None:
         self.y, self.tau, self.scale, self.mu = y, tau, scale, mu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from scdro import best_response
 from scdro.batch import Batch, Point
 from scdro.errors import HyperparameterError
-from scdro.functional import check_radius, worst_case
+from scdro.functional import WorstCase, check_radius, worst_case
 from scdro.optim.base import Closure, ClosureOptimizer
 from scdro.scalar import Scalar, logaddexp, maximum, scalar, unpacked, vector
 from scdro.tracked import Tracked
@@ -93,55 +93,28 @@ class ERM(WeightingOptimizer):
         return Weighed(q, scalar(torch.dot(q, batch.losses)), [])
 
 
-Response = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+# A geometry is an exact worst case with its setting: it takes losses and `sample_weight`, and gives value and weights.
+Geometry = Callable[..., WorstCase | best_response.BestResponse]
 
 
-@dataclass(frozen=True)
-class KLBall:
+def KLBall(rho: float, lam0: float = 1e-3) -> Geometry:
     """max over KL(p, q) <= rho of sum p l - lam0 KL(p, q)."""
-
-    rho: float
-    lam0: float = 1e-3
-
-    def __post_init__(self) -> None:
-        check_radius(self.rho, self.lam0)
-
-    def __call__(self, losses: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        found = worst_case(losses, self.rho, self.lam0, sample_weight=weight)
-        return found.weights, found.value
+    return partial(worst_case, rho=rho, lam0=lam0)
 
 
-@dataclass(frozen=True)
-class CVaR:
+def CVaR(alpha: float) -> Geometry:
     """The mean of the hardest fraction alpha."""
-
-    alpha: float
-
-    def __call__(self, losses: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        found = best_response.cvar(losses, self.alpha, sample_weight=weight)
-        return found.weights, found.value
+    return partial(best_response.cvar, alpha=alpha)
 
 
-@dataclass(frozen=True)
-class Chi2:
+def Chi2(rho: float) -> Geometry:
     """max over D(p) <= rho, D the chi-square divergence (`best_response`)."""
-
-    rho: float
-
-    def __call__(self, losses: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        found = best_response.chi2_constrained(losses, self.rho, sample_weight=weight)
-        return found.weights, found.value
+    return partial(best_response.chi2_constrained, rho=rho)
 
 
-@dataclass(frozen=True)
-class Chi2Penalty:
+def Chi2Penalty(reg: float) -> Geometry:
     """max of sum p l - reg D(p)."""
-
-    reg: float
-
-    def __call__(self, losses: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        found = best_response.chi2_penalized(losses, self.reg, sample_weight=weight)
-        return found.weights, found.value
+    return partial(best_response.chi2_penalized, reg=reg)
 
 
 class FastDRO(WeightingOptimizer):
@@ -163,7 +136,7 @@ class FastDRO(WeightingOptimizer):
         self,
         params: Any,
         lr: float | Tensor = 0.1,
-        geometry: Response | None = None,
+        geometry: Geometry | None = None,
         *,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
@@ -171,7 +144,7 @@ class FastDRO(WeightingOptimizer):
         skip_nonfinite: bool = False,
     ) -> None:
         self.geometry = KLBall(0.5) if geometry is None else geometry
-        self.geometry(torch.zeros(1), None)  # Complains about bad settings now rather than at the first step.
+        self.geometry(torch.zeros(1))  # Complains about bad settings now rather than at the first step.
         tracked = Tracked(skip_nonfinite=skip_nonfinite)
         super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
 
@@ -179,8 +152,8 @@ class FastDRO(WeightingOptimizer):
 
     def _weigh(self, batch: Batch) -> Weighed:
         weight = None if batch.log_weight is None else torch.exp(batch.log_weight - batch.log_weight.max())
-        weights, value = self.geometry(batch.losses, weight)
-        return Weighed(weights, scalar(value), [])
+        found = self.geometry(batch.losses, sample_weight=weight)
+        return Weighed(found.weights, scalar(found.value), [])
 
 
 class _AbsgdState(Tracked):
