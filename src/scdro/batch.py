@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scdro.errors import LossError, NonFiniteLossError
-from scdro.functional import check_shape, check_weights
+from scdro.reading import check_shape, check_weights
 from scdro.scalar import Scalar, exp, host_reads, log, maximum, scalar
 
 __all__ = ["Batch", "Point", "read_batch"]

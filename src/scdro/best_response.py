@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from scdro.errors import HyperparameterError
-from scdro.functional import read_losses
+from scdro.reading import read_losses
 
 __all__ = ["BestResponse", "chi2_constrained", "chi2_penalized", "cvar"]
 

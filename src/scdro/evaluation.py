@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from scdro.errors import HyperparameterError, LossError
-from scdro.functional import check_radius, check_trim, worst_case
+from scdro.functional import worst_case
+from scdro.reading import check_radius, check_trim
 
 __all__ = ["Evaluation", "evaluate"]
 

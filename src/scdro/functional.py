@@ -3,7 +3,8 @@ r"""The mathematics, stateless: the worst case of a vector of losses, the object
     max_{p: KL(p, q) <= rho}  sum_i p_i l_i - lam0 KL(p, q)
         =  min_{lam >= lam0}  F(lam) = lam log sum_i q_i exp(l_i / lam) + (lam - lam0) rho        (paper, eq. 4)
 
-q is uniform (1/n) unless `sample_weight` says otherwise.
+q is uniform (1/n) unless `sample_weight` says otherwise. The worst cases of the other divergences, and what else
+users try on unequal data, are here by name as well.
 """
 
 from __future__ import annotations
@@ -12,17 +13,31 @@ import math
 from statistics import NormalDist
 from typing import Any, NamedTuple, overload
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
-from scdro.scalar import Scalar, clamp, exp, log, maximum, minimum, scalar, where
+from scdro.best_response import BestResponse, chi2_constrained, chi2_penalized, cvar
+from scdro.errors import HyperparameterError
+from scdro.groups import group_means
+from scdro.imbalance import class_balanced_weights, focal_loss
+from scdro.reading import check_radius, check_trim, read_losses
+from scdro.tilt import solve_lam, trimmed_log_weights, value_at
 
-__all__ = ["WorstCase", "objective", "rho_for_confidence", "rho_for_group", "worst_case"]
-
-Array = npt.NDArray[Any]
+__all__ = [
+    "BestResponse",
+    "WorstCase",
+    "chi2_constrained",
+    "chi2_penalized",
+    "class_balanced_weights",
+    "cvar",
+    "focal_loss",
+    "group_means",
+    "objective",
+    "rho_for_confidence",
+    "rho_for_group",
+    "worst_case",
+]
 
 
 class WorstCase(NamedTuple):
@@ -40,130 +55,6 @@ class WorstCase(NamedTuple):
     def ess(self) -> Any:
         """Effective sample size of the weights, 1 / sum p_i^2: how many samples the worst case looks at."""
         return 1.0 / (self.weights**2).sum()
-
-
-class Tilt(NamedTuple):
-    """q tilted by exp(l/lam): what a Newton step on lam needs. `var` is that of l/lam."""
-
-    weights: Tensor
-    kl: Scalar
-    var: Scalar
-
-
-# Constants that keep 0 log 0 and 0/0 out of the Newton step; the true KL and Var are either exact zeros or far larger.
-_TINY = 1e-300
-
-
-def scalar_dtype(device: torch.device) -> torch.dtype:
-    """float64 for everything that is exponentiated, where the device has it (docs/mathematics.md, "Numerics")."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-def tilt(centred: Tensor, log_q: Tensor, lam: Scalar, log_total: Scalar) -> Tilt:
-    """Weights p_i ~ q_i exp(l_i/lam), KL(p, q) and Var_p(l/lam); `centred` are losses less a value near their top.
-
-    `log_total` is the log of sum_i q_i.
-    """
-    x = centred / lam
-    joint = x + log_q
-    p = torch.softmax(joint, 0)
-    log_norm = scalar(joint.max()) - log(scalar(p.max()))  # logsumexp(joint), at a fraction of its cost
-    mean = scalar(torch.dot(p, x))
-    deviation = x - mean
-    kl = mean - log_norm + log_total
-    return Tilt(p, kl, scalar(torch.dot(p, deviation * deviation)))
-
-
-def newton_step(at: Tilt, lam: Scalar, rho: Scalar, mu: float = 0.0) -> Scalar:
-    """Change of log lam by one Newton step on log KL(p_lam) - log(rho + mu lam) = 0.
-
-    d KL / d log lam = -Var_p(l/lam). In (log lam, log KL) the equation is nearly a straight line: KL ~ Var/(2 lam^2).
-    """
-    # Where KL is lost in rounding it is Var/2 to first order.
-    kl = maximum(where(at.kl < 1e-8, at.var / 2, at.kl), _TINY)
-    target = mu * lam + rho if mu else rho
-    slope = at.var / kl + mu * lam / target if mu else at.var / kl
-    return log(kl / target) / maximum(slope, _TINY)
-
-
-def effective_size(log_weight: Tensor) -> Scalar:
-    """How many equally weighted samples these are worth, (sum w)^2 / sum w^2."""
-    return mass_and_size(log_weight)[1]
-
-
-def mass_and_size(log_weight: Tensor) -> tuple[Scalar, Scalar]:
-    """log sum w, and (sum w)^2 / sum w^2."""
-    w = torch.exp(log_weight)
-    total = scalar(w.sum())
-    return log(total), total * total / scalar(torch.dot(w, w))
-
-
-def attainable(rho: float, size: Scalar) -> Scalar:
-    """The part of rho that a sample of this size can show.
-
-    KL(p, q) is at most log n on n samples: there the worst case is the largest of them, at whatever temperature. Up to
-    rho of the size's square root, or of an eighth of it, the worst case still averages over a few.
-    """
-    log_n = log(maximum(size, 2.0))
-    return minimum(maximum(0.5 * log_n, log_n - math.log(8.0)), rho)
-
-
-def solve_lam(
-    losses: Tensor,
-    log_q: Tensor,
-    rho: Scalar,
-    lam0: float,
-    *,
-    mu: float = 0.0,
-    iterations: int = 100,
-    exact: bool = True,
-) -> Scalar:
-    """lam* = the root of KL(p_lam) = rho + mu lam, or lam0: Newton in log lam, kept inside a bisection bracket.
-
-    It stops when the equation holds to rounding. Where the host would have to wait to see that, it does so only with
-    `exact`; without, it makes all its steps.
-    """
-    positive = isinstance(rho, Tensor) or rho > 0.0
-    if not positive and mu == 0.0:
-        return math.inf
-    log_total = scalar(torch.logsumexp(log_q, 0))
-    q = torch.exp(log_q - log_total)
-    top = torch.where(log_q > -math.inf, losses, -math.inf).amax()
-    centred = losses - top
-    mean = scalar(torch.dot(q, centred))
-    std = scalar(torch.sqrt(torch.dot(q, (centred - mean) ** 2)))
-    # lam0 + (max l - mean l)/rho bounds lam* from above (docs/mathematics.md).
-    low: Scalar = math.log(lam0)
-    high = maximum(log(lam0 - mean / rho), low) if positive else low + 700.0
-    theta = clamp(log(maximum(std / exp(0.5 * log(2 * maximum(rho, 1e-12))), lam0)), low, high)
-    solved = tilt(centred, log_q, lam0, log_total).kl <= rho + mu * lam0
-    for _ in range(iterations):
-        lam = exp(theta)
-        at = tilt(centred, log_q, lam, log_total)
-        too_sharp = at.kl > rho + mu * lam
-        low, high = where(too_sharp, theta, low), where(too_sharp, high, theta)
-        proposal = theta + newton_step(at, lam, rho, mu)
-        # At the root the proposal may fall beside the bracket by rounding: it must not be sent to the middle for that.
-        slack = 1e-12 * (1 + maximum(theta, -theta))
-        inside = (proposal >= low - slack) & (proposal <= high + slack)
-        previous, theta = theta, where(inside, proposal, 0.5 * (low + high))
-        change = theta - previous
-        done = solved | (maximum(change, -change) <= 1e-2 * slack)
-        if (exact or isinstance(done, bool)) and bool(done):
-            break
-    return where(solved, lam0, maximum(exp(theta), lam0))
-
-
-def trimmed_log_weights(losses: Tensor, log_q: Tensor, trim: float) -> Tensor:
-    """log q without the hardest `trim` of its mass, renormalised; the sample on the edge is kept in part."""
-    order = torch.argsort(losses)
-    q = torch.exp(log_q - torch.logsumexp(log_q, 0))[order]
-    before = torch.cumsum(q, 0) - q
-    room = 1.0 - trim - before
-    # Rounding must leave no sample in: at a small lam it would count.
-    kept = torch.where(room > 1e-12, torch.minimum(q, room), 0.0)
-    kept = torch.where(kept > 1e-9 * q, kept, 0.0)
-    return torch.empty_like(log_q).scatter_(0, order, torch.log(kept / kept.sum()))
 
 
 @overload
@@ -214,14 +105,6 @@ def worst_case(
         return WorstCase(float(value), float(lam), weights.numpy(), float(kl))
     lam, kl = (torch.as_tensor(x, dtype=vector.dtype, device=vector.device) for x in (lam, kl))
     return WorstCase(value.to(vector.dtype), lam, weights.to(vector.dtype), kl)
-
-
-def value_at(losses: Tensor, double: Tensor, log_q: Tensor, lam: Scalar, lam0: float) -> tuple[Tensor, Tensor, Scalar]:
-    """sum p l - lam0 KL(p), p, KL(p) for p = p_lam. By the envelope theorem the gradient in l is p, held constant."""
-    top = torch.where(log_q > -math.inf, double, -math.inf).amax()
-    at = tilt(double - top, log_q, lam, scalar(torch.logsumexp(log_q, 0)))
-    value = torch.dot(at.weights, losses.to(double.dtype)) - lam0 * at.kl
-    return value, at.weights, maximum(at.kl, 0.0)
 
 
 def objective(losses: Any, lam: Tensor | float, rho: float, lam0: float = 1e-3, *, sample_weight: Any = None) -> Any:
@@ -283,76 +166,3 @@ def rho_for_confidence(n: int, level: float = 0.95) -> float:
     if not 0.5 <= level < 1.0:
         raise HyperparameterError(f"expected a confidence level in [0.5, 1), got {level}")
     return NormalDist().inv_cdf(level) ** 2 / (2 * n)
-
-
-def check_radius(rho: float, lam0: float) -> None:
-    if not 0.0 <= rho < math.inf:
-        raise HyperparameterError(
-            f"expected a radius rho >= 0, got {rho}; rho_for_group(alpha) gives one from the size of a group"
-        )
-    if not 1e-100 <= lam0 < math.inf:
-        raise HyperparameterError(f"expected lam0 > 0, and no less than 1e-100 (the paper uses 1e-3), got {lam0}")
-
-
-def check_trim(trim: float) -> None:
-    if not 0.0 <= trim < 1.0:
-        raise HyperparameterError(f"expected trim in [0, 1), the fraction of hardest samples to leave out, got {trim}")
-
-
-def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """Losses of an exact function: with their graph, in float64 without, log q, and whether they were not torch's."""
-    vector = _as_vector(losses)
-    log_q = _log_weights(vector, sample_weight)
-    absent = log_q == -math.inf
-    if bool(absent.any()):
-        vector = torch.where(absent, 0.0, vector)  # Losses of weight zero may be anything, NaN too.
-    double = vector.detach().to(scalar_dtype(vector.device))
-    if not bool(torch.isfinite(double).all()):
-        raise NonFiniteLossError(
-            f"expected finite losses, got {int((~torch.isfinite(double)).sum())} NaN or infinite of {len(double)}; "
-            "look for overflow or division by zero in the model"
-        )
-    return vector, double, log_q, not isinstance(losses, Tensor)
-
-
-def _as_vector(losses: Any) -> Tensor:
-    """A non-empty vector of float32 or float64 (halves promoted)."""
-    tensor = losses if isinstance(losses, Tensor) else torch.from_numpy(np.array(losses, dtype=np.float64))
-    check_shape(tensor)
-    if tensor.is_complex():
-        raise LossError(f"expected real losses, got {tensor.dtype}")
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def check_shape(losses: Tensor) -> None:
-    if losses.ndim == 0:
-        raise LossError(
-            "expected one loss per sample, got a single number: the loss is already reduced; "
-            'compute it with reduction="none"'
-        )
-    if losses.ndim > 1:
-        raise LossError(
-            f"expected a vector with one loss per sample, got shape {tuple(losses.shape)}; "
-            "average over the other dimensions first, or flatten and pass the padding as a mask"
-        )
-    if losses.numel() == 0:
-        raise LossError("expected at least one loss, got an empty batch; skip empty batches (drop_last=True)")
-
-
-def _log_weights(losses: Tensor, sample_weight: Any) -> Tensor:
-    """log q, normalised, in the scalar dtype."""
-    dtype = scalar_dtype(losses.device)
-    if sample_weight is None:
-        return torch.full(losses.shape, -math.log(len(losses)), dtype=dtype, device=losses.device)
-    weight = torch.as_tensor(sample_weight, device=losses.device).detach().to(dtype)
-    check_weights(weight, losses)
-    if not bool((weight >= 0).all() & torch.isfinite(weight).all() & (weight.sum() > 0)):
-        raise LossError(
-            "expected sample weights >= 0 with a positive sum, got negative, non-finite or only zero weights"
-        )
-    return torch.log(weight / weight.sum())
-
-
-def check_weights(weight: Tensor, losses: Tensor) -> None:
-    if weight.shape != losses.shape:
-        raise LossError(f"expected one sample weight per loss, shape {tuple(losses.shape)}, got {tuple(weight.shape)}")

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from scdro.accumulation import Accumulation
-from scdro.batch import Batch
+from scdro.batch import Batch, check_losses
 from scdro.errors import HyperparameterError, LossError
-from scdro.functional import solve_lam, trimmed_log_weights, value_at
+from scdro.groups import group_means
 from scdro.scalar import host_reads, where
 from scdro.state import Estimate, RobustState, check_beta
 from scdro.temperature import PrintedTemperature, Temperature, given_or_default
+from scdro.tilt import solve_lam, trimmed_log_weights, value_at
 
 __all__ = ["KLRobustLoss"]
 
@@ -84,14 +85,26 @@ class KLRobustLoss(nn.Module):
         )
         self._accumulation: Accumulation | None = None
 
-    def forward(self, losses: Tensor, sample_weight: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        losses: Tensor,
+        sample_weight: Tensor | None = None,
+        mask: Tensor | None = None,
+        *,
+        groups: Tensor | None = None,
+    ) -> Tensor:
         """The running robust objective of per-sample `losses`, ready for `backward`.
 
         Args:
             losses: a vector, one loss per sample (`reduction="none"`).
             sample_weight: importance weights, >= 0, shape of `losses`.
             mask: True where a loss counts; padding is False.
+            groups: the group of each sample, integers: the worst case is then over the groups' mean losses, each with
+                the share of its samples. The means are the batch's own: let batches hold several of each group.
         """
+        if groups is not None:
+            check_losses(losses)
+            losses = group_means(losses, groups, _counted(losses, sample_weight, mask))
         batch = self.state.read(losses, sample_weight, mask)
         if not (self.training and torch.is_grad_enabled()):
             return self._exact(losses, batch)
@@ -187,6 +200,15 @@ def _with_gradient(estimate: Estimate, losses: Tensor) -> Tensor:
         losses = torch.where(batch.finite, losses, 0.0)
     surrogate = torch.dot(weights.to(dtype), losses.to(dtype))
     return surrogate + (value - surrogate).detach().to(dtype)
+
+
+def _counted(losses: Tensor, sample_weight: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """Weights with zeros for padding."""
+    if mask is None:
+        return sample_weight
+    return torch.where(
+        torch.as_tensor(mask, device=losses.device), 1.0 if sample_weight is None else sample_weight, 0.0
+    )
 
 
 def _without_padding(losses: Tensor, batch: Batch) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scdro.errors import HyperparameterError
-from scdro.functional import scalar_dtype
+from scdro.scalar import scalar_dtype
 
 __all__ = ["Ball", "global_norm"]
 

@@ -23,6 +23,7 @@ __all__ = [
     "maximum",
     "minimum",
     "scalar",
+    "scalar_dtype",
     "unpacked",
     "vector",
     "where",
@@ -51,7 +52,7 @@ def unpacked(tensor: Tensor) -> Sequence[Scalar]:
 
 
 def vector(entries: Sequence[Scalar], like: Tensor) -> Tensor:
-    """Reading as a vector, of the dtype and on the device of `like`."""
+    """Entries as a vector, of the dtype and on the device of `like`."""
     if any(isinstance(entry, Tensor) for entry in entries):
         return torch.stack([torch.as_tensor(entry, dtype=like.dtype, device=like.device) for entry in entries])
     return torch.tensor(entries, dtype=like.dtype, device=like.device)
@@ -97,3 +98,8 @@ def minimum(a: Scalar, b: Scalar) -> Scalar:
 
 def clamp(x: Scalar, low: Scalar, high: Scalar) -> Scalar:
     return minimum(maximum(x, low), high)
+
+
+def scalar_dtype(device: torch.device) -> torch.dtype:
+    """float64 for everything that is exponentiated, where the device has it (docs/mathematics.md, "Numerics")."""
+    return torch.float32 if device.type == "mps" else torch.float64

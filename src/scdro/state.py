@@ -19,18 +19,10 @@ from torch import Tensor, nn
 from scdro.batch import Batch, Point
 from scdro.errors import HyperparameterError
 from scdro.estimators import Advance, Tracker
-from scdro.functional import (
-    attainable,
-    check_radius,
-    check_trim,
-    effective_size,
-    scalar_dtype,
-    solve_lam,
-    trimmed_log_weights,
-    value_at,
-)
-from scdro.scalar import Scalar, clamp, exp, logaddexp, maximum, scalar, unpacked, vector
+from scdro.reading import check_radius, check_trim
+from scdro.scalar import Scalar, clamp, exp, logaddexp, maximum, scalar, scalar_dtype, unpacked, vector
 from scdro.temperature import LamRange, Moved, Temperature
+from scdro.tilt import attainable, effective_size, solve_lam, trimmed_log_weights, value_at
 from scdro.tracked import Tracked
 from scdro.window import Window, default_size
 

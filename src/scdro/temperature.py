@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from scdro.errors import HyperparameterError
 from scdro.estimators import Advance, LamTerms, MovingAverage, NormalizedStorm, Storm, Tracker
-from scdro.functional import attainable, newton_step, scalar_dtype
-from scdro.scalar import Scalar, clamp, exp, scalar
+from scdro.scalar import Scalar, clamp, exp, scalar, scalar_dtype
+from scdro.tilt import attainable, newton_step
 from scdro.window import Window
 
 __all__ = ["PrintedTemperature", "Temperature", "WindowTemperature"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from scdro.batch import Batch, check_losses, read_batch
 from scdro.errors import CheckpointError, HyperparameterError
-from scdro.functional import scalar_dtype
+from scdro.scalar import scalar_dtype
 
 __all__ = ["Tracked"]
 

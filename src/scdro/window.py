@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scdro.functional import Tilt, effective_size, mass_and_size, solve_lam, tilt, trimmed_log_weights
 from scdro.scalar import Scalar, scalar
+from scdro.tilt import Tilt, effective_size, mass_and_size, solve_lam, tilt, trimmed_log_weights
 
 __all__ = ["Window", "default_size"]
 

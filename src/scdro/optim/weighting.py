@@ -13,8 +13,9 @@ from torch import Tensor
 from scdro import best_response
 from scdro.batch import Batch, Point
 from scdro.errors import HyperparameterError
-from scdro.functional import WorstCase, check_radius, worst_case
+from scdro.functional import WorstCase, worst_case
 from scdro.optim.base import Closure, ClosureOptimizer
+from scdro.reading import check_radius
 from scdro.scalar import Scalar, logaddexp, maximum, scalar, unpacked, vector
 from scdro.tracked import Tracked
 

@@ -1,0 +1,48 @@
+"""Groups of samples: each sample's loss replaced by its group's mean."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from scdro.errors import LossError
+
+__all__ = ["check_groups", "group_means"]
+
+
+def group_means(losses: Tensor, groups: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+    """Each loss replaced by the mean over its group, differentiable: a worst case of these is one over groups.
+
+    Args:
+        losses: a vector, one loss per sample.
+        groups: the group of each sample, any integers.
+        sample_weight: weights within the groups, >= 0. Losses of weight zero may be anything.
+
+    Example:
+        >>> group_means(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([7, 7, 3]))
+        tensor([1.5000, 1.5000, 6.0000])
+    """
+    check_groups(groups, losses)
+    groups = groups.to(losses.device)
+    if sample_weight is None:
+        weight = torch.ones_like(losses)
+    else:
+        weight = torch.as_tensor(sample_weight, device=losses.device).to(losses.dtype)
+        losses = torch.where(weight > 0, losses, 0.0)
+    smallest = torch.finfo(losses.dtype).tiny
+    if torch.compiler.is_compiling():  # The number of groups is not known to the graph: O(batch^2) instead.
+        shared = (groups[:, None] == groups) * weight
+        return shared @ losses / shared.sum(1).clamp_min(smallest)
+    names, member = torch.unique(groups, return_inverse=True)
+    empty = torch.zeros(len(names), dtype=losses.dtype, device=losses.device)
+    total, mass = (empty.index_add(0, member, x) for x in (weight * losses, weight))
+    return (total / mass.clamp_min(smallest))[member]
+
+
+def check_groups(groups: Tensor, losses: Tensor) -> None:
+    """One integer for each loss."""
+    if not isinstance(groups, Tensor) or groups.is_floating_point() or groups.is_complex():
+        came = groups.dtype if isinstance(groups, Tensor) else type(groups).__name__
+        raise LossError(f"expected groups as a tensor of integers, got {came}")
+    if groups.shape != losses.shape:
+        raise LossError(f"expected one group per loss, shape {tuple(losses.shape)}, got {tuple(groups.shape)}")

@@ -1,0 +1,86 @@
+"""What the exact functions take: settings, losses and weights, checked."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
+from scdro.scalar import scalar_dtype
+
+
+def check_radius(rho: float, lam0: float) -> None:
+    if not 0.0 <= rho < math.inf:
+        raise HyperparameterError(
+            f"expected a radius rho >= 0, got {rho}; rho_for_group(alpha) gives one from the size of a group"
+        )
+    if not 1e-100 <= lam0 < math.inf:
+        raise HyperparameterError(f"expected lam0 > 0, and no less than 1e-100 (the paper uses 1e-3), got {lam0}")
+
+
+def check_trim(trim: float) -> None:
+    if not 0.0 <= trim < 1.0:
+        raise HyperparameterError(f"expected trim in [0, 1), the fraction of hardest samples to leave out, got {trim}")
+
+
+def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Losses of an exact function: with their graph, in float64 without, log q, and whether they were not torch's."""
+    vector = _as_vector(losses)
+    log_q = _log_weights(vector, sample_weight)
+    absent = log_q == -math.inf
+    if bool(absent.any()):
+        vector = torch.where(absent, 0.0, vector)  # Losses of weight zero may be anything, NaN too.
+    double = vector.detach().to(scalar_dtype(vector.device))
+    if not bool(torch.isfinite(double).all()):
+        raise NonFiniteLossError(
+            f"expected finite losses, got {int((~torch.isfinite(double)).sum())} NaN or infinite of {len(double)}; "
+            "look for overflow or division by zero in the model"
+        )
+    return vector, double, log_q, not isinstance(losses, Tensor)
+
+
+def _as_vector(losses: Any) -> Tensor:
+    """A non-empty vector of float32 or float64 (halves promoted)."""
+    tensor = losses if isinstance(losses, Tensor) else torch.from_numpy(np.array(losses, dtype=np.float64))
+    check_shape(tensor)
+    if tensor.is_complex():
+        raise LossError(f"expected real losses, got {tensor.dtype}")
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def check_shape(losses: Tensor) -> None:
+    if losses.ndim == 0:
+        raise LossError(
+            "expected one loss per sample, got a single number: the loss is already reduced; "
+            'compute it with reduction="none"'
+        )
+    if losses.ndim > 1:
+        raise LossError(
+            f"expected a vector with one loss per sample, got shape {tuple(losses.shape)}; "
+            "average over the other dimensions first, or flatten and pass the padding as a mask"
+        )
+    if losses.numel() == 0:
+        raise LossError("expected at least one loss, got an empty batch; skip empty batches (drop_last=True)")
+
+
+def _log_weights(losses: Tensor, sample_weight: Any) -> Tensor:
+    """log q, normalised, in the scalar dtype."""
+    dtype = scalar_dtype(losses.device)
+    if sample_weight is None:
+        return torch.full(losses.shape, -math.log(len(losses)), dtype=dtype, device=losses.device)
+    weight = torch.as_tensor(sample_weight, device=losses.device).detach().to(dtype)
+    check_weights(weight, losses)
+    if not bool((weight >= 0).all() & torch.isfinite(weight).all() & (weight.sum() > 0)):
+        raise LossError(
+            "expected sample weights >= 0 with a positive sum, got negative, non-finite or only zero weights"
+        )
+    return torch.log(weight / weight.sum())
+
+
+def check_weights(weight: Tensor, losses: Tensor) -> None:
+    if weight.shape != losses.shape:
+        raise LossError(f"expected one sample weight per loss, shape {tuple(losses.shape)}, got {tuple(weight.shape)}")
