@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import scdro
 from logistic import N, flat, losses_of, problem
-from scdro.optim.weighting import ABSGD, ERM, Chi2, Chi2Penalty, CVaR, DualSGM, FastDRO, KLBall
+from scdro.optim import ABSGD, ERM, Chi2, Chi2Penalty, CVaR, DualSGM, FastDRO, KLBall
 
 STEPS = 100
 

@@ -79,11 +79,13 @@ def solve_lam(
     lam0: float,
     *,
     mu: float = 0.0,
+    start: float | None = None,
     iterations: int = 100,
     exact: bool = True,
 ) -> Scalar:
     """lam* = the root of KL(p_lam) = rho + mu lam, or lam0: Newton in log lam, kept inside a bisection bracket.
 
+    `start` is a guess, where one is known.
     It stops when the equation holds to rounding. Where the host would have to wait to see that, it does so only with
     `exact`; without, it makes all its steps.
     """
@@ -99,7 +101,8 @@ def solve_lam(
     # lam0 + (max l - mean l)/rho bounds lam* from above (docs/mathematics.md).
     low: Scalar = math.log(lam0)
     high = maximum(log(lam0 - mean / rho), low) if positive else low + 700.0
-    theta = clamp(log(maximum(std / exp(0.5 * log(2 * maximum(rho, 1e-12))), lam0)), low, high)
+    guess = std / exp(0.5 * log(2 * maximum(rho, 1e-12))) if start is None else start
+    theta = clamp(log(maximum(guess, lam0)), low, high)
     solved = tilt(centred, log_q, lam0, log_total).kl <= rho + mu * lam0
     for _ in range(iterations):
         lam = exp(theta)

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from scdro.batch import Batch, Point
-from scdro.errors import ClosureError
 from scdro.estimators import Advance
 from scdro.optim.base import Closure, descend
-from scdro.optim.replay import Replay
+from scdro.optim.replay import Replay, TwoPoints, matched
 from scdro.optim.robust import RobustOptimizer
 from scdro.projections import global_norm
 from scdro.scalar import Scalar
@@ -20,7 +19,7 @@ from scdro.scalar import Scalar
 __all__ = ["ASCDRO"]
 
 
-class ASCDRO(RobustOptimizer):
+class ASCDRO(TwoPoints, RobustOptimizer):
     r"""Accelerated stochastic constrained DRO: variance reduction by evaluating each batch at two points.
 
     Each `step(closure)`, with l, l' the per-sample losses of the same batch at w_t and w_{t-1}:
@@ -62,19 +61,18 @@ class ASCDRO(RobustOptimizer):
         **settings: Any,
     ) -> None:
         super().__init__(params, lr, rho, **settings)
-        modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
-        self._replay = Replay(modules)
+        self._replay = Replay(module)
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         robust, beta = self._robust, self._beta
         with self._replay.restored_on_error() as restore:
-            old = self._at_previous_point(closure, sample_weight) if robust.started else None
+            old = self._read_previous_point(closure, sample_weight) if robust.started else None
             old_gradients = {p: p.grad for p in self._parameters()}
             with self._replay.inspection():
                 losses = self._losses(closure)
             batch = robust.read(losses, sample_weight)
             if old is not None:
-                batch = _matched(batch, old[0])
+                batch = matched(batch, old[0])
         if self._skips(batch.finite):
             restore(None)
             return None
@@ -91,20 +89,13 @@ class ASCDRO(RobustOptimizer):
         robust.commit(estimate, self.param_groups[0]["lr"])
         return estimate.objective
 
-    def _at_previous_point(self, closure: Closure, sample_weight: Tensor | None) -> tuple[Batch, Point]:
+    def _read_previous_point(self, closure: Closure, sample_weight: Tensor | None) -> tuple[Batch, Point]:
         """The batch at w_{t-1}; leaves its gradient, under its own softmax weights, in `p.grad`."""
-        robust = self._robust
-        params = [p for p in self._parameters() if "previous" in self.state[p]]
-        present = [p.clone() for p in params]
-        torch._foreach_copy_(params, [self.state[p]["previous"] for p in params])
-        try:
-            with self._replay.rehearsal(self._first_parameter().device), self._replay.inspection():
-                losses = self._losses(closure)
-                batch = robust.read(losses, sample_weight)
-                point = robust.previous_point(batch)
-                self._backward(losses, point.own_weights)
-        finally:
-            torch._foreach_copy_(params, present)
+        with self._at_previous_point():
+            losses = self._losses(closure)
+            batch = self._robust.read(losses, sample_weight)
+            point = self._robust.previous_point(batch)
+            self._backward(losses, point.own_weights)
         return batch, point
 
     def _move_estimates(
@@ -128,9 +119,7 @@ class ASCDRO(RobustOptimizer):
             torch._foreach_mul_(z, step.keep * ratio)
             torch._foreach_add_(z, g, alpha=beta)
             torch._foreach_add_(z, correction)
-        for p in self._parameters():
-            if "previous" in self.state[p]:
-                self.state[p]["previous"].copy_(p)
+        self._remember_point()
         for p in active:
             state = self.state[p]
             if "z" not in state:
@@ -142,18 +131,6 @@ class ASCDRO(RobustOptimizer):
         params = [p for p in group["params"] if p.grad is not None]
         decay = group["weight_decay"] + self._robust.mu
         descend(params, self._decayed([self.state[p]["z"] for p in params], params, decay), group["lr"])
-
-
-def _matched(batch: Batch, old: Batch) -> Batch:
-    """The present batch, bad where either evaluation was."""
-    if len(old.losses) != len(batch.losses):
-        raise ClosureError(
-            f"expected the same batch from both calls of the closure, got {len(old.losses)} losses and then "
-            f"{len(batch.losses)}; draw the batch outside of the closure"
-        )
-    if batch.finite is None or old.finite is None:
-        return batch
-    return batch._replace(finite=batch.finite & old.finite)
 
 
 def _or_zeros(gradient: Tensor | None, p: Tensor) -> Tensor:

@@ -60,6 +60,10 @@ class ClosureOptimizer(Optimizer):
             self._after_step()
         return value if isinstance(value, Tensor) else torch.tensor(value, dtype=self._tracked.dtype)
 
+    def full_objective(self, losses: Tensor) -> Tensor:
+        """What the method minimises, exactly, given the losses of all training samples."""
+        raise NotImplementedError
+
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         """The algorithm: the objective, or None where a bad batch was left out."""
         raise NotImplementedError

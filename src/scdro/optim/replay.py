@@ -1,8 +1,8 @@
-"""Evaluating a batch a second time as if it were the first: same random numbers, buffers moved once."""
+"""Evaluating a batch at two points as if it were once: same random numbers, buffers moved once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,16 +11,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from scdro.batch import Batch
 from scdro.errors import ClosureError
+from scdro.optim.base import ClosureOptimizer
 
-__all__ = ["Replay"]
+__all__ = ["Replay", "TwoPoints", "matched"]
 
 
 class Replay:
     """Knows the modules whose buffers a closure moves."""
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self.modules = tuple(modules)
+    def __init__(self, module: nn.Module | Iterable[nn.Module] | None) -> None:
+        self.modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
         self.inspected = False
 
     @contextmanager
@@ -72,8 +74,8 @@ class Replay:
                 if part.training:
                     raise ClosureError(
                         f"expected every layer with running statistics to be known, got a {type(part).__name__} "
-                        "outside of `module`; ASCDRO evaluates each batch twice and would move its statistics twice: "
-                        "pass module=model"
+                        "outside of `module`; this method evaluates each batch twice and would move its statistics "
+                        "twice: pass module=model"
                     )
 
         hook = register_module_forward_pre_hook(refuse_hidden_statistics)
@@ -82,3 +84,38 @@ class Replay:
         finally:
             hook.remove()
         self.inspected = not hidden  # A layer in eval mode is harmless now, and may train later.
+
+
+class TwoPoints(ClosureOptimizer):
+    """An optimizer that keeps the `previous` point of each parameter, and evaluates each batch there as well."""
+
+    _replay: Replay
+
+    @contextmanager
+    def _at_previous_point(self) -> Iterator[None]:
+        params = [p for p in self._parameters() if "previous" in self.state[p]]
+        present = [p.clone() for p in params]
+        torch._foreach_copy_(params, [self.state[p]["previous"] for p in params])
+        try:
+            with self._replay.rehearsal(self._first_parameter().device), self._replay.inspection():
+                yield
+        finally:
+            torch._foreach_copy_(params, present)
+
+    def _remember_point(self) -> None:
+        """The present point becomes the previous one, of the parameters that have one."""
+        for p in self._parameters():
+            if "previous" in self.state[p]:
+                self.state[p]["previous"].copy_(p)
+
+
+def matched(batch: Batch, old: Batch) -> Batch:
+    """The present batch, bad where either evaluation was."""
+    if len(old.losses) != len(batch.losses):
+        raise ClosureError(
+            f"expected the same batch from both calls of the closure, got {len(old.losses)} losses and then "
+            f"{len(batch.losses)}; draw the batch outside of the closure"
+        )
+    if batch.finite is None or old.finite is None:
+        return batch
+    return batch._replace(finite=batch.finite & old.finite)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from scdro.errors import HyperparameterError
 from scdro.estimators import Tracker
+from scdro.functional import worst_case
 from scdro.optim.base import ClosureOptimizer
 from scdro.scalar import Scalar
 from scdro.state import RobustState, check_beta
@@ -66,6 +67,11 @@ class RobustOptimizer(ClosureOptimizer):
 
     def _value_if_skipped(self) -> Scalar:
         return self._robust.objective
+
+    def full_objective(self, losses: Tensor) -> Tensor:
+        rho, lam0, *_ = self._robust.limits
+        value: Tensor = worst_case(losses, rho, lam0, trim=self._robust.trim).value
+        return value
 
     @property
     def _beta(self) -> float:

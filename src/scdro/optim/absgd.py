@@ -1,0 +1,77 @@
+"""ABSGD, with TERM as its gamma = 1: KL-regularised DRO at one fixed temperature."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scdro.batch import Batch
+from scdro.errors import HyperparameterError
+from scdro.functional import objective
+from scdro.optim.weighting import Weighed, WeightingOptimizer, point_at
+from scdro.scalar import logaddexp, unpacked
+from scdro.tracked import Tracked
+
+__all__ = ["ABSGD"]
+
+
+class _AbsgdState(Tracked):
+    log_u: Tensor
+
+    def __init__(self, skip_nonfinite: bool) -> None:
+        super().__init__(skip_nonfinite=skip_nonfinite)
+        self.register_buffer("log_u", torch.full((1,), -math.inf, dtype=self.dtype))
+
+
+class ABSGD(WeightingOptimizer):
+    r"""Attentional biased SGD (Qi, Xu, Jin, Yin, Yang, 2020): KL-regularised DRO at one fixed temperature.
+
+    u <- (1-gamma) u + gamma mean exp(l/lam), u_0 = 0; weights exp(l/lam)/(n u). gamma = 1 is TERM (Li et al., 2021).
+
+    Args:
+        lam: the temperature, in units of the loss; yours to tune.
+        gamma: share of the new batch in u, in (0, 1].
+        params, lr, momentum, weight_decay, radius, skip_nonfinite: as for `ERM`.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 2)
+        >>> opt = ABSGD(model.parameters(), lr=0.1, lam=1.0, gamma=0.9)
+    """
+
+    _tracked: _AbsgdState
+    _own_attributes = (*WeightingOptimizer._own_attributes, "_lam", "_gamma")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 0.1,
+        lam: float = 1.0,
+        *,
+        gamma: float = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        radius: float | None = None,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        if not 0.0 < lam < math.inf:
+            raise HyperparameterError(f"expected a temperature lam > 0, got {lam}")
+        if not 0.0 < gamma <= 1.0:
+            raise HyperparameterError(f"expected gamma in (0, 1], the share of the new batch in u, got {gamma}")
+        self._lam, self._gamma = lam, gamma
+        tracked = _AbsgdState(skip_nonfinite)
+        super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
+
+    def _weigh(self, batch: Batch, index: Tensor | None) -> Weighed:
+        point = point_at(batch, self._lam)
+        log_u = point.log_mean
+        if self._gamma < 1.0:
+            (past,) = unpacked(self._tracked.log_u)
+            log_u = logaddexp(past + math.log1p(-self._gamma), log_u + math.log(self._gamma))
+        return Weighed(point.weights(log_u), self._lam * log_u, [(self._tracked.log_u, [log_u])])
+
+    def full_objective(self, losses: Tensor) -> Tensor:
+        value: Tensor = objective(losses, self._lam, rho=0.0)
+        return value

@@ -1,0 +1,173 @@
+"""AccMDA: accelerated momentum descent and ascent, with a distribution over all n samples as its dual variable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scdro.dual import check_index, check_samples
+from scdro.errors import CheckpointError, HyperparameterError
+from scdro.optim.base import Closure
+from scdro.optim.primal_dual import PrimalDual
+from scdro.optim.replay import Replay, TwoPoints, matched
+from scdro.projections import euclidean_kl_ball
+from scdro.scalar import Scalar
+
+__all__ = ["AccMDA"]
+
+
+class AccMDA(TwoPoints, PrimalDual):
+    r"""Accelerated momentum descent ascent (Huang, Gao, Pei, Huang, JMLR 2022), on
+
+        min over w, max over {KL(y, 1/n) <= rho} of f(w, y) = sum_i y_i l_i(w).
+
+    With eta_t = k/(m + t)^(1/3) and alpha_t = min(1, c eta_{t-1}^2), on batches drawn uniformly:
+
+    1. v <- grad_w f(w_t, y_t) + (1-alpha_t)(v - grad_w f(w_{t-1}, y_{t-1})), on the same batch; so the dual's, u.
+    2. w <- w + eta_t (Proj_W(w - lr v) - w)
+    3. y <- y + eta_t (Proj_Y(y + dual_lr u) - y), the projection Euclidean, onto the simplex and the KL ball.
+
+    A step costs O(n). The closure runs twice, as for `ASCDRO`.
+
+    Args:
+        n: how many training samples there are.
+        dual_lr: step size of y.
+        k, m, c: of eta_t and alpha_t; m >= k^3 keeps eta_t <= 1.
+        module: as for `ASCDRO`.
+        params, lr, rho, weight_decay, radius, skip_nonfinite: as for `SCDRO`.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 2)
+        >>> x, y = torch.randn(100, 3), torch.randint(2, (100,))
+        >>> opt = AccMDA(model.parameters(), lr=0.1, rho=0.5, n=100)
+        >>> index = torch.arange(8)
+        >>> losses = lambda: torch.nn.functional.cross_entropy(model(x[index]), y[index], reduction="none")
+        >>> value = opt.step(losses, index)
+    """
+
+    _own_attributes = (
+        *PrimalDual._own_attributes,
+        *("_replay", "_schedule", "_t", "_nu", "_y", "_y_previous", "_u"),
+    )
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 0.1,
+        rho: float = 0.5,
+        *,
+        n: int,
+        dual_lr: float = 1e-4,
+        k: float = 1.0,
+        m: float = 8.0,
+        c: float = 4.0,
+        weight_decay: float = 0.0,
+        radius: float | None = None,
+        skip_nonfinite: bool = False,
+        module: nn.Module | Iterable[nn.Module] | None = None,
+    ) -> None:
+        super().__init__(
+            params, lr, rho, dual_lr, weight_decay=weight_decay, radius=radius, skip_nonfinite=skip_nonfinite
+        )
+        check_samples(n)
+        if not (0.0 < k < math.inf and k**3 <= m < math.inf and 0.0 < c < math.inf):
+            raise HyperparameterError(f"expected k, c > 0 and m >= k^3, got k = {k}, c = {c}, m = {m}")
+        self._replay, self._schedule = Replay(module), (k, m, c)
+        self._t, self._nu = 0, 0.0
+        self._y = torch.full((n,), 1.0 / n, dtype=torch.float64)
+        self._y_previous, self._u = self._y.clone(), torch.zeros(n, dtype=torch.float64)
+
+    def _primal_dual_step(self, closure: Closure, index: Tensor | None) -> Scalar | None:
+        tracked, old = self._tracked, None
+        with self._replay.restored_on_error() as restore:
+            if self._t:
+                with self._at_previous_point():
+                    old_losses = self._losses(closure)
+                    old = tracked.read(old_losses)
+                    positions = check_index(index, len(self._y), old_losses)
+                    self._backward(old_losses, self._weights(self._y_previous, positions, old_losses))
+            old_gradients = {p: p.grad for p in self._parameters()}
+            with self._replay.inspection():
+                losses = self._losses(closure)
+            batch = tracked.read(losses)
+            positions = check_index(index, len(self._y), losses)
+            if old is not None:
+                batch = matched(batch, old)
+        if self._skips(None if batch.finite is None else batch.finite.cpu()):
+            restore(None)
+            return None
+        weights = self._weights(self._y, positions, losses)
+        self._backward(losses, weights)
+        keep = 1.0 - self._share()
+        self._descend(old_gradients, keep)
+        self._ascend(positions, batch.losses.cpu(), None if old is None else old.losses.cpu(), keep)
+        tracked.store([], batch)
+        self._t += 1
+        return torch.dot(weights, batch.losses)
+
+    def _eta(self, t: int) -> float:
+        k, m, _ = self._schedule
+        return float(k / (m + t) ** (1 / 3))
+
+    def _share(self) -> float:
+        """alpha_t: the estimates of the first step are the batch's own."""
+        return 1.0 if self._t == 0 else min(1.0, self._schedule[2] * self._eta(self._t - 1) ** 2)
+
+    def _weights(self, y: Tensor, index: Tensor, losses: Tensor) -> Tensor:
+        """n y_i over the size of the batch."""
+        weights = y[index] * (len(y) / len(index))
+        return weights.to(losses.device, self._tracked.dtype)
+
+    def _descend(self, old_gradients: dict[Tensor, Tensor | None], keep: float) -> None:
+        self._remember_point()
+        active = [p for p in self._parameters() if p.grad is not None]
+        for p in active:
+            state = self.state[p]
+            assert p.grad is not None
+            if "v" not in state:
+                state.update(v=p.grad.clone(), previous=p.detach().clone())
+                continue
+            old = old_gradients.get(p)
+            state["v"].mul_(keep).add_(p.grad)
+            if old is not None:
+                state["v"].sub_(old, alpha=keep)
+        targets = {
+            p: p - group["lr"] * (self.state[p]["v"] + group["weight_decay"] * p)
+            for group in self.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        }
+        if self._ball is not None:
+            self._ball.project_([targets.get(p, p) for p in self._parameters()])
+        for p, target in targets.items():
+            p.add_(target - p, alpha=self._eta(self._t))
+
+    def _ascend(self, index: Tensor, losses: Tensor, old: Tensor | None, keep: float) -> None:
+        change = losses if old is None else losses - keep * old
+        self._u.mul_(keep).index_add_(0, index, change.to(torch.float64), alpha=len(self._y) / len(index))
+        self._y_previous.copy_(self._y)
+        target, self._nu = euclidean_kl_ball(self._y + self._dual_lr * self._u, self._rho, nu=self._nu)
+        self._y.add_(target - self._y, alpha=self._eta(self._t))
+
+    @property
+    def weights(self) -> Tensor:
+        return self._y.clone()
+
+    def _extra_state(self) -> dict[str, Any]:
+        vectors = {"y": self._y.clone(), "y_previous": self._y_previous.clone(), "u": self._u.clone()}
+        return {**vectors, "t": self._t, "nu": self._nu}
+
+    def _check_extra_state(self, own: dict[str, Any]) -> None:
+        if own["y"].shape != self._y.shape:
+            raise CheckpointError(
+                f"expected the weights of n = {len(self._y)} samples, got {len(own['y'])}; is it another data set's?"
+            )
+
+    def _load_extra_state(self, own: dict[str, Any]) -> None:
+        for mine, came in ((self._y, "y"), (self._y_previous, "y_previous"), (self._u, "u")):
+            mine.copy_(own[came])
+        self._t, self._nu = own["t"], own["nu"]

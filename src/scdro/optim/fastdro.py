@@ -1,0 +1,168 @@
+"""FastDRO: the exact worst case of each batch alone, in four geometries, and its multi-level variant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scdro.batch import Batch
+from scdro.errors import HyperparameterError, LossError
+from scdro.functional import BestResponse, WorstCase, chi2_constrained, chi2_penalized, cvar, worst_case
+from scdro.optim.weighting import Weighed, WeightingOptimizer
+from scdro.sampling import DrawnBatches
+from scdro.scalar import scalar
+from scdro.tracked import Tracked
+
+__all__ = ["CVaR", "Chi2", "Chi2Penalty", "FastDRO", "KLBall", "Multilevel"]
+
+
+# A geometry is an exact worst case with its setting: it takes losses and `sample_weight`, and gives value and weights.
+Geometry = Callable[..., WorstCase | BestResponse]
+
+
+def KLBall(rho: float, lam0: float = 1e-3) -> Geometry:
+    """max over KL(p, q) <= rho of sum p l - lam0 KL(p, q)."""
+    return partial(worst_case, rho=rho, lam0=lam0)
+
+
+def CVaR(alpha: float) -> Geometry:
+    """The mean of the hardest fraction alpha."""
+    return partial(cvar, alpha=alpha)
+
+
+def Chi2(rho: float) -> Geometry:
+    """max over D(p) <= rho, D the chi-square divergence (`best_response`)."""
+    return partial(chi2_constrained, rho=rho)
+
+
+def Chi2Penalty(reg: float) -> Geometry:
+    """max of sum p l - reg D(p)."""
+    return partial(chi2_penalized, reg=reg)
+
+
+class Multilevel(NamedTuple):
+    """Sizes of the batches of the multi-level Monte Carlo variant: `smallest`, and its doublings up to `largest`.
+
+    A size 2^j smallest, j = 1, 2, ..., has the chance 2^-j, and the largest the rest. With R the worst case of a batch,
+
+        R(first `smallest`) + (R(all) - (R(first half) + R(second half))/2) / chance
+
+    has the expectation of R on the largest batch, whatever size was drawn.
+    """
+
+    smallest: int
+    largest: int
+
+    @property
+    def sizes(self) -> list[int]:
+        return [self.smallest * 2**j for j in range(1, self.levels + 1)]
+
+    @property
+    def levels(self) -> int:
+        return (self.largest // self.smallest).bit_length() - 1
+
+    def check(self) -> None:
+        whole = all(isinstance(size, int) for size in self)
+        if not whole or self.smallest < 1 or self.largest < 2 * self.smallest or self.sizes[-1] != self.largest:
+            raise HyperparameterError(
+                f"expected batch sizes smallest >= 1 and largest = smallest times 2, 4, 8 ..., got {self}"
+            )
+
+    def chance(self, size: int) -> float:
+        """Of a batch of this size."""
+        if size not in self.sizes:
+            raise LossError(f"expected a batch of {self.sizes} losses, got {size}; draw it by batch_sampler(...)")
+        j = self.sizes.index(size) + 1
+        return 2.0 ** -min(j, self.levels - 1)
+
+    def draw(self, generator: torch.Generator) -> int:
+        j = 1
+        while j < self.levels and bool(torch.rand((), generator=generator) < 0.5):
+            j += 1
+        return self.sizes[j - 1]
+
+
+class FastDRO(WeightingOptimizer):
+    r"""The exact worst case of each batch alone (Levy, Carmon, Duchi, Sidford, NeurIPS 2020).
+
+    No gradient flows through p. The worst case of a batch is smaller than that of the data on average: biased, by an
+    amount that falls with the batch size. With `multilevel` batches differ in size at random, and the bias is that of
+    the largest.
+
+    Args:
+        geometry: `KLBall(rho)` (0.5 by default), `CVaR(alpha)`, `Chi2(rho)` or `Chi2Penalty(reg)`.
+        multilevel: `Multilevel(smallest, largest)`; batches then come from `batch_sampler`.
+        params, lr, momentum, weight_decay, radius, skip_nonfinite: as for `ERM`.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 2)
+        >>> opt = FastDRO(model.parameters(), lr=0.1, geometry=CVaR(0.2))
+    """
+
+    _own_attributes = (*WeightingOptimizer._own_attributes, "geometry", "multilevel")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 0.1,
+        geometry: Geometry | None = None,
+        *,
+        multilevel: Multilevel | None = None,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        radius: float | None = None,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        self.geometry = KLBall(0.5) if geometry is None else geometry
+        self.geometry(torch.zeros(1))  # Complains about bad settings now rather than at the first step.
+        self.multilevel = multilevel
+        if multilevel is not None:
+            multilevel.check()
+        tracked = Tracked(skip_nonfinite=skip_nonfinite)
+        super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
+
+    def batch_sampler(self, n: int, steps: int | None = None, seed: int = 0) -> DrawnBatches:
+        """Batches of random sizes out of n samples, for `DataLoader(batch_sampler=...)`; for `multilevel` only.
+
+        `steps` of them make an epoch: by default as many as cover n samples on average.
+        """
+        multilevel = self.multilevel
+        if multilevel is None:
+            raise HyperparameterError("expected FastDRO(multilevel=...), got one of fixed batches: use any loader")
+        if not isinstance(n, int) or n < 1:
+            raise HyperparameterError(f"expected the number n >= 1 of training samples, got {n!r}")
+        mean_size = sum(size * multilevel.chance(size) for size in multilevel.sizes)
+        steps = math.ceil(n / mean_size) if steps is None else steps
+        # With replacement: the two halves are then independent, as the telescoping sum asks.
+        return DrawnBatches(lambda g: torch.randint(n, (multilevel.draw(g),), generator=g), steps, seed)
+
+    def _weigh(self, batch: Batch, index: Tensor | None) -> Weighed:
+        value, weights = self._response(batch, slice(None))
+        if self.multilevel is None:
+            return Weighed(weights, scalar(value), [])
+        size, small = len(batch.losses), self.multilevel.smallest
+        scale = 1.0 / self.multilevel.chance(size)
+        parts = [(slice(0, small), 1.0), (slice(0, size // 2), -scale / 2), (slice(size // 2, size), -scale / 2)]
+        value, weights = value * scale, weights * scale
+        for part, factor in parts:
+            of_part, weights_of_part = self._response(batch, part)
+            value = value + factor * of_part
+            weights[part] += factor * weights_of_part
+        return Weighed(weights, scalar(value), [])
+
+    def _response(self, batch: Batch, part: slice) -> tuple[Tensor, Tensor]:
+        weight = None
+        if batch.log_weight is not None:
+            of_part = batch.log_weight[part]
+            weight = torch.exp(of_part - of_part.max())
+        found = self.geometry(batch.losses[part], sample_weight=weight)
+        return found.value, found.weights
+
+    def full_objective(self, losses: Tensor) -> Tensor:
+        value: Tensor = self.geometry(losses).value
+        return value

@@ -1,0 +1,133 @@
+"""GroupDRO: the worst of given groups, by multiplicative weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scdro.batch import Batch
+from scdro.errors import ClosureError, HyperparameterError
+from scdro.groups import check_groups
+from scdro.optim.base import Closure
+from scdro.optim.weighting import Weighed, WeightingOptimizer, base_weights
+from scdro.scalar import scalar
+from scdro.tracked import Tracked
+
+__all__ = ["GroupDRO"]
+
+
+class _GroupState(Tracked):
+    log_q: Tensor
+
+    def __init__(self, count: int, skip_nonfinite: bool) -> None:
+        super().__init__(skip_nonfinite=skip_nonfinite)
+        self.register_buffer("log_q", torch.full((count,), -math.log(count), dtype=self.dtype))
+
+    def made_with(self) -> str:
+        return f"{len(self.log_q)} groups"
+
+
+class GroupDRO(WeightingOptimizer):
+    r"""The largest of the groups' mean losses (Sagawa, Koh, Hashimoto, Liang, ICLR 2020).
+
+    1. L_g is the mean loss of the batch's samples of group g.
+    2. q_g <- q_g exp(dual_lr L_g), normalised; in the log domain. Groups that the batch lacks keep theirs.
+    3. The gradient is that of sum_g q_g L_g.
+
+    Args:
+        groups: the group of every training sample, integers from 0 on; `step(closure, index)` then looks them up. Or
+            the number of groups; then it is `step(closure, groups=...)` with those of the batch.
+        dual_lr: step size of q.
+        params, lr, momentum, weight_decay, radius, skip_nonfinite: as for `ERM`.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 2)
+        >>> x, y, group = torch.randn(8, 3), torch.randint(2, (8,)), torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])
+        >>> opt = GroupDRO(model.parameters(), lr=0.1, groups=3)
+        >>> losses = lambda: torch.nn.functional.cross_entropy(model(x), y, reduction="none")
+        >>> value = opt.step(losses, groups=group)
+    """
+
+    _tracked: _GroupState
+    _own_attributes = (*WeightingOptimizer._own_attributes, "_groups", "_dual_lr")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 0.1,
+        *,
+        groups: Tensor | int,
+        dual_lr: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        radius: float | None = None,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        if not 0.0 <= dual_lr < math.inf:
+            raise HyperparameterError(f"expected dual_lr >= 0, got {dual_lr}")
+        self._dual_lr = dual_lr
+        self._groups = groups.cpu() if isinstance(groups, Tensor) else None
+        tracked = _GroupState(_count(groups), skip_nonfinite)
+        super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self,
+        closure: Closure | None = None,
+        index: Tensor | None = None,
+        *,
+        groups: Tensor | None = None,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        """One step on one batch, whose `groups` are given or looked up by `index`; else as for every algorithm."""
+        if groups is None:
+            if index is None or self._groups is None:
+                asked = "index" if self._groups is not None else "groups=groups"
+                raise ClosureError(f"expected step(closure, {asked}), got no way to know the groups of the batch")
+            positions = torch.as_tensor(index).cpu()
+            if positions.numel() and not 0 <= int(positions.min()) <= int(positions.max()) < len(self._groups):
+                raise ClosureError(f"expected positions in [0, n) with n = {len(self._groups)}, got others")
+            groups = self._groups[positions]
+        return super().step(closure, groups, sample_weight=sample_weight)
+
+    def _weigh(self, batch: Batch, index: Tensor | None) -> Weighed:
+        log_q = self._tracked.log_q
+        assert index is not None
+        check_groups(index, batch.losses)
+        member = index.to(log_q.device, torch.int64)
+        if bool((member < 0).any() | (member >= len(log_q)).any()):
+            raise ClosureError(f"expected groups from 0 to {len(log_q) - 1}, got others")
+        shares = base_weights(batch)
+        mass = torch.zeros_like(log_q).index_add(0, member, shares)
+        within = shares / mass.clamp_min(torch.finfo(shares.dtype).tiny)[member]
+        means = torch.zeros_like(log_q).index_add(0, member, within * batch.losses)
+        moved = torch.log_softmax(log_q + self._dual_lr * means, 0)
+        weights = torch.exp(moved)[member] * within
+        return Weighed(weights, scalar(torch.dot(weights, batch.losses)), [(log_q, list(moved.unbind()))])
+
+    def full_objective(self, losses: Tensor) -> Tensor:
+        if self._groups is None:
+            raise HyperparameterError("expected GroupDRO made with the groups of all samples, got their number only")
+        names = torch.unique(self._groups)
+        return torch.stack([losses[(self._groups == g).to(losses.device)].mean() for g in names]).amax()
+
+    @property
+    def group_weights(self) -> Tensor:
+        """q."""
+        return torch.exp(self._tracked.log_q)
+
+
+def _count(groups: Tensor | int) -> int:
+    if isinstance(groups, Tensor):
+        if groups.is_floating_point() or groups.ndim != 1 or groups.numel() == 0 or bool((groups < 0).any()):
+            raise HyperparameterError(
+                f"expected the group of each sample, integers from 0 on, got {groups.dtype} of shape "
+                f"{tuple(groups.shape)}"
+            )
+        return int(groups.max()) + 1
+    if not isinstance(groups, int) or groups < 1:
+        raise HyperparameterError(f"expected the number of groups, at least 1, or all samples' groups, got {groups!r}")
+    return groups

@@ -1,0 +1,173 @@
+"""Every method by name: how to make it, what it needs to know, and the values that the paper tries."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from scdro.errors import HyperparameterError
+from scdro.functional import class_balanced_weights, focal_loss
+from scdro.optim.absgd import ABSGD
+from scdro.optim.accmda import AccMDA
+from scdro.optim.ascdro import ASCDRO
+from scdro.optim.base import ClosureOptimizer
+from scdro.optim.dual_sgm import DualSGM
+from scdro.optim.fastdro import Chi2, Chi2Penalty, CVaR, FastDRO, KLBall, Multilevel
+from scdro.optim.group_dro import GroupDRO
+from scdro.optim.pgsmd2 import PGSMD2
+from scdro.optim.recover import RECOVER
+from scdro.optim.restart import RASCDRO, RSCDRO, decay_stages
+from scdro.optim.scdro import SCDRO
+from scdro.optim.spd import SPD
+from scdro.optim.weighting import ERM
+from scdro.temperature import PrintedTemperature
+
+__all__ = ["REGISTRY", "Method"]
+
+# Logits and labels to per-sample losses.
+PerSample = Callable[[Tensor, Tensor], Tensor]
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(logits, labels, reduction="none")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to train.
+
+    Attributes:
+        make: makes the optimizer, from parameters and keywords.
+        needs: facts of the task that `make` takes: "rho", "n" (training samples), "all_losses" (a function that
+            gives the losses of all of them), "module" (the model), "groups" (of all of them), "milestones" (numbers of
+            steps after which the step size falls).
+        grid: settings and the values to try, the paper's where it names them.
+        loss: for the methods that change the loss: makes it from `class_counts` and the settings in `loss_settings`.
+    """
+
+    name: str
+    make: Callable[..., ClosureOptimizer]
+    needs: tuple[str, ...]
+    grid: Mapping[str, Sequence[Any]]
+    loss: Callable[..., PerSample] | None = None
+    loss_settings: tuple[str, ...] = field(default=())
+
+    def build(self, params: Any, task: Mapping[str, Any], **settings: Any) -> ClosureOptimizer:
+        """The optimizer for a task: a mapping with at least what `needs` names.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.Linear(3, 2)
+            >>> type(REGISTRY["SPD"].build(model.parameters(), {"rho": 0.5, "n": 100}, lr=0.1)).__name__
+            'SPD'
+        """
+        missing = [need for need in self.needs if need not in task]
+        if missing:
+            raise HyperparameterError(f"expected a task with {', '.join(missing)} for {self.name}, got {sorted(task)}")
+        own = {k: v for k, v in settings.items() if k not in self.loss_settings}
+        return self.make(params, **{need: task[need] for need in self.needs}, **own)
+
+    def per_sample(self, class_counts: Tensor, **settings: Any) -> PerSample:
+        """The per-sample loss to train on: cross-entropy for most."""
+        if self.loss is None:
+            return _cross_entropy
+        return self.loss(class_counts, **{k: v for k, v in settings.items() if k in self.loss_settings})
+
+    def trials(self, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+        """All combinations of the grid, or `count` of them drawn at random.
+
+        Example:
+            >>> len(REGISTRY["SCDRO"].trials()), REGISTRY["ERM"].trials()[0]
+            (45, {'lr': 0.01})
+        """
+        every = [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+        return every if count is None or count >= len(every) else random.Random(seed).sample(every, count)
+
+
+def _printed(params: Any, lr: float, rho: float, *, lam: float, **settings: Any) -> SCDRO:
+    return SCDRO(params, lr, rho, temperature=PrintedTemperature(lam), **settings)
+
+
+def _printed_ascdro(params: Any, lr: float, rho: float, *, lam: float, **settings: Any) -> ASCDRO:
+    return ASCDRO(params, lr, rho, temperature=PrintedTemperature(lam), **settings)
+
+
+def _rscdro(params: Any, lr: float, rho: float, *, beta: float, milestones: Iterable[int], **settings: Any) -> RSCDRO:
+    return RSCDRO(params, decay_stages(lr, beta, milestones), rho, **settings)
+
+
+def _rascdro(params: Any, lr: float, rho: float, *, beta: float, milestones: Iterable[int], **settings: Any) -> RASCDRO:
+    return RASCDRO(params, decay_stages(lr, beta, milestones), rho, **settings)
+
+
+def _kl(params: Any, lr: float, rho: float, **settings: Any) -> FastDRO:
+    return FastDRO(params, lr, KLBall(rho), **settings)
+
+
+def _multilevel(params: Any, lr: float, rho: float, *, smallest: int, largest: int, **settings: Any) -> FastDRO:
+    return FastDRO(params, lr, KLBall(rho), multilevel=Multilevel(smallest, largest), **settings)
+
+
+def _cvar(params: Any, lr: float, *, alpha: float, **settings: Any) -> FastDRO:
+    return FastDRO(params, lr, CVaR(alpha), **settings)
+
+
+def _chi2(params: Any, lr: float, rho: float, **settings: Any) -> FastDRO:
+    return FastDRO(params, lr, Chi2(rho), **settings)
+
+
+def _chi2_penalty(params: Any, lr: float, *, reg: float, **settings: Any) -> FastDRO:
+    return FastDRO(params, lr, Chi2Penalty(reg), **settings)
+
+
+def _focal(class_counts: Tensor, *, gamma: float) -> PerSample:
+    return lambda logits, labels: focal_loss(logits, labels, gamma)
+
+
+def _class_balanced(class_counts: Tensor, *, balance: float) -> PerSample:
+    weights = class_balanced_weights(class_counts, balance)
+
+    def weighed(logits: Tensor, labels: Tensor) -> Tensor:
+        return weights.to(logits)[labels] * _cross_entropy(logits, labels)
+
+    return weighed
+
+
+_LR = (0.01, 0.05, 0.1, 0.5, 1.0)
+_BETA = tuple(k / 10 for k in range(1, 10))
+_LAM = (0.1, 1.0, 10.0)
+_DUAL_LR = (1e-5, 5e-5, 1e-4, 5e-4)
+
+REGISTRY: Mapping[str, Method] = {
+    method.name: method
+    for method in (
+        Method("SCDRO", SCDRO, ("rho",), {"lr": _LR, "beta": _BETA}),
+        Method("ASCDRO", ASCDRO, ("rho", "module"), {"lr": _LR, "beta": _BETA}),
+        Method("RSCDRO", _rscdro, ("rho", "milestones"), {"lr": _LR, "beta": _BETA}),
+        Method("RASCDRO", _rascdro, ("rho", "milestones", "module"), {"lr": _LR, "beta": _BETA}),
+        Method("SCDRO-printed", _printed, ("rho",), {"lr": _LR, "beta": _BETA, "lam": _LAM}),
+        Method("ASCDRO-printed", _printed_ascdro, ("rho", "module"), {"lr": _LR, "beta": _BETA, "lam": _LAM}),
+        Method("ERM", ERM, (), {"lr": _LR}),
+        Method("FastDRO", _kl, ("rho",), {"lr": _LR}),
+        Method("FastDRO-MLMC", _multilevel, ("rho",), {"lr": _LR, "smallest": (16, 32), "largest": (1024,)}),
+        Method("FastDRO-CVaR", _cvar, (), {"lr": _LR, "alpha": (0.1, 0.2, 0.5)}),
+        Method("FastDRO-chi2", _chi2, ("rho",), {"lr": _LR}),
+        Method("FastDRO-chi2-penalty", _chi2_penalty, (), {"lr": _LR, "reg": (0.1, 1.0, 10.0)}),
+        Method("DualSGM", DualSGM, ("rho",), {"lr": _LR, "lam": _LAM}),
+        Method("SPD", SPD, ("rho", "n"), {"lr": _LR, "dual_lr": _DUAL_LR}),
+        Method("PGSMD2", PGSMD2, ("rho", "n", "all_losses"), {"lr": _LR, "dual_lr": _DUAL_LR}),
+        Method("AccMDA", AccMDA, ("rho", "n", "module"), {"lr": _LR, "dual_lr": _DUAL_LR}),
+        Method("RECOVER", RECOVER, ("module",), {"lr": _LR, "beta": _BETA, "lam": (1.0, 50.0, 100.0)}),
+        Method("ABSGD", ABSGD, (), {"lr": _LR, "lam": _LAM, "gamma": (0.1, 0.5, 0.9)}),
+        Method("TERM", ABSGD, (), {"lr": _LR, "lam": _LAM, "gamma": (1.0,)}),
+        Method("GroupDRO", GroupDRO, ("groups",), {"lr": _LR, "dual_lr": (0.001, 0.01, 0.1)}),
+        Method("Focal", ERM, (), {"lr": _LR, "gamma": (0.5, 1.0, 2.0, 5.0)}, _focal, ("gamma",)),
+        Method("ClassBalanced", ERM, (), {"lr": _LR, "balance": (0.99, 0.999, 0.9999)}, _class_balanced, ("balance",)),
+    )
+}

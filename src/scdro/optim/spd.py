@@ -1,0 +1,143 @@
+"""SPD: stochastic mirror steps on the model and on a distribution over all n samples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scdro.batch import Batch
+from scdro.dual import Dual, check_index
+from scdro.errors import ClosureError, HyperparameterError
+from scdro.optim.base import Closure, descend
+from scdro.optim.primal_dual import PrimalDual
+from scdro.sampling import DrawnBatches
+from scdro.scalar import Scalar
+
+__all__ = ["SPD"]
+
+
+class SPD(PrimalDual):
+    r"""Stochastic primal-dual descent and ascent (Namkoong & Duchi, NeurIPS 2016), for convex losses:
+
+        min over w, max over {KL(p, 1/n) <= rho} of sum_i p_i l_i(w).
+
+    1. Draw I from p (a batch of them).
+    2. w <- Proj_W(w - lr grad l_I).
+    3. q ~ p exp(dual_lr l_I e_I / p_I), then p is the point of the ball nearest to q in KL: q tempered.
+
+    A step costs O(log n), and O(n) when p has left the ball. Batches come from `batch_sampler`; with `uniform=True`
+    from any loader that draws uniformly, and then weights n p_i stand in for drawing from p.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: step size of the model.
+        rho: radius of the KL ball.
+        n: how many training samples there are.
+        dual_lr: step size of p, times one over the loss's scale.
+        uniform: whether batches are drawn uniformly instead of from p.
+        weight_decay, radius, skip_nonfinite: as for `SCDRO`.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 2)
+        >>> x, y = torch.randn(100, 3), torch.randint(2, (100,))
+        >>> opt = SPD(model.parameters(), lr=0.1, rho=0.5, n=100)
+        >>> for index in opt.batch_sampler(8, steps=5):
+        ...     value = opt.step(
+        ...         lambda: torch.nn.functional.cross_entropy(model(x[index]), y[index], reduction="none"),
+        ...         torch.tensor(index),
+        ...     )
+    """
+
+    _own_attributes = (*PrimalDual._own_attributes, "_dual", "_uniform", "_drawing")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 0.1,
+        rho: float = 0.5,
+        *,
+        n: int,
+        dual_lr: float = 1e-4,
+        uniform: bool = False,
+        weight_decay: float = 0.0,
+        radius: float | None = None,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        super().__init__(
+            params, lr, rho, dual_lr, weight_decay=weight_decay, radius=radius, skip_nonfinite=skip_nonfinite
+        )
+        self._dual, self._uniform, self._drawing = Dual(n, rho), uniform, False
+
+    def draw(self, size: int, generator: torch.Generator) -> Tensor:
+        """Positions of `size` samples, drawn from p."""
+        self._drawing = True
+        return self._dual.draw(size, generator)
+
+    def batch_sampler(self, batch_size: int, steps: int | None = None, seed: int = 0) -> DrawnBatches:
+        """Batches drawn from p as it is when each is asked for, for `DataLoader(batch_sampler=...)`.
+
+        `steps` of them make an epoch: by default as many as cover n samples.
+        """
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise HyperparameterError(f"expected a batch of at least one sample, got {batch_size!r}")
+        if self._uniform:
+            raise HyperparameterError("expected an optimizer that draws from p, got one made with uniform=True")
+        steps = math.ceil(self._dual.n / batch_size) if steps is None else steps
+        return DrawnBatches(lambda generator: self.draw(batch_size, generator), steps, seed)
+
+    def _primal_dual_step(self, closure: Closure, index: Tensor | None) -> Scalar | None:
+        if not self._uniform and not self._drawing:
+            raise ClosureError(
+                "expected batches drawn from p, got one although no sampler was made; use batch_sampler(...), or "
+                "uniform=True with a loader that shuffles"
+            )
+        losses = self._losses(closure)
+        batch = self._tracked.read(losses)
+        positions = check_index(index, self._dual.n, losses)
+        if self._skips(None if batch.finite is None else batch.finite.cpu()):
+            return None
+        self._begin()
+        weights = torch.full_like(batch.losses, 1.0 / len(positions))
+        if self._uniform:
+            weights *= self._dual.n * self._dual.at(positions).to(weights)
+        self._backward(losses, weights)
+        self._move()
+        self._project()
+        self._dual.ascend(positions, self._rate() * self._dual_gradient(batch, positions))
+        self._tracked.store([], batch)
+        return torch.dot(weights, batch.losses)
+
+    def _begin(self) -> None:
+        """For the methods in stages."""
+
+    def _rate(self) -> float:
+        return self._dual_lr
+
+    def _move(self) -> None:
+        """w <- w - lr (gradient + wd w)."""
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            gradients = self._decayed([p.grad for p in params if p.grad is not None], params, group["weight_decay"])
+            descend(params, gradients, group["lr"])
+
+    def _dual_gradient(self, batch: Batch, index: Tensor) -> Tensor:
+        """Entries at `index` of an unbiased estimate of the n losses: l_I/p_I, over the size of the batch."""
+        losses = batch.losses.cpu().to(torch.float64)
+        chance = torch.full_like(losses, 1.0 / self._dual.n) if self._uniform else self._dual.at(index)
+        return losses / (chance.clamp_min(1e-300) * len(index))
+
+    @property
+    def weights(self) -> Tensor:
+        return torch.exp(self._dual.log_p)
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {"log_p": self._dual.state_dict()}
+
+    def _check_extra_state(self, own: dict[str, Any]) -> None:
+        Dual(self._dual.n, self._dual.rho).set(own["log_p"])
+
+    def _load_extra_state(self, own: dict[str, Any]) -> None:
+        self._dual.set(own["log_p"])

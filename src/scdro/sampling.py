@@ -1,0 +1,58 @@
+"""Batch samplers for the methods that choose their own samples, for `DataLoader(batch_sampler=...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from scdro.errors import CheckpointError, HyperparameterError
+
+__all__ = ["DrawnBatches"]
+
+# What draws a batch: positions in the data set.
+Draw = Callable[[torch.Generator], Tensor]
+
+
+class DrawnBatches(Sampler[list[int]]):
+    """Batches that a method draws, one when each is asked for.
+
+    A DataLoader with workers asks ahead: its batches are then drawn from a distribution that is a few steps old. Its
+    state, to be kept beside the optimizer's, is the random numbers' and how far the epoch has got; a resumed epoch
+    goes on where it stopped.
+
+    Args:
+        draw: gives the positions of one batch.
+        steps: batches in an epoch.
+        seed: of the random numbers.
+    """
+
+    def __init__(self, draw: Draw, steps: int, seed: int = 0) -> None:
+        if not isinstance(steps, int) or steps < 1:
+            raise HyperparameterError(f"expected at least one step in an epoch, got {steps!r}")
+        self._draw, self._steps, self._done = draw, steps, 0
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while self._done < self._steps:
+            self._done += 1
+            yield self._draw(self._generator).tolist()
+        self._done = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self._generator.get_state(), "done": self._done, "steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("steps") != self._steps:
+            raise CheckpointError(
+                f"expected the state of a sampler of {self._steps} steps an epoch, got {state.get('steps')}; "
+                "make it with the same settings"
+            )
+        self._generator.set_state(state["generator"])
+        self._done = state["done"]
