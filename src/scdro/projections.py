@@ -16,7 +16,7 @@ from scdro.errors import HyperparameterError
 from scdro.scalar import scalar_dtype
 from scdro.tilt import solve_lam
 
-__all__ = ["Ball", "euclidean_kl_ball", "global_norm", "tempered"]
+__all__ = ["Ball", "Multipliers", "euclidean_kl_ball", "global_norm", "tempered"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -64,22 +64,15 @@ def tempered(log_weights: Tensor, rho: float) -> Tensor:
     return torch.log_softmax(log_weights / nu_plus_one, 0)
 
 
-class _Spread(NamedTuple):
-    """p at (m, nu), and sums over it with weights p/(nu + p): of 1, log p and (log p)^2."""
+class Multipliers(NamedTuple):
+    """Of sum p = 1, and of KL(p) <= rho."""
 
-    p: Floats
-    log_p: Floats
-    a: float
-    b: float
-    c: float
-
-    @property
-    def kl(self) -> float:
-        return float(self.p @ self.log_p) + math.log(len(self.p))
+    m: float
+    nu: float
 
 
-def euclidean_kl_ball(z: Tensor, rho: float, *, nu: float | None = None) -> tuple[Tensor, float]:
-    r"""The point of the simplex with KL(p, 1/n) <= rho that is nearest to z, and the multiplier nu of that bound.
+def euclidean_kl_ball(z: Tensor, rho: float, guess: Multipliers | None = None) -> tuple[Tensor, Multipliers]:
+    r"""The point of the simplex with KL(p, 1/n) <= rho that is nearest to z, and its multipliers.
 
     p_i + nu log p_i = z_i - m, so p_i = nu W(exp((z_i - m)/nu)/nu) with Lambert's W; m makes p sum to one, and nu >= 0
     makes KL(p) = rho unless the plain projection onto the simplex is inside.
@@ -87,59 +80,104 @@ def euclidean_kl_ball(z: Tensor, rho: float, *, nu: float | None = None) -> tupl
     Args:
         z: any vector.
         rho: radius of the KL ball around 1/n.
-        nu: a guess of the multiplier, such as the last answer.
+        guess: of the multipliers, such as the last answer's: a few Newton steps then do.
 
     Example:
-        >>> p, nu = euclidean_kl_ball(torch.tensor([0.0, 0.0, 0.9], dtype=torch.float64), rho=0.1)
+        >>> p, _ = euclidean_kl_ball(torch.tensor([0.0, 0.0, 0.9], dtype=torch.float64), rho=0.1)
         >>> p
         tensor([0.2242, 0.2242, 0.5516], dtype=torch.float64)
     """
-    values: Floats = z.numpy()
-    n = len(values)
+    n, top = len(z), float(z.max())
+    values: Floats = z.numpy() - top
     if rho == 0.0:
-        return torch.full_like(z, 1.0 / n), math.inf
+        return torch.full_like(z, 1.0 / n), Multipliers(0.0, math.inf)
+    if guess is not None and 0.0 < guess.nu < math.inf:
+        at = _polished(values, rho, Multipliers(guess.m - top, guess.nu))
+        if at is not None:
+            return torch.from_numpy(at.p / at.total), Multipliers(at.m + top, at.nu)
     p = _onto_simplex(values)
     if float(np.where(p > 0, p * np.log(np.maximum(p, 1e-300)), 0.0).sum()) + math.log(n) <= rho:
-        return torch.from_numpy(p), 0.0
-    values = values - values.max()
-    low, high = -math.inf, math.inf  # of log nu
-    theta = math.log(nu) if nu is not None and 0.0 < nu < math.inf else math.log(max(float(p.std()), 1.0 / n))
-    m = -1.0
+        return torch.from_numpy(p), Multipliers(0.0, 0.0)
+    at = _bracketed(values, rho, max(float(p.std()), 1.0 / n))
+    return torch.from_numpy(at.p / at.total), Multipliers(at.m + top, at.nu)
+
+
+class _Point:
+    """p_i = nu omega((z_i - m)/nu - log nu), where omega + log omega = x (Wright); max z is 0.
+
+    With s_i = p_i/(nu + p_i): dp/dm = -s and dp/dnu = -s log p. a, b, c are the sums of s, s log p and s (log p)^2.
+    """
+
+    def __init__(self, z: Floats, m: float, nu: float) -> None:
+        self.m, self.nu = m, nu
+        x = (z - m) / nu - math.log(nu)
+        omega = wrightomega(x)
+        self._share = omega / (1.0 + omega)
+        self.p, self.log_p = nu * omega, x - omega + math.log(nu)
+        self.total, self.a = float(self.p.sum()), float(self._share.sum())
+
+    @property
+    def kl(self) -> float:
+        return float(self.p @ self.log_p) + self.total * math.log(len(self.p))
+
+    def second_sums(self) -> tuple[float, float]:
+        weighted = self._share * self.log_p
+        return float(weighted.sum()), float(weighted @ self.log_p)
+
+
+def _polished(z: Floats, rho: float, guess: Multipliers) -> _Point | None:
+    """Newton on both equations at once; None unless it converges."""
+    at, log_n = _Point(z, *guess), math.log(len(z))
+    for _ in range(12):
+        excess, too_far = at.total - 1.0, at.kl - rho
+        if abs(excess) <= 1e-13 and abs(too_far) <= 1e-13 * (1.0 + rho):
+            return at
+        b, c = at.second_sums()
+        # (excess, too_far) falls by [[a, b], [a (1 + log n) + b, b (1 + log n) + c]] (dm, dnu).
+        determinant = at.a * c - b * b
+        if not determinant > 0.0:
+            return None
+        rest = too_far - (1.0 + log_n) * excess
+        dm, dnu = (c * excess - b * rest) / determinant, (at.a * rest - b * excess) / determinant
+        m, nu = at.m + dm, at.nu + dnu
+        if not (0.2 * at.nu < nu < 5.0 * at.nu and -1.0 <= m <= nu * log_n):
+            return None
+        at = _Point(z, m, nu)
+    return None
+
+
+def _bracketed(z: Floats, rho: float, nu: float) -> _Point:
+    """Newton in log nu, kept inside a bisection bracket, with m solved for each nu."""
+    low, high, theta, m = -math.inf, math.inf, math.log(nu), -1.0
     for _ in range(200):
-        at, m = _summing_to_one(values, math.exp(theta), m)
-        kl = max(at.kl, 1e-300)
+        at = _summing_to_one(z, m, math.exp(theta))
+        kl, (b, c) = max(at.kl, 1e-300), at.second_sums()
         low, high = (theta, high) if kl > rho else (low, theta)
         # Newton on log KL, nearly a straight line in log nu; m follows nu.
-        slope = math.exp(theta) * (at.c - at.b * at.b / at.a) / kl
+        slope = at.nu * (c - b * b / at.a) / kl
         step = min(max(math.log(kl / rho) / max(slope, 1e-300), -3.0), 3.0)
         small = abs(step) <= 1e-14 * (1.0 + abs(theta))
-        inside = low < theta + step < high
-        previous, theta = theta, theta + step if inside or small else 0.5 * (low + high)
+        theta = theta + step if small or low < theta + step < high else 0.5 * (low + high)
         if small or high - low <= 1e-14 * (1.0 + abs(theta)):
             break
-        m -= at.b / at.a * (math.exp(theta) - math.exp(previous))  # Stay at sum p = 1, to first order.
-    return torch.from_numpy(at.p / at.p.sum()), math.exp(theta)
+        m = at.m - b / at.a * (math.exp(theta) - at.nu)  # sum p stays one, to first order.
+    return at
 
 
-def _summing_to_one(z: Floats, nu: float, m: float) -> tuple[_Spread, float]:
-    """p_i = nu omega((z_i - m)/nu - log nu), where omega + log omega = x (Wright), with the m that makes it sum to one.
+def _summing_to_one(z: Floats, m: float, nu: float) -> _Point:
+    """The point of this nu with sum p = 1.
 
-    max z is 0, and the largest p in [1/n, 1], so m = -p - nu log p there is bounded. sum p is convex in m: Newton from
-    the left never passes the root. log sum p is steeper the larger m: nor does Newton on it from the right.
+    The largest p is in [1/n, 1], so m = -p - nu log p there is bounded. sum p is convex in m: Newton from the left
+    never passes the root. log sum p is steeper the larger m: nor does Newton on it from the right.
     """
-    log_n, log_nu = math.log(len(z)), math.log(nu)
-    m = min(max(m, -1.0), nu * log_n - 1.0 / len(z))
+    m = min(max(m, -1.0), nu * math.log(len(z)) - 1.0 / len(z))
     for _ in range(200):
-        x = (z - m) / nu - log_nu
-        omega = wrightomega(x)
-        share = omega / (1.0 + omega)
-        total, a = nu * float(omega.sum()), float(share.sum())
-        step = (total - 1.0) / a if total > 1.0 else math.log(total) * total / a
-        if abs(total - 1.0) <= 1e-14 or abs(step) <= 1e-16 * abs(m):
+        at = _Point(z, m, nu)
+        step = (at.total - 1.0) / at.a if at.total > 1.0 else math.log(at.total) * at.total / at.a
+        if abs(at.total - 1.0) <= 1e-14 or abs(step) <= 1e-16 * abs(m):
             break
         m += step
-    p, log_p = nu * omega, x - omega + log_nu
-    return _Spread(p, log_p, a, float(share @ log_p), float(share @ (log_p * log_p))), m
+    return at
 
 
 def _onto_simplex(z: Floats) -> Floats:

@@ -14,7 +14,7 @@ from scdro.errors import CheckpointError, HyperparameterError
 from scdro.optim.base import Closure
 from scdro.optim.primal_dual import PrimalDual
 from scdro.optim.replay import Replay, TwoPoints, matched
-from scdro.projections import euclidean_kl_ball
+from scdro.projections import Multipliers, euclidean_kl_ball
 from scdro.scalar import Scalar
 
 __all__ = ["AccMDA"]
@@ -51,7 +51,7 @@ class AccMDA(TwoPoints, PrimalDual):
 
     _own_attributes = (
         *PrimalDual._own_attributes,
-        *("_replay", "_schedule", "_t", "_nu", "_y", "_y_previous", "_u"),
+        *("_replay", "_schedule", "_t", "_multipliers", "_y", "_y_previous", "_u"),
     )
 
     def __init__(
@@ -77,7 +77,7 @@ class AccMDA(TwoPoints, PrimalDual):
         if not (0.0 < k < math.inf and k**3 <= m < math.inf and 0.0 < c < math.inf):
             raise HyperparameterError(f"expected k, c > 0 and m >= k^3, got k = {k}, c = {c}, m = {m}")
         self._replay, self._schedule = Replay(module), (k, m, c)
-        self._t, self._nu = 0, 0.0
+        self._t, self._multipliers = 0, Multipliers(0.0, 0.0)
         self._y = torch.full((n,), 1.0 / n, dtype=torch.float64)
         self._y_previous, self._u = self._y.clone(), torch.zeros(n, dtype=torch.float64)
 
@@ -150,7 +150,7 @@ class AccMDA(TwoPoints, PrimalDual):
         change = losses if old is None else losses - keep * old
         self._u.mul_(keep).index_add_(0, index, change.to(torch.float64), alpha=len(self._y) / len(index))
         self._y_previous.copy_(self._y)
-        target, self._nu = euclidean_kl_ball(self._y + self._dual_lr * self._u, self._rho, nu=self._nu)
+        target, self._multipliers = euclidean_kl_ball(self._y + self._dual_lr * self._u, self._rho, self._multipliers)
         self._y.add_(target - self._y, alpha=self._eta(self._t))
 
     @property
@@ -159,7 +159,7 @@ class AccMDA(TwoPoints, PrimalDual):
 
     def _extra_state(self) -> dict[str, Any]:
         vectors = {"y": self._y.clone(), "y_previous": self._y_previous.clone(), "u": self._u.clone()}
-        return {**vectors, "t": self._t, "nu": self._nu}
+        return {**vectors, "t": self._t, "multipliers": list(self._multipliers)}
 
     def _check_extra_state(self, own: dict[str, Any]) -> None:
         if own["y"].shape != self._y.shape:
@@ -170,4 +170,4 @@ class AccMDA(TwoPoints, PrimalDual):
     def _load_extra_state(self, own: dict[str, Any]) -> None:
         for mine, came in ((self._y, "y"), (self._y_previous, "y_previous"), (self._u, "u")):
             mine.copy_(own[came])
-        self._t, self._nu = own["t"], own["nu"]
+        self._t, self._multipliers = own["t"], Multipliers(*own["multipliers"])
