@@ -34,7 +34,7 @@ import scdro
 from scdro.optim import REGISTRY
 
 ROOT = Path(__file__).parents[1]
-RHO, BATCH, EPOCHS, TRIALS, SEEDS, POINTS = 0.5, 128, 6, 45, (1, 2, 3), 24
+RHO, BATCH, EPOCHS, TRIALS, SEEDS, POINTS = 0.5, 128, 3, 45, (1, 2, 3), 24
 DECAY_AFTER = 2 / 3  # of the samples: the paper's convex setting falls by ten after two of three epochs
 
 _LR = (0.01, 0.05, 0.1, 0.5, 1.0)

@@ -1,6 +1,5 @@
 """The weighting baselines against literal twins in the linear domain, and what the common interface asks of them."""
 
-import copy
 import math
 
 import numpy as np
@@ -12,7 +11,21 @@ from torch.nn.functional import cross_entropy
 
 import scdro
 from logistic import N, flat, losses_of, problem
-from scdro.optim import ABSGD, ERM, Chi2, Chi2Penalty, CVaR, DualSGM, FastDRO, KLBall
+from scdro.functional import class_balanced_weights, focal_loss, group_means, worst_case
+from scdro.optim import (
+    ABSGD,
+    ASCDRO,
+    ERM,
+    RECOVER,
+    Chi2,
+    Chi2Penalty,
+    CVaR,
+    DualSGM,
+    FastDRO,
+    GroupDRO,
+    KLBall,
+    Multilevel,
+)
 
 STEPS = 100
 
@@ -98,7 +111,25 @@ def penalty_response(l, q, reg=0.7):
     return q * np.maximum(l - eta, 0) / reg
 
 
+def multilevel_response(l, q, small=3, largest=12):
+    """The sum as printed: base level, and the difference between a batch and its halves over the size's chance."""
+    size = len(l)
+    chance = {6: 1 / 2, 12: 1 / 2}[size]
+    half = size // 2
+
+    def padded(a, b):
+        p = np.zeros(size)
+        p[a:b] = cvar_response(l[a:b], q[a:b] / q[a:b].sum())
+        return p
+
+    return padded(0, small) + (padded(0, size) - (padded(0, half) + padded(half, size)) / 2) / chance
+
+
 METHODS = {
+    "FastDRO, multi-level": (
+        lambda p: FastDRO(p, 0.01, CVaR(0.3), multilevel=Multilevel(3, 12)),
+        lambda w: FastTwin(w, 0.01, response=multilevel_response),
+    ),
     "ERM": (lambda p: ERM(p, 0.1), lambda w: ErmTwin(w, 0.1)),
     "ERM, decay": (
         lambda p: ERM(p, 0.1, momentum=0.5, weight_decay=0.05),
@@ -163,42 +194,6 @@ def test_erm_is_torch_sgd():
     np.testing.assert_allclose(*runs, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_resumed_run_equals_the_uninterrupted_one(name):
-    runs = []
-    for stop in (None, 7):
-        model, x, y, _ = problem()
-        opt = METHODS[name][0](model.parameters())
-        for k in range(15):
-            if k == stop:
-                saved = copy.deepcopy((model.state_dict(), opt.state_dict()))
-                model = problem(seed=5)[0]
-                opt = METHODS[name][0](model.parameters())
-                model.load_state_dict(saved[0])
-                opt.load_state_dict(saved[1])
-            rows = torch.arange(k, k + 12)
-            opt.step(losses_of(model, x, y, rows))
-        runs.append(flat(model))
-    assert (runs[0] == runs[1]).all()
-
-
-@pytest.mark.parametrize("level", [0.0, 20.0, 1e6])
-@pytest.mark.parametrize("name", [*METHODS, "small lam", "small dual"])
-def test_huge_and_equal_losses(name, level):
-    extra = {
-        "small lam": lambda p: ABSGD(p, 1e-4, 1e-3),
-        "small dual": lambda p: DualSGM(p, 1e-12, 0.5, lam=1e-3, dual_lr=1e-3),
-    }
-    w = nn.Parameter(torch.ones(3))
-    opt = extra[name]([w]) if name in extra else METHODS[name][0]([w])
-    g = torch.Generator().manual_seed(0)
-    for spread in (0.0, 1.0, 20.0):
-        for _ in range(5):
-            x = torch.rand(8, 3, generator=g)
-            opt.step(lambda x=x, s=spread: level + s * torch.sigmoid(x @ w))
-    assert w.isfinite().all()
-
-
 def test_dual_sgm_counts_what_it_caps():
     w = nn.Parameter(torch.zeros(1))
     opt = DualSGM([w], 0.0, 0.5, lam=1e-3, dual_lr=0.0)
@@ -206,32 +201,6 @@ def test_dual_sgm_counts_what_it_caps():
     opt.step(lambda: w + torch.tensor([1.0, 0.0]))
     assert opt.capped == 1
     assert w.isfinite().all()
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_bad_batches(name):
-    model, x, y, _ = problem()
-    opt = METHODS[name][0](model.parameters())
-    before = flat(model), copy.deepcopy(opt.state_dict())
-    with pytest.raises(scdro.NonFiniteLossError):
-        opt.step(lambda: cross_entropy(model(x * math.nan), y, reduction="none"))
-    with pytest.raises(scdro.LossError):
-        opt.step(lambda: cross_entropy(model(x), y))
-    with pytest.raises(scdro.ClosureError):
-        opt.step()
-    assert (flat(model) == before[0]).all()
-    assert str(opt.state_dict()) == str(before[1])
-    with pytest.raises(scdro.CheckpointError):
-        opt.load_state_dict(scdro.SCDRO(model.parameters()).state_dict())
-
-
-def test_skipped_batches_are_counted():
-    model, x, y, _ = problem()
-    opt = ABSGD(model.parameters(), 0.1, skip_nonfinite=True)
-    before = flat(model)
-    assert opt.step(lambda: cross_entropy(model(x * math.inf), y, reduction="none")).isnan()
-    assert (flat(model) == before).all()
-    assert opt.skipped == 1
 
 
 @pytest.mark.parametrize(
@@ -253,3 +222,273 @@ def test_skipped_batches_are_counted():
 def test_bad_settings(build):
     with pytest.raises(scdro.HyperparameterError):
         build([nn.Parameter(torch.ones(1))])
+
+
+# -- multi-level Monte Carlo ------------------------------------------------------------------------------------------
+
+
+def test_multilevel_telescopes_to_the_largest_batch():
+    """Over all sizes, with their chances, and all places where the smaller batches can lie: exact, no sampling."""
+    rng = np.random.default_rng(0)
+    levels, losses = Multilevel(2, 16), rng.exponential(size=16)
+    assert levels.sizes == [4, 8, 16]
+    assert [levels.chance(size) for size in levels.sizes] == [0.5, 0.25, 0.25]
+    w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    opt = FastDRO([w], 0.0, KLBall(0.3), multilevel=levels)
+    expected = 0.0
+    for size in levels.sizes:
+        blocks = losses.reshape(-1, size)
+        values = [opt.step(lambda b=b: w + torch.tensor(b)).item() for b in blocks]
+        expected += levels.chance(size) * np.mean(values)
+    # Averaged over blocks, the differences cancel level by level; what is left of the base level is their mean.
+    firsts = [worst_case(b[:2], 0.3).value for size in levels.sizes for b in losses.reshape(-1, size)]
+    weights = [levels.chance(size) * size / 16 for size in levels.sizes for _ in range(16 // size)]
+    base = np.dot(firsts, weights)
+    pairs = np.mean([worst_case(b, 0.3).value for b in losses.reshape(-1, 2)])
+    assert expected - base + pairs == pytest.approx(worst_case(losses, 0.3).value, abs=1e-10)
+
+
+def test_multilevel_draws_sizes_by_their_chance():
+    opt = FastDRO([nn.Parameter(torch.zeros(1))], multilevel=Multilevel(2, 16))
+    sizes = np.array([len(batch) for batch in opt.batch_sampler(50, steps=4000, seed=1)])
+    for size in (4, 8, 16):
+        assert np.mean(sizes == size) == pytest.approx(opt.multilevel.chance(size), abs=0.03)
+    assert len(opt.batch_sampler(80)) == 10  # 8 samples a batch on average
+    flatly = np.concatenate([np.array(batch) for batch in opt.batch_sampler(50, steps=2000)])
+    assert np.bincount(flatly, minlength=50).min() > 200
+
+
+def test_the_bias_of_fastdro_is_measured():
+    """Its objective is the expected worst case of a batch: below that of the data, less so for larger batches."""
+    rng = np.random.default_rng(0)
+    losses = rng.exponential(size=4000)
+    exact = worst_case(losses, 0.5).value
+    bias = {}
+    for size in (8, 32, 128, 512):
+        draws = [worst_case(rng.choice(losses, size), 0.5).value for _ in range(1200)]
+        bias[size] = exact - np.mean(draws)
+    assert bias[8] > bias[32] > bias[128] > bias[512] > -0.02
+    assert bias[8] > 4 * bias[128]
+
+
+@pytest.mark.parametrize("levels", [(0, 8), (4, 4), (4, 12), (4.0, 8), (8, 4)])
+def test_bad_levels(levels):
+    with pytest.raises(scdro.HyperparameterError, match="largest"):
+        FastDRO([nn.Parameter(torch.ones(1))], multilevel=Multilevel(*levels))
+
+
+def test_multilevel_refuses_other_batches():
+    w = nn.Parameter(torch.zeros(5))
+    opt = FastDRO([w], multilevel=Multilevel(2, 8))
+    with pytest.raises(scdro.LossError, match=r"\[4, 8\]"):
+        opt.step(lambda: w * 1.0)
+    with pytest.raises(scdro.HyperparameterError, match="multilevel"):
+        FastDRO([w]).batch_sampler(100)
+
+
+# -- RECOVER ----------------------------------------------------------------------------------------------------------
+
+
+class RecoverTwin:
+    """s and v = its gradient by STORM, in the linear domain; the step is lam v / s."""
+
+    def __init__(self, w, lr, lam, beta):
+        self.w, self.lr, self.lam, self.beta, self.old = w, lr, lam, beta, None
+
+    def at(self, w, evaluate):
+        losses, gradients = evaluate(w)
+        g = np.exp(losses / self.lam)
+        return g.mean(), (g[:, None] * gradients / self.lam).mean(0)
+
+    def step(self, evaluate):
+        s, v = self.at(self.w, evaluate)
+        if self.old is not None:
+            s_old, v_old = self.at(self.old, evaluate)
+            s, v = s + (1 - self.beta) * (self.s - s_old), v + (1 - self.beta) * (self.v - v_old)
+        self.s, self.v, self.old = s, v, self.w
+        self.w = self.w - self.lr * self.lam * v / s
+
+
+def test_recover_in_lockstep_and_as_ascdro_with_lam_frozen():
+    model, x, y, by_hand = problem()
+    opt, twin = RECOVER(model.parameters(), 0.05, 0.8, beta=0.4), RecoverTwin(flat(model), 0.05, 0.8, 0.4)
+    other = problem()[0]
+    frozen = scdro.PrintedTemperature(0.8, lr=0.0)
+    ascdro = ASCDRO(other.parameters(), 0.05, 0.7, beta=0.4, temperature=frozen)  # rho only moves lam
+    rng = np.random.default_rng(2)
+    for _ in range(STEPS):
+        index = rng.choice(N, 12, replace=False)
+        value = opt.step(losses_of(model, x, y, index))
+        ascdro.step(losses_of(other, x, y, index))
+        twin.step(by_hand.batch(index))
+        np.testing.assert_allclose(flat(model), twin.w, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(flat(model), flat(other), rtol=0, atol=1e-12)
+        assert value.item() == pytest.approx(0.8 * math.log(twin.s), abs=1e-10)
+    assert opt.lam.item() == 0.8
+    assert opt.resets == 0
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+def test_group_dro_in_lockstep():
+    """q itself, and the loop over groups that everybody writes; a group that is missing keeps its q."""
+    model, x, y, by_hand = problem()
+    groups = torch.arange(N) % 4
+    opt = GroupDRO(model.parameters(), 0.05, groups=groups, dual_lr=0.2, momentum=0.5)
+    w, q, v = flat(model), np.full(4, 0.25), 0.0
+    rng = np.random.default_rng(2)
+    for k in range(STEPS):
+        index = rng.choice(N, 12, replace=False)
+        if k % 3 == 0:
+            index = index[groups.numpy()[index] != 2]
+        weight = rng.uniform(0.5, 2.0, len(index)) if k % 2 else None
+        losses, gradients = by_hand.batch(index)(w)
+        share = np.ones(len(index)) if weight is None else weight
+        member, direction, means = groups.numpy()[index], 0.0, {}
+        for g in set(member):
+            at = member == g
+            means[g] = (share[at] @ losses[at]) / share[at].sum()
+            q[g] *= math.exp(0.2 * means[g])
+        q /= q.sum()
+        for g in means:
+            at = member == g
+            direction = direction + q[g] * (share[at] @ gradients[at]) / share[at].sum()
+        v = 0.5 * v + direction if k else direction
+        w = w - 0.05 * v
+        value = opt.step(
+            losses_of(model, x, y, index),
+            torch.tensor(index),
+            sample_weight=None if weight is None else torch.tensor(weight),
+        )
+        np.testing.assert_allclose(flat(model), w, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(opt.group_weights, q, rtol=0, atol=1e-12)
+        assert value.item() == pytest.approx(sum(q[g] * means[g] for g in means), abs=1e-10)
+
+
+def test_group_dro_takes_the_groups_of_the_batch():
+    runs = []
+    for kind in (3, torch.arange(N) % 3):
+        model, x, y, _ = problem()
+        opt = GroupDRO(model.parameters(), groups=kind)
+        index = torch.arange(5, 20)
+        if isinstance(kind, int):
+            opt.step(losses_of(model, x, y, index), groups=index % 3)
+        else:
+            opt.step(losses_of(model, x, y, index), index)
+        runs.append(flat(model))
+    np.testing.assert_array_equal(*runs)
+
+
+def test_group_dro_says_what_is_wrong():
+    model, x, y, _ = problem()
+    index = torch.arange(6)
+    closure = losses_of(model, x, y, index)
+    with pytest.raises(scdro.ClosureError, match="groups=groups"):
+        GroupDRO(model.parameters(), groups=3).step(closure, index)
+    with pytest.raises(scdro.ClosureError, match="index"):
+        GroupDRO(model.parameters(), groups=index).step(closure)
+    with pytest.raises(scdro.ClosureError, match="n = 6"):
+        GroupDRO(model.parameters(), groups=index).step(closure, index + 1)
+    with pytest.raises(scdro.ClosureError, match="0 to 2"):
+        GroupDRO(model.parameters(), groups=3).step(closure, groups=index)
+    with pytest.raises(scdro.LossError, match="one group per loss"):
+        GroupDRO(model.parameters(), groups=3).step(closure, groups=index[:3])
+    for groups in (0, 2.5, torch.ones(3), torch.tensor([-1, 0])):
+        with pytest.raises(scdro.HyperparameterError):
+            GroupDRO(model.parameters(), groups=groups)
+
+
+def test_group_means():
+    losses = torch.tensor([1.0, 2.0, 6.0, math.nan, 5.0], dtype=torch.float64, requires_grad=True)
+    groups, weight = torch.tensor([7, 7, -3, 7, -3]), torch.tensor([1.0, 3.0, 1.0, 0.0, 1.0])
+    means = group_means(losses, groups, weight)
+    torch.testing.assert_close(means, torch.tensor([1.75, 1.75, 5.5, 1.75, 5.5], dtype=torch.float64))
+    means[0].backward()
+    torch.testing.assert_close(losses.grad, torch.tensor([0.25, 0.75, 0.0, 0.0, 0.0], dtype=torch.float64))
+    with pytest.raises(scdro.LossError, match="integers"):
+        group_means(losses, groups.float())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_robust_loss_over_groups_is_the_worst_case_of_group_means(masked):
+    """In eval mode exactly, value and gradient: cvxpy over three group probabilities."""
+    import cvxpy as cp
+
+    rng = np.random.default_rng(0)
+    losses = torch.tensor(rng.exponential(size=14), requires_grad=True)
+    groups = torch.tensor([0] * 8 + [1] * 4 + [2] * 2)
+    mask = torch.ones(14, dtype=torch.bool)
+    if masked:
+        mask[[0, 9]] = False
+    loss = scdro.KLRobustLoss(rho=0.2, lam0=1e-6).eval()
+    value = loss(losses, mask=mask if masked else None, groups=groups)
+    value.backward()
+    kept = mask.numpy()
+    means = np.array([losses.detach().numpy()[kept & (groups.numpy() == g)].mean() for g in range(3)])
+    share = np.array([(kept & (groups.numpy() == g)).sum() for g in range(3)]) / kept.sum()
+    p = cp.Variable(3)
+    cp.Problem(cp.Maximize(p @ means), [cp.sum(p) == 1, cp.sum(cp.rel_entr(p, share)) <= 0.2]).solve(cp.CLARABEL)
+    assert value.item() == pytest.approx(p.value @ means, abs=1e-4)
+    by_group = [losses.grad[groups == g].sum().item() for g in range(3)]
+    np.testing.assert_allclose(by_group, p.value, atol=1e-3)
+    assert (losses.grad.numpy()[~kept] == 0).all()
+
+
+def test_the_robust_loss_over_groups_trains():
+    model, x, y, _ = problem()
+    loss, opt = scdro.KLRobustLoss(rho=0.3), torch.optim.SGD(model.parameters(), 0.5)
+    groups = y.clone()
+
+    def worst():
+        with torch.no_grad():
+            return max(cross_entropy(model(x[y == g]), y[y == g]).item() for g in range(3))
+
+    before = worst()
+    for _ in range(100):
+        opt.zero_grad()
+        loss(cross_entropy(model(x), y, reduction="none"), groups=groups).backward()
+        opt.step()
+    assert worst() < 0.6 * before
+
+
+# -- focal loss and class weights -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
+def test_focal_loss_is_its_formula(gamma):
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(20, 4, generator=g, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(4, (20,), generator=g)
+    p = torch.softmax(logits, 1)[torch.arange(20), labels]
+    torch.testing.assert_close(focal_loss(logits, labels, gamma), -((1 - p) ** gamma) * torch.log(p))
+    assert torch.autograd.gradcheck(lambda z: focal_loss(z, labels, gamma), logits)
+    weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    torch.testing.assert_close(
+        focal_loss(logits, labels, gamma, weight=weight), weight[labels] * focal_loss(logits, labels, gamma)
+    )
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0])
+def test_focal_loss_of_certain_predictions(gamma):
+    logits = torch.tensor([[1000.0, 0.0], [0.0, 1000.0], [40.0, 0.0]], requires_grad=True)
+    losses = focal_loss(logits, torch.tensor([0, 0, 0]), gamma)
+    losses.sum().backward()
+    assert losses.isfinite().all()
+    assert logits.grad.isfinite().all()
+    with pytest.raises(scdro.HyperparameterError):
+        focal_loss(logits, torch.tensor([0, 0, 0]), -1.0)
+
+
+def test_class_balanced_weights():
+    counts = [5000, 100, 7]
+    for beta in (0.9, 0.999, 0.9999):
+        expected = np.array([(1 - beta) / (1 - beta**n) for n in counts])
+        np.testing.assert_allclose(class_balanced_weights(counts, beta), expected / expected.mean(), rtol=1e-6)
+    torch.testing.assert_close(class_balanced_weights(counts, 0.0), torch.ones(3))
+    inverse = 1 / np.array(counts)
+    np.testing.assert_allclose(class_balanced_weights(counts, 1.0), inverse / inverse.mean(), rtol=1e-6)
+    with pytest.raises(scdro.LossError, match="above zero"):
+        class_balanced_weights([5, 0])
+    with pytest.raises(scdro.HyperparameterError):
+        class_balanced_weights(counts, 1.5)

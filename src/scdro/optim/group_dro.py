@@ -37,6 +37,9 @@ class GroupDRO(WeightingOptimizer):
     2. q_g <- q_g exp(dual_lr L_g), normalised; in the log domain. Groups that the batch lacks keep theirs.
     3. The gradient is that of sum_g q_g L_g.
 
+    Let batches hold every group, as a sampler balanced over groups does: one that is often missing is raised too
+    rarely, and ends with less than its due.
+
     Args:
         groups: the group of every training sample, integers from 0 on; `step(closure, index)` then looks them up. Or
             the number of groups; then it is `step(closure, groups=...)` with those of the batch.
