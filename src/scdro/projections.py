@@ -98,7 +98,8 @@ def euclidean_kl_ball(z: Tensor, rho: float, guess: Multipliers | None = None) -
     p = _onto_simplex(values)
     if float(np.where(p > 0, p * np.log(np.maximum(p, 1e-300)), 0.0).sum()) + math.log(n) <= rho:
         return torch.from_numpy(p), Multipliers(0.0, 0.0)
-    at = _bracketed(values, rho, max(float(p.std()), 1.0 / n))
+    start = max(float(p.std()), 1.0 / n) if guess is None or not 0.0 < guess.nu < math.inf else guess.nu
+    at = _bracketed(values, rho, start)
     return torch.from_numpy(at.p / at.total), Multipliers(at.m + top, at.nu)
 
 
@@ -126,9 +127,9 @@ class _Point:
 
 
 def _polished(z: Floats, rho: float, guess: Multipliers) -> _Point | None:
-    """Newton on both equations at once; None unless it converges."""
+    """Newton on both equations at once, nu changing at most fivefold; None unless it converges."""
     at, log_n = _Point(z, *guess), math.log(len(z))
-    for _ in range(12):
+    for _ in range(15):
         excess, too_far = at.total - 1.0, at.kl - rho
         if abs(excess) <= 1e-13 and abs(too_far) <= 1e-13 * (1.0 + rho):
             return at
@@ -138,11 +139,9 @@ def _polished(z: Floats, rho: float, guess: Multipliers) -> _Point | None:
         if not determinant > 0.0:
             return None
         rest = too_far - (1.0 + log_n) * excess
-        dm, dnu = (c * excess - b * rest) / determinant, (at.a * rest - b * excess) / determinant
-        m, nu = at.m + dm, at.nu + dnu
-        if not (0.2 * at.nu < nu < 5.0 * at.nu and -1.0 <= m <= nu * log_n):
-            return None
-        at = _Point(z, m, nu)
+        nu = min(max(at.nu + (at.a * rest - b * excess) / determinant, 0.2 * at.nu), 5.0 * at.nu)
+        m = at.m + (excess - b * (nu - at.nu)) / at.a
+        at = _Point(z, min(max(m, -1.0), nu * log_n), nu)
     return None
 
 
