@@ -183,12 +183,12 @@ def test_parameter_groups_and_schedulers(name):
 
 @every_method
 def test_stays_in_the_ball(name):
-    t = Training(name, radius=0.3)
-    for _ in range(40):
+    t = Training(name, radius=0.1)
+    for _ in range(60):
         t.step()
-    assert np.linalg.norm(flat(t.model)) <= 0.3 + 1e-12
+        assert np.linalg.norm(flat(t.model)) <= 0.1 + 1e-12
     if name not in ("PGSMD2", "AccMDA"):  # these average points of the ball
-        assert np.linalg.norm(flat(t.model)) == pytest.approx(0.3)
+        assert np.linalg.norm(flat(t.model)) == pytest.approx(0.1)
 
 
 @every_method

@@ -51,15 +51,10 @@ class PGSMD2(SPD):
         lr: float | Tensor = 0.1,
         rho: float = 0.5,
         *,
-        n: int,
         all_losses: Callable[[], Tensor],
-        dual_lr: float = 1e-4,
         gamma: float = 0.1,
         stage_steps: int = 100,
-        uniform: bool = False,
-        weight_decay: float = 0.0,
-        radius: float | None = None,
-        skip_nonfinite: bool = False,
+        **settings: Any,
     ) -> None:
         if not 0.0 <= gamma < math.inf:
             raise HyperparameterError(f"expected a proximal strength gamma >= 0, got {gamma}")
@@ -69,17 +64,7 @@ class PGSMD2(SPD):
             raise HyperparameterError(f"expected all_losses to be a function that gives n losses, got {all_losses!r}")
         self._all_losses, self._gamma, self._stage_steps = all_losses, gamma, stage_steps
         self._stage, self._done = 0, 0
-        super().__init__(
-            params,
-            lr,
-            rho,
-            n=n,
-            dual_lr=dual_lr,
-            uniform=uniform,
-            weight_decay=weight_decay,
-            radius=radius,
-            skip_nonfinite=skip_nonfinite,
-        )
+        super().__init__(params, lr, rho, **settings)
 
     @property
     def stage(self) -> int:
@@ -111,17 +96,19 @@ class PGSMD2(SPD):
     def _rate(self) -> float:
         return self._dual_lr / self._stage
 
-    def _move(self) -> None:
-        """w <- argmin <gradient, w> + gamma |w - wbar|^2/2 + |w - w_t|^2/(2 lr/k); and the mean of the stage's w."""
-        self._done += 1
+    def _descend(self) -> None:
+        """w <- argmin over W of <gradient, w> + gamma |w - wbar|^2/2 + |w - w_t|^2/(2 lr/k); and the mean so far."""
         for group in self.param_groups:
             rate = group["lr"] / self._stage
             for p in group["params"]:
-                state = self.state[p]
                 if p.grad is not None:
-                    pull = state["anchor"] * self._gamma - p.grad - group["weight_decay"] * p
+                    pull = self._gamma * self.state[p]["anchor"] - p.grad - group["weight_decay"] * p
                     p.add_(pull * rate).div_(1.0 + rate * self._gamma)
-                state["mean"].add_(p - state["mean"], alpha=1.0 / self._done)
+        self._project()
+        self._done += 1
+        for p in self._parameters():
+            mean = self.state[p]["mean"]
+            mean.add_(p - mean, alpha=1.0 / self._done)
 
     def _extra_state(self) -> dict[str, Any]:
         return {**super()._extra_state(), "stage": self._stage, "done": self._done}

@@ -104,8 +104,7 @@ class SPD(PrimalDual):
         if self._uniform:
             weights *= self._dual.n * self._dual.at(positions).to(weights)
         self._backward(losses, weights)
-        self._move()
-        self._project()
+        self._descend()
         self._dual.ascend(positions, self._rate() * self._dual_gradient(batch, positions))
         self._tracked.store([], batch)
         return torch.dot(weights, batch.losses)
@@ -116,12 +115,13 @@ class SPD(PrimalDual):
     def _rate(self) -> float:
         return self._dual_lr
 
-    def _move(self) -> None:
-        """w <- w - lr (gradient + wd w)."""
+    def _descend(self) -> None:
+        """w <- Proj_W(w - lr (gradient + wd w))."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             gradients = self._decayed([p.grad for p in params if p.grad is not None], params, group["weight_decay"])
             descend(params, gradients, group["lr"])
+        self._project()
 
     def _dual_gradient(self, batch: Batch, index: Tensor) -> Tensor:
         """Entries at `index` of an unbiased estimate of the n losses: l_I/p_I, over the size of the batch."""
