@@ -110,8 +110,9 @@ def _fill(
     done = 0
     for images, _, _ in in_order(data, batch_size, workers):
         found = model.features(images.to(device)).float().cpu().numpy()
-        if not np.isfinite(found.astype(x.dtype)).all():
-            raise DataError(f"expected features that {x.dtype} can hold, got up to {np.abs(found).max():.3g}")
+        largest = np.abs(found).max()
+        if not largest <= np.finfo(x.dtype).max:
+            raise DataError(f"expected features that {x.dtype} can hold, got up to {largest:.3g}")
         x[done : done + len(found)] = found
         done += len(found)
         progress(done)
