@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
 
 from scdro.data.files import PathLike, data_folder, find, open_text
 from scdro.errors import DataError
@@ -107,8 +106,10 @@ def _census(source: Census, root: PathLike | None) -> tuple[Table, Table]:
 
 
 def _table(source: Census, cells: Array, X: Any) -> Table:
+    from scipy.sparse import csr_matrix
+
     y = np.char.startswith(np.char.strip(cells[:, -1], " -"), source.positive).astype(np.int64)
-    return Table(scipy.sparse.csr_matrix(X), y, np.stack([cells[:, source.sex], cells[:, source.race]], 1))
+    return Table(csr_matrix(X), y, np.stack([cells[:, source.sex], cells[:, source.race]], 1))
 
 
 def _cells(source: Census, part: str, root: PathLike | None) -> Array:
