@@ -107,6 +107,17 @@ def test_seed_and_epoch_decide_all():
     assert not torch.equal(shuffled(50, 0, 1), shuffled(50, 1, 0))
 
 
+def test_augmentation_differs_between_batches_and_epochs():
+    """Of one image, many times over, so that the order cannot be what differs."""
+    one = images(1).subset(torch.zeros(64, dtype=torch.int64))
+    batches = MemoryBatches(one, 32, augment=CropFlip(2), shuffle=False)
+    (a, _, _), (b, _, _) = batches.epoch(0)
+    c, _, _ = next(batches.epoch(1))
+    assert len(a.unique(dim=0)) > 10
+    assert not torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
 def test_epochs_count_up_and_can_be_set():
     for batches, again in zip(kinds(), kinds(), strict=True):
         first, second = list(batches), list(batches)

@@ -38,9 +38,9 @@ def test_per_class_is_recall():
 
 
 def test_halves_and_shots():
-    accuracy = torch.arange(7.0, dtype=torch.float64)
-    assert halves(accuracy, COUNTS) == ((4 + 3 + 2) / 3, (1 + 0 + 6 + 5) / 4)
-    assert shots(accuracy, COUNTS) == ((0 + 5 + 6) / 3, (1 + 2) / 2, (3 + 4) / 2)
+    accuracy = torch.tensor([0, 1, 2, 3, 4, 5, 60], dtype=torch.float64)
+    assert halves(accuracy, COUNTS) == ((4 + 3 + 2) / 3, (1 + 0 + 60 + 5) / 4)
+    assert shots(accuracy, COUNTS) == ((0 + 5 + 60) / 3, (1 + 2) / 2, (3 + 4) / 2)
     accuracy[3] = math.nan  # no test sample of class 3
     assert shots(accuracy, COUNTS)[2] == 4
     assert math.isnan(shots(accuracy, torch.full((7,), 200))[1])

@@ -149,9 +149,6 @@ class _Tickets:
         for number, index in self.order.epoch(epoch, self.start):
             yield [(epoch, number, place, i) for place, i in enumerate(index.tolist())]
 
-    def __len__(self) -> int:
-        return len(self.order) - self.start
-
 
 class _Decoded(Dataset[Any]):
     def __init__(self, data: Loads, seed: int) -> None:

@@ -108,7 +108,7 @@ def _census(source: Census, root: PathLike | None) -> tuple[Table, Table]:
 def _table(source: Census, cells: Array, X: Any) -> Table:
     from scipy.sparse import csr_matrix
 
-    y = np.char.startswith(np.char.strip(cells[:, -1], " -"), source.positive).astype(np.int64)
+    y = np.char.startswith(cells[:, -1], source.positive).astype(np.int64)
     return Table(csr_matrix(X), y, np.stack([cells[:, source.sex], cells[:, source.race]], 1))
 
 
