@@ -105,6 +105,19 @@ def test_half_written_or_damaged_features_do_not_count(tmp_path, data, model):
     assert extract(model, data, tmp_path, "train")
 
 
+def test_killed_between_its_files(tmp_path, data, model, monkeypatch):
+    """New features beside old labels do not count."""
+    extract(model, data, tmp_path, "train")
+    change_pixel(model, data)
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            extract(model, data, tmp_path, "train")
+    with pytest.raises(MissingDataError):
+        load_features(tmp_path, "train")
+    assert extract(model, data, tmp_path, "train")
+
+
 def test_features_too_large_for_float16(tmp_path, data, model):
     with torch.no_grad():
         model.norm.weight.mul_(1e8)

@@ -69,6 +69,7 @@ def test_it_learns_and_its_weights_load(tmp_path):
     assert saved["top1"] == scores.top1 == lines[-1]["test_accuracy"]
     assert [line["epoch"] for line in lines] == list(range(1, 9))
     assert [line["samples"] for line in lines] == list(range(72, 577, 72))
+    assert [line["lr"] for line in lines] == [longer.schedule_of(40)(t) for t in range(4, 40, 5)]
     model, about = load_pretrained(tmp_path)
     x = torch.stack([toy(seed=1)[i][0] for i in range(72)])
     assert (model(x).argmax(1) == toy().labels).double().mean().item() == pytest.approx(scores.top1)
