@@ -66,7 +66,7 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         return len(self.images)
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        return self.normalised(self.images[i : i + 1] if i >= 0 else self.images[i:][:1])[0], int(self.labels[i])
+        return self.normalised(self.images[i]), int(self.labels[i])
 
     @property
     def classes(self) -> int:

@@ -77,7 +77,7 @@ class LongTailList(Dataset[tuple[Tensor, int]]):
     @property
     def counts(self) -> Tensor:
         """Images of each class."""
-        return torch.bincount(self.labels, minlength=getattr(self, "classes", 0))
+        return torch.bincount(self.labels, minlength=self.classes)
 
     def load(self, index: int, rng: np.random.Generator) -> Tensor:
         """The image at a position, transformed with the given randomness."""
