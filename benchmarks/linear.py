@@ -1,7 +1,7 @@
 """The linear models against their peers, each on the same data, and where it can be on the same objective.
 
     python benchmarks/linear.py                                  # without Covertype
-    python benchmarks/linear.py --covtype PATH/covtype.csv.gz    # or SCDRO_COVTYPE=PATH/...
+    python benchmarks/linear.py --covtype DIR                    # the folder with covtype.csv.gz, or SCDRO_COVTYPE=DIR
 
 Sections: binary (100,000 x 50, against LogisticRegression at the same gradient tolerance), covtype (the same, 7
 classes), lbfgs (Newton against L-BFGS on the same objective), dro (the PyPI package, if it is installed), stream (10
@@ -31,6 +31,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 import scdro
+from scdro.data import covertype
 from scdro.linear_model import KLDROClassifier
 from scdro.linear_model._losses import Logistic, Multinomial
 from scdro.linear_model._problem import Problem
@@ -97,16 +98,15 @@ def binary(_: argparse.Namespace) -> list[str]:
     return lines
 
 
-def read_covtype(path: str, rows: int | None = None) -> tuple[Array, Array]:
-    table = np.loadtxt(path, delimiter=",", skiprows=1)
-    if rows is not None:
-        table = table[np.random.default_rng(0).permutation(len(table))[:rows]]
-    return StandardScaler().fit_transform(table[:, :-1]), table[:, -1].astype(int) - 1
+def read_covtype(folder: str, rows: int | None = None) -> tuple[Array, Array]:
+    table = covertype(folder)
+    chosen = slice(None) if rows is None else np.random.default_rng(0).permutation(len(table.y))[:rows]
+    return StandardScaler().fit_transform(table.X[chosen]), table.y[chosen]
 
 
 def covtype(args: argparse.Namespace) -> list[str]:
     if args.covtype is None:
-        return ["Covertype: skipped, no file given (--covtype or SCDRO_COVTYPE)."]
+        return ["Covertype: skipped, no folder given (--covtype or SCDRO_COVTYPE)."]
     lines = ["| data | size | method | seconds | ratio | largest gradient entry | duality gap |", "|---" * 7 + "|"]
     return [*lines, *against_logistic("Covertype, 7 classes", *read_covtype(args.covtype, args.rows), 1)]
 
@@ -257,7 +257,7 @@ SECTIONS = {"binary": binary, "dro": dro, "stream": stream, "covtype": covtype, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--covtype", default=os.environ.get("SCDRO_COVTYPE"), help="path of covtype.csv.gz")
+    parser.add_argument("--covtype", default=os.environ.get("SCDRO_COVTYPE"), help="folder with covtype.csv.gz")
     parser.add_argument("--rows", type=int, help="only so many rows of it")
     parser.add_argument("--stream", type=int, default=10_000_000, help="rows of the stream")
     parser.add_argument("--only", choices=SECTIONS, nargs="*", default=list(SECTIONS))

@@ -20,32 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import scdro
+from scdro.models import resnet20
 
 Step = Callable[[], object]
-
-
-class Block(nn.Module):
-    """A basic residual block with the parameter-free (option A) shortcut."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norm1, self.norm2 = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
-        self.pad, self.stride = (outputs - inputs) // 2, stride
-
-    def forward(self, x: Tensor) -> Tensor:
-        shortcut = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.pad, self.pad))
-        y: Tensor = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        return F.relu(y + shortcut)
-
-
-def resnet20() -> nn.Module:
-    widths = [(16, 16, 1)] * 3 + [(16, 32, 2), (32, 32, 1), (32, 32, 1)] + [(32, 64, 2), (64, 64, 1), (64, 64, 1)]
-    stem = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
-    model = nn.Sequential(*stem, *(Block(*w) for w in widths), *head)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def cross_entropy(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:

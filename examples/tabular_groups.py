@@ -10,18 +10,16 @@ and the worst case (KL-DRO) over rho. Groups serve the evaluation alone, and in 
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.compose import make_column_transformer
 from sklearn.model_selection import train_test_split
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from scdro.data import Table, adult, census_income
 from scdro.linear_model import KLDROClassifier
 from scdro.metrics import group_table, worst_group_accuracy
 
@@ -31,53 +29,7 @@ SMALLEST = 100  # test samples of a group, or of a class in it, for its accuracy
 COLOURS = {"KL-DRO": "#0072B2", "ERM": "#D55E00", "class weights": "#777777"}  # Okabe-Ito
 
 
-class Source(NamedTuple):
-    """Where the columns are. Sampling weights and the groups are left out of the features."""
-
-    name: str
-    file: str
-    numeric: tuple[int, ...]
-    sex: int
-    race: int
-    weight: int
-    positive: str
-
-
-SOURCES = (
-    Source("Adult", "adult", (0, 4, 10, 11, 12), 9, 8, 2, ">50K"),
-    Source("Census-Income", "census-income-kdd", (0, 5, 16, 17, 18, 30, 39), 12, 10, 24, "50000+."),
-)
-
-
-class Data(NamedTuple):
-    X: Any
-    y: Array
-    groups: Array
-
-
-def read(path: Path, width: int | None = None) -> Array:
-    """All cells as strings; adult.test opens with one line that is not data."""
-    with gzip.open(path, "rt") as file:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
-    width = max(len(row) for row in rows) if width is None else width
-    return np.array([row for row in rows if len(row) == width])
-
-
-def load(folder: Path, source: Source) -> tuple[Data, Data]:
-    train, test = (read(folder / f"{source.file}.{part}.gz") for part in ("data", "test"))
-    others = {*source.numeric, source.sex, source.race, source.weight, train.shape[1] - 1}
-    categorical = [j for j in range(train.shape[1]) if j not in others]
-    encode = make_column_transformer(
-        (StandardScaler(), list(source.numeric)),
-        (OneHotEncoder(min_frequency=20, handle_unknown="infrequent_if_exist"), categorical),
-        sparse_threshold=1.0,
-    )
-
-    def data(table: Array, X: Any) -> Data:
-        y = np.char.startswith(np.char.strip(table[:, -1], " -"), source.positive).astype(int)
-        return Data(X.tocsr(), y, np.stack([table[:, source.sex], table[:, source.race]], 1))
-
-    return data(train, encode.fit_transform(train)), data(test, encode.transform(test))
+SOURCES: dict[str, Callable[[Path], tuple[Table, Table]]] = {"Adult": adult, "Census-Income": census_income}
 
 
 class Result(NamedTuple):
@@ -90,7 +42,7 @@ class Result(NamedTuple):
     worst_log_loss: float
 
 
-def evaluate(model: KLDROClassifier, test: Data) -> Result:
+def evaluate(model: KLDROClassifier, test: Table) -> Result:
     predicted = model.predict(test.X)
     losses = -model.predict_log_proba(test.X)[np.arange(len(test.y)), test.y]
     groups = [row for row in group_table(test.y, predicted, test.groups) if row.size >= SMALLEST]
@@ -106,7 +58,7 @@ def evaluate(model: KLDROClassifier, test: Data) -> Result:
     )
 
 
-def chosen_rho(train: Data, C: float) -> float:
+def chosen_rho(train: Table, C: float) -> float:
     """By worst-group accuracy on a held-out quarter: groups of validation data, none of training data."""
     inner, held = train_test_split(np.arange(len(train.y)), test_size=0.25, stratify=train.y, random_state=0)
 
@@ -120,18 +72,18 @@ def chosen_rho(train: Data, C: float) -> float:
     return max((0.0, *RHOS[1::2]), key=score)
 
 
-def run(folder: Path, source: Source, C: float) -> tuple[dict[str, Result], dict[str, float], float]:
+def run(folder: Path, name: str, C: float) -> tuple[dict[str, Result], dict[str, float], float]:
     """Results by method, the worst case's weight by group (over its share) for the ERM model, and the rho chosen."""
-    train, test = load(folder, source)
-    print(f"\n{source.name}: {train.X.shape[0]:,} + {test.X.shape[0]:,} rows, {train.X.shape[1]} features")
+    train, test = SOURCES[name](folder)
+    print(f"\n{name}: {train.X.shape[0]:,} + {test.X.shape[0]:,} rows, {train.X.shape[1]} features")
     models = {"ERM": KLDROClassifier(rho=0.0, C=C), "class weights": KLDROClassifier(0.0, C, class_weight="balanced")}
     models |= {f"KL-DRO, rho = {rho:g}": KLDROClassifier(rho=rho, C=C) for rho in RHOS}
     results = {}
-    for name, model in models.items():
-        results[name] = evaluate(model.fit(train.X, train.y), test)
-        cells = " | ".join(f"{100 * v:.1f}" for v in results[name][:3])
-        losses = " | ".join(f"{v:.3f}" for v in results[name][3:])
-        print(f"| {source.name} | {name} | {cells} | {losses} |", flush=True)
+    for method, model in models.items():
+        results[method] = evaluate(model.fit(train.X, train.y), test)
+        cells = " | ".join(f"{100 * v:.1f}" for v in results[method][:3])
+        losses = " | ".join(f"{v:.3f}" for v in results[method][3:])
+        print(f"| {name} | {method} | {cells} | {losses} |", flush=True)
     erm = models["ERM"].set_params(rho=0.1)
     weights = erm.worst_case_weights(train.X, train.y)
     found = {}
@@ -184,7 +136,7 @@ def main() -> None:
     if args.data is None:
         parser.error("give the folder with the data: --data DIR, or SCDRO_TABULAR=DIR")
     print("| data | method | accuracy, % | worst group | worst class of a group | log loss | of the worst group |")
-    all_results = {source.name: run(Path(args.data), source, args.C) for source in SOURCES}
+    all_results = {name: run(Path(args.data), name, args.C) for name in SOURCES}
     for name, (_, found, rho) in all_results.items():
         print(f"\n{name}: rho by worst-group accuracy on held-out data: {rho:g}. Worst case's weight over share:")
         print(", ".join(f"{group} {found[group]:.2f}" for group in sorted(found, key=lambda g: -found[g])))

@@ -9,8 +9,10 @@ from typing import Any
 from scdro.errors import (
     CheckpointError,
     ClosureError,
+    DataError,
     HyperparameterError,
     LossError,
+    MissingDataError,
     NonFiniteLossError,
     ScdroError,
 )
@@ -30,10 +32,12 @@ __all__ = [
     "SCDRO",
     "CheckpointError",
     "ClosureError",
+    "DataError",
     "Evaluation",
     "HyperparameterError",
     "KLRobustLoss",
     "LossError",
+    "MissingDataError",
     "MovingAverage",
     "NonFiniteLossError",
     "NormalizedStorm",
@@ -55,8 +59,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`scdro.linear_model` and `scdro.metrics`, imported when first asked for: scikit-learn is slow to import."""
-    if name in ("linear_model", "metrics"):
+    """Subpackages that not everybody needs, imported when first asked for: scikit-learn is slow to import."""
+    if name in ("data", "linear_model", "metrics", "models"):
         import importlib
 
         return importlib.import_module(f"scdro.{name}")

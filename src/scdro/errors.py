@@ -5,8 +5,10 @@ from __future__ import annotations
 __all__ = [
     "CheckpointError",
     "ClosureError",
+    "DataError",
     "HyperparameterError",
     "LossError",
+    "MissingDataError",
     "NonFiniteLossError",
     "ScdroError",
 ]
@@ -34,3 +36,11 @@ class ClosureError(ScdroError, RuntimeError):
 
 class CheckpointError(ScdroError, ValueError):
     """A state_dict that belongs to another algorithm, another version, or another shape."""
+
+
+class DataError(ScdroError, ValueError):
+    """A data set that is not what it should be: a damaged file, wrong counts, labels out of range."""
+
+
+class MissingDataError(ScdroError, FileNotFoundError):
+    """A file, or a package that reads it, is not there; the message says where it was looked for and how to get it."""

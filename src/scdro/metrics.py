@@ -15,12 +15,19 @@ from scipy.optimize import brentq
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, column_or_1d
 
 from scdro.errors import HyperparameterError
+from scdro.scores import Scores, halves, per_class_accuracy, score, shots, top_k_accuracy
 
 __all__ = [
     "GroupRow",
+    "Scores",
     "group_table",
+    "halves",
+    "per_class_accuracy",
     "robust_accuracy",
     "robust_accuracy_scorer",
+    "score",
+    "shots",
+    "top_k_accuracy",
     "worst_group_accuracy",
     "worst_group_scorer",
 ]

@@ -1,0 +1,66 @@
+"""`scdro features`: what a frozen network makes of a data set, once and for all."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from scdro.cli.memory import keep_freed_memory
+from scdro.cli.progress import ProgressLine
+from scdro.errors import HyperparameterError
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "features",
+        help="features of a pretrained network, kept on disk",
+        description="Compute the features of every split of a data set, unless those of these data and weights exist.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("run_folder", type=Path, nargs="?", help="folder of `scdro pretrain`; without, see --model")
+    parser.add_argument("--model", default=None, help="resnet50: torchvision's, with ImageNet's weights")
+    parser.add_argument("--dataset", default=None, help="by default that of the run")
+    parser.add_argument("--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data")
+    parser.add_argument("--out", type=Path, default=None, help="where to; by default features/ in the run's folder")
+    parser.add_argument("--dtype", choices=("float16", "float32"), default="float16")
+    parser.add_argument("--batch-size", type=int, default=500)
+    parser.add_argument("--workers", type=int, default=0, help="processes that decode large images")
+    parser.add_argument("--device", default="cpu")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    keep_freed_memory()
+    from scdro.experiments.catalog import open_splits
+    from scdro.experiments.features import extract
+
+    model, dataset, out = _source(args)
+    for split, data in open_splits(dataset, args.data).items():
+        wrote = extract(
+            model,
+            data,
+            out,
+            split,
+            dtype=args.dtype,
+            batch_size=args.batch_size,
+            workers=args.workers,
+            device=args.device,
+            progress=ProgressLine(),
+        )
+        print(f"{split}: {len(data):,} x {model.classifier.in_features} in {out}" + ("" if wrote else " (were there)"))
+
+
+def _source(args: argparse.Namespace) -> tuple[Any, str, Path]:
+    """The network, the data set's name and where the features go."""
+    from scdro.experiments.catalog import PRETRAINED, chosen
+    from scdro.experiments.pretrain import load_pretrained
+
+    if args.run_folder is not None:
+        model, about = load_pretrained(args.run_folder)
+        return model, args.dataset or about["dataset"], args.out or args.run_folder / "features"
+    if args.model is None or args.dataset is None or args.out is None:
+        raise HyperparameterError("expected the folder of a run, or all of --model, --dataset and --out")
+    return chosen(PRETRAINED, args.model, "a pretrained model")(1), args.dataset, args.out

@@ -1,0 +1,69 @@
+"""`scdro pretrain`: a network by cross-entropy, from which features come."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from scdro.cli.memory import keep_freed_memory
+from scdro.cli.progress import ProgressLine
+
+__all__ = ["add"]
+
+HELP = {
+    "model": "resnet8, resnet20 or resnet32",
+    "epochs": "passes over the training data",
+    "schedule": "step (lr falls by 10 after 2/3 of the steps) or one-cycle (for short runs)",
+    "lr": "largest learning rate",
+    "momentum": "of SGD",
+    "weight_decay": "of SGD",
+    "batch_size": "images to a step",
+    "seed": "of weights, order and augmentation",
+    "evaluate_every": "epochs from one look at the test images to the next",
+}
+
+
+def add(commands: Any) -> None:
+    from scdro.experiments.pretrain import Pretraining
+
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "pretrain",
+        help="train a network by cross-entropy, the start of the convex setting",
+        description="Train a network by cross-entropy. Run again, it goes on where it was stopped, bit for bit.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("dataset", help="cifar10-st, cifar100-st or cifar100-hidden")
+    parser.add_argument("--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the run")
+    for field in fields(Pretraining):
+        if field.name != "dataset":
+            flag = f"--{field.name.replace('_', '-')}"
+            parser.add_argument(flag, type=type(field.default), default=field.default, help=HELP[field.name])
+    parser.add_argument("--device", default="cpu", help="where to train")
+    parser.add_argument("--checkpoint-every", type=int, default=100, help="steps from one checkpoint to the next")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    keep_freed_memory()
+    from scdro.experiments.catalog import open_image_data
+    from scdro.experiments.pretrain import Pretraining, pretrain
+
+    config = Pretraining(**{field.name: getattr(args, field.name) for field in fields(Pretraining)})
+    train, test = open_image_data(config.dataset, args.data)
+    found = pretrain(
+        config,
+        train,
+        test,
+        args.out,
+        device=args.device,
+        checkpoint_every=args.checkpoint_every,
+        progress=ProgressLine(),
+    )
+    print(
+        f"{config.dataset}, {config.model}, {config.epochs} epochs: test accuracy {found.top1:.2%} "
+        f"(rarer half of the classes {found.minority:.2%}, other half {found.majority:.2%}); top-5 {found.top5:.2%}"
+    )
+    print(f"weights: {args.out / 'model.pt'}, scores: {args.out / 'scores.json'}")

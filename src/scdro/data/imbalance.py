@@ -1,0 +1,82 @@
+"""Data sets made imbalanced: of some classes only the last few samples are kept, in the order of the data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from scdro.data.images import ImageData
+from scdro.errors import DataError
+
+__all__ = ["imbalanced", "keep_last", "labels_of", "step_imbalance"]
+
+
+def keep_last(labels: Any, counts: Mapping[int, int] | Sequence[int]) -> Tensor:
+    """Positions of the last counts[c] samples of each class c, in the order of the data set.
+
+    Args:
+        labels: class of each sample, (n,).
+        counts: how many to keep of each class; by a mapping, classes that are not in it stay whole.
+
+    Example:
+        >>> keep_last([0, 1, 0, 1, 0], {0: 2}).tolist()
+        [1, 2, 3, 4]
+    """
+    y = torch.as_tensor(labels)
+    wanted = dict(counts) if isinstance(counts, Mapping) else dict(enumerate(counts))
+    kept = torch.ones(len(y), dtype=torch.bool)
+    for label, count in wanted.items():
+        own = torch.nonzero(y == label).flatten()
+        if not 0 <= count <= len(own):
+            raise DataError(f"expected to keep 0 to {len(own)} samples of class {label}, all there are, got {count}")
+        kept[own[: len(own) - count]] = False
+    return torch.nonzero(kept).flatten()
+
+
+def step_imbalance(labels: Any, minority: Sequence[int] | None = None, keep: int = 100) -> Tensor:
+    """The paper's -ST rule: positions of the last `keep` samples of each minority class, and of all others.
+
+    Args:
+        labels: class of each sample, (n,).
+        minority: classes to cut; by default the first half of 0, ..., max(labels).
+        keep: samples of each of them to keep.
+
+    Example:
+        >>> step_imbalance([0, 0, 0, 1, 1, 1], keep=1).tolist()
+        [2, 3, 4, 5]
+    """
+    y = torch.as_tensor(labels)
+    cut = range((int(y.max()) + 1) // 2) if minority is None else minority
+    return keep_last(y, dict.fromkeys(cut, keep))
+
+
+@overload
+def imbalanced(dataset: ImageData, counts: Mapping[int, int] | Sequence[int]) -> ImageData: ...
+@overload
+def imbalanced(dataset: Dataset[Any], counts: Mapping[int, int] | Sequence[int]) -> Dataset[Any]: ...
+def imbalanced(dataset: Any, counts: Mapping[int, int] | Sequence[int]) -> Any:
+    """The data set with only the last counts[c] samples of each class c: an `ImageData`, or else a torch `Subset`.
+
+    Example:
+        >>> data = TensorDataset(torch.arange(5.0), torch.tensor([0, 1, 0, 1, 0]))
+        >>> [float(x) for x, _ in imbalanced(data, {0: 1})]
+        [1.0, 3.0, 4.0]
+    """
+    index = keep_last(labels_of(dataset), counts)
+    return dataset.subset(index) if isinstance(dataset, ImageData) else Subset(dataset, index.tolist())
+
+
+def labels_of(dataset: Any) -> Tensor:
+    """Labels of any data set: its `labels` or `targets`, a TensorDataset's last tensor, or each item's second entry."""
+    if isinstance(dataset, Subset):
+        return labels_of(dataset.dataset)[torch.as_tensor(dataset.indices)]
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors[-1]
+    for name in ("labels", "targets"):
+        if hasattr(dataset, name):
+            return torch.as_tensor(getattr(dataset, name))
+    return torch.tensor([int(dataset[i][1]) for i in range(len(dataset))])

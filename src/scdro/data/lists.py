@@ -1,0 +1,188 @@
+"""Large images named by list files, one line `relative/path label` each: ImageNet-LT, Places-LT, iNaturalist 2018."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from scdro.data.files import PathLike, data_folder, find, open_text
+from scdro.data.images import Triple
+from scdro.data.transforms import IMAGENET, EvalTransform, TrainTransform
+from scdro.errors import DataError, MissingDataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["ImageNetLT", "LongTailList", "PlacesLT", "Size", "iNaturalist18"]
+
+Transform = Callable[["Image", np.random.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a list must have: lines, and the images of its largest and of its smallest class."""
+
+    lines: int
+    largest: int
+    smallest: int
+
+
+class LongTailList(Dataset[tuple[Tensor, int]]):
+    """Images named by a list file; items are (tensor, label), decoded when asked for.
+
+    Args:
+        list_file: lines `relative/path label`, plain or gzip.
+        root: the folder that the paths are relative to; by default that of the list. Images are not looked for before
+            they are asked for.
+        transform: a function of a Pillow image and a NumPy generator that gives a tensor; by default `EvalTransform()`.
+        classes: how many there are; by default the largest label plus one.
+        size: checked where given.
+
+    Example:
+        >>> LongTailList("train.txt", "images").counts  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        list_file: PathLike,
+        root: PathLike | None = None,
+        *,
+        transform: Transform | None = None,
+        classes: int | None = None,
+        size: Size | None = None,
+    ) -> None:
+        file = Path(list_file)
+        path = find((file.parent,), file.name, "name an existing list of lines `relative/path label`")
+        self.root = path.parent if root is None else Path(root)
+        self.paths, self.labels = _read(path)
+        self.classes = int(self.labels.max()) + 1 if classes is None else classes
+        self.transform = EvalTransform() if transform is None else transform
+        _check(path, self.counts, self.classes, size)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        """Random transforms draw from torch's generator, which a DataLoader seeds; see `WorkerBatches` for order."""
+        return self.load(i, np.random.default_rng(int(torch.randint(2**62, ())))), int(self.labels[i])
+
+    @property
+    def counts(self) -> Tensor:
+        """Images of each class."""
+        return torch.bincount(self.labels, minlength=self.classes)
+
+    def load(self, index: int, rng: np.random.Generator) -> Tensor:
+        """The image at a position, transformed with the given randomness."""
+        return self.transform(_decoded(self.root / self.paths[index]), rng)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the list and the transform; the images themselves are taken to be what their names say."""
+        lines = "\n".join(f"{path} {label}" for path, label in zip(self.paths, self.labels.tolist(), strict=True))
+        return hashlib.sha256(f"{self.transform}\n{lines}".encode()).hexdigest()
+
+
+class _Preset(LongTailList):
+    """A known list.
+
+    Args:
+        root: the folder with the images; by default $SCDRO_DATA, or ./data.
+        split: "train", "val" or "test", where there is one.
+        lists: the folder with the list files; by default root.
+        transform: by default random parts for training, the middle for the others.
+    """
+
+    stem: ClassVar[str]
+    number: ClassVar[int]
+    sizes: ClassVar[dict[str, Size]]
+    normalisation: ClassVar[tuple[Triple, Triple]] = IMAGENET
+    source: ClassVar[str]
+
+    def __init__(
+        self,
+        root: PathLike | None = None,
+        split: str = "train",
+        *,
+        lists: PathLike | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        if split not in self.sizes:
+            raise DataError(f"expected a split of {', '.join(self.sizes)}, got {split!r}")
+        folder = data_folder(root)
+        path = find((folder if lists is None else Path(lists),), f"{self.stem}_{split}.txt", f"see {self.source}")
+        if transform is None:
+            transform = (TrainTransform if split == "train" else EvalTransform)(*self.normalisation)
+        super().__init__(path, folder, transform=transform, classes=self.number, size=self.sizes[split])
+
+
+class ImageNetLT(_Preset):
+    __doc__ = f"ImageNet-LT: 1,000 classes of 1,280 down to 5 training images.\n{_Preset.__doc__}"
+
+    stem, number = "ImageNet_LT", 1000
+    sizes: ClassVar = {"train": Size(115_846, 1280, 5), "val": Size(20_000, 20, 20), "test": Size(50_000, 50, 50)}
+    source = "https://github.com/zhmiao/OpenLongTailRecognition-OLTR for lists, https://image-net.org for images"
+
+
+class PlacesLT(_Preset):
+    __doc__ = f"Places-LT: 365 classes of 4,980 down to 5 training images.\n{_Preset.__doc__}"
+
+    stem, number = "Places_LT", 365
+    sizes: ClassVar = {"train": Size(62_500, 4980, 5), "val": Size(7_300, 20, 20), "test": Size(36_500, 100, 100)}
+    source = "https://github.com/zhmiao/OpenLongTailRecognition-OLTR for lists, http://places2.csail.mit.edu for images"
+
+
+class iNaturalist18(_Preset):
+    __doc__ = f"iNaturalist 2018: 8,142 classes of 1,000 down to 2 training images.\n{_Preset.__doc__}"
+
+    stem, number = "iNaturalist18", 8142
+    sizes: ClassVar = {"train": Size(437_513, 1000, 2), "val": Size(24_426, 3, 3)}
+    normalisation = ((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))
+    source = "https://github.com/facebookresearch/classifier-balancing for lists, visipedia/inat_comp for images"
+
+
+def _read(path: Path) -> tuple[list[str], Tensor]:
+    paths, labels = [], []
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            name, _, label = line.strip().rpartition(" ")
+            if not name or not label.isdecimal():
+                raise DataError(f"expected `relative/path label` in line {number} of {path}, got {line.strip()!r}")
+            paths.append(name)
+            labels.append(int(label))
+    if not paths:
+        raise DataError(f"expected lines `relative/path label` in {path}, got an empty file")
+    return paths, torch.tensor(labels)
+
+
+def _check(path: Path, counts: Tensor, classes: int, size: Size | None) -> None:
+    if len(counts) > classes:
+        raise DataError(f"expected labels in [0, {classes}) in {path}, got {len(counts) - 1}")
+    if size is not None:
+        found = Size(int(counts.sum()), int(counts.max()), int(counts.min()))
+        if found != size:
+            raise DataError(f"expected {size} in {path}, got {found}; get it anew, or use LongTailList for your own")
+
+
+def _decoded(path: Path) -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingDataError("expected Pillow, to decode images; pip install scdro[images]") from error
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except FileNotFoundError:
+        raise MissingDataError(
+            f"expected the image {path.absolute()}, which the list names; is root, {path.parent}, the right folder?"
+        ) from None
+    except OSError as error:
+        raise DataError(f"expected an image that can be decoded, got {path.absolute()}: {error}") from error

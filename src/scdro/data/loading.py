@@ -1,0 +1,160 @@
+"""Batches (inputs, labels, index) that depend on the seed alone: from memory, or decoded by worker processes.
+
+The order of an epoch comes from (seed, epoch), the augmentation of a batch from (seed, epoch, its number), that of an
+image decoded by a worker from (seed, epoch, number of the batch, place in it). Nothing else is random and nothing is
+carried over, so `epoch(e, start=k)` gives the same batches in a run that was never interrupted and in one that was, and
+for any number of workers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from scdro.data.augment import Augmentation
+from scdro.data.images import ImageData
+from scdro.data.order import BatchSampler, Order
+
+__all__ = ["Batch", "Batches", "MemoryBatches", "WorkerBatches"]
+
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+class Batches(ABC):
+    """What a training loop sees: `for x, y, index in batches`, one epoch after the other.
+
+    Attributes:
+        next_epoch: the epoch that `iter` will give, and then count up; set it to resume.
+    """
+
+    order: Order
+    next_epoch = 0
+
+    @abstractmethod
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from number `start`."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
+        return self.epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+
+class MemoryBatches(Batches):
+    """Batches of an `ImageData`, cut out of its one tensor, augmented and normalised as a whole, where the data are.
+
+    Args:
+        data: the images.
+        batch_size: how many to a batch.
+        augment: such as `CropFlip()`; None for images as they are.
+        shuffle, drop_last: as in a DataLoader.
+        seed: of order and augmentation.
+        sampler: an iterable of batches of positions, such as one that draws from a primal-dual method's distribution.
+
+    Example:
+        >>> data = ImageData(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), torch.zeros(5, dtype=torch.int64),
+        ...                  mean=(0.5,) * 3, std=(0.5,) * 3, names=("a",))
+        >>> [len(index) for x, y, index in MemoryBatches(data, 2)]
+        [2, 2, 1]
+    """
+
+    def __init__(
+        self,
+        data: ImageData,
+        batch_size: int = 128,
+        *,
+        augment: Augmentation | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+        sampler: BatchSampler | None = None,
+    ) -> None:
+        self.data, self.augment, self.seed = data, augment, seed
+        self.order = Order(len(data), batch_size, seed, shuffle, drop_last, sampler)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        for number, index in self.order.epoch(epoch, start):
+            there = index.to(self.data.images.device)
+            # As NHWC, whole images are copied, and stay in channels_last order.
+            images = self.data.images.permute(0, 2, 3, 1)[there].permute(0, 3, 1, 2)
+            if self.augment is not None:
+                images = self.augment(images, np.random.default_rng((self.seed, 1, epoch, number)))
+            yield self.data.normalised(images), self.data.labels[there], index
+
+
+class Loads(Protocol):
+    """A data set whose items are made from a generator of their own, such as `LongTailList`."""
+
+    labels: Tensor
+
+    def load(self, index: int, rng: np.random.Generator) -> Tensor: ...
+
+
+class WorkerBatches(Batches):
+    """Batches of a data set that decodes its images, by `workers` processes, which live as long as this object.
+
+    Arguments as for `MemoryBatches`, and
+
+        data: has `labels` and `load(index, rng)`, as a `LongTailList` has.
+        workers: processes that decode; 0 decodes in this one. The batches are the same for any number, unless a sampler
+            changes while the epoch runs: it is read two batches a worker ahead.
+    """
+
+    def __init__(
+        self,
+        data: Loads,
+        batch_size: int = 512,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+        sampler: BatchSampler | None = None,
+        workers: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
+        self.order = Order(len(data.labels), batch_size, seed, shuffle, drop_last, sampler)
+        self._tickets = _Tickets(self.order)
+        self._loader = DataLoader(
+            _Decoded(data, seed),
+            batch_sampler=self._tickets,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=pin_memory,
+        )
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        self._tickets.epoch, self._tickets.start = epoch, start
+        yield from self._loader
+
+
+Ticket = tuple[int, int, int, int]
+
+
+class _Tickets:
+    """A batch sampler whose entries carry all that an item depends on, so that workers need no state."""
+
+    def __init__(self, order: Order) -> None:
+        self.order, self.epoch, self.start = order, 0, 0
+
+    def __iter__(self) -> Iterator[list[Ticket]]:
+        epoch = self.epoch
+        for number, index in self.order.epoch(epoch, self.start):
+            yield [(epoch, number, place, i) for place, i in enumerate(index.tolist())]
+
+
+class _Decoded(Dataset[Any]):
+    def __init__(self, data: Loads, seed: int) -> None:
+        self.data, self.seed = data, seed
+
+    def __getitem__(self, ticket: Ticket) -> tuple[Tensor, Tensor, Tensor]:
+        epoch, number, place, index = ticket
+        rng = np.random.default_rng((self.seed, 2, epoch, number, place))
+        return self.data.load(index, rng), self.data.labels[index], torch.tensor(index)

@@ -1,0 +1,86 @@
+"""What is done to a large image: random parts of it to train on, its middle to evaluate. Needs Pillow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scdro.data.images import Triple
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["EvalTransform", "TrainTransform"]
+
+IMAGENET: tuple[Triple, Triple] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@dataclass(frozen=True)
+class TrainTransform:
+    """A random part of the image at `size`, mirrored every other time, with brightness, contrast and saturation changed
+    by factors of up to 1 +- jitter, in random order.
+
+    The part has 8 to 100% of the area and sides of 3:4 to 4:3, as in "Going deeper with convolutions".
+    """
+
+    mean: Triple = IMAGENET[0]
+    std: Triple = IMAGENET[1]
+    size: int = 224
+    jitter: float = 0.4
+
+    def __call__(self, image: Image, rng: np.random.Generator) -> Tensor:
+        from PIL import ImageEnhance, ImageOps
+        from PIL.Image import Resampling
+
+        image = image.resize((self.size, self.size), Resampling.BILINEAR, box=random_box(*image.size, rng))
+        if rng.random() < 0.5:
+            image = ImageOps.mirror(image)
+        enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+        factors = rng.uniform(1 - self.jitter, 1 + self.jitter, size=3)
+        for k in rng.permutation(3):
+            image = enhancers[k](image).enhance(float(factors[k]))
+        return _tensor(image, self.mean, self.std)
+
+
+@dataclass(frozen=True)
+class EvalTransform:
+    """The image with its shorter side at `resize`, and of that the middle `size` x `size`."""
+
+    mean: Triple = IMAGENET[0]
+    std: Triple = IMAGENET[1]
+    size: int = 224
+    resize: int = 256
+
+    def __call__(self, image: Image, rng: np.random.Generator) -> Tensor:
+        from PIL.Image import Resampling
+
+        scale = self.resize / min(image.size)
+        width, height = (max(self.resize, int(side * scale)) for side in image.size)
+        left, top = round((width - self.size) / 2), round((height - self.size) / 2)
+        image = image.resize((width, height), Resampling.BILINEAR)
+        return _tensor(image.crop((left, top, left + self.size, top + self.size)), self.mean, self.std)
+
+
+def random_box(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    """Left, top, right and bottom of a random part; after ten parts that do not fit, the middle."""
+    for _ in range(10):
+        area = width * height * rng.uniform(0.08, 1.0)
+        ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
+            return left, top, left + w, top + h
+    w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def _tensor(image: Image, mean: Triple, std: Triple) -> Tensor:
+    pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1)
+    shift, scale = (torch.tensor(v).mul(255).view(3, 1, 1) for v in (mean, std))
+    return pixels.float().sub_(shift).div_(scale)

@@ -1,0 +1,74 @@
+"""Data sets and networks by the names the command line knows them by."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from scdro.data import (
+    CIFAR10ST,
+    CIFAR100ST,
+    Batches,
+    CIFAR100Hidden,
+    EvalTransform,
+    ImageData,
+    ImageNetLT,
+    LongTailList,
+    MemoryBatches,
+    PlacesLT,
+    WorkerBatches,
+    iNaturalist18,
+)
+from scdro.data.files import PathLike
+from scdro.errors import HyperparameterError
+from scdro.models import CifarResNet, Network, ResNet50
+
+__all__ = ["IMAGES", "LISTS", "MODELS", "PRETRAINED", "chosen", "in_order", "open_image_data", "open_splits"]
+
+Data = ImageData | LongTailList
+Choice = TypeVar("Choice")
+
+IMAGES: Mapping[str, Callable[[PathLike | None, bool], ImageData]] = {
+    "cifar10-st": CIFAR10ST,
+    "cifar100-st": CIFAR100ST,
+    "cifar100-hidden": CIFAR100Hidden,
+}
+LISTS: Mapping[str, type[ImageNetLT] | type[PlacesLT] | type[iNaturalist18]] = {
+    "imagenet-lt": ImageNetLT,
+    "places-lt": PlacesLT,
+    "inaturalist18": iNaturalist18,
+}
+MODELS: Mapping[str, Callable[[int], Network]] = {
+    f"resnet{depth}": functools.partial(CifarResNet, depth) for depth in (8, 20, 32)
+}
+PRETRAINED: Mapping[str, Callable[[int], Network]] = {"resnet50": ResNet50}
+
+
+def chosen(choices: Mapping[str, Choice], name: str, what: str) -> Choice:
+    """The entry of that name."""
+    if name not in choices:
+        raise HyperparameterError(f"expected {what} of {', '.join(choices)}, got {name!r}")
+    return choices[name]
+
+
+def open_image_data(name: str, root: PathLike | None) -> tuple[ImageData, ImageData]:
+    """Training and test images."""
+    dataset = chosen(IMAGES, name, "a data set")
+    return dataset(root, True), dataset(root, False)
+
+
+def open_splits(name: str, root: PathLike | None) -> dict[str, Data]:
+    """All splits of a data set, images as in evaluation."""
+    if name in LISTS:
+        kind = LISTS[name]
+        return {split: kind(root, split, transform=EvalTransform(*kind.normalisation)) for split in kind.sizes}
+    chosen({**IMAGES, **LISTS}, name, "a data set")
+    return dict(zip(("train", "test"), open_image_data(name, root), strict=True))
+
+
+def in_order(data: Data, batch_size: int, workers: int = 0) -> Batches:
+    """Batches to evaluate on: no augmentation, in the order of the data set."""
+    if isinstance(data, ImageData):
+        return MemoryBatches(data, batch_size, shuffle=False)
+    return WorkerBatches(data, batch_size, shuffle=False, workers=workers)

@@ -1,0 +1,66 @@
+"""Files of a run that are whole at any moment, also after `kill -9`."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from scdro.errors import CheckpointError
+
+__all__ = ["JsonLines", "read_json", "save", "write", "write_json"]
+
+
+def write(path: Path, content: bytes) -> None:
+    """Replace a file by new content, all or nothing; one process at a time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    with open(part, "wb") as file:
+        _write_through(file, content)
+    os.replace(part, path)
+
+
+def save(path: Path, state: Any) -> None:
+    """`torch.save`, all or nothing."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write(path, buffer.getvalue())
+
+
+def write_json(path: Path, content: Any) -> None:
+    write(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+class JsonLines:
+    """A file to which one JSON object a line is appended.
+
+    A checkpoint records `size`; what was written after it is cut off on resuming, and written again.
+    """
+
+    def __init__(self, path: Path, size: int = 0) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        if path.stat().st_size < size:
+            raise CheckpointError(f"expected at least {size} bytes in {path}, as its checkpoint says, got fewer")
+        os.truncate(path, size)
+        self.path, self.size = path, size
+
+    def append(self, record: dict[str, Any]) -> None:
+        line = (json.dumps(record, allow_nan=False) + "\n").encode()
+        with open(self.path, "ab") as file:
+            _write_through(file, line)
+        self.size += len(line)
+
+
+def _write_through(file: IO[bytes], content: bytes) -> None:
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())

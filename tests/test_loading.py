@@ -1,0 +1,175 @@
+"""Batches: augmentation against a loop over images, and that they depend on seed, epoch and position alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from scdro import HyperparameterError
+from scdro.data import CropFlip, ImageData, MemoryBatches, WorkerBatches, crop_flip
+from scdro.data.order import shuffled
+
+
+def images(n=21, size=8, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(256, (n, 3, size, size), generator=g, dtype=torch.uint8)
+    return ImageData(pixels, torch.arange(n) % 3, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), names=("a", "b", "c"))
+
+
+class Decoder:
+    """What a `LongTailList` looks like to a loader."""
+
+    def __init__(self, n=21):
+        self.labels = torch.arange(n) % 3
+
+    def load(self, index, rng):
+        return torch.tensor([float(index), rng.random()], dtype=torch.float64)
+
+
+def kinds(**settings):
+    return [
+        MemoryBatches(images(), 4, augment=CropFlip(2), **settings),
+        WorkerBatches(Decoder(), 4, **settings),
+        WorkerBatches(Decoder(), 4, workers=2, **settings),
+    ]
+
+
+def same(a, b):
+    a, b = list(a), list(b)
+    return len(a) == len(b) and all(
+        torch.equal(s, t) for x, y in zip(a, b, strict=True) for s, t in zip(x, y, strict=True)
+    )
+
+
+def literal_crop_flip(image, top, left, flip, pad):
+    h, w = image.shape[1:]
+    out = torch.zeros_like(image)
+    for i in range(h):
+        for j in range(w):
+            column = w - 1 - j if flip else j
+            y, x = top + i - pad, left + column - pad
+            if 0 <= y < h and 0 <= x < w:
+                out[:, i, j] = image[:, y, x]
+    return out
+
+
+@pytest.mark.parametrize(("height", "width", "pad"), [(8, 8, 2), (6, 9, 4), (5, 5, 0)])
+def test_crop_and_flip_by_a_loop_over_pixels(height, width, pad):
+    rng = np.random.default_rng(0)
+    batch = torch.from_numpy(rng.integers(256, size=(40, 3, height, width), dtype=np.uint8))
+    top, left = torch.from_numpy(rng.integers(2 * pad + 1, size=(2, 40)))
+    flip = torch.from_numpy(rng.random(40) < 0.5)
+    found = crop_flip(batch, top, left, flip, pad)
+    for i in range(40):
+        assert torch.equal(found[i], literal_crop_flip(batch[i], int(top[i]), int(left[i]), bool(flip[i]), pad))
+
+
+def test_every_place_and_both_directions_are_as_likely():
+    batch = torch.zeros(20_000, 1, 3, 3, dtype=torch.uint8)
+    batch[:, 0, 1] = torch.tensor([1, 2, 3], dtype=torch.uint8)  # the middle row, so that a shift and a flip show
+    found = CropFlip(1)(batch, np.random.default_rng(0))[:, 0]
+    kinds, counts = found.reshape(len(found), -1).unique(dim=0, return_counts=True)
+    assert len(kinds) == 18
+    assert counts.min() > 0.85 * len(found) / 18
+    assert counts.max() < 1.15 * len(found) / 18
+
+
+def test_batches_are_normalised_images_in_channels_last_order():
+    data = images()
+    x, y, index = next(iter(MemoryBatches(data, 5, seed=3)))
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    for k, i in enumerate(index):
+        assert y[k] == data.labels[i]
+        for c in range(3):
+            expected = (data.images[i, c].double() / 255 - data.mean[c]) / data.std[c]
+            torch.testing.assert_close(x[k, c].double(), expected, rtol=0, atol=2e-6)
+
+
+def test_every_sample_once_an_epoch():
+    for batches in kinds():
+        for _ in range(2):
+            seen = torch.cat([index for _, _, index in batches])
+            assert seen.sort().values.tolist() == list(range(21))
+        assert len(batches) == 6
+    for batches in kinds(drop_last=True):
+        assert [len(index) for _, _, index in batches] == [4] * 5
+        assert len(batches) == 5
+    for batches in kinds(shuffle=False):
+        assert torch.cat([index for _, _, index in batches]).tolist() == list(range(21))
+
+
+def test_seed_and_epoch_decide_all():
+    for batches, again, other in zip(kinds(seed=1), kinds(seed=1), kinds(seed=2), strict=True):
+        assert same(batches.epoch(3), again.epoch(3))
+        assert not same(batches.epoch(3), batches.epoch(4))
+        assert not same(batches.epoch(3), other.epoch(3))
+    assert not torch.equal(shuffled(50, 0, 1), shuffled(50, 1, 0))
+
+
+def test_augmentation_differs_between_batches_and_epochs():
+    """Of one image, many times over, so that the order cannot be what differs."""
+    one = images(1).subset(torch.zeros(64, dtype=torch.int64))
+    batches = MemoryBatches(one, 32, augment=CropFlip(2), shuffle=False)
+    (a, _, _), (b, _, _) = batches.epoch(0)
+    c, _, _ = next(batches.epoch(1))
+    assert len(a.unique(dim=0)) > 10
+    assert not torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+def test_epochs_count_up_and_can_be_set():
+    for batches, again in zip(kinds(), kinds(), strict=True):
+        first, second = list(batches), list(batches)
+        assert not same(first, second)
+        again.next_epoch = 1
+        assert same(second, again)
+        assert same(first, again.epoch(0))
+
+
+def test_an_epoch_resumed_anywhere_is_the_same():
+    for batches, again in zip(kinds(seed=5), kinds(seed=5), strict=True):
+        whole = list(batches.epoch(2))
+        for start in (0, 1, 4, 6):
+            assert same(whole[start:], again.epoch(2, start))
+        next(iter(again.epoch(2)))  # abandoned half-way
+        assert same(whole, again.epoch(2))
+
+
+def test_the_number_of_workers_does_not_matter():
+    by_workers = [list(WorkerBatches(Decoder(), 4, seed=7, workers=w).epoch(1)) for w in (0, 1, 2)]
+    assert same(by_workers[0], by_workers[1])
+    assert same(by_workers[0], by_workers[2])
+
+
+class FromADistribution:
+    """Batches drawn with replacement from weights that change while training, as a primal-dual method's do."""
+
+    def __init__(self, n):
+        self.p, self.generator = torch.ones(n), torch.Generator().manual_seed(0)
+
+    def __iter__(self):
+        for _ in range(3):
+            yield torch.multinomial(self.p, 8, replacement=True, generator=self.generator)
+
+
+def test_a_sampler_of_ones_own():
+    sampler = FromADistribution(21)
+    batches = MemoryBatches(images(), augment=CropFlip(2), sampler=sampler)
+    drawn = []
+    for _, _, index in batches:
+        drawn.append(index)
+        sampler.p.zero_()[5] = 1.0
+    assert drawn[1].tolist() == drawn[2].tolist() == [5] * 8
+    assert len(set(drawn[0].tolist())) > 1
+    listed = WorkerBatches(Decoder(), sampler=[[3, 3], [1]])
+    x, _, index = next(iter(listed))
+    assert index.tolist() == [3, 3]
+    assert x[0, 1] != x[1, 1]  # the same image twice, each with an augmentation of its own
+    assert len(listed) == 2
+
+
+@pytest.mark.parametrize("bad", [{"batch_size": 0}, {"seed": -1}])
+def test_bad_settings(bad):
+    with pytest.raises(HyperparameterError, match=next(iter(bad))):
+        MemoryBatches(images(), **bad)

@@ -1,0 +1,76 @@
+"""Scores by class, against loops over samples and scikit-learn."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import log_loss, recall_score, top_k_accuracy_score
+
+import oracles
+from scdro import DataError, metrics
+from scdro.scores import halves, per_class_accuracy, score, shots, top_k_accuracy
+
+COUNTS = torch.tensor([101, 100, 20, 19, 5, 500, 300])
+
+
+def predictions(n=200, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.randint(7, (n,), generator=g)
+    return torch.randn(n, 7, generator=g) + 1.5 * torch.nn.functional.one_hot(labels, 7), labels
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_top_k(k):
+    logits, labels = predictions()
+    expected = top_k_accuracy_score(labels, logits, k=k)
+    assert top_k_accuracy(logits, labels, k) == pytest.approx(expected, abs=1e-12)
+
+
+def test_per_class_is_recall():
+    logits, labels = predictions()
+    found = per_class_accuracy(logits.argmax(1), labels, 7)
+    np.testing.assert_allclose(found, recall_score(labels, logits.argmax(1), average=None))
+    assert per_class_accuracy(logits.argmax(1), labels, 8)[7].isnan()
+
+
+def test_halves_and_shots():
+    accuracy = torch.tensor([0, 1, 2, 3, 4, 5, 60], dtype=torch.float64)
+    assert halves(accuracy, COUNTS) == ((4 + 3 + 2) / 3, (1 + 0 + 60 + 5) / 4)
+    assert shots(accuracy, COUNTS) == ((0 + 5 + 60) / 3, (1 + 2) / 2, (3 + 4) / 2)
+    accuracy[3] = math.nan  # no test sample of class 3
+    assert shots(accuracy, COUNTS)[2] == 4
+    assert math.isnan(shots(accuracy, torch.full((7,), 200))[1])
+
+
+def test_score_puts_them_together():
+    logits, labels = predictions()
+    found = score(logits, labels, COUNTS, rho=0.3)
+    losses = -torch.log_softmax(logits.double(), 1)[torch.arange(200), labels].numpy()
+    worst = oracles.by_cone_program(losses, 0.3, 1e-3)
+    assert found.top1 == pytest.approx((logits.argmax(1) == labels).float().mean().item())
+    assert found.top5 == pytest.approx(top_k_accuracy_score(labels, logits, k=5))
+    assert found.loss == pytest.approx(log_loss(labels, torch.softmax(logits.double(), 1).numpy()), abs=1e-9)
+    assert found.robust_loss == pytest.approx(worst.value, abs=1e-5)
+    assert found.kl == pytest.approx(0.3, abs=1e-6)
+    per_class = torch.tensor(found.per_class)
+    assert (found.minority, found.majority) == pytest.approx(halves(per_class, COUNTS))
+    assert (found.many, found.medium, found.few) == pytest.approx(shots(per_class, COUNTS))
+    few_classes = score(logits[:, :3], labels % 3, COUNTS[:3])
+    assert few_classes.top5 == 1.0
+
+
+def test_scores_as_json():
+    logits, labels = predictions()
+    plain = score(logits, labels, torch.full((7,), 200)).as_dict()
+    assert plain["few"] is None
+    assert json.loads(json.dumps(plain, allow_nan=False))["per_class"] == plain["per_class"]
+    assert metrics.score is score
+
+
+def test_counts_of_other_classes():
+    with pytest.raises(DataError, match="7 classes"):
+        score(*predictions(), COUNTS[:6])
