@@ -17,10 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from scdro.balancing import class_balanced_weights, focal_loss
 from scdro.best_response import BestResponse, chi2_constrained, chi2_penalized, cvar
 from scdro.errors import HyperparameterError
 from scdro.groups import group_means
-from scdro.imbalance import class_balanced_weights, focal_loss
 from scdro.reading import check_radius, check_trim, read_losses
 from scdro.tilt import solve_lam, trimmed_log_weights, value_at
 
