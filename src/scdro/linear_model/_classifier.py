@@ -110,7 +110,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         All state is kept from call to call. The first call needs `classes`, all the labels that will ever come.
         """
         self._check_settings()
-        first = "_stream" not in self.__dict__
+        first = "_progress" not in self.__dict__
         X, y = self._validated(X, y, reset=first and not hasattr(self, "coef_"))
         if first and not hasattr(self, "classes_"):
             if classes is None:
@@ -128,7 +128,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         encoded = _encoded(known, y)
         weight = weight * self._class_factors(known, encoded, weight)
         self.classes_ = known
-        self._partial_fit(X, encoded, weight, sample_weight is not None or self.class_weight is not None)
+        self._partial_fit(X, encoded, weight)
         return self
 
     def decision_function(self, X: Any) -> Array:

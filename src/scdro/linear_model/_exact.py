@@ -106,7 +106,7 @@ class _Path:
 
 
 @one_thread_each()
-def solve(problem: Problem, W: Array, tol: float, max_iter: int) -> Solution:
+def solve(problem: Problem, W: Array, tol: float, max_iter: int, certify: bool = True) -> Solution:
     """Minimise P from W. Converged: the largest entry of the gradient is at most tol * loss.unit, or, for losses with a
     kink, the duality gap at most tol |P|."""
     path = _Path(problem, W)
@@ -114,6 +114,8 @@ def solve(problem: Problem, W: Array, tol: float, max_iter: int) -> Solution:
     while not (done := _converged(path, tol)) and n_iter < max_iter and not path.exhausted:
         path.step()
         n_iter += 1
+    if not certify:
+        return _solution(path.now, path.value, math.inf, max(n_iter, 1), done)
     return _certified(problem, path, max(n_iter, 1), done)
 
 
@@ -151,7 +153,11 @@ def _certified(problem: Problem, path: _Path, n_iter: int, converged: bool) -> S
     if bound == -math.inf:
         bound = path.lower_bound()
     gap = max(value - bound, 0.0) if bound > -math.inf else math.inf
-    return Solution(answer.W, value, answer.evaluation.worst.lam, gap, answer.largest, n_iter, converged)
+    return _solution(answer, value, gap, n_iter, converged)
+
+
+def _solution(at: Iterate, value: float, gap: float, n_iter: int, converged: bool) -> Solution:
+    return Solution(at.W, value, at.evaluation.worst.lam, gap, at.largest, n_iter, converged)
 
 
 @one_thread_each()

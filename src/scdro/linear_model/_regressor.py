@@ -91,7 +91,7 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         self._check_settings()
         X, y = self._validated(X, y, reset=not hasattr(self, "coef_"), y_numeric=True)
         weight = self._weights(sample_weight, X)
-        self._partial_fit(X, y.astype(np.float64), weight, sample_weight is not None)
+        self._partial_fit(X, y.astype(np.float64), weight)
         return self
 
     def predict(self, X: Any) -> Array:
