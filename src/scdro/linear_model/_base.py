@@ -2,6 +2,7 @@ r"""What both estimators share: checks of the settings, the choice of solver, fi
 
 from __future__ import annotations
 
+import math
 import numbers
 import warnings
 from abc import ABC, abstractmethod
@@ -93,11 +94,14 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
 
     # -- fitting ------------------------------------------------------------------------------------------------------
 
-    def _fit(self, X: Any, y: Array, weight: Array) -> None:
+    def _fit(self, X: Any, y: Array, weight: Array, offset: float = 0.0) -> None:
+        """`offset` has been taken from y, and belongs to the intercept."""
         problem = self._problem(X, y, weight)
+        moved = np.zeros(problem.shape)
+        moved[:, -1] = offset
         W = self._packed() if self.warm_start else None
-        if W is not None and W.shape != problem.shape:
-            W = None
+        if W is not None:
+            W = W - moved if W.shape == problem.shape else None
         if self.solver == "exact":
             if W is None:
                 W = start(problem, self._origin(problem.loss, problem.q), self.tol, self.max_iter)
@@ -106,7 +110,8 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
             solution = self._fit_stochastic(problem, W)
         self.__dict__.pop("_progress", None)
         self._fitted = len(weight), float(weight.sum())
-        self._report(problem, solution)
+        lost = float(np.finfo(float).eps) * abs(offset) * problem.loss.unit
+        self._report(problem, solution._replace(W=solution.W + moved, gap=solution.gap + lost))
         self._warn_unless_converged(solution)
 
     def _problem(self, X: Any, y: Array, weight: Array) -> Problem:
@@ -127,12 +132,15 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _warn_unless_converged(self, solution: Solution) -> None:
         if not solution.converged:
+            known = (
+                f": the objective is within {solution.gap:.2g} of its least value" if solution.gap < math.inf else ""
+            )
             warnings.warn(
                 f"{self.solver} stopped after {solution.n_iter} iterations (max_iter={self.max_iter}) before reaching "
-                f"tol={self.tol}: the objective is within {solution.gap:.2g} of its least value. Raise max_iter, scale "
-                "the features (sklearn.preprocessing.StandardScaler), or lower C or rho.",
+                f"tol={self.tol}{known}. Raise max_iter, scale the features (sklearn.preprocessing.StandardScaler), or "
+                "lower C or rho.",
                 ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _fit_stochastic(self, problem: Problem, W: Array | None) -> Solution:

@@ -41,7 +41,9 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         learning_rate: their first step size; None finds one from the first batch.
 
     Attributes:
-        coef_, intercept_, classes_, n_iter_, n_features_in_, feature_names_in_: as in scikit-learn.
+        coef_, intercept_, classes_, n_features_in_, feature_names_in_: as in scikit-learn.
+        n_iter_: Newton steps until `tol`, or epochs, or batches of a stream. Steps that go on for the sake of the
+            certificate, and may improve an answer that met `tol`, are not counted.
         lam_: the temperature; inf where rho = 0.
         robust_value_: the worst case's loss on the training data, without the penalty.
         dual_gap_: the objective is at most this far above its least value: a certificate, also for fits stopped early;
