@@ -495,8 +495,8 @@ def test_kinked_losses_without_penalty_converge(kind, rho):
     X, y = data(kind, 300, 5, seed=21)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConvergenceWarning)
-        fitted = model(kind, rho=rho, C=math.inf, tol=1e-6).fit(X, y)
-    assert fitted.n_iter_ < 200
+        rough, fitted = (model(kind, rho=rho, C=math.inf, tol=tol).fit(X, y) for tol in (1e-3, 1e-6))
+    assert rough.n_iter_ < min(fitted.n_iter_, 15)
     assert fitted.robust_value_ == pytest.approx(cone_program(kind, X, y, rho, 1e12), rel=2e-6)
 
 

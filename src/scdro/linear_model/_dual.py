@@ -23,7 +23,10 @@ _ROWS = 1024
 
 
 def lower_bound(problem: Problem, W: Array, at: Evaluation) -> float:
-    """D at the dual point of the evaluation at W, less what rounding may have added to P - D; -inf where there is no penalty. One product with X'."""
+    """D at the dual point of the evaluation at W, less what rounding may have added; -inf where there is no penalty.
+
+    One product with X'.
+    """
     if problem.alpha == 0.0:
         return -math.inf
     p, u = at.worst.p, at.at.slope

@@ -84,7 +84,7 @@ class _Path:
         return rounding(self.problem, self.now.W, self.now.evaluation)
 
     def gap(self) -> float:
-        """P - D for a loss with a kink; without a penalty there is no D, and the decrement stands for the rest of it."""
+        """P - D for a loss with a kink; without a penalty there is no D, and the decrement stands in for it."""
         least = self.lower_bound() if self.problem.alpha > 0 else self.now.value - self.decrement
         return self.value - least
 
@@ -157,7 +157,7 @@ def solve(problem: Problem, W: Array, tol: float, max_iter: int, certify: bool =
 def _converged(path: _Path, tol: float) -> bool:
     if not path.kinked:
         return path.now.largest <= tol * path.problem.loss.unit
-    return path.gap() <= tol * abs(path.value) + 2 * path.rounding
+    return path.gap() <= tol * abs(path.value)
 
 
 def _certified(problem: Problem, path: _Path, n_iter: int, converged: bool) -> Solution:
