@@ -496,7 +496,7 @@ def test_kinked_losses_without_penalty_converge(kind, rho):
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConvergenceWarning)
         rough, fitted = (model(kind, rho=rho, C=math.inf, tol=tol).fit(X, y) for tol in (1e-3, 1e-6))
-    assert rough.n_iter_ < min(fitted.n_iter_, 15)
+    assert rough.n_iter_ < min(fitted.n_iter_, 25)
     assert fitted.robust_value_ == pytest.approx(cone_program(kind, X, y, rho, 1e12), rel=2e-6)
 
 
@@ -555,7 +555,6 @@ def test_gap_is_an_upper_bound_at_large_scales(kind, rho, scale, offset, shift):
     values = [objective_in_long_double(kind, fitted, X, y) for fitted in fits]
     for fitted, value in zip(fits, values, strict=True):
         true = float(value - min(values))
-        slack = (
-            1e-8 * max(1.0, float(value)) + 16 * np.finfo(float).eps * math.sqrt(len(y)) * shift
-        )  # sums of a million
+        sums = 16 * np.finfo(float).eps * math.sqrt(len(y)) * shift
+        slack = 1e-8 * max(1.0, float(value)) + sums
         assert true <= fitted.dual_gap_ <= 10 * true + slack
