@@ -175,7 +175,7 @@ class worst_group_scorer:
 
 
 def _check_rho(rho: Any) -> None:
-    if not isinstance(rho, numbers.Real) or not 0.0 <= rho < math.inf:
+    if not isinstance(rho, numbers.Real) or not 0.0 <= float(rho) < math.inf:
         raise HyperparameterError(f"expected a radius rho >= 0, got {rho!r}")
 
 
