@@ -95,7 +95,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         weight = self._weights(sample_weight, X)
         classes, encoded = np.unique(y, return_inverse=True)
         weight = weight * self._class_factors(classes, encoded, weight)
-        present = np.unique(encoded[weight > 0])
+        present = np.flatnonzero(np.bincount(encoded, weight) > 0)
         if len(present) < 2:
             raise ValueError(
                 f"expected samples of at least two classes, got only one class: {classes[present].tolist()}"
