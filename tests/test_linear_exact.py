@@ -161,7 +161,7 @@ def test_lower_bound_holds_at_any_point(kind):
     rng = np.random.default_rng(0)
     for scale in (0.01, 1.0, 10.0):
         W = scale * rng.standard_normal(problem.shape)
-        assert lower_bound(problem, problem.evaluate(W, problem.scores(W))) <= least + 1e-12
+        assert lower_bound(problem, W, problem.evaluate(W, problem.scores(W))) <= least + 1e-12
 
 
 def problem_of(kind, X, y, rho, lam0=LAM0):
@@ -484,3 +484,77 @@ def test_memory_of_sparse_data_with_many_features():
     tracemalloc.stop()
     assert fitted.dual_gap_ < 1e-6
     assert peak < 0.5 * 8 * 15_000 * 700
+
+
+# -- stopping, and what rounding leaves -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("kind", ["absolute_error", "quantile"])
+def test_kinked_losses_without_penalty_converge(kind, rho):
+    X, y = data(kind, 300, 5, seed=21)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        rough, fitted = (model(kind, rho=rho, C=math.inf, tol=tol).fit(X, y) for tol in (1e-3, 1e-6))
+    assert rough.n_iter_ < min(fitted.n_iter_, 25)
+    assert fitted.robust_value_ == pytest.approx(cone_program(kind, X, y, rho, 1e12), rel=2e-6)
+
+
+@pytest.mark.parametrize("C", [1.0, math.inf])
+@pytest.mark.parametrize("rho", [0.0, 0.1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tolerance_zero_ends_with_rounding(kind, rho, C):
+    X, y = data(kind, seed=22)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        fitted = model(kind, rho=rho, C=C, tol=0.0).fit(X, y)
+    assert fitted.n_iter_ < 700
+    if C == 1.0:
+        assert fitted.dual_gap_ <= 2e-9
+
+
+@pytest.mark.parametrize("target", [0.0, 7.0, -1e6])
+@pytest.mark.parametrize("kind", ["squared_error", "huber", "absolute_error", "quantile"])
+def test_constant_targets_are_solved(kind, target):
+    X, _ = data(kind, seed=23)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        fitted = model(kind).fit(X, np.full(len(X), target))
+    np.testing.assert_allclose(fitted.predict(X), target, rtol=1e-9)
+    assert fitted.n_iter_ < 20
+
+
+def objective_in_long_double(kind, fitted, X, y):
+    """P, lam by bisection, in 80 bits where the machine has them."""
+    wide = np.longdouble
+    W = packed(fitted).astype(wide)
+    l = losses(kind, X.astype(wide), y.astype(wide), W)
+    penalty = (W[:, :-1] ** 2).sum() / (2 * wide(fitted.C) * len(y))
+    if fitted.rho == 0:
+        return l.mean() + penalty
+    top, low, high = l.max(), wide(fitted.lam0), fitted.lam0 + (l.max() - l.mean()) / fitted.rho
+    for _ in range(200):
+        lam = (low + high) / 2
+        e = np.exp((l - top) / lam)
+        kl = ((e / e.sum()) * (l - top)).sum() / lam - np.log(e.mean())
+        low, high = (lam, high) if kl > fitted.rho else (low, lam)
+    return top + lam * np.log(e.mean()) + (lam - wide(fitted.lam0)) * fitted.rho + penalty
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="long doubles are no longer than doubles here")
+@pytest.mark.parametrize(
+    ("scale", "offset", "shift"), [(1e6, 0, 0), (1, 1e6, 0), (1e6, 1e6, 0), (1, 0, 1e6), (1e-6, 0, 0)]
+)
+@pytest.mark.parametrize("rho", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["squared_error", "huber", "absolute_error", "quantile"])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_gap_is_an_upper_bound_at_large_scales(kind, rho, scale, offset, shift):
+    X, y = data(kind, seed=24)
+    X, y = X + shift, scale * y + offset
+    fits = [model(kind, rho=rho, **s).fit(X, y) for s in ({"max_iter": 1}, {"max_iter": 3}, {}, {"tol": 0.0})]
+    values = [objective_in_long_double(kind, fitted, X, y) for fitted in fits]
+    for fitted, value in zip(fits, values, strict=True):
+        true = float(value - min(values))
+        sums = 16 * np.finfo(float).eps * math.sqrt(len(y)) * shift
+        slack = 1e-8 * max(1.0, float(value)) + sums
+        assert true <= fitted.dual_gap_ <= 10 * true + slack

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import pickle
 import tracemalloc
 import warnings
 
+import linear
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from sklearn.datasets import make_classification
 from sklearn.exceptions import ConvergenceWarning
 
 import oracles
@@ -71,7 +74,108 @@ def test_stream_comes_within_one_per_cent(solver):
     exact = KLDROClassifier(rho=0.1).fit(X, y)
     assert objective(model, X, y) <= objective(exact, X, y) * 1.01
     assert not hasattr(model, "dual_gap_")
-    assert model.n_iter_ == 8 * (5000 // 256)
+    assert model.n_iter_ == (40_000 - 4096) // 256
+
+
+@pytest.mark.parametrize("solver", ALGORITHMS)
+@pytest.mark.parametrize("C", [1.0, np.inf])
+def test_stream_of_few_rows(solver, C):
+    """Ten calls of 500 rows, of which some 50 decide the worst case: nowhere worse than the first call, near exact."""
+    X, y = make_classification(5000, 8, random_state=0)
+    least = objective(KLDROClassifier(rho=0.1, C=C).fit(X, y), X, y)
+    model = KLDROClassifier(rho=0.1, C=C, solver=solver)
+    above = []
+    for start in range(0, 5000, 500):
+        model.partial_fit(X[start : start + 500], y[start : start + 500], classes=[0, 1])
+        above.append(objective(model, X, y) / least - 1)
+    assert max(above) <= above[0] + 1e-3
+    assert above[-1] <= 2e-3
+
+
+@pytest.mark.parametrize("solver", ALGORITHMS)
+def test_stream_does_not_fall_behind_its_start(solver):
+    """lam of the last 1,024 losses alone is off by so much here that the stream would end 2% above, from 0.5%."""
+    X, y = make_classification(20_000, 8, random_state=1)
+    model = KLDROClassifier(rho=0.1, solver=solver)
+    least = objective(KLDROClassifier(rho=0.1).fit(X, y), X, y)
+    first = objective(KLDROClassifier(rho=0.1).fit(X[:4096], y[:4096]), X, y)
+    assert first > 1.005 * least
+    for start in range(0, 20_000, 1000):
+        model.partial_fit(X[start : start + 1000], y[start : start + 1000], classes=[0, 1])
+        assert objective(model, X, y) <= (1.001 * first if start >= 4000 else 2 * first)
+    assert objective(model, X, y) <= 1.001 * least
+
+
+@pytest.mark.parametrize("solver", ALGORITHMS)
+def test_fit_where_few_samples_decide(solver):
+    X, y = make_classification(5000, 8, random_state=0)
+    exact = KLDROClassifier(rho=0.1, C=np.inf).fit(X, y)
+    model = KLDROClassifier(rho=0.1, C=np.inf, solver=solver, random_state=0).fit(X, y)
+    assert objective(model, X, y) <= 1.001 * objective(exact, X, y)
+
+
+@pytest.mark.parametrize("solver", ["rscdro", "ascdro"])
+def test_calls_of_any_size_give_the_same_model(solver):
+    X, y = make_classification(9000, 4, random_state=2)
+    weight = np.random.default_rng(0).integers(0, 3, 9000).astype(float)
+    coefs = []
+    for size in (9000, 1000, 77):
+        model = KLDROClassifier(rho=0.1, solver=solver)
+        for start in range(0, 9000, size):
+            rows = slice(start, start + size)
+            model.partial_fit(X[rows], y[rows], classes=[0, 1], sample_weight=weight[rows])
+        coefs.append(model.coef_)
+    np.testing.assert_array_equal(coefs[0], coefs[1])
+    np.testing.assert_array_equal(coefs[0], coefs[2])
+
+
+def test_rows_of_weight_zero_leave_no_trace():
+    X, y = make_classification(12_000, 4, random_state=2)
+    weight = (np.arange(12_000) >= 5000).astype(float)
+    weighted = KLDROClassifier().partial_fit(X, y, classes=[0, 1], sample_weight=weight)
+    without = KLDROClassifier().partial_fit(X[5000:], y[5000:], classes=[0, 1])
+    np.testing.assert_array_equal(weighted.coef_, without.coef_)
+
+
+def test_first_rows_are_the_streams_own():
+    """A caller that fills one array again and again does not change rows that wait."""
+    X, y = make_classification(3000, 4, random_state=3)
+    whole, chunk = KLDROClassifier().partial_fit(X, y, classes=[0, 1]), np.empty((1000, 4))
+    model = KLDROClassifier()
+    for start in range(0, 3000, 1000):
+        chunk[:] = X[start : start + 1000]
+        model.partial_fit(chunk, y[start : start + 1000], classes=[0, 1])
+    np.testing.assert_allclose(model.coef_, whole.coef_, atol=1e-3)
+
+
+def test_dense_and_sparse_rows_in_one_stream():
+    X, y = make_classification(3000, 4, random_state=3)
+    model = KLDROClassifier().partial_fit(X[:1500], y[:1500], classes=[0, 1])
+    model.partial_fit(sp.csr_array(X[1500:]), y[1500:])
+    np.testing.assert_allclose(model.coef_, KLDROClassifier().fit(X, y).coef_, atol=1e-3)
+
+
+def test_few_rows_after_a_fit_to_many():
+    """The fit counts for its rows, in the average and in the penalty."""
+    X, y = make_classification(21_000, 8, random_state=4)
+    model = KLDROClassifier(rho=0.1, C=1e-3).fit(X[:20_000], y[:20_000])
+    before, norm = objective(model, X, y), np.abs(model.coef_ * X.std(0)).max()
+    coef = model.coef_
+    model.partial_fit(X[20_000:20_100], y[20_000:20_100])  # waits for a whole batch
+    np.testing.assert_array_equal(model.coef_, coef)
+    model.partial_fit(X[20_100:], y[20_100:])
+    assert 0 < np.abs((model.coef_ - coef) * X.std(0)).max() < 0.02 * norm
+    assert objective(model, X, y) <= before * 1.0005
+    assert model._progress.stream.weight == 20_000 + 1000 // 256 * 256
+
+
+@pytest.mark.parametrize("rows", [2000, 4352])
+def test_robust_value_of_a_stream_is_without_the_penalty(rows):
+    X, y = make_classification(rows, 8, random_state=1)
+    model = KLDROClassifier(rho=0.1, C=1e-3).partial_fit(X, y, classes=[0, 1])
+    penalty = np.sum(model.coef_**2) / (2 * model.C * rows)
+    assert penalty > 0.02
+    assert model.robust_value_ == pytest.approx(objective(model, X, y) - penalty, abs=penalty / 3)
 
 
 def test_stream_of_numbers():
@@ -102,7 +206,7 @@ def test_stream_goes_on_from_a_fit_and_fit_begins_anew():
     model.partial_fit(X, y)
     assert 0 < np.abs((model.coef_ - coef) * X.std(0)).max() < 0.2
     np.testing.assert_allclose(model.fit(X, y).coef_, coef)
-    assert "_stream" not in vars(model)
+    assert "_progress" not in vars(model)
 
 
 def test_memory_of_a_stream_is_flat():
@@ -187,14 +291,10 @@ def test_batches_cover_everything_once():
         np.testing.assert_array_equal(rows, np.arange(n))
 
 
-@pytest.mark.slow
-def test_ten_million_rows():
-    """As benchmarks/linear.py, whose stream it is."""
-    import argparse
-
-    import linear
-
-    lines = linear.stream(argparse.Namespace(stream=10_000_000))
+@pytest.mark.parametrize("rows", [200_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
+def test_many_rows(rows):
+    """The stream of benchmarks/linear.py."""
+    lines = linear.stream(argparse.Namespace(stream=rows))
     for line in lines[2:4]:
         cells = [cell.strip() for cell in line.split("|")]
         early, late = (float(mb) for mb in cells[4].split(","))

@@ -108,3 +108,58 @@ def test_bad_input():
         scorer(KLDROClassifier(), np.zeros((1, 1)), [0])
     with pytest.raises(ValueError, match="columns"):
         group_table([0], [0], np.zeros((1, 1, 1)))
+
+
+def test_missing_groups_are_a_group():
+    pd = pytest.importorskip("pandas")
+    y, predicted = [0, 1, 1, 0], [0, 1, 0, 0]
+    for groups in (
+        ["a", None, None, "a"],
+        [1.0, np.nan, np.nan, 1.0],
+        np.array(["a", np.nan, float("nan"), "a"], dtype=object),
+        pd.Series(["a", pd.NA, pd.NA, "a"], dtype="string"),
+        pd.Series(["a", None, None, "a"]).astype("category"),
+        pd.Series(pd.to_datetime(["2020-01-01", None, None, "2020-01-01"])).astype(object),
+    ):
+        worst, best = group_table(y, predicted, groups)
+        assert (worst.group, worst.size, worst.accuracy) == (None, 2, 0.5)
+        assert (best.size, best.accuracy) == (2, 1.0)
+    frame = pd.DataFrame({"sex": ["f", None, "m", "m"], "age": [1, 2, 1, np.nan]})
+    assert {row.group for row in group_table(y, predicted, frame)} == {("f", 1), (None, 2), ("m", 1), ("m", None)}
+
+
+def test_groups_of_mixed_types():
+    table = group_table([0, 1, 1, 0], [0, 1, 0, 0], [1, "1", "1", 1])
+    assert [(row.group, row.size) for row in table] == [("1", 2), (1, 2)]
+
+
+def test_labels_that_never_agree():
+    with pytest.raises(ValueError, match="one type in y_true and y_pred"):
+        robust_accuracy([0, 1], ["0", "1"], 0.1)
+    for missing in ([0, None], [0.0, np.nan]):
+        with pytest.raises(ValueError, match="label for every sample in y_true"):
+            worst_group_accuracy(missing, [0, 1], ["a", "b"])
+    assert robust_accuracy([0, 1], [False, True], 0.1) == 1.0
+    assert robust_accuracy(np.array(["a", "b"], dtype=object), np.array(["a", "b"]), 0.1) == 1.0
+
+
+def test_scorers_say_what_they_are():
+    pd = pytest.importorskip("pandas")
+    assert repr(robust_accuracy_scorer(0.1)) == "robust_accuracy_scorer(rho=0.1)"
+    assert repr(worst_group_scorer(pd.Series([0, 1]))) == "worst_group_scorer(Series of 2 rows)"
+    assert repr(worst_group_scorer(labels)) == "worst_group_scorer(labels)"
+    for rho in (-1.0, "a"):
+        with pytest.raises(HyperparameterError, match="rho >= 0"):
+            robust_accuracy_scorer(rho)
+
+
+def test_index_of_the_groups():
+    pd = pytest.importorskip("pandas")
+    X, y = pd.DataFrame({"x": [0.0, 1.0, 2.0, 3.0]}), [0, 0, 1, 1]
+    model = KLDROClassifier().fit(X, y)
+    with pytest.raises(ValueError, match="each label once"):
+        worst_group_scorer(pd.Series([0, 1, 1], index=[0, 1, 1]))
+    with pytest.raises(ValueError, match="got none for 2 of 4, such as 2"):
+        worst_group_scorer(pd.Series([0, 1], index=[0, 1]))(model, X, y)
+    groups = pd.Series(list("abba"), index=[3, 2, 1, 0])
+    assert worst_group_scorer(groups)(model, X, y) == worst_group_accuracy(y, model.predict(X), list("abba"))

@@ -6,6 +6,7 @@ For choosing rho with scikit-learn's `GridSearchCV`, see `robust_accuracy_scorer
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -50,6 +51,7 @@ def group_table(y_true: Any, y_pred: Any, groups: Any, sample_weight: Any = None
     Args:
         y_true, y_pred: labels, (n,).
         groups: to which group each sample belongs: labels, (n,), or several columns, (n, m), for their combinations.
+            Samples whose label is missing (None, NaN) are a group of their own, None.
         sample_weight: >= 0, (n,).
 
     Example:
@@ -94,8 +96,7 @@ def robust_accuracy(y_true: Any, y_pred: Any, rho: float, sample_weight: Any = N
         >>> round(robust_accuracy([0, 1, 1, 0, 1], [0, 1, 1, 0, 0], rho=0.1), 4)
         0.6048
     """
-    if not 0.0 <= rho < math.inf:
-        raise HyperparameterError(f"expected a radius rho >= 0, got {rho}")
+    _check_rho(rho)
     right, weight = _right(y_true, y_pred, sample_weight)
     accuracy = float(weight @ right / weight.sum())
     if rho == 0.0 or accuracy in (0.0, 1.0):
@@ -122,7 +123,11 @@ class robust_accuracy_scorer:
     """
 
     def __init__(self, rho: float) -> None:
+        _check_rho(rho)
         self.rho = rho
+
+    def __repr__(self) -> str:
+        return f"robust_accuracy_scorer(rho={self.rho})"
 
     def __call__(self, estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
         return robust_accuracy(y, estimator.predict(X), self.rho, sample_weight)
@@ -135,8 +140,8 @@ class worst_group_scorer:
     X and y, so say how to know the groups of rows:
 
     Args:
-        groups: a function of X that gives them; or a pandas Series or DataFrame with the index of X, in which the rows
-            of X, a DataFrame, are looked up.
+        groups: a function of X that gives them; or a pandas Series or DataFrame with the index of X, each label once,
+            in which the rows of X, a DataFrame, are looked up.
 
     Example:
         >>> scorer = worst_group_scorer(lambda X: X[:, 0] > 5)
@@ -148,22 +153,53 @@ class worst_group_scorer:
                 f"expected groups as a function of X, or a pandas Series of X's index, got {type(groups).__name__}; "
                 "an array cannot be matched with the rows of a fold"
             )
+        if not callable(groups) and not groups.index.is_unique:
+            raise ValueError(
+                "expected groups whose index holds each label once, got duplicates, of which a row cannot choose; "
+                "reset the index of X and of groups"
+            )
         self.groups = groups
+
+    def __repr__(self) -> str:
+        if callable(self.groups):
+            return f"worst_group_scorer({getattr(self.groups, '__name__', self.groups)})"
+        return f"worst_group_scorer({type(self.groups).__name__} of {len(self.groups)} rows)"
 
     def __call__(self, estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
         if callable(self.groups):
             groups = self.groups(X)
         elif hasattr(X, "index"):
+            unknown = X.index.difference(self.groups.index)
+            if len(unknown):
+                raise ValueError(
+                    f"expected groups for all rows of X, got none for {len(unknown)} of {len(X)}, such as "
+                    f"{unknown[0]!r}; give groups the index of X"
+                )
             groups = self.groups.loc[X.index]
         else:
             raise TypeError(f"expected X as a DataFrame, to look up its rows' groups, got {type(X).__name__}")
         return worst_group_accuracy(y, estimator.predict(X), groups, sample_weight)
 
 
+def _check_rho(rho: Any) -> None:
+    if not isinstance(rho, numbers.Real) or not 0.0 <= float(rho) < math.inf:
+        raise HyperparameterError(f"expected a radius rho >= 0, got {rho!r}")
+
+
 def _right(y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Array, Array]:
     """Whether each prediction is right, and the weights."""
     y_true, y_pred = column_or_1d(y_true), column_or_1d(y_pred)
     check_consistent_length(y_true, y_pred)
+    texts = []
+    for name, y in (("y_true", y_true), ("y_pred", y_pred)):
+        if (y.dtype.kind == "f" and np.isnan(y).any()) or (y.dtype.kind == "O" and any(map(_missing, y))):
+            raise ValueError(f"expected a label for every sample in {name}, got missing values")
+        texts.append(y.dtype.kind in "US" or (y.dtype.kind == "O" and all(isinstance(label, str) for label in y)))
+    if texts[0] != texts[1]:
+        raise ValueError(
+            "expected labels of one type in y_true and y_pred, got texts and others, which never agree: "
+            f"{y_true.dtype}, {y_pred.dtype}"
+        )
     weight = _check_sample_weight(sample_weight, y_true.reshape(-1, 1), dtype=np.float64, ensure_non_negative=True)
     if not weight.sum() > 0:
         raise ValueError("expected sample weights with a positive sum, got only zeros")
@@ -173,11 +209,29 @@ def _right(y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Array, Array]:
 def _members(groups: Any) -> tuple[list[Any], Array]:
     """Names of the groups, and the number of each sample's."""
     columns = np.asarray(groups)
+    if columns.dtype.kind in "US" and not hasattr(groups, "dtype"):
+        columns = np.asarray(groups, dtype=object)  # a list of numbers and texts stays as it is
     if columns.ndim == 1:
-        names, member = np.unique(columns, return_inverse=True)
-        return names.tolist(), member
+        return _factorised(columns)
     if columns.ndim != 2:
         raise ValueError(f"expected groups as one label per sample, or several columns, got shape {columns.shape}")
-    codes = np.stack([np.unique(column, return_inverse=True)[1] for column in columns.T], 1)
-    _, first, member = np.unique(codes, axis=0, return_index=True, return_inverse=True)
-    return [tuple(row) for row in columns[first].tolist()], member.ravel()
+    parts = [_factorised(column) for column in columns.T]
+    codes, member = np.unique(np.stack([code for _, code in parts], 1), axis=0, return_inverse=True)
+    return [tuple(names[j] for (names, _), j in zip(parts, row, strict=True)) for row in codes], member.ravel()
+
+
+def _factorised(column: Array) -> tuple[list[Any], Array]:
+    """Distinct labels, and the number of each sample's; of objects, which may not compare, in order of appearance."""
+    if column.dtype.kind != "O":
+        names, member = np.unique(column, return_inverse=True)
+        return [None if _missing(name) else name for name in names.tolist()], member
+    numbers_of: dict[Any, int] = {}
+    member = np.array([numbers_of.setdefault(None if _missing(g) else g, len(numbers_of)) for g in column.tolist()])
+    return list(numbers_of), member
+
+
+def _missing(label: Any) -> bool:
+    """None, NaN, or pandas' NA and NaT."""
+    return (
+        label is None or type(label).__name__ in ("NAType", "NaTType") or (isinstance(label, float) and label != label)
+    )

@@ -19,13 +19,16 @@ from scdro.errors import HyperparameterError
 from scdro.linear_model._exact import Solution, certificate, solve, start
 from scdro.linear_model._losses import Loss
 from scdro.linear_model._problem import Problem
-from scdro.linear_model._stochastic import ALGORITHMS, Stream, batches
+from scdro.linear_model._stochastic import ALGORITHMS, Progress, Rows, Stream, batches
 from scdro.linear_model._worst import Array, worst
 from scdro.reading import check_radius
 
 __all__ = ["KLDROLinearModel"]
 
 _FIRST = 4096  # rows that give a stream its start, its coordinates and its step size
+_GROWTH = 1.05  # of the rows so far, after which they are solved anew: calls of single rows cost little
+_FIRST_STEPS = 100  # of Newton's method, for these
+_FREE = ("C", "batch_size", "class_weight", "max_iter", "random_state", "tol", "warm_start")  # what a stream may change
 _PATIENCE = 5  # epochs without progress after which a stochastic fit ends
 
 
@@ -45,6 +48,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
     learning_rate: float | None
     coef_: Array
     intercept_: Any
+    _fitted: tuple[int, float]  # rows and weight of the last fit
 
     @abstractmethod
     def _losses(self, y: Array, weight: Array) -> Loss:
@@ -90,19 +94,25 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
 
     # -- fitting ------------------------------------------------------------------------------------------------------
 
-    def _fit(self, X: Any, y: Array, weight: Array) -> None:
+    def _fit(self, X: Any, y: Array, weight: Array, offset: float = 0.0) -> None:
+        """`offset` has been taken from y, and belongs to the intercept."""
         problem = self._problem(X, y, weight)
+        moved = np.zeros(problem.shape)
+        moved[:, -1] = offset
         W = self._packed() if self.warm_start else None
-        if W is not None and W.shape != problem.shape:
-            W = None
+        if W is not None:
+            W = W - moved if W.shape == problem.shape else None
         if self.solver == "exact":
             if W is None:
                 W = start(problem, self._origin(problem.loss, problem.q), self.tol, self.max_iter)
             solution = solve(problem, W, self.tol, self.max_iter)
         else:
             solution = self._fit_stochastic(problem, W)
-        self.__dict__.pop("_stream", None)
-        self._report(problem, solution)
+        self.__dict__.pop("_progress", None)
+        self._fitted = len(weight), float(weight.sum())
+        lost = float(np.finfo(float).eps) * abs(offset) * problem.loss.unit
+        self._report(problem, solution._replace(W=solution.W + moved, gap=solution.gap + lost))
+        self._warn_unless_converged(solution)
 
     def _problem(self, X: Any, y: Array, weight: Array) -> Problem:
         total = float(weight.sum())
@@ -119,22 +129,28 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         self._unpack(solution.W, problem.X.dtype)
         self.lam_, self.robust_value_ = solution.lam, solution.value - penalty
         self.dual_gap_, self.n_iter_ = solution.gap, solution.n_iter
+
+    def _warn_unless_converged(self, solution: Solution) -> None:
         if not solution.converged:
+            known = (
+                f": the objective is within {solution.gap:.2g} of its least value" if solution.gap < math.inf else ""
+            )
             warnings.warn(
                 f"{self.solver} stopped after {solution.n_iter} iterations (max_iter={self.max_iter}) before reaching "
-                f"tol={self.tol}: the objective is within {solution.gap:.2g} of its least value. Raise max_iter, scale "
-                "the features (sklearn.preprocessing.StandardScaler), or lower C or rho.",
+                f"tol={self.tol}{known}. Raise max_iter, scale the features (sklearn.preprocessing.StandardScaler), or "
+                "lower C or rho.",
                 ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _fit_stochastic(self, problem: Problem, W: Array | None) -> Solution:
-        """Epochs in random order until the exact objective stops falling; the best epoch's end is the answer."""
+        """Epochs in random order until the exact objective stops falling; the best of start and epochs' ends counts."""
         X, loss, n = problem.X, problem.loss, len(problem.q)
         rng = check_random_state(self.random_state)
-        order = rng.permutation(n)
-        stream = self._new_stream(problem.rows(order[: max(self.batch_size, _FIRST)]), W)
-        best_W, best, since, epoch = stream.coefficients(), math.inf, 0, 0
+        first = problem.rows(rng.permutation(n)[: self._first_rows])
+        stream = self._opened(first) if W is None else self._new_stream(first, W, 0)
+        best_W = stream.coefficients()
+        best, since, epoch = problem.original_value(best_W, problem.scores(best_W)), 0, 0
         uniform = bool((problem.q == problem.q[0]).all())
         while epoch < self.max_iter and since < _PATIENCE:
             epoch += 1
@@ -149,40 +165,87 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
                 best_W, best = W, value
         return certificate(problem, best_W, epoch, since >= _PATIENCE)
 
-    def _new_stream(self, first: Problem, W: Array | None) -> Stream:
-        """Starts at W, or else at the solution for the first rows; at zero if those do not have one."""
-        if W is None or W.shape != first.shape:
-            W = start(first, self._origin(first.loss, first.q), 1e-3, 50)
-            if first.loss.varied(first.q):
-                # A few rows may be separable: without a penalty they get a weak one.
-                penalised = first if first.alpha > 0 else replace(first, alpha=1e-4)
-                W = solve(penalised, W, 1e-3, 50).W
-        return Stream("rscdro" if self.solver == "exact" else self.solver, first, W, self.learning_rate)
+    @property
+    def _first_rows(self) -> int:
+        return max(int(self.batch_size), _FIRST)
+
+    def _solved(self, first: Problem, W: Array | None) -> tuple[Problem, Solution]:
+        """The solution for the first rows, from W; zero, if they do not have one."""
+        # A few rows may be separable: without a penalty they get a weak one.
+        problem = first if first.alpha > 0 else replace(first, alpha=1e-4)
+        steps = _FIRST_STEPS if first.loss.varied(first.q) else 0
+        if W is None or steps == 0:
+            W = start(problem, self._origin(first.loss, first.q), self.tol, steps)
+        return problem, solve(problem, W, self.tol, steps, certify=False)
+
+    def _new_stream(self, first: Problem, W: Array, rows: int) -> Stream:
+        return Stream("rscdro" if self.solver == "exact" else self.solver, first, W, rows, self.learning_rate)
+
+    def _opened(self, first: Problem) -> Stream:
+        """A stream that starts from the solution for the first rows."""
+        solved = first.loss.varied(first.q)
+        return self._new_stream(first, self._solved(first, None)[1].W, len(first.q) if solved else 0)
+
+    def _partial_fit(self, X: Any, y: Array, weight: Array) -> None:
+        """One pass over the rows, in their order, in whole batches: how they are cut into calls changes nothing."""
+        progress = self.__dict__.get("_progress")
+        if progress is None:
+            progress = Progress(self._stream_settings(), getattr(self, "_fitted", None))
+        if progress.settings != self._stream_settings():
+            raise ValueError(
+                f"expected the settings that the stream began with, {progress.settings}, got {self._stream_settings()}"
+                f"; only {', '.join(_FREE)} may change from call to call"
+            )
+        rows = Rows(X, y, weight)
+        if not weight.all():
+            rows = rows[np.flatnonzero(weight)]
+        if progress.waiting is not None:
+            rows = progress.waiting.joined(rows)
+        if progress.stream is None:
+            rows = self._begun(progress, rows)
+        if progress.stream is not None:
+            rows = self._advanced(progress.stream, rows)
+        progress.waiting = rows.copy()
+        self._progress = progress
+        self.__dict__.pop("dual_gap_", None)  # of data that are gone nothing can be certified
 
     def _stream_settings(self) -> dict[str, Any]:
-        names = ("rho", "lam0", "solver", "learning_rate", "fit_intercept")
-        return {name: getattr(self, name) for name in names}
+        return {name: value for name, value in self.get_params().items() if name not in _FREE}
 
-    def _partial_fit(self, X: Any, y: Array, weight: Array, weighted: bool) -> None:
-        """One pass over the rows, in their order. The penalty is that of all the weight seen so far."""
-        problem = self._problem(X, y, weight)
-        if "_stream" not in self.__dict__:
-            self._stream = self._new_stream(problem.rows(slice(0, _FIRST)), self._packed())
-            self._stream.settings = self._stream_settings()
-        stream = self._stream
-        if stream.settings != self._stream_settings():
-            raise ValueError(
-                f"expected the settings that the stream began with, {stream.settings}, got {self._stream_settings()}; "
-                "only C may change from call to call"
-            )
-        stream.weight += float(weight.sum())
-        for i in batches(X.shape[0], self.batch_size):
-            if weight[i].any():
-                alpha = 1 / (self.C * stream.weight)
-                stream.step(X[i], problem.loss.rows(i), weight[i] if weighted else None, alpha)
-        self._unpack(stream.coefficients(), X.dtype)
-        self.lam_, self.robust_value_, self.n_iter_ = float(stream.opt.lam), stream.value, stream.steps
-        self.__dict__.pop("dual_gap_", None)  # of data that are gone nothing can be certified
+    def _begun(self, progress: Progress, rows: Rows) -> Rows:
+        """Begins the stream, once there are rows enough for one. Returns the rows that are left for it.
+
+        Until then the model is the solution for the rows so far, or, where it goes on from a fit, that.
+        """
+        first = rows[: self._first_rows]
+        problem = self._problem(first.X, first.y, first.weight)
+        W = self._packed()
+        if progress.fitted is not None:
+            if len(rows) >= self.batch_size:
+                assert W is not None
+                progress.stream = self._new_stream(problem, W, progress.fitted[0])
+                progress.stream.weight = progress.fitted[1]
+            return rows
+        if len(rows) >= self._first_rows:
+            progress.stream = self._opened(problem)
+            progress.stream.weight = float(first.weight.sum())
+            return rows[self._first_rows :]
+        if len(rows) >= _GROWTH * progress.solved:
+            self._report(*self._solved(problem, W))
+            progress.solved = len(rows)
+        return rows
+
+    def _advanced(self, stream: Stream, rows: Rows) -> Rows:
+        """Steps over whole batches; the penalty is that of all the weight so far. What is left waits."""
+        whole = len(rows) // self.batch_size * self.batch_size
+        for i in range(0, whole, self.batch_size):
+            batch = rows[i : i + self.batch_size]
+            stream.weight += float(batch.weight.sum())
+            weight = batch.weight if (batch.weight != batch.weight[0]).any() else None
+            stream.step(batch.X, self._losses(batch.y, batch.weight), weight, 1 / (self.C * stream.weight))
+        self._unpack(stream.coefficients(), rows.X.dtype)
+        self.lam_, self.robust_value_, self.n_iter_ = float(stream.opt.lam), stream.value, max(stream.steps, 1)
+        return rows[whole:]
 
     # -- after fitting ------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,9 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         learning_rate: their first step size; None finds one from the first batch.
 
     Attributes:
-        coef_, intercept_, classes_, n_iter_, n_features_in_, feature_names_in_: as in scikit-learn.
+        coef_, intercept_, classes_, n_features_in_, feature_names_in_: as in scikit-learn.
+        n_iter_: Newton steps until `tol`, or epochs, or batches of a stream. Steps that go on for the sake of the
+            certificate, and may improve an answer that met `tol`, are not counted.
         lam_: the temperature; inf where rho = 0.
         robust_value_: the worst case's loss on the training data, without the penalty.
         dual_gap_: the objective is at most this far above its least value: a certificate, also for fits stopped early;
@@ -93,7 +95,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         weight = self._weights(sample_weight, X)
         classes, encoded = np.unique(y, return_inverse=True)
         weight = weight * self._class_factors(classes, encoded, weight)
-        present = np.unique(encoded[weight > 0])
+        present = np.flatnonzero(np.bincount(encoded, weight) > 0)
         if len(present) < 2:
             raise ValueError(
                 f"expected samples of at least two classes, got only one class: {classes[present].tolist()}"
@@ -110,7 +112,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         All state is kept from call to call. The first call needs `classes`, all the labels that will ever come.
         """
         self._check_settings()
-        first = "_stream" not in self.__dict__
+        first = "_progress" not in self.__dict__
         X, y = self._validated(X, y, reset=first and not hasattr(self, "coef_"))
         if first and not hasattr(self, "classes_"):
             if classes is None:
@@ -128,7 +130,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         encoded = _encoded(known, y)
         weight = weight * self._class_factors(known, encoded, weight)
         self.classes_ = known
-        self._partial_fit(X, encoded, weight, sample_weight is not None or self.class_weight is not None)
+        self._partial_fit(X, encoded, weight)
         return self
 
     def decision_function(self, X: Any) -> Array:

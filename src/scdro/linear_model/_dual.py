@@ -12,14 +12,21 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from scdro.linear_model._problem import Evaluation, Problem
-from scdro.linear_model._worst import dot
+from scdro.linear_model._worst import Array, dot
 
-__all__ = ["lower_bound"]
+__all__ = ["lower_bound", "rounding"]
+
+_ROWS = 1024
 
 
-def lower_bound(problem: Problem, at: Evaluation) -> float:
-    """D at the dual point of an evaluation; -inf where there is no penalty. One product with X'."""
+def lower_bound(problem: Problem, W: Array, at: Evaluation) -> float:
+    """D at the dual point of the evaluation at W, less what rounding may have added; -inf where there is no penalty.
+
+    One product with X'.
+    """
     if problem.alpha == 0.0:
         return -math.inf
     p, u = at.worst.p, at.at.slope
@@ -29,4 +36,20 @@ def lower_bound(problem: Problem, at: Evaluation) -> float:
     quadratic = float((gathered**2).sum()) / (2 * problem.alpha)
     # KL may lie above rho by rounding: lam is what a unit of it is worth.
     excess = max(at.worst.kl - problem.rho, 0.0) * at.worst.lam if problem.rho > 0 else 0.0
-    return -dot(p, problem.loss.conjugate(u)) - problem.lam0 * at.worst.kl - quadratic - excess
+    D = -dot(p, problem.loss.conjugate(u)) - problem.lam0 * at.worst.kl - quadratic - excess
+    return D - rounding(problem, W, at)
+
+
+def rounding(problem: Problem, W: Array, at: Evaluation) -> float:
+    """How far P and D may be off for rounding: scores each by themselves, and sums of n terms like sqrt(n).
+
+    Terms are as large as the products of coefficients and features, which may cancel. Some rows tell how large.
+    """
+    n, d = problem.X.shape
+    some = problem.X[:: -(-n // _ROWS)]
+    usual = np.asarray(abs(some).mean(0), dtype=np.float64).ravel()
+    size = np.abs(W[:, :d]) @ usual + (np.abs(W[:, -1]) if problem.fit_intercept else 0.0)
+    p, terms = at.worst.p, size @ np.abs(at.at.slope) + np.abs(at.at.value)
+    scores = float(np.finfo(problem.X.dtype).eps) * math.sqrt(dot(p * terms, p * terms))
+    sums = (4 + math.sqrt(n)) * float(np.finfo(np.float64).eps) * (abs(at.value) + dot(p, terms))
+    return scores + sums

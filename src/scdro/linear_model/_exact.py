@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scdro.linear_model._dual import lower_bound
+from scdro.linear_model._dual import lower_bound, rounding
 from scdro.linear_model._losses import Pinball
 from scdro.linear_model._newton import Iterate, iterate_at, newton_step
 from scdro.linear_model._preconditioner import Preconditioner, Solve
@@ -22,6 +22,7 @@ CERTIFYING_STEPS = 100
 _TIGHT = 5.0
 _SLACK = 8e-9
 _CONTRACTION = 0.25
+_PATIENCE = 5  # steps without progress, after which rounding is taken to allow none
 
 
 class Solution(NamedTuple):
@@ -48,8 +49,10 @@ class _Path:
         self.preconditioner.problem = self.problem
         self.now = iterate_at(self.problem, W)
         self.first = max(self.now.largest, 1e-300)
-        self.stuck = False
-        self.exhausted = False  # rounding lets nothing improve, and smoothing is negligible
+        self.lowest, self.least, self.idle = self.now.value, self.now.largest, 0
+        self.bound = -math.inf
+        self.stuck = False  # rounding lets nothing improve
+        self.exhausted = False  # and there is no smoothing left to take away
         self.plain = self.preconditioner.dense  # whether the preconditioner alone makes good directions
         self.solve: Solve | None = None
 
@@ -61,16 +64,33 @@ class _Path:
         return self.problem.original_value(self.now.W, self.now.evaluation.z, self.now.evaluation.worst.lam)
 
     def lower_bound(self) -> float:
-        return lower_bound(self.problem, self.now.evaluation)
+        """The best D so far."""
+        self.bound = max(self.bound, lower_bound(self.problem, self.now.W, self.now.evaluation))
+        return self.bound
 
     @property
     def squared_gradient(self) -> float:
         """|grad P|^2/(2 alpha), which is P - D but for the intercept: says whether D is worth computing."""
         return float((self.now.gradient**2).sum()) / (2 * self.problem.alpha)
 
+    @property
+    def decrement(self) -> float:
+        """Newton's decrement, g H^-1 g/2: about how far P, as smoothed, is above its least value."""
+        self.solve = self.solve or self.preconditioner.at(self.now.evaluation)
+        return float((self.now.gradient * self.solve(self.now.gradient)).sum()) / 2
+
+    @property
+    def rounding(self) -> float:
+        return rounding(self.problem, self.now.W, self.now.evaluation)
+
+    def gap(self) -> float:
+        """P - D for a loss with a kink; without a penalty there is no D, and the decrement stands in for it."""
+        least = self.lower_bound() if self.problem.alpha > 0 else self.now.value - self.decrement
+        return self.value - least
+
     def step(self) -> None:
         if self.kinked and (self.stuck or self._nearly_solved()):
-            if self.problem.loss.mu < 1e-12 * self.problem.loss.spread:  # type: ignore[attr-defined]
+            if self._smoothing() <= self.rounding:
                 self.exhausted = True
                 return
             self._sharpen()
@@ -81,20 +101,33 @@ class _Path:
         found = newton_step(self.problem, self.now, solve, accuracy)
         good = found is not None and found.largest <= _CONTRACTION * self.now.largest
         # A factor that does well serves again. One that does badly although it is new needs conjugate gradients.
-        self.stuck = found is None and not self.plain
-        self.exhausted = self.stuck and not self.kinked
+        blocked = found is None and not self.plain
         self.plain = self.plain and (good or not fresh)
         self.solve = solve if good and self.plain else None
         if found is not None:
             self.now = found
+        self._watch()
+        self.stuck = blocked or self.idle >= _PATIENCE
+        self.exhausted = self.stuck and not self.kinked
+
+    def _watch(self) -> None:
+        """Counts steps that neither lower P nor halve the gradient."""
+        lower = self.now.value < self.lowest - 4 * np.finfo(float).eps * abs(self.lowest)
+        self.idle = 0 if lower or self.now.largest <= 0.5 * self.least else self.idle + 1
+        self.lowest, self.least = min(self.lowest, self.now.value), min(self.least, self.now.largest)
+
+    def _smoothing(self) -> float:
+        """What smoothing takes from P at the present slopes."""
+        at, loss = self.now.evaluation, self.problem.loss
+        assert isinstance(loss, Pinball)
+        return loss.mu / 2 * dot(at.worst.p, at.at.slope[0] ** 2)
 
     def _nearly_solved(self) -> bool:
         """Whether the smoothed problem's own gap is small beside what smoothing costs."""
-        loss = self.problem.loss
-        assert isinstance(loss, Pinball)
-        at = self.now.evaluation
-        smoothing = loss.mu / 2 * dot(at.worst.p, at.at.slope[0] ** 2)
-        return self.now.value - (lower_bound(self.problem, at) - smoothing) <= smoothing
+        smoothing = self._smoothing()
+        if self.problem.alpha == 0:
+            return self.decrement <= smoothing
+        return self.now.value - (self.lower_bound() - smoothing) <= smoothing
 
     def _sharpen(self) -> None:
         loss = self.problem.loss
@@ -103,25 +136,28 @@ class _Path:
         self.preconditioner.problem, self.solve = self.problem, None
         evaluation = self.problem.evaluate(self.now.W, self.now.evaluation.z, self.now.evaluation.worst.lam)
         self.now = Iterate(self.now.W, evaluation, self.problem.gradient(self.now.W, evaluation))
+        self.lowest, self.least, self.idle = self.now.value, self.now.largest, 0
 
 
 @one_thread_each()
-def solve(problem: Problem, W: Array, tol: float, max_iter: int) -> Solution:
+def solve(problem: Problem, W: Array, tol: float, max_iter: int, certify: bool = True) -> Solution:
     """Minimise P from W. Converged: the largest entry of the gradient is at most tol * loss.unit, or, for losses with a
-    kink, the duality gap at most tol |P|."""
+    kink, the duality gap at most tol |P|; or there is nothing left to gain but rounding."""
     path = _Path(problem, W)
     n_iter = 0
     while not (done := _converged(path, tol)) and n_iter < max_iter and not path.exhausted:
         path.step()
         n_iter += 1
+    done = done or (path.exhausted and path.decrement <= path.rounding)
+    if not certify:
+        return _solution(path.now, path.value, math.inf, max(n_iter, 1), done)
     return _certified(problem, path, max(n_iter, 1), done)
 
 
 def _converged(path: _Path, tol: float) -> bool:
     if not path.kinked:
         return path.now.largest <= tol * path.problem.loss.unit
-    value = path.value
-    return value - path.lower_bound() <= tol * abs(value)
+    return path.gap() <= tol * abs(path.value)
 
 
 def _certified(problem: Problem, path: _Path, n_iter: int, converged: bool) -> Solution:
@@ -130,28 +166,25 @@ def _certified(problem: Problem, path: _Path, n_iter: int, converged: bool) -> S
     Any later point, of value P', shows that the true gap is at least P - P': once P - D is at most a few times that,
     it is known to be tight. An answer that has converged is replaced by the better one.
     """
-    answer, value, bound = path.now, path.value, -math.inf
+    answer, value = path.now, path.value
     best_value = value
-    least, stalled, patience = math.inf, 0, 4 if problem.X.dtype == np.float32 else 30
     for _ in range(CERTIFYING_STEPS if problem.alpha > 0 else 0):
         if path.value < best_value:
             best_value = path.value
             if converged:
                 answer, value = path.now, best_value
-        enough = _TIGHT * (value - best_value) + max(_SLACK, 1e-13 * abs(value))
-        # In single precision the gradient ends in noise before the bound is tight.
-        stalled = 0 if path.kinked or path.squared_gradient < 0.5 * least else stalled + 1
-        least = min(least, path.squared_gradient)
-        last = path.exhausted or stalled >= patience
-        if path.kinked or last or path.squared_gradient <= enough:
-            bound = max(bound, path.lower_bound())
-        if last or value - bound <= enough:
+        enough = _TIGHT * (value - best_value) + _SLACK
+        if path.kinked or path.exhausted or path.squared_gradient <= enough:
+            path.lower_bound()
+        if path.exhausted or value - path.bound <= enough:
             break
         path.step()
-    if bound == -math.inf:
-        bound = path.lower_bound()
-    gap = max(value - bound, 0.0) if bound > -math.inf else math.inf
-    return Solution(answer.W, value, answer.evaluation.worst.lam, gap, answer.largest, n_iter, converged)
+    bound = path.bound if path.bound > -math.inf else path.lower_bound()
+    return _solution(answer, value, max(value - bound, 0.0), n_iter, converged)
+
+
+def _solution(at: Iterate, value: float, gap: float, n_iter: int, converged: bool) -> Solution:
+    return Solution(at.W, value, at.evaluation.worst.lam, gap, at.largest, n_iter, converged)
 
 
 @one_thread_each()

@@ -16,7 +16,7 @@ from scipy.special import xlogy
 
 from scdro.linear_model._worst import Array, dot
 
-__all__ = ["Huber", "Logistic", "Loss", "LossAt", "Multinomial", "Pinball", "Squared"]
+__all__ = ["Huber", "Logistic", "Loss", "LossAt", "Multinomial", "Pinball", "Squared", "centre", "spread"]
 
 
 class LossAt(NamedTuple):
@@ -233,8 +233,17 @@ class Pinball(Loss):
         return Pinball(self.y[index], self.tau, self.scale, self.spread, self.mu)
 
 
+def centre(y: Array, q: Array) -> float:
+    """The mean of y under q; zero where y is constant."""
+    mean = dot(q, y)
+    return mean if _deviation(y, q) > 1e-12 * abs(mean) else 0.0
+
+
 def spread(y: Array, q: Array) -> float:
     """The standard deviation of y under q; where y is constant, its size; never zero."""
-    mean = dot(q, y)
-    std = math.sqrt(max(dot(q, (y - mean) ** 2), 0.0))
-    return std if std > 1e-12 * abs(mean) else abs(mean) or 1.0
+    mean, deviation = dot(q, y), _deviation(y, q)
+    return deviation if deviation > 1e-12 * abs(mean) else abs(mean) or 1.0
+
+
+def _deviation(y: Array, q: Array) -> float:
+    return math.sqrt(max(dot(q, (y - dot(q, y)) ** 2), 0.0))

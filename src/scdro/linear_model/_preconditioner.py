@@ -112,16 +112,19 @@ def _remove(H: Array, v: Array, lam: float) -> None:
 
 
 def _factorised(H: Array) -> tuple[Array, bool]:
-    """Cholesky; a null direction (the sum of the intercepts, a repeated feature) is lifted a little."""
-    ridge = 1e-13 * float(np.trace(H)) / len(H) + 1e-300
+    """Cholesky; a null direction (the sum of the intercepts, a repeated feature) is lifted a little, each entry in its
+    own units."""
+    diagonal = H.diagonal().copy()
+    diagonal[diagonal <= 0] = max(float(diagonal.max()), 1e-300)
+    ridge = 1e-13
     for _ in range(20):
         try:
-            H.flat[:: len(H) + 1] += ridge
+            H.flat[:: len(H) + 1] += ridge * diagonal
             factor: tuple[Array, bool] = cho_factor(H, lower=True, check_finite=False)
             return factor
         except LinAlgError:  # noqa: PERF203
             ridge *= 10
-    return np.eye(len(H)), True
+    return np.diag(np.sqrt(diagonal)), True
 
 
 def _squared_norms(X: Any) -> Array:

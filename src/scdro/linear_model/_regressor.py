@@ -10,7 +10,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, colu
 
 from scdro.errors import HyperparameterError
 from scdro.linear_model._base import KLDROLinearModel
-from scdro.linear_model._losses import Huber, Loss, Pinball, Squared, spread
+from scdro.linear_model._losses import Huber, Loss, Pinball, Squared, centre, spread
 from scdro.linear_model._worst import Array
 
 __all__ = ["KLDRORegressor"]
@@ -32,7 +32,8 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         epsilon: where Huber's loss turns linear, in the units of y.
         quantile: which quantile, in (0, 1).
         tol: "exact" stops when no entry of the gradient exceeds tol times the standard deviation of y (epsilon, if
-            smaller); for losses with a kink, when the duality gap is at most tol times the objective.
+            smaller); for losses with a kink, when the duality gap (where C is inf, smoothing's share and Newton's
+            decrement) is at most tol times the objective.
         rho, C, lam0, fit_intercept, solver, max_iter, warm_start, random_state, batch_size, learning_rate: as for
             `KLDROClassifier`. lam0 is in the units of the loss.
 
@@ -83,7 +84,10 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         """Fit to all of the data. X: dense or sparse, (n, d); y: numbers, (n,)."""
         self._check_settings()
         X, y = self._validated(X, y, y_numeric=True)
-        self._fit(X, y.astype(np.float64), self._weights(sample_weight, X))
+        y, weight = y.astype(np.float64), self._weights(sample_weight, X)
+        # Targets far from zero would cost the certificate its digits.
+        offset = centre(y, weight / weight.sum()) if self.fit_intercept else 0.0
+        self._fit(X, y - offset, weight, offset)
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> KLDRORegressor:
@@ -91,7 +95,7 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         self._check_settings()
         X, y = self._validated(X, y, reset=not hasattr(self, "coef_"), y_numeric=True)
         weight = self._weights(sample_weight, X)
-        self._partial_fit(X, y.astype(np.float64), weight, sample_weight is not None)
+        self._partial_fit(X, y.astype(np.float64), weight)
         return self
 
     def predict(self, X: Any) -> Array:

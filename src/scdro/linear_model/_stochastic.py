@@ -3,13 +3,16 @@ r"""The stochastic algorithms on the objective of a linear model: one stream of 
 The first rows are solved exactly: that is where the stream starts, and their Hessian gives the step size, and
 coordinates in which features are whitened, w = T v, so that one step size serves all directions. The penalty of w is
 added to every loss alike, which adds it to the robust value and leaves the worst case as it is.
+
+The answer is an average in which the start counts for the rows it was made from. lam is read off many losses: few of
+them decide it, and of the optimizer's own window, 1,024, a handful.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,21 +27,58 @@ from scdro.linear_model._problem import Evaluation, Problem
 from scdro.linear_model._worst import Array
 from scdro.optim import ASCDRO, RASCDRO, RSCDRO, SCDRO, factor_stages
 from scdro.optim.robust import RobustOptimizer
+from scdro.window import default_size
 
-__all__ = ["ALGORITHMS", "Stream", "batches"]
+__all__ = ["ALGORITHMS", "Progress", "Rows", "Stream", "batches"]
 
 ALGORITHMS = ("scdro", "ascdro", "rscdro", "rascdro")
 _BETA, _HORIZON = 0.2, 400  # share of a new batch in the averages; steps after which the step size begins to fall
-_POWER = 4
+_POWER = 3  # of the number of rows, by which later iterates count for more
+_WINDOW = 16_384  # recent losses that decide lam, at least
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Samples of a stream, with targets as encoded for the losses."""
+
+    X: Any
+    y: Array
+    weight: Array
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: Any) -> Rows:
+        return Rows(self.X[index], self.y[index], self.weight[index])
+
+    def copy(self) -> Rows:
+        return Rows(self.X.copy(), self.y.copy(), self.weight.copy())
+
+    def joined(self, more: Rows) -> Rows:
+        """A copy of both, one after the other."""
+        if sp.issparse(self.X) or sp.issparse(more.X):
+            X = sp.vstack([sp.csr_array(self.X), sp.csr_array(more.X)], "csr")
+        else:
+            X = np.concatenate([self.X, more.X])
+        return Rows(X, np.concatenate([self.y, more.y]), np.concatenate([self.weight, more.weight]))
+
+
+@dataclass
+class Progress:
+    """What `partial_fit` keeps: rows that wait, and the stream once there is one."""
+
+    settings: dict[str, Any]  # of the estimator, as the stream began
+    fitted: tuple[int, float] | None  # rows and weight behind the coefficients that it goes on from
+    waiting: Rows | None = None
+    solved: int = 0  # how many of them the model is the solution for
+    stream: Stream | None = None
 
 
 class Stream:
     """One model under training: parameters in whitened features, and the optimizer with all of its state."""
 
-    settings: dict[str, Any]  # of the estimator, as the stream began
-
-    def __init__(self, algorithm: str, problem: Problem, W: Array, lr: float | None) -> None:
-        """`problem` holds the first rows; W, (k, d + 1), is where to start."""
+    def __init__(self, algorithm: str, problem: Problem, W: Array, rows: int, lr: float | None) -> None:
+        """`problem` holds the first rows; W, (k, d + 1), is where to start, and the solution for so many rows."""
         X = problem.X
         if isinstance(problem.loss, Pinball):
             problem = problem.with_loss(problem.loss.smoothed(0.3 * problem.loss.spread))
@@ -56,9 +96,11 @@ class Stream:
         self.lr = 0.2 / (_largest_curvature(white, at) + bend) if lr is None else lr
         self.set_coefficients(W)
         self.mean_v, self.mean_b = self.v.detach().clone(), self.b.detach().clone()
-        self.steps, self.weight, self.value = 0, 0.0, math.nan
+        self.steps, self.rows, self.weight = 0, rows, 0.0
         self.restarted = algorithm.startswith("r")
         self.opt = _optimizer(algorithm, [self.v, self.b], self.lr, problem.rho, problem.lam0)
+        with self._at_rest():  # s, lam and the gradient of all the first rows
+            self._move(problem.X, problem.loss, problem.q, problem.alpha)
 
     def set_coefficients(self, W: Array) -> None:
         """Go on from coefficients of features as given."""
@@ -79,23 +121,44 @@ class Stream:
 
     def step(self, x: Any, loss: Loss, weight: Array | None, alpha: float) -> None:
         """One batch."""
-        features, back = torch.from_numpy(self._features(x)), torch.from_numpy(self.map)
-        per_sample = _torch_loss(loss)
-
-        def closure() -> Tensor:
-            w = self.v * back if back.ndim == 1 else self.v @ back.T
-            return per_sample(features @ self.v.T + self.b) + alpha / 2 * (w * w).sum()
-
         if not self.restarted:
             for group in self.opt.param_groups:
                 group["lr"] = self.lr / (1 + self.steps / _HORIZON) ** 0.5
-        self.b.requires_grad_(self.fit_intercept)
-        self.value = float(self.opt.step(closure, sample_weight=None if weight is None else torch.from_numpy(weight)))
+        self._move(x, loss, weight, alpha)
+        count = x.shape[0]
         self.steps += 1
-        # The late iterates count for more (weights ~ t^3): the objective is convex, and averages shed the noise.
-        share = _POWER / (self.steps + _POWER - 1)
+        self.rows += count
+        # The objective is convex, and averages shed the noise.
+        share = _POWER * count / (self.rows + (_POWER - 1) * count)
         self.mean_v.lerp_(self.v.detach(), share)
         self.mean_b.lerp_(self.b.detach(), share)
+
+    def _move(self, x: Any, loss: Loss, weight: Array | None, alpha: float) -> None:
+        features, back = torch.from_numpy(self._features(x)), torch.from_numpy(self.map)
+        per_sample = _torch_loss(loss)
+
+        def penalty() -> Tensor:
+            w = self.v * back if back.ndim == 1 else self.v @ back.T
+            return alpha / 2 * (w * w).sum()
+
+        def closure() -> Tensor:
+            return per_sample(features @ self.v.T + self.b) + penalty()
+
+        self.b.requires_grad_(self.fit_intercept)
+        offset = penalty().item()
+        weights = None if weight is None else torch.from_numpy(weight)
+        self.value = self.opt.step(closure, sample_weight=weights).item() - offset
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """Steps of size zero."""
+        groups = self.opt.param_groups
+        sizes = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = 0.0
+        yield
+        for group, size in zip(groups, sizes, strict=True):
+            group["lr"] = size
 
     def _features(self, x: Any) -> Array:
         dense = np.asarray(x.toarray() if sp.issparse(x) else x, dtype=np.float64) - self.shift
@@ -140,14 +203,15 @@ def batches(n: int, size: int, order: Array | None = None) -> Iterator[Any]:
 
 
 def _optimizer(algorithm: str, params: list[Tensor], lr: float, rho: float, lam0: float) -> RobustOptimizer:
+    settings: dict[str, Any] = {"lam0": lam0, "window": max(_WINDOW, default_size(rho))}
     if algorithm == "scdro":
-        return SCDRO(params, lr, rho, beta=_BETA, lam0=lam0)
+        return SCDRO(params, lr, rho, beta=_BETA, **settings)
     if algorithm == "ascdro":
-        return ASCDRO(params, lr, rho, beta=_BETA, lam0=lam0)
+        return ASCDRO(params, lr, rho, beta=_BETA, **settings)
     # Each stage twice as long, at the averages of the lemmas' shape: steps fall like 1/t.
     if algorithm == "rscdro":
-        return RSCDRO(params, factor_stages(lr, _BETA, _HORIZON, 24, beta_factor=0.7), rho, lam0=lam0)
-    return RASCDRO(params, factor_stages(lr, _BETA, _HORIZON, 24, lr_factor=0.7, beta_factor=0.7), rho, lam0=lam0)
+        return RSCDRO(params, factor_stages(lr, _BETA, _HORIZON, 24, beta_factor=0.7), rho, **settings)
+    return RASCDRO(params, factor_stages(lr, _BETA, _HORIZON, 24, lr_factor=0.7, beta_factor=0.7), rho, **settings)
 
 
 def _torch_loss(loss: Loss) -> Callable[[Tensor], Tensor]:
