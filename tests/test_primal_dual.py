@@ -291,7 +291,7 @@ class AccmdaTwin:
 def lockstep(opt, twin, model, x, y, by_hand, steps, atol, weights_of):
     """Batches drawn from the method's own p where it draws; both must agree on w and p at every step."""
     rng, g = np.random.default_rng(2), torch.Generator().manual_seed(3)
-    drawing = isinstance(opt, SPD) and not opt._uniform
+    drawing = isinstance(opt, SPD) and not opt.uniform
     for _ in range(steps):
         index = opt.draw(6, g).numpy() if drawing else rng.integers(0, N, 6)
         twin.step(index, by_hand.batch(index))

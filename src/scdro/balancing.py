@@ -33,7 +33,7 @@ def focal_loss(logits: Tensor, labels: Tensor, gamma: float = 2.0, *, weight: Te
     # 1 - p_y from log p_y: exact also where p_y rounds to one. The smallest number keeps 0^gamma's slope finite.
     missing = -torch.expm1(-losses)
     focal = missing.clamp_min(torch.finfo(losses.dtype).tiny) ** gamma * losses if gamma else losses
-    return focal if weight is None else weight.to(focal)[labels] * focal
+    return focal if weight is None else weight.to(focal)[labels.clamp_min(0)] * focal
 
 
 def class_balanced_weights(counts: Any, beta: float = 0.9999) -> Tensor:
@@ -42,7 +42,7 @@ def class_balanced_weights(counts: Any, beta: float = 0.9999) -> Tensor:
     beta = 0 weighs classes the same as they come, beta -> 1 by the inverse of their counts.
 
     Args:
-        counts: how many samples each class has, all > 0: `torch.bincount(labels)`.
+        counts: how many samples each class has: `torch.bincount(labels)`. An empty class weighs nothing.
         beta: in [0, 1].
 
     Example:
@@ -52,9 +52,11 @@ def class_balanced_weights(counts: Any, beta: float = 0.9999) -> Tensor:
     if not 0.0 <= beta <= 1.0:
         raise HyperparameterError(f"expected beta in [0, 1], got {beta}")
     n = torch.as_tensor(counts, dtype=torch.float64)
-    if n.ndim != 1 or n.numel() == 0 or not bool((n > 0).all() & torch.isfinite(n).all()):
-        raise LossError(f"expected the count of each class, all above zero, got {counts}; leave out empty classes")
+    if n.ndim != 1 or not bool((n >= 0).all() & torch.isfinite(n).all() & (n > 0).any()):
+        raise LossError(f"expected the count of each class, not all zero, got {counts}")
+    present = n > 0
+    n = n.clamp_min(1)
     weights = (
         1.0 / n if beta == 1.0 else (1.0 - beta) / -torch.expm1(n * math.log(beta)) if beta else torch.ones_like(n)
     )
-    return (weights / weights.mean()).to(torch.get_default_dtype())
+    return torch.where(present, weights / weights[present].mean(), 0.0).to(torch.get_default_dtype())

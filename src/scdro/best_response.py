@@ -84,19 +84,19 @@ def chi2_constrained(losses: Any, rho: float, *, sample_weight: Any = None) -> B
     def hardest_first(l: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         if rho == 0.0 or bool(l[0] == l[-1]):
             return q, torch.full_like(l[0], -math.inf)
-        return _on_the_sphere(l, q, 1.0 + 2.0 * rho)
+        return _on_the_sphere(l, q, rho)
 
     return _answer(losses, sample_weight, hardest_first, lambda p, q: torch.zeros_like(p[0]))
 
 
-def _on_the_sphere(l: Tensor, q: Tensor, target: float) -> tuple[Tensor, Tensor]:
-    """p ~ q (l - eta)_+ with sum p^2/q = target, l falling and the largest zero.
+def _on_the_sphere(l: Tensor, q: Tensor, rho: float) -> tuple[Tensor, Tensor]:
+    """p ~ q (l - eta)_+ with sum p^2/q = 1 + 2 rho, l falling and the largest zero.
 
     sum q (l-eta)_+^2 / (sum q (l-eta)_+)^2 rises with eta, from 1 to 1/q(hardest). Between two losses the k hardest are
     in play, and it is a quadratic equation in eta.
     """
     mass, first, second = q.cumsum(0), (q * l).cumsum(0), (q * l * l).cumsum(0)
-    ties = q[l == l[0]].sum()
+    target, ties = 1.0 + 2.0 * rho, q[l == l[0]].sum()
     if bool(target >= 1.0 / ties):
         return torch.where(l == l[0], q, 0.0) / ties, l[0]
     # The ratio where eta is the next smaller loss, for each k: the right k is the first where it is below the target.
@@ -110,7 +110,8 @@ def _on_the_sphere(l: Tensor, q: Tensor, target: float) -> tuple[Tensor, Tensor]
     # b - 2 eta a + eta^2 m = target (a - eta m)^2, centred at the mean: variance about it over (eta - mean)^2.
     mean = a / m
     spread = (b / m - mean * mean).clamp_min(0.0)
-    eta = mean - torch.sqrt(spread / (target * m - 1.0).clamp_min(1e-300))
+    left_out = q[k + 1 :].sum()  # 1 - m, without the rounding of m
+    eta = mean - torch.sqrt(spread / (2.0 * rho * m - left_out).clamp_min(1e-300))
     p = q * (l - eta).clamp_min(0.0)
     return p / p.sum(), eta
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from scdro.projections import tempered
 from scdro.tilt import solve_lam
 from scdro.tree import LogSumTree
 
-__all__ = ["Dual", "check_all_losses", "check_index", "check_samples"]
+__all__ = ["Dual", "check_all_losses", "check_index", "check_positions", "check_samples", "check_vector"]
 
 
 class Dual:
@@ -25,7 +27,7 @@ class Dual:
     def __init__(self, n: int, rho: float) -> None:
         check_samples(n)
         self.n, self.rho = n, rho
-        self._tree = LogSumTree(torch.full((n,), -math.log(n), dtype=torch.float64))
+        self._tree = LogSumTree(torch.full((n,), -math.log(n), dtype=torch.float64, device="cpu"))
 
     @property
     def log_p(self) -> Tensor:
@@ -55,23 +57,31 @@ class Dual:
         if self.rho == 0.0:
             return
         lam = solve_lam(losses, torch.zeros_like(losses), self.rho, lam0)
-        self.set(torch.log_softmax(losses / lam, 0))
+        self.set(torch.log_softmax((losses - losses.max()) / lam, 0))
 
     def set(self, log_p: Tensor) -> None:
-        if log_p.shape != (self.n,):
-            raise CheckpointError(
-                f"expected the weights of n = {self.n} samples, got {len(log_p)}; is it another data set's?"
-            )
-        self._tree = LogSumTree(log_p)
+        self._tree = LogSumTree(log_p.cpu())
 
     def state_dict(self) -> Tensor:
         """The log weights as they are, unnormalised: a resumed run equals the uninterrupted one."""
         return self._tree.log_weights.clone()
 
+    def load_state_dict(self, log_weights: Tensor) -> None:
+        self.set(log_weights)
+        if self._tree.kl > self.rho + 1e-9:  # It is of a larger ball.
+            self.set(tempered(self._tree.log_weights, self.rho))
 
-def check_samples(n: int) -> None:
-    if not isinstance(n, int) or n < 1:
+
+def check_samples(n: Any) -> None:
+    if isinstance(n, bool) or not isinstance(n, Integral) or int(n) < 1:
         raise HyperparameterError(f"expected the number n >= 1 of training samples, got {n!r}")
+
+
+def check_vector(values: Tensor | None, n: int) -> None:
+    """A number for each of n samples, from a checkpoint."""
+    if not isinstance(values, Tensor) or values.shape != (n,):
+        came = "none" if values is None else len(values)
+        raise CheckpointError(f"expected the weights of n = {n} samples, got {came}; is it another data set's?")
 
 
 def check_index(index: Tensor | None, n: int, losses: Tensor) -> Tensor:
@@ -81,11 +91,18 @@ def check_index(index: Tensor | None, n: int, losses: Tensor) -> Tensor:
             "expected step(closure, index) with the positions of the batch's samples in the data set, got no index; "
             "let the data set give it with each item"
         )
+    index = check_positions(index, n)
+    if index.shape != losses.shape:
+        raise ClosureError(f"expected one position for each of the {len(losses)} losses, got {len(index)}")
+    return index
+
+
+def check_positions(index: Tensor, n: int) -> Tensor:
+    """Positions in a data set of n samples, on the host."""
     index = torch.as_tensor(index).cpu()
-    if index.is_floating_point() or index.dtype == torch.bool or index.shape != losses.shape:
+    if index.is_floating_point() or index.dtype == torch.bool or index.ndim != 1 or index.numel() == 0:
         raise ClosureError(
-            f"expected one integer position for each of the {len(losses)} losses, got {index.dtype} of shape "
-            f"{tuple(index.shape)}"
+            f"expected integer positions of the samples, a vector, got {index.dtype} of shape {tuple(index.shape)}"
         )
     low, high = int(index.min()), int(index.max())
     if low < 0 or high >= n:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from scdro.errors import LossError
+from scdro.reading import check_weights
 
 __all__ = ["check_groups", "group_means"]
 
@@ -24,10 +25,12 @@ def group_means(losses: Tensor, groups: Tensor, sample_weight: Tensor | None = N
     """
     check_groups(groups, losses)
     groups = groups.to(losses.device)
+    losses = losses.to(torch.promote_types(losses.dtype, torch.float32))  # Sums of halves are no sums.
     if sample_weight is None:
         weight = torch.ones_like(losses)
     else:
         weight = torch.as_tensor(sample_weight, device=losses.device).to(losses.dtype)
+        check_weights(weight, losses)
         losses = torch.where(weight > 0, losses, 0.0)
     smallest = torch.finfo(losses.dtype).tiny
     if torch.compiler.is_compiling():  # The number of groups is not known to the graph: O(batch^2) instead.

@@ -14,6 +14,7 @@ from scdro.accumulation import Accumulation
 from scdro.batch import Batch, check_losses
 from scdro.errors import HyperparameterError, LossError
 from scdro.groups import group_means
+from scdro.reading import check_weights
 from scdro.scalar import host_reads, where
 from scdro.state import Estimate, RobustState, check_beta
 from scdro.temperature import PrintedTemperature, Temperature, given_or_default
@@ -100,7 +101,8 @@ class KLRobustLoss(nn.Module):
             sample_weight: importance weights, >= 0, shape of `losses`.
             mask: True where a loss counts; padding is False.
             groups: the group of each sample, integers: the worst case is then over the groups' mean losses, each with
-                the share of its samples. The means are the batch's own: let batches hold several of each group.
+                the share of its samples. The means are the batch's own, and with `attach` each part's: let them hold
+                several samples of each group.
         """
         if groups is not None:
             check_losses(losses)
@@ -206,9 +208,11 @@ def _counted(losses: Tensor, sample_weight: Tensor | None, mask: Tensor | None) 
     """Weights with zeros for padding."""
     if mask is None:
         return sample_weight
-    return torch.where(
-        torch.as_tensor(mask, device=losses.device), 1.0 if sample_weight is None else sample_weight, 0.0
-    )
+    keep = torch.as_tensor(mask, device=losses.device).to(torch.bool)
+    weight = torch.ones_like(losses) if sample_weight is None else torch.as_tensor(sample_weight, device=losses.device)
+    check_weights(keep, losses)
+    check_weights(weight, losses)
+    return torch.where(keep, weight, 0.0)
 
 
 def _without_padding(losses: Tensor, batch: Batch) -> Tensor:

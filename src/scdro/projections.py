@@ -91,14 +91,16 @@ def euclidean_kl_ball(z: Tensor, rho: float, guess: Multipliers | None = None) -
     values: Floats = z.numpy() - top
     if rho == 0.0:
         return torch.full_like(z, 1.0 / n), Multipliers(0.0, math.inf)
-    if guess is not None and 0.0 < guess.nu < math.inf:
+    if guess is not None and not 1e-14 / n < guess.nu < math.inf:
+        guess = None
+    if guess is not None:
         at = _polished(values, rho, Multipliers(guess.m - top, guess.nu))
         if at is not None:
             return torch.from_numpy(at.p / at.total), Multipliers(at.m + top, at.nu)
     p = _onto_simplex(values)
     if float(np.where(p > 0, p * np.log(np.maximum(p, 1e-300)), 0.0).sum()) + math.log(n) <= rho:
         return torch.from_numpy(p), Multipliers(0.0, 0.0)
-    start = max(float(p.std()), 1.0 / n) if guess is None or not 0.0 < guess.nu < math.inf else guess.nu
+    start = max(float(p.std()), 1.0 / n) if guess is None else guess.nu
     at = _bracketed(values, rho, start)
     return torch.from_numpy(at.p / at.total), Multipliers(at.m + top, at.nu)
 
@@ -114,7 +116,10 @@ class _Point:
         x = (z - m) / nu - math.log(nu)
         omega = wrightomega(x)
         self._share = omega / (1.0 + omega)
-        self.p, self.log_p = nu * omega, x - omega + math.log(nu)
+        self.p = nu * omega
+        with np.errstate(divide="ignore"):
+            # x - omega cancels where omega is large, and log omega underflows where it is small.
+            self.log_p = math.log(nu) + np.where(omega > 1.0, np.log(omega), x - omega)
         self.total, self.a = float(self.p.sum()), float(self._share.sum())
 
     @property

@@ -20,9 +20,10 @@ Draw = Callable[[torch.Generator], Tensor]
 class DrawnBatches(Sampler[list[int]]):
     """Batches that a method draws, one when each is asked for.
 
-    A DataLoader with workers asks ahead: its batches are then drawn from a distribution that is a few steps old. Its
-    state, to be kept beside the optimizer's, is the random numbers' and how far the epoch has got; a resumed epoch
-    goes on where it stopped.
+    Its state, to be kept beside the optimizer's, is the random numbers' and how far the epoch has got: the first epoch
+    after `load_state_dict` goes on where that one stopped. A DataLoader with workers asks ahead: batches are then drawn
+    from a distribution that is a few steps older than the one they are weighed by, and the state is ahead of the
+    training. For a resume to the bit use num_workers=0.
 
     Args:
         draw: gives the positions of one batch.
@@ -33,17 +34,19 @@ class DrawnBatches(Sampler[list[int]]):
     def __init__(self, draw: Draw, steps: int, seed: int = 0) -> None:
         if not isinstance(steps, int) or steps < 1:
             raise HyperparameterError(f"expected at least one step in an epoch, got {steps!r}")
-        self._draw, self._steps, self._done = draw, steps, 0
-        self._generator = torch.Generator().manual_seed(seed)
+        self._draw, self._steps, self._done, self._resumed = draw, steps, 0, False
+        self._generator = torch.Generator(device="cpu").manual_seed(seed)
 
     def __len__(self) -> int:
         return self._steps
 
     def __iter__(self) -> Iterator[list[int]]:
+        if not self._resumed:
+            self._done = 0
+        self._resumed = False
         while self._done < self._steps:
             self._done += 1
             yield self._draw(self._generator).tolist()
-        self._done = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": self._generator.get_state(), "done": self._done, "steps": self._steps}
@@ -54,5 +57,6 @@ class DrawnBatches(Sampler[list[int]]):
                 f"expected the state of a sampler of {self._steps} steps an epoch, got {state.get('steps')}; "
                 "make it with the same settings"
             )
-        self._generator.set_state(state["generator"])
+        self._generator.set_state(state["generator"].cpu())
         self._done = state["done"]
+        self._resumed = self._done < self._steps

@@ -71,7 +71,9 @@ class LogSumTree:
 
     def draw(self, size: int, generator: torch.Generator) -> torch.Tensor:
         """`size` leaves, with replacement, each with probability exp(its log weight)/sum."""
-        uniform = 1.0 - torch.rand(len(self._logs), size, generator=generator, dtype=torch.float64).numpy()
+        uniform = (
+            1.0 - torch.rand(len(self._logs), size, generator=generator, dtype=torch.float64, device="cpu").numpy()
+        )
         node = np.zeros(size, dtype=np.int64)
         for level, u in zip(reversed(self._logs), uniform, strict=True):
             logs = level[node]

@@ -11,6 +11,7 @@ from torch import Tensor
 from scdro.batch import Batch
 from scdro.errors import HyperparameterError
 from scdro.functional import objective
+from scdro.optim.base import check_same_temperature
 from scdro.optim.weighting import Weighed, WeightingOptimizer, point_at
 from scdro.scalar import logaddexp, unpacked
 from scdro.tracked import Tracked
@@ -71,6 +72,12 @@ class ABSGD(WeightingOptimizer):
             (past,) = unpacked(self._tracked.log_u)
             log_u = logaddexp(past + math.log1p(-self._gamma), log_u + math.log(self._gamma))
         return Weighed(point.weights(log_u), self._lam * log_u, [(self._tracked.log_u, [log_u])])
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {"lam": self._lam}
+
+    def _check_extra_state(self, own: dict[str, Any]) -> None:
+        check_same_temperature(own, self._lam)
 
     def full_objective(self, losses: Tensor) -> Tensor:
         value: Tensor = objective(losses, self._lam, rho=0.0)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scdro.dual import check_index, check_samples
-from scdro.errors import CheckpointError, HyperparameterError
+from scdro.dual import check_index, check_samples, check_vector
+from scdro.errors import HyperparameterError
 from scdro.optim.base import Closure
 from scdro.optim.primal_dual import PrimalDual
 from scdro.optim.replay import Replay, TwoPoints, matched
@@ -78,8 +78,8 @@ class AccMDA(TwoPoints, PrimalDual):
             raise HyperparameterError(f"expected k, c > 0 and m >= k^3, got k = {k}, c = {c}, m = {m}")
         self._replay, self._schedule = Replay(module), (k, m, c)
         self._t, self._multipliers = 0, Multipliers(0.0, 0.0)
-        self._y = torch.full((n,), 1.0 / n, dtype=torch.float64)
-        self._y_previous, self._u = self._y.clone(), torch.zeros(n, dtype=torch.float64)
+        self._y = torch.full((n,), 1.0 / n, dtype=torch.float64, device="cpu")
+        self._y_previous, self._u = self._y.clone(), torch.zeros_like(self._y)
 
     def _primal_dual_step(self, closure: Closure, index: Tensor | None) -> Scalar | None:
         tracked, old = self._tracked, None
@@ -135,14 +135,13 @@ class AccMDA(TwoPoints, PrimalDual):
             state["v"].mul_(keep).add_(p.grad)
             if old is not None:
                 state["v"].sub_(old, alpha=keep)
-        targets = {
-            p: p - group["lr"] * (self.state[p]["v"] + group["weight_decay"] * p)
-            for group in self.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        }
+        targets = {p: p.detach().clone() for p in self._parameters() if p.requires_grad}
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    targets[p] -= group["lr"] * (self.state[p]["v"] + group["weight_decay"] * p)
         if self._ball is not None:
-            self._ball.project_([targets.get(p, p) for p in self._parameters()])
+            self._ball.project_(list(targets.values()))
         for p, target in targets.items():
             p.add_(target - p, alpha=self._eta(self._t))
 
@@ -150,7 +149,9 @@ class AccMDA(TwoPoints, PrimalDual):
         change = losses if old is None else losses - keep * old
         self._u.mul_(keep).index_add_(0, index, change.to(torch.float64), alpha=len(self._y) / len(index))
         self._y_previous.copy_(self._y)
-        target, self._multipliers = euclidean_kl_ball(self._y + self._dual_lr * self._u, self._rho, self._multipliers)
+        target, self._multipliers = euclidean_kl_ball(
+            self._y + self._scheduled(self._dual_lr) * self._u, self._rho, self._multipliers
+        )
         self._y.add_(target - self._y, alpha=self._eta(self._t))
 
     @property
@@ -162,12 +163,11 @@ class AccMDA(TwoPoints, PrimalDual):
         return {**vectors, "t": self._t, "multipliers": list(self._multipliers)}
 
     def _check_extra_state(self, own: dict[str, Any]) -> None:
-        if own["y"].shape != self._y.shape:
-            raise CheckpointError(
-                f"expected the weights of n = {len(self._y)} samples, got {len(own['y'])}; is it another data set's?"
-            )
+        for name in ("y", "y_previous", "u"):
+            check_vector(own.get(name), len(self._y))
 
     def _load_extra_state(self, own: dict[str, Any]) -> None:
         for mine, came in ((self._y, "y"), (self._y_previous, "y_previous"), (self._u, "u")):
             mine.copy_(own[came])
+        self._y.copy_(euclidean_kl_ball(self._y, self._rho)[0])  # The checkpoint may be of a larger ball.
         self._t, self._multipliers = own["t"], Multipliers(*own["multipliers"])

@@ -46,7 +46,8 @@ class ClosureOptimizer(Optimizer):
             sample_weight: importance weights of the samples, >= 0.
 
         Returns:
-            The method's running estimate of its own objective, a 0-d tensor.
+            The method's estimate of its own objective, a 0-d tensor: the running one where it keeps one, else this
+            batch's.
         """
         if closure is None or not callable(closure):
             raise ClosureError(
@@ -159,9 +160,14 @@ class ClosureOptimizer(Optimizer):
                 self.state[p]["v"] = torch.clone(gradient)
         descend(params, [self.state[p]["v"] for p in params], group["lr"])
 
+    def _scheduled(self, dual_lr: float) -> float:
+        """A dual step that was given for the first lr, and falls with it."""
+        first, now = float(self.defaults["lr"]), float(self.param_groups[0]["lr"])
+        return dual_lr * now / first if first > 0.0 else dual_lr
+
     def _project(self) -> None:
         if self._ball is not None:
-            self._ball.project_(list(self._parameters()))
+            self._ball.project_([p for p in self._parameters() if p.requires_grad])
 
     @property
     def skipped(self) -> Tensor:
@@ -242,3 +248,11 @@ def _check_steps(settings: dict[str, Any]) -> None:
     for name in ("lr", "weight_decay"):
         if name in settings and not 0.0 <= float(settings[name]) < math.inf:
             raise HyperparameterError(f"expected {name} >= 0, got {settings[name]}")
+    if not 0.0 <= settings.get("momentum", 0.0) < 1.0:
+        raise HyperparameterError(f"expected a momentum in [0, 1), got {settings['momentum']}")
+
+
+def check_same_temperature(own: dict[str, Any], lam: float) -> None:
+    """What a method tracks at one fixed temperature means nothing at another."""
+    if own.get("lam") != lam:
+        raise CheckpointError(f"expected a state_dict made with lam = {lam}, got one of lam = {own.get('lam')}")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
+from scdro.dual import check_samples
 from scdro.errors import HyperparameterError, LossError
 from scdro.functional import BestResponse, WorstCase, chi2_constrained, chi2_penalized, cvar, worst_case
 from scdro.optim.weighting import Weighed, WeightingOptimizer
@@ -46,7 +47,7 @@ def Chi2Penalty(reg: float) -> Geometry:
 
 
 class Multilevel(NamedTuple):
-    """Sizes of the batches of the multi-level Monte Carlo variant: `smallest`, and its doublings up to `largest`.
+    """Sizes of the batches of the multi-level Monte Carlo variant: the doublings of `smallest` up to `largest`.
 
     A size 2^j smallest, j = 1, 2, ..., has the chance 2^-j, and the largest the rest. With R the worst case of a batch,
 
@@ -82,7 +83,7 @@ class Multilevel(NamedTuple):
 
     def draw(self, generator: torch.Generator) -> int:
         j = 1
-        while j < self.levels and bool(torch.rand((), generator=generator) < 0.5):
+        while j < self.levels and bool(torch.rand((), generator=generator, device="cpu") < 0.5):
             j += 1
         return self.sizes[j - 1]
 
@@ -126,7 +127,7 @@ class FastDRO(WeightingOptimizer):
         tracked = Tracked(skip_nonfinite=skip_nonfinite)
         super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
 
-    def batch_sampler(self, n: int, steps: int | None = None, seed: int = 0) -> DrawnBatches:
+    def batch_sampler(self, *, n: int, steps: int | None = None, seed: int = 0) -> DrawnBatches:
         """Batches of random sizes out of n samples, for `DataLoader(batch_sampler=...)`; for `multilevel` only.
 
         `steps` of them make an epoch: by default as many as cover n samples on average.
@@ -134,12 +135,11 @@ class FastDRO(WeightingOptimizer):
         multilevel = self.multilevel
         if multilevel is None:
             raise HyperparameterError("expected FastDRO(multilevel=...), got one of fixed batches: use any loader")
-        if not isinstance(n, int) or n < 1:
-            raise HyperparameterError(f"expected the number n >= 1 of training samples, got {n!r}")
+        check_samples(n)
         mean_size = sum(size * multilevel.chance(size) for size in multilevel.sizes)
         steps = math.ceil(n / mean_size) if steps is None else steps
         # With replacement: the two halves are then independent, as the telescoping sum asks.
-        return DrawnBatches(lambda g: torch.randint(n, (multilevel.draw(g),), generator=g), steps, seed)
+        return DrawnBatches(lambda g: torch.randint(n, (multilevel.draw(g),), generator=g, device="cpu"), steps, seed)
 
     def _weigh(self, batch: Batch, index: Tensor | None) -> Weighed:
         value, weights = self._response(batch, slice(None))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from scdro.batch import Batch
+from scdro.dual import check_positions
 from scdro.errors import ClosureError, HyperparameterError
 from scdro.groups import check_groups
 from scdro.optim.base import Closure
@@ -43,7 +45,7 @@ class GroupDRO(WeightingOptimizer):
     Args:
         groups: the group of every training sample, integers from 0 on; `step(closure, index)` then looks them up. Or
             the number of groups; then it is `step(closure, groups=...)` with those of the batch.
-        dual_lr: step size of q.
+        dual_lr: step size of q; it falls with lr.
         params, lr, momentum, weight_decay, radius, skip_nonfinite: as for `ERM`.
 
     Example:
@@ -62,7 +64,7 @@ class GroupDRO(WeightingOptimizer):
         params: Any,
         lr: float | Tensor = 0.1,
         *,
-        groups: Tensor | int,
+        groups: Any,
         dual_lr: float = 0.01,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
@@ -72,8 +74,9 @@ class GroupDRO(WeightingOptimizer):
         if not 0.0 <= dual_lr < math.inf:
             raise HyperparameterError(f"expected dual_lr >= 0, got {dual_lr}")
         self._dual_lr = dual_lr
-        self._groups = groups.cpu() if isinstance(groups, Tensor) else None
-        tracked = _GroupState(_count(groups), skip_nonfinite)
+        self._groups = None if isinstance(groups, Integral) else torch.as_tensor(groups).cpu()
+        count = _largest(self._groups) if self._groups is not None else _checked(groups)
+        tracked = _GroupState(count, skip_nonfinite)
         super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
 
     @torch.no_grad()
@@ -90,10 +93,7 @@ class GroupDRO(WeightingOptimizer):
             if index is None or self._groups is None:
                 asked = "index" if self._groups is not None else "groups=groups"
                 raise ClosureError(f"expected step(closure, {asked}), got no way to know the groups of the batch")
-            positions = torch.as_tensor(index).cpu()
-            if positions.numel() and not 0 <= int(positions.min()) <= int(positions.max()) < len(self._groups):
-                raise ClosureError(f"expected positions in [0, n) with n = {len(self._groups)}, got others")
-            groups = self._groups[positions]
+            groups = self._groups[check_positions(index, len(self._groups))]
         return super().step(closure, groups, sample_weight=sample_weight)
 
     def _weigh(self, batch: Batch, index: Tensor | None) -> Weighed:
@@ -107,7 +107,7 @@ class GroupDRO(WeightingOptimizer):
         mass = torch.zeros_like(log_q).index_add(0, member, shares)
         within = shares / mass.clamp_min(torch.finfo(shares.dtype).tiny)[member]
         means = torch.zeros_like(log_q).index_add(0, member, within * batch.losses)
-        moved = torch.log_softmax(log_q + self._dual_lr * means, 0)
+        moved = torch.log_softmax(log_q + self._scheduled(self._dual_lr) * means, 0)
         weights = torch.exp(moved)[member] * within
         return Weighed(weights, scalar(torch.dot(weights, batch.losses)), [(log_q, list(moved.unbind()))])
 
@@ -123,14 +123,15 @@ class GroupDRO(WeightingOptimizer):
         return torch.exp(self._tracked.log_q)
 
 
-def _count(groups: Tensor | int) -> int:
-    if isinstance(groups, Tensor):
-        if groups.is_floating_point() or groups.ndim != 1 or groups.numel() == 0 or bool((groups < 0).any()):
-            raise HyperparameterError(
-                f"expected the group of each sample, integers from 0 on, got {groups.dtype} of shape "
-                f"{tuple(groups.shape)}"
-            )
-        return int(groups.max()) + 1
-    if not isinstance(groups, int) or groups < 1:
-        raise HyperparameterError(f"expected the number of groups, at least 1, or all samples' groups, got {groups!r}")
-    return groups
+def _largest(groups: Tensor) -> int:
+    if groups.is_floating_point() or groups.ndim != 1 or groups.numel() == 0 or bool((groups < 0).any()):
+        raise HyperparameterError(
+            f"expected the group of each sample, integers from 0 on, got {groups.dtype} of shape {tuple(groups.shape)}"
+        )
+    return int(groups.max()) + 1
+
+
+def _checked(count: Any) -> int:
+    if isinstance(count, bool) or count < 1:
+        raise HyperparameterError(f"expected the number of groups, at least 1, or all samples' groups, got {count!r}")
+    return int(count)

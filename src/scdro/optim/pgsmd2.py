@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ class PGSMD2(SPD):
     p stays in the KL ball throughout (the authors' code leaves that out).
 
     Args:
-        all_losses: a function that gives the losses of all n samples at the present parameters.
+        all_losses: a function that gives the losses of all n samples at the present parameters. It is called as the
+            model is: let it switch to eval() and back where dropout or BatchNorm matter.
         gamma: strength of the proximal term; more than the losses' weak convexity.
         stage_steps: steps of the first stage.
         params, lr, rho, n, dual_lr, uniform, ...: as for `SPD`.
@@ -89,12 +90,20 @@ class PGSMD2(SPD):
         """wbar is where the model is."""
         with torch.no_grad():
             self._dual.respond(check_all_losses(self._all_losses(), self._dual.n), NO_LAM0)
-        for p in self._parameters():
-            self.state[p].update(anchor=p.detach().clone(), mean=p.detach().clone())
+        self._anchor(self._parameters())
         self._stage, self._done = self._stage + 1, 0
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        if self._stage:
+            self._anchor(self.param_groups[-1]["params"])
+
+    def _anchor(self, params: Iterable[Tensor]) -> None:
+        for p in params:
+            self.state[p].update(anchor=p.detach().clone(), mean=p.detach().clone())
+
     def _rate(self) -> float:
-        return self._dual_lr / self._stage
+        return super()._rate() / self._stage
 
     def _descend(self) -> None:
         """w <- argmin over W of <gradient, w> + gamma |w - wbar|^2/2 + |w - w_t|^2/(2 lr/k); and the mean so far."""

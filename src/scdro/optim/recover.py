@@ -8,6 +8,7 @@ from torch import Tensor
 
 from scdro.functional import objective
 from scdro.optim.ascdro import ASCDRO
+from scdro.optim.base import check_same_temperature
 from scdro.temperature import PrintedTemperature
 
 __all__ = ["RECOVER"]
@@ -38,6 +39,12 @@ class RECOVER(ASCDRO):
         self._frozen_lam = lam
         # lam0 only bounds lam from below, and counts for nothing at rho = 0.
         super().__init__(params, lr, 0.0, lam0=1e-9, temperature=PrintedTemperature(lam, lr=0.0), **settings)
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {"lam": self._frozen_lam}
+
+    def _check_extra_state(self, own: dict[str, Any]) -> None:
+        check_same_temperature(own, self._frozen_lam)
 
     def full_objective(self, losses: Tensor) -> Tensor:
         value: Tensor = objective(losses, self._frozen_lam, rho=0.0)

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
 from scdro.errors import HyperparameterError
 from scdro.functional import class_balanced_weights, focal_loss
@@ -72,6 +74,15 @@ class Method:
             raise HyperparameterError(f"expected a task with {', '.join(missing)} for {self.name}, got {sorted(task)}")
         own = {k: v for k, v in settings.items() if k not in self.loss_settings}
         return self.make(params, **{need: task[need] for need in self.needs}, **own)
+
+    def batches(self, optimizer: ClosureOptimizer, n: int, batch_size: int, seed: int = 0) -> Sampler[list[int]]:
+        """A batch sampler: the method's own where it draws its samples itself, else shuffled epochs."""
+        if isinstance(optimizer, FastDRO) and optimizer.multilevel is not None:
+            return optimizer.batch_sampler(n=n, seed=seed)
+        if isinstance(optimizer, SPD) and not optimizer.uniform:
+            return optimizer.batch_sampler(batch_size, seed=seed)
+        shuffled = RandomSampler(range(n), generator=torch.Generator(device="cpu").manual_seed(seed))
+        return BatchSampler(shuffled, batch_size, drop_last=n >= batch_size)
 
     def per_sample(self, class_counts: Tensor, **settings: Any) -> PerSample:
         """The per-sample loss to train on: cross-entropy for most."""
@@ -159,7 +170,7 @@ REGISTRY: Mapping[str, Method] = {
         Method("FastDRO-CVaR", _cvar, (), {"lr": _LR, "alpha": (0.1, 0.2, 0.5)}),
         Method("FastDRO-chi2", _chi2, ("rho",), {"lr": _LR}),
         Method("FastDRO-chi2-penalty", _chi2_penalty, (), {"lr": _LR, "reg": (0.1, 1.0, 10.0)}),
-        Method("DualSGM", DualSGM, ("rho",), {"lr": _LR, "lam": _LAM}),
+        Method("DualSGM", DualSGM, ("rho",), {"lr": _LR, "lam": _LAM, "dual_lr": (0.01, 0.1, 1.0)}),
         Method("SPD", SPD, ("rho", "n"), {"lr": _LR, "dual_lr": _DUAL_LR}),
         Method("PGSMD2", PGSMD2, ("rho", "n", "all_losses"), {"lr": _LR, "dual_lr": _DUAL_LR}),
         Method("AccMDA", AccMDA, ("rho", "n", "module"), {"lr": _LR, "dual_lr": _DUAL_LR}),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
-from scdro.dual import Dual, check_index
+from scdro.dual import Dual, check_index, check_vector
 from scdro.errors import ClosureError, HyperparameterError
 from scdro.optim.base import Closure, descend
 from scdro.optim.primal_dual import PrimalDual
@@ -36,7 +36,7 @@ class SPD(PrimalDual):
         lr: step size of the model.
         rho: radius of the KL ball.
         n: how many training samples there are.
-        dual_lr: step size of p, times one over the loss's scale.
+        dual_lr: step size of p, in units of one over the loss; it falls with lr.
         uniform: whether batches are drawn uniformly instead of from p.
         weight_decay, radius, skip_nonfinite: as for `SCDRO`.
 
@@ -51,7 +51,7 @@ class SPD(PrimalDual):
         ...     )
     """
 
-    _own_attributes = (*PrimalDual._own_attributes, "_dual", "_uniform", "_drawing")
+    _own_attributes = (*PrimalDual._own_attributes, "_dual", "uniform", "_drawing")
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class SPD(PrimalDual):
         super().__init__(
             params, lr, rho, dual_lr, weight_decay=weight_decay, radius=radius, skip_nonfinite=skip_nonfinite
         )
-        self._dual, self._uniform, self._drawing = Dual(n, rho), uniform, False
+        self._dual, self.uniform, self._drawing = Dual(n, rho), uniform, False
 
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
         """Positions of `size` samples, drawn from p."""
@@ -83,13 +83,13 @@ class SPD(PrimalDual):
         """
         if not isinstance(batch_size, int) or batch_size < 1:
             raise HyperparameterError(f"expected a batch of at least one sample, got {batch_size!r}")
-        if self._uniform:
+        if self.uniform:
             raise HyperparameterError("expected an optimizer that draws from p, got one made with uniform=True")
         steps = math.ceil(self._dual.n / batch_size) if steps is None else steps
         return DrawnBatches(lambda generator: self.draw(batch_size, generator), steps, seed)
 
     def _primal_dual_step(self, closure: Closure, index: Tensor | None) -> Scalar | None:
-        if not self._uniform and not self._drawing:
+        if not self.uniform and not self._drawing:
             raise ClosureError(
                 "expected batches drawn from p, got one although no sampler was made; use batch_sampler(...), or "
                 "uniform=True with a loader that shuffles"
@@ -101,7 +101,7 @@ class SPD(PrimalDual):
             return None
         self._begin()
         weights = torch.full_like(batch.losses, 1.0 / len(positions))
-        if self._uniform:
+        if self.uniform:
             weights *= self._dual.n * self._dual.at(positions).to(weights)
         self._backward(losses, weights)
         self._descend()
@@ -113,7 +113,7 @@ class SPD(PrimalDual):
         """For the methods in stages."""
 
     def _rate(self) -> float:
-        return self._dual_lr
+        return self._scheduled(self._dual_lr)
 
     def _descend(self) -> None:
         """w <- Proj_W(w - lr (gradient + wd w))."""
@@ -126,7 +126,7 @@ class SPD(PrimalDual):
     def _dual_gradient(self, batch: Batch, index: Tensor) -> Tensor:
         """Entries at `index` of an unbiased estimate of the n losses: l_I/p_I, over the size of the batch."""
         losses = batch.losses.cpu().to(torch.float64)
-        chance = torch.full_like(losses, 1.0 / self._dual.n) if self._uniform else self._dual.at(index)
+        chance = torch.full_like(losses, 1.0 / self._dual.n) if self.uniform else self._dual.at(index)
         return losses / (chance.clamp_min(1e-300) * len(index))
 
     @property
@@ -137,7 +137,7 @@ class SPD(PrimalDual):
         return {"log_p": self._dual.state_dict()}
 
     def _check_extra_state(self, own: dict[str, Any]) -> None:
-        Dual(self._dual.n, self._dual.rho).set(own["log_p"])
+        check_vector(own.get("log_p"), self._dual.n)
 
     def _load_extra_state(self, own: dict[str, Any]) -> None:
-        self._dual.set(own["log_p"])
+        self._dual.load_state_dict(own["log_p"])

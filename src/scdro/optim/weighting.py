@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch, Point
-from scdro.errors import HyperparameterError
 from scdro.optim.base import Closure, ClosureOptimizer
 from scdro.scalar import Scalar, scalar, vector
 from scdro.tracked import Tracked
@@ -37,8 +36,6 @@ class WeightingOptimizer(ClosureOptimizer):
         weight_decay: float,
         radius: float | None,
     ) -> None:
-        if not 0.0 <= momentum < 1.0:
-            raise HyperparameterError(f"expected a momentum in [0, 1), got {momentum}")
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, defaults, tracked, radius=radius)
 
