@@ -17,7 +17,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -154,7 +154,8 @@ def run(where: Task, name: str, settings: dict[str, Any], seed: int, points: int
     curve: list[tuple[int, float, float]] = []
     seconds, decayed = 0.0, name in ("RSCDRO", "RASCDRO", "PGSMD2", "AccMDA")  # they have their own schedule
     start = time.perf_counter()
-    for index in batches(opt, n, seed):
+    sampler = method.batches(opt, n, BATCH, seed)
+    for index in (torch.tensor(rows) for _ in itertools.count() for rows in sampler):
         try:
             opt.step(lambda i=index: per_sample(model(where.x[i]), where.y[i]), index)  # type: ignore[misc]
         except scdro.NonFiniteLossError:
@@ -171,17 +172,6 @@ def run(where: Task, name: str, settings: dict[str, Any], seed: int, points: int
                 return curve
             start = time.perf_counter()
     raise AssertionError("batches do not end")
-
-
-def batches(opt: Any, n: int, seed: int) -> Iterator[Tensor]:
-    """From the method's own sampler where it has one, else shuffled epochs."""
-    if hasattr(opt, "batch_sampler") and getattr(opt, "multilevel", True) is not None:
-        sampler = opt.batch_sampler(*((n,) if hasattr(opt, "multilevel") else (BATCH,)), seed=seed)
-        while True:
-            yield from (torch.tensor(index) for index in sampler)
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        yield from torch.randperm(n, generator=generator)[: n // BATCH * BATCH].reshape(-1, BATCH)
 
 
 # -- sweeps -----------------------------------------------------------------------------------------------------------

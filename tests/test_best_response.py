@@ -109,3 +109,10 @@ def test_the_ends():
         chi2_penalized(l, 0.0)
     with pytest.raises(LossError):
         cvar(np.ones((2, 2)), 0.5)
+
+
+@pytest.mark.parametrize("rho", [1e-4, 1e-8, 1e-10])
+def test_a_tiny_radius_is_spent_on_many_samples(rho):
+    l = np.random.default_rng(0).exponential(size=100_000)
+    p = chi2_constrained(l, rho).weights
+    assert ((len(l) * p - 1.0) ** 2).mean() / 2 == pytest.approx(rho, rel=1e-4)

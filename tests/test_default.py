@@ -84,6 +84,8 @@ SETTINGS = {
     "trim, window": ({"trim": 0.127, "window": 50}, {"trim": 0.127, "window": 50}),
     "cap, clip": ({"temperature": WindowTemperature(cap=1.1, clip=0.05)}, {"cap": 1.1, "clip": 0.05}),
     "lam0": ({"lam0": 0.6}, {"lam0": 0.6}),
+    "no ceiling": ({"temperature": WindowTemperature(ceiling=None)}, {"ceiling_lams": None}),
+    "high ceiling": ({"temperature": WindowTemperature(ceiling=0.5)}, {"ceiling_lams": 0.5}),
 }
 
 
@@ -92,7 +94,9 @@ SETTINGS = {
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_lockstep_with_the_twin(algorithm, setting, weighted):
     ours, theirs = SETTINGS[setting]
-    _, _, history = run_in_lockstep(algorithm, batches(), ours=ours, theirs=theirs, weighted=weighted)
+    _, twin, history = run_in_lockstep(algorithm, batches(), ours=ours, theirs=theirs, weighted=weighted)
+    if setting in ("plain", "window", "no ceiling", "trim"):
+        assert (twin.topped > 0) == (setting in ("plain", "window"))
     if setting == "lam0":
         assert (history[:, 0] == 0.6).any()
     elif setting != "mu":
@@ -421,3 +425,35 @@ def test_convergence_to_the_optimum_of_cvxpy():
     residuals = (x @ parameter - target).square().detach()
     assert scdro.worst_case(residuals, rho).value.item() == pytest.approx(best, rel=1e-5)
     np.testing.assert_allclose(parameter.detach().numpy(), w.value, atol=1e-3)
+
+
+def test_losses_that_jump_share_the_weight():
+    """After a step that went too far all losses are above everything recent: none of them takes all the weight."""
+    w = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    jumped = torch.tensor([50.0, 60.0, 80.0, 0.3], dtype=torch.float64)
+    for ceiling, expected in ((0.0, [1 / 3, 1 / 3, 1 / 3, 0.0]), (None, [0.0, 0.0, 1.0, 0.0])):
+        loss = scdro.KLRobustLoss(rho=0.5, temperature=WindowTemperature(cap=1.0, ceiling=ceiling))
+        g = torch.Generator().manual_seed(0)
+        for _ in range(50):
+            loss(w.sum() * 0 + torch.rand(32, generator=g, dtype=torch.float64))
+        lam = loss.lam.item()
+        w.grad = None
+        loss(w + jumped).backward()
+        weights = w.grad / w.grad.sum()
+        np.testing.assert_allclose(weights[:3], expected[:3], atol=0.01)
+        assert weights[3] < math.exp(-0.5 / lam) + 1e-9
+
+
+def test_the_ceiling_moves_with_the_losses():
+    """Also where they are negative, and while the window is not full."""
+    w = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    runs = []
+    for level in (0.0, -1000.0):
+        loss = scdro.KLRobustLoss(rho=0.5)
+        gradients = []
+        for k in range(6):
+            w.grad = None
+            loss(w + level + k * torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)).backward()
+            gradients.append(w.grad.clone())
+        runs.append(torch.stack(gradients))
+    torch.testing.assert_close(runs[0], runs[1], rtol=1e-7, atol=1e-9)

@@ -14,6 +14,7 @@ import scdro
 from convex import BATCH, DECAY, D, K, N, counts, data, new_model, task
 from logistic import flat
 from scdro.optim import REGISTRY
+from scdro.sampling import DrawnBatches
 
 # Step sizes for batches of 32 out of 240 samples.
 SETTINGS = {
@@ -47,15 +48,11 @@ class Training:
     def __init__(self, name, **settings):
         self.settings = SETTINGS[name] | settings
         self.name, self.model, self.method = name, new_model(), REGISTRY[name]
-        loss_settings = {k: self.settings[k] for k in self.method.loss_settings}
-        self.per_sample = self.method.per_sample(counts(), **loss_settings)
+        self.per_sample = self.method.per_sample(counts(), **self.settings)
         facts = task(self.model, self.per_sample)
         self.opt = self.method.build(self.model.parameters(), facts, **({"weight_decay": DECAY} | self.settings))
-        self.sampler = None
-        if "MLMC" in name:
-            self.sampler = self.opt.batch_sampler(N, steps=10_000)
-        elif name in ("SPD", "PGSMD2"):
-            self.sampler = self.opt.batch_sampler(BATCH, steps=10_000)
+        sampler = self.method.batches(self.opt, N, BATCH)
+        self.sampler = sampler if isinstance(sampler, DrawnBatches) else None
         self.drawn = iter(self.sampler) if self.sampler else None
         self.generator = torch.Generator().manual_seed(0)
 
@@ -65,7 +62,11 @@ class Training:
             return torch.cat([torch.nonzero(data()[1] == g)[i, 0] for g, i in enumerate(draws)])
         if self.drawn is None:
             return torch.randperm(N, generator=self.generator)[:BATCH]
-        return torch.tensor(next(self.drawn))
+        index = next(self.drawn, None)
+        if index is None:
+            self.drawn = iter(self.sampler)
+            index = next(self.drawn)
+        return torch.tensor(index)
 
     def losses(self, index):
         x, y = data()
@@ -192,6 +193,45 @@ def test_stays_in_the_ball(name):
 
 
 @every_method
+def test_frozen_parameters_stay_as_they_are(name):
+    t = Training(name, radius=0.1)
+    t.model.bias.data.fill_(1.0)
+    t.model.bias.requires_grad_(False)
+    for _ in range(10):
+        t.step()
+    assert (t.model.bias == 1.0).all()
+    assert t.model.weight.norm() <= 0.1 + 1e-12
+
+
+@every_method
+def test_another_parameter_group_in_the_middle(name):
+    t = Training(name)
+    t.step()
+    extra = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    t.opt.add_param_group({"params": [extra]})
+    for _ in range(2):
+        index = t.batch()
+        t.opt.step(lambda i=index: t.losses(i) + extra, index)
+    assert extra.item() != 1.0
+
+
+@every_method
+def test_a_loop_over_the_registry(name):
+    """Plain use: build, take the batches it asks for, two epochs."""
+    method, model = REGISTRY[name], new_model()
+    x, y = data()
+    per_sample = method.per_sample(counts(), **SETTINGS[name])
+    opt = method.build(model.parameters(), task(model, per_sample), **SETTINGS[name])
+    sampler = method.batches(opt, N, BATCH, seed=1)
+    seen = 0
+    for _ in range(2):
+        for index in sampler:
+            opt.step(lambda i=index: per_sample(model(x[i]), y[i]), torch.tensor(index))
+            seen += len(index)
+    assert seen >= 1.5 * N
+
+
+@every_method
 def test_bad_input_is_refused_and_changes_nothing(name):
     t = Training(name)
     t.step()
@@ -275,6 +315,19 @@ def test_any_dtype(name, dtype):
 def test_what_a_method_needs_is_named():
     with pytest.raises(scdro.HyperparameterError, match="n, all_losses for PGSMD2"):
         REGISTRY["PGSMD2"].build(new_model().parameters(), {"rho": 0.1}, lr=0.1)
+
+
+def test_the_grids_are_the_papers():
+    """EXPERIMENTS.md, "Settings"."""
+    for method in REGISTRY.values():
+        assert method.grid["lr"] == (0.01, 0.05, 0.1, 0.5, 1.0)
+    for name in ("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO", "RECOVER"):
+        assert REGISTRY[name].grid["beta"] == (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    for name in ("SPD", "PGSMD2"):
+        assert REGISTRY[name].grid["dual_lr"] == (1e-5, 5e-5, 1e-4, 5e-4)
+    assert REGISTRY["RECOVER"].grid["lam"] == (1.0, 50.0, 100.0)
+    for name in ("SCDRO-printed", "ASCDRO-printed", "DualSGM"):
+        assert REGISTRY[name].grid["lam"] == (0.1, 1.0, 10.0)
 
 
 def test_trials():

@@ -118,6 +118,14 @@ def test_the_euclidean_projection_satisfies_its_conditions(n, log_scale, log_rho
         assert (z[p == 0] <= threshold.mean() + 1e-10 * (1 + scale)).all()
 
 
+@pytest.mark.parametrize("nu", [1e-300, 1e-18, 1e-9, 1e9])
+def test_a_bad_guess_does_no_harm(nu):
+    z = torch.tensor([3.0, 0.0, 0.0, 1.0, 2.0], dtype=torch.float64)
+    exact, _ = euclidean_kl_ball(z, 0.1)
+    found, _ = euclidean_kl_ball(z, 0.1, Multipliers(0.5, nu))
+    torch.testing.assert_close(found, exact, rtol=0, atol=1e-12)
+
+
 def test_the_euclidean_projection_from_the_last_answer():
     rng = np.random.default_rng(0)
     z = 1 / 2000 + 1e-3 * rng.exponential(size=2000)
@@ -138,8 +146,9 @@ def test_the_dual_stays_in_its_ball_and_weights_add_up():
         assert dual.kl <= RHO + 1e-12
         assert dual.log_p.exp().sum() == pytest.approx(1.0)
     assert dual.kl == pytest.approx(RHO, rel=1e-9)
-    dual.respond(torch.tensor(rng.normal(size=500)), 1e-9)
-    assert dual.kl == pytest.approx(RHO, rel=1e-9)
+    for level, scale in ((0.0, 1.0), (1e9, 1e-6)):
+        dual.respond(torch.tensor(level + scale * rng.normal(size=500)), 1e-9)
+        assert dual.kl == pytest.approx(RHO, rel=1e-9)
 
 
 def test_the_dual_adds_up_what_a_sample_drawn_twice_gets():
@@ -324,9 +333,10 @@ def test_pgsmd2_in_lockstep(uniform):
         gamma=0.5,
         stage_steps=7,
         uniform=uniform,
+        weight_decay=0.05,
     )
     everything = by_hand.batch(np.arange(N))
-    twin = PgsmdTwin(flat(model), 0.1, 0.05, RHO, uniform=uniform, gamma=0.5, length=7, everything=everything)
+    twin = PgsmdTwin(flat(model), 0.1, 0.05, RHO, uniform=uniform, gamma=0.5, length=7, everything=everything, wd=0.05)
     lockstep(opt, twin, model, x, y, by_hand, 50, 1e-6, lambda t: t.p)
     assert opt.stage == twin.k == 4
 
@@ -337,6 +347,25 @@ def test_accmda_in_lockstep():
     twin = AccmdaTwin(flat(model), 0.3, 0.02, RHO)
     lockstep(opt, twin, model, x, y, by_hand, 60, 1e-8, lambda t: t.y)
     assert opt.kl.item() > 0.1
+
+
+def test_pgsmd2_draws_its_first_batch_from_the_exact_p():
+    model, x, y, _ = problem()
+    everything = losses_of(model, x, y, slice(None))
+    opt = PGSMD2(model.parameters(), n=N, rho=RHO, all_losses=everything)
+    opt.draw(1, torch.Generator().manual_seed(0))
+    exact = scdro.worst_case(everything().detach(), RHO, 1e-9).weights
+    torch.testing.assert_close(opt.weights, exact, rtol=1e-6, atol=1e-9)
+
+
+def test_pgsmd2_takes_another_parameter_group_in_the_middle_of_a_stage():
+    model, x, y, _ = problem()
+    opt = PGSMD2(model.parameters(), n=N, uniform=True, all_losses=losses_of(model, x, y, slice(None)))
+    index, extra = torch.arange(6), torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+    opt.step(losses_of(model, x, y, index), index)
+    opt.add_param_group({"params": [extra]})
+    opt.step(lambda: losses_of(model, x, y, index)() + extra, index)
+    assert extra.item() < 1.0
 
 
 def test_pgsmd2_keeps_a_stage_that_could_not_end():
@@ -377,6 +406,22 @@ def test_a_data_loader_draws_from_p():
     assert chisquare(found, found.sum() * p).pvalue > 1e-3
 
 
+def test_epochs_of_a_sampler():
+    """A new epoch is whole, also after one that was left early; only a loaded one goes on where it stopped."""
+    sampler = DrawnBatches(lambda g: torch.randint(50, (3,), generator=g), 5)
+    assert [len([b for _, b in zip(range(stop), sampler, strict=False)]) for stop in (5, 9, 2, 9)] == [5, 5, 2, 5]
+    whole = iter(DrawnBatches(lambda g: torch.randint(50, (3,), generator=g), 5))
+    expected = [next(whole) for _ in range(5)]
+    first, second = (DrawnBatches(lambda g: torch.randint(50, (3,), generator=g), 5) for _ in range(2))
+    beginning = iter(first)
+    found = [next(beginning) for _ in range(2)]
+    second.load_state_dict(first.state_dict())
+    assert found + list(second) == expected
+    assert len(list(second)) == 5
+    with pytest.raises(scdro.CheckpointError, match="steps"):
+        DrawnBatches(lambda g: torch.arange(3), 4).load_state_dict(first.state_dict())
+
+
 def test_batches_that_were_not_drawn_from_p_are_refused():
     model, x, y, _ = problem()
     index = torch.arange(6)
@@ -393,6 +438,7 @@ def test_batches_that_were_not_drawn_from_p_are_refused():
         (None, "no index"),
         (torch.arange(5), "6 losses"),
         (torch.arange(6.0), "integer"),
+        (torch.ones(6, dtype=torch.bool), "integer"),
         (torch.arange(6) - 1, "-1"),
         (torch.arange(6) + N, "n = 60"),
     ],
@@ -417,10 +463,51 @@ def test_a_checkpoint_of_another_data_set(method):
         method(model.parameters(), n=N).load_state_dict(method(model.parameters(), n=N + 1).state_dict())
 
 
+@pytest.mark.parametrize("method", [SPD, AccMDA])
+def test_a_checkpoint_of_a_larger_ball_is_brought_into_this_one(method):
+    model, x, y, _ = problem()
+    wide = method(model.parameters(), n=N, rho=2.0, dual_lr=1.0)
+    for k in range(8):
+        index = wide.draw(6, torch.Generator().manual_seed(k)) if method is SPD else torch.arange(6)
+        wide.step(losses_of(model, x, y, index), index)
+    assert wide.kl > 0.2
+    narrow = method(model.parameters(), n=N, rho=0.05)
+    narrow.load_state_dict(wide.state_dict())
+    assert narrow.kl <= 0.05 + 1e-9
+
+
+@pytest.mark.parametrize("method", [SPD, AccMDA])
+def test_an_incomplete_checkpoint_changes_nothing(method):
+    model, _x, _y, _ = problem()
+    opt = method(model.parameters(), n=N)
+    state = method(model.parameters(), n=N).state_dict()
+    name = "log_p" if method is SPD else "u"
+    for broken in (None, torch.ones(3, dtype=torch.float64)):
+        state["scdro"][name] = broken
+        before = str(opt.state_dict())
+        with pytest.raises(scdro.CheckpointError, match="n = 60"):
+            opt.load_state_dict(state)
+        assert str(opt.state_dict()) == before
+
+
+def test_the_dual_step_follows_the_schedule():
+    """A tenth of the lr makes a tenth of the dual step; in the log domain that is exact before any projection."""
+    moves = []
+    for factor in (1.0, 0.1):
+        model, x, y, _ = problem()
+        opt = SPD(model.parameters(), 0.1, 50.0, n=N, dual_lr=0.01, uniform=True)
+        opt.param_groups[0]["lr"] *= factor
+        index = torch.arange(6)
+        opt.step(losses_of(model, x, y, index), index)
+        moves.append(opt._dual.state_dict()[:6] + math.log(N))
+    torch.testing.assert_close(moves[1], 0.1 * moves[0])
+
+
 @pytest.mark.parametrize(
     "build",
     [
         lambda p: SPD(p, n=0),
+        lambda p: SPD(p, n=True),
         lambda p: SPD(p, n=2.5),
         lambda p: SPD(p, n=9, rho=-1.0),
         lambda p: SPD(p, n=9, dual_lr=-1.0),

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import scdro
+import twins
 from logistic import N, flat, losses_of, problem
 from scdro.functional import class_balanced_weights, focal_loss, group_means, worst_case
 from scdro.optim import (
@@ -194,6 +195,31 @@ def test_erm_is_torch_sgd():
     np.testing.assert_allclose(*runs, rtol=0, atol=1e-14)
 
 
+def test_dual_sgm_keeps_lam_above_its_floor():
+    w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    opt = DualSGM([w], 0.0, 5.0, lam=0.1, lam0=0.05, dual_lr=1.0)
+    opt.step(lambda: w + torch.tensor([0.0, 0.01], dtype=torch.float64))
+    assert opt.lam == 0.05
+
+
+def test_dual_sgm_with_a_tensor_as_lr_is_as_exact():
+    etas = []
+    for lr in (0.1, torch.tensor(0.1)):
+        w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        opt = DualSGM([w], lr, 0.5, lam=1.0)
+        for _ in range(3):
+            opt.step(lambda w=w: w + torch.tensor([1e6, 1e6 + 1.0], dtype=torch.float64))
+        etas.append(opt.eta.item())
+    assert etas[0] == pytest.approx(etas[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("method", [ABSGD, RECOVER])
+def test_a_checkpoint_of_another_temperature(method):
+    model, *_ = problem()
+    with pytest.raises(scdro.CheckpointError, match=r"lam = 5\.0, got one of lam = 1\.0"):
+        method(model.parameters(), lam=5.0).load_state_dict(method(model.parameters(), lam=1.0).state_dict())
+
+
 def test_dual_sgm_counts_what_it_caps():
     w = nn.Parameter(torch.zeros(1))
     opt = DualSGM([w], 0.0, 0.5, lam=1e-3, dual_lr=0.0)
@@ -250,11 +276,11 @@ def test_multilevel_telescopes_to_the_largest_batch():
 
 def test_multilevel_draws_sizes_by_their_chance():
     opt = FastDRO([nn.Parameter(torch.zeros(1))], multilevel=Multilevel(2, 16))
-    sizes = np.array([len(batch) for batch in opt.batch_sampler(50, steps=4000, seed=1)])
+    sizes = np.array([len(batch) for batch in opt.batch_sampler(n=50, steps=4000, seed=1)])
     for size in (4, 8, 16):
         assert np.mean(sizes == size) == pytest.approx(opt.multilevel.chance(size), abs=0.03)
-    assert len(opt.batch_sampler(80)) == 10  # 8 samples a batch on average
-    flatly = np.concatenate([np.array(batch) for batch in opt.batch_sampler(50, steps=2000)])
+    assert len(opt.batch_sampler(n=80)) == 10  # 8 samples a batch on average
+    flatly = np.concatenate([np.array(batch) for batch in opt.batch_sampler(n=50, steps=2000)])
     assert np.bincount(flatly, minlength=50).min() > 200
 
 
@@ -283,35 +309,15 @@ def test_multilevel_refuses_other_batches():
     with pytest.raises(scdro.LossError, match=r"\[4, 8\]"):
         opt.step(lambda: w * 1.0)
     with pytest.raises(scdro.HyperparameterError, match="multilevel"):
-        FastDRO([w]).batch_sampler(100)
+        FastDRO([w]).batch_sampler(n=100)
 
 
 # -- RECOVER ----------------------------------------------------------------------------------------------------------
 
 
-class RecoverTwin:
-    """s and v = its gradient by STORM, in the linear domain; the step is lam v / s."""
-
-    def __init__(self, w, lr, lam, beta):
-        self.w, self.lr, self.lam, self.beta, self.old = w, lr, lam, beta, None
-
-    def at(self, w, evaluate):
-        losses, gradients = evaluate(w)
-        g = np.exp(losses / self.lam)
-        return g.mean(), (g[:, None] * gradients / self.lam).mean(0)
-
-    def step(self, evaluate):
-        s, v = self.at(self.w, evaluate)
-        if self.old is not None:
-            s_old, v_old = self.at(self.old, evaluate)
-            s, v = s + (1 - self.beta) * (self.s - s_old), v + (1 - self.beta) * (self.v - v_old)
-        self.s, self.v, self.old = s, v, self.w
-        self.w = self.w - self.lr * self.lam * v / s
-
-
 def test_recover_in_lockstep_and_as_ascdro_with_lam_frozen():
     model, x, y, by_hand = problem()
-    opt, twin = RECOVER(model.parameters(), 0.05, 0.8, beta=0.4), RecoverTwin(flat(model), 0.05, 0.8, 0.4)
+    opt, twin = RECOVER(model.parameters(), 0.05, 0.8, beta=0.4), twins.Recover(flat(model), 0.8, 0.05, 0.4)
     other = problem()[0]
     frozen = scdro.PrintedTemperature(0.8, lr=0.0)
     ascdro = ASCDRO(other.parameters(), 0.05, 0.7, beta=0.4, temperature=frozen)  # rho only moves lam
@@ -380,6 +386,13 @@ def test_group_dro_takes_the_groups_of_the_batch():
     np.testing.assert_array_equal(*runs)
 
 
+def test_group_dro_takes_lists_and_numpy():
+    model, _x, _y, _ = problem()
+    for groups in ([0, 1] * 30, np.arange(N) % 2, np.int64(2)):
+        opt = GroupDRO(model.parameters(), groups=groups)
+        assert len(opt.group_weights) == 2
+
+
 def test_group_dro_says_what_is_wrong():
     model, x, y, _ = problem()
     index = torch.arange(6)
@@ -394,7 +407,10 @@ def test_group_dro_says_what_is_wrong():
         GroupDRO(model.parameters(), groups=3).step(closure, groups=index)
     with pytest.raises(scdro.LossError, match="one group per loss"):
         GroupDRO(model.parameters(), groups=3).step(closure, groups=index[:3])
-    for groups in (0, 2.5, torch.ones(3), torch.tensor([-1, 0])):
+    for index in (torch.arange(6.0), torch.ones(60, dtype=torch.bool)):
+        with pytest.raises(scdro.ClosureError, match="integer"):
+            GroupDRO(model.parameters(), groups=torch.arange(N) % 3).step(closure, index)
+    for groups in (0, True, 2.5, torch.ones(3), torch.tensor([-1, 0])):
         with pytest.raises(scdro.HyperparameterError):
             GroupDRO(model.parameters(), groups=groups)
 
@@ -408,6 +424,26 @@ def test_group_means():
     torch.testing.assert_close(losses.grad, torch.tensor([0.25, 0.75, 0.0, 0.0, 0.0], dtype=torch.float64))
     with pytest.raises(scdro.LossError, match="integers"):
         group_means(losses, groups.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_group_means_of_many_halves(dtype):
+    losses = torch.full((2000,), 100.0, dtype=dtype)
+    losses[1000:] = 1.0
+    means = group_means(losses, (torch.arange(2000) >= 1000).long())
+    torch.testing.assert_close(means, losses.float())
+
+
+def test_the_robust_loss_over_groups_takes_weights_and_masks_as_without():
+    losses, groups = torch.tensor([1.0, 2.0, 4.0, 9.0], requires_grad=True), torch.tensor([0, 0, 1, 1])
+    robust = scdro.KLRobustLoss(rho=0.2).eval()
+    weight, mask = [1.0, 3.0, 1.0, 1.0], [1, 1, 1, 0]
+    value = robust(losses, weight, torch.tensor(mask), groups=groups)
+    by_hand = worst_case(torch.tensor([1.75, 1.75, 4.0]), 0.2, sample_weight=torch.tensor([1.0, 3.0, 1.0])).value
+    torch.testing.assert_close(value, by_hand)
+    for bad in ({"sample_weight": torch.ones(3)}, {"mask": torch.ones(3)}):
+        with pytest.raises(scdro.LossError, match="shape"):
+            robust(losses, groups=groups, **bad)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -488,7 +524,9 @@ def test_class_balanced_weights():
     torch.testing.assert_close(class_balanced_weights(counts, 0.0), torch.ones(3))
     inverse = 1 / np.array(counts)
     np.testing.assert_allclose(class_balanced_weights(counts, 1.0), inverse / inverse.mean(), rtol=1e-6)
-    with pytest.raises(scdro.LossError, match="above zero"):
-        class_balanced_weights([5, 0])
+    torch.testing.assert_close(class_balanced_weights([5, 0, 15], 1.0), torch.tensor([1.5, 0.0, 0.5]))
+    for bad in ([0, 0], [], [-1, 3], [[1, 2]]):
+        with pytest.raises(scdro.LossError, match="count of each class"):
+            class_balanced_weights(bad)
     with pytest.raises(scdro.HyperparameterError):
         class_balanced_weights(counts, 1.5)

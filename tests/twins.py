@@ -193,11 +193,14 @@ class Default(Twin):
     Weight decay and mu enter the moving average of SCDRO, and the direction of ASCDRO.
     """
 
-    def __init__(self, w, rho, eta, beta, *, lam=None, cap=2.0, clip=0.3, window, trim=0.0, storm=False, **more):
+    def __init__(
+        self, w, rho, eta, beta, *, lam=None, cap=2.0, clip=0.3, window, trim=0.0, storm=False, ceiling_lams=0.0, **more
+    ):
         super().__init__(w, lam, rho, eta, beta, **more)
         self.cap, self.clip, self.trim, self.storm = cap, clip, trim, storm
         self.recent = deque(maxlen=window)
-        self.ceiling = INF
+        self.ceiling = self.top = INF
+        self.ceiling_lams, self.topped = ceiling_lams, 0
         self.capped = self.clipped = False
         self.empty = 0
 
@@ -241,10 +244,15 @@ class Default(Twin):
             live = live[[j * len(live) // most for j in range(most)]]
         self.recent.extend(zip(losses[live], weight[live], strict=True))
         self.lam = min(max(lam * math.exp(self.newton(lam)), self.lam0), self.lam_max)
+        if not self.trim and self.ceiling_lams is not None:
+            self.top = max(l for l, _ in self.recent) + self.ceiling_lams * self.lam
 
     def estimate(self, losses, gradients, weight):
-        """mean exp(l/lam) and mean exp(l/lam) grad l over the batch, less what lies above the ceiling."""
+        """mean exp(l/lam) and mean exp(l/lam) grad l over the batch, less what lies above the ceiling, and no loss
+        counting for more than the hardest of the recent ones."""
         keep = losses <= self.ceiling
+        self.topped += (losses > self.top).any()
+        losses = np.minimum(losses, self.top)
         g = np.where(keep, weight / weight.sum() * np.exp(np.where(keep, losses, 0.0) / self.lam), 0.0) / (
             1 - self.trim
         )

@@ -47,7 +47,7 @@ class Estimate(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """lam of the next batch and of the last one, lam log s, and the loss above which samples are trimmed."""
+    """lam of the next batch and of the last one, lam log s, and the loss above which samples are trimmed or clipped."""
 
     lam: Scalar
     lam_past: Scalar
@@ -150,8 +150,10 @@ class RobustState(Tracked):
         return at._replace(lam=self.limits.clamp(lam))
 
     def _point(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> Point:
-        """The batch at temperature lam, trimmed: q is uniform over the batch, or by its weights, over 1 - trim."""
-        joint = batch.losses / lam
+        """The batch at temperature lam. Losses above the ceiling count as much as the ceiling, or with `trim` nothing:
+        q is then uniform over the batch, or by its weights, over 1 - trim."""
+        clips = self.temperature.ceiling is not None and not self.trim
+        joint = (batch.losses.clamp_max(ceiling) if clips else batch.losses) / lam
         if batch.log_weight is not None:
             joint = joint + batch.log_weight
         if not self.trim:
@@ -265,6 +267,8 @@ class RobustState(Tracked):
         else:
             lam, lam_log_s = estimate.lam, estimate.lam_log_s
             lam_next, extra = self.temperature.advance(self._moved(estimate, window, lr), self.limits)
+        if self.temperature.ceiling is not None and not self.trim and not self.plain:
+            ceiling = window.top() + self.temperature.ceiling * lam_next
         extra.append((self.scalars, [lam_next, lam, lam_log_s, ceiling]))
         new = [(self.recent, pushed.rows), *((buffer, vector(value, buffer)) for buffer, value in extra)]
         if estimate.step.reset is not None:

@@ -55,10 +55,12 @@ class Temperature(nn.Module):
     """Decides lam. `initial` is lam_1, or None to find it from the first batch.
 
     `carries`: whether the past is read at the new temperature (lam log s, which hardly depends on lam, is kept) or, as
-    printed, at its own (log s is kept, which explodes when lam falls).
+    printed, at its own (log s is kept, which explodes when lam falls). `ceiling`: a loss counts for no more than the
+    hardest of the recent ones and so many lam; None for no bound.
     """
 
     carries: bool
+    ceiling: float | None = None
     initial: float | None
 
     def one_point_tracker(self) -> Tracker:
@@ -83,16 +85,27 @@ class WindowTemperature(Temperature):
     Args:
         initial: lam_1; None finds it from the first batch.
         cap: the most batches that a single one may count for (`MovingAverage`); None for no bound.
+        ceiling: a loss counts for no more than the hardest of the recent ones and so many lam; None for no bound. When
+            a step goes too far, the next losses are far above all that lam knows, and one would take all the weight.
         clip: the bound on STORM's correction (`NormalizedStorm`), used by ASCDRO; None for no bound.
     """
 
     carries = True
 
-    def __init__(self, initial: float | None = None, *, cap: float | None = 2.0, clip: float | None = 0.3) -> None:
+    def __init__(
+        self,
+        initial: float | None = None,
+        *,
+        cap: float | None = 2.0,
+        clip: float | None = 0.3,
+        ceiling: float | None = 0.0,
+    ) -> None:
         super().__init__()
         _check_initial(initial)
         NormalizedStorm(cap, clip)  # checks them
-        self.initial, self.cap, self.clip = initial, cap, clip
+        if ceiling is not None and not 0.0 <= ceiling < math.inf:
+            raise HyperparameterError(f"expected ceiling >= 0, in units of lam, or None for no bound, got {ceiling}")
+        self.initial, self.cap, self.clip, self.ceiling = initial, cap, clip, ceiling
 
     def one_point_tracker(self) -> Tracker:
         return MovingAverage(self.cap)

@@ -70,6 +70,10 @@ class Window(NamedTuple):
         """lam* of the recent losses, in a fixed number of steps (it must not wait for the device)."""
         return solve_lam(self.losses, self.log_weight, rho, lam0, mu=mu, iterations=24, exact=False)
 
+    def top(self) -> Scalar:
+        """The hardest of the recent losses."""
+        return scalar(torch.where(self.log_weight > -math.inf, self.losses, -math.inf).amax())
+
     def quantile(self, trim: float) -> Scalar:
         """The loss above which the hardest `trim` of the recent weight lies."""
         kept = trimmed_log_weights(self.losses, self.log_weight, trim)
