@@ -149,9 +149,7 @@ class AccMDA(TwoPoints, PrimalDual):
         change = losses if old is None else losses - keep * old
         self._u.mul_(keep).index_add_(0, index, change.to(torch.float64), alpha=len(self._y) / len(index))
         self._y_previous.copy_(self._y)
-        target, self._multipliers = euclidean_kl_ball(
-            self._y + self._scheduled(self._dual_lr) * self._u, self._rho, self._multipliers
-        )
+        target, self._multipliers = euclidean_kl_ball(self._y + self._dual_lr * self._u, self._rho, self._multipliers)
         self._y.add_(target - self._y, alpha=self._eta(self._t))
 
     @property

@@ -160,11 +160,6 @@ class ClosureOptimizer(Optimizer):
                 self.state[p]["v"] = torch.clone(gradient)
         descend(params, [self.state[p]["v"] for p in params], group["lr"])
 
-    def _scheduled(self, dual_lr: float) -> float:
-        """A dual step that was given for the first lr, and falls with it."""
-        first, now = float(self.defaults["lr"]), float(self.param_groups[0]["lr"])
-        return dual_lr * now / first if first > 0.0 else dual_lr
-
     def _project(self) -> None:
         if self._ball is not None:
             self._ball.project_([p for p in self._parameters() if p.requires_grad])

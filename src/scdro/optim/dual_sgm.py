@@ -46,7 +46,7 @@ class DualSGM(WeightingOptimizer):
     Args:
         rho, lam0: as for `SCDRO`.
         lam: the first temperature; eta starts at the first batch's lam log mean exp(l/lam).
-        dual_lr: step size of eta and lam, falling with lr; None takes the model's.
+        dual_lr: step size of eta and lam; None takes the model's, as it falls.
         cap: the largest a. It keeps numbers finite; it does not keep steps small: e^a is a sample's weight.
         params, lr, momentum, weight_decay, radius, skip_nonfinite: as for `ERM`.
 
@@ -109,7 +109,7 @@ class DualSGM(WeightingOptimizer):
         weights = q * torch.exp(a)
         mass, tilted = scalar(weights.sum()), scalar(torch.dot(weights, 1.0 - a))
         value = lam * (mass - 1.0) + eta + (lam - self._lam0) * self._rho
-        lr = float(self.param_groups[0]["lr"]) if self._dual_lr is None else self._scheduled(self._dual_lr)
+        lr = float(self.param_groups[0]["lr"]) if self._dual_lr is None else self._dual_lr
         moved = [eta - lr * (1.0 - mass), maximum(lam - lr * (tilted - 1.0 + self._rho), self._lam0)]
         count = tracked.capped[0] + ((free > self._cap) & (q > 0)).sum()
         return Weighed(weights, value, [(tracked.duals, moved), (tracked.capped, [count])])

@@ -45,7 +45,7 @@ class GroupDRO(WeightingOptimizer):
     Args:
         groups: the group of every training sample, integers from 0 on; `step(closure, index)` then looks them up. Or
             the number of groups; then it is `step(closure, groups=...)` with those of the batch.
-        dual_lr: step size of q; it falls with lr.
+        dual_lr: step size of q. Schedulers change lr alone.
         params, lr, momentum, weight_decay, radius, skip_nonfinite: as for `ERM`.
 
     Example:
@@ -107,7 +107,7 @@ class GroupDRO(WeightingOptimizer):
         mass = torch.zeros_like(log_q).index_add(0, member, shares)
         within = shares / mass.clamp_min(torch.finfo(shares.dtype).tiny)[member]
         means = torch.zeros_like(log_q).index_add(0, member, within * batch.losses)
-        moved = torch.log_softmax(log_q + self._scheduled(self._dual_lr) * means, 0)
+        moved = torch.log_softmax(log_q + self._dual_lr * means, 0)
         weights = torch.exp(moved)[member] * within
         return Weighed(weights, scalar(torch.dot(weights, batch.losses)), [(log_q, list(moved.unbind()))])
 

@@ -36,7 +36,7 @@ class SPD(PrimalDual):
         lr: step size of the model.
         rho: radius of the KL ball.
         n: how many training samples there are.
-        dual_lr: step size of p, in units of one over the loss; it falls with lr.
+        dual_lr: step size of p, in units of one over the loss. Schedulers change lr alone.
         uniform: whether batches are drawn uniformly instead of from p.
         weight_decay, radius, skip_nonfinite: as for `SCDRO`.
 
@@ -113,7 +113,7 @@ class SPD(PrimalDual):
         """For the methods in stages."""
 
     def _rate(self) -> float:
-        return self._scheduled(self._dual_lr)
+        return self._dual_lr
 
     def _descend(self) -> None:
         """w <- Proj_W(w - lr (gradient + wd w))."""
