@@ -97,18 +97,21 @@ def test_with_sgd_it_is_scdro(temperature, beta, weight_decay):
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_value_is_the_running_objective(temperature):
-    """lam_t log s_t + (lam_t - lam0) rho, with s_t in the linear domain; s is carried by default, capped at two."""
+    """lam_t log s_t + (lam_t - lam0) rho, with s_t in the linear domain; by default s is carried and capped at two, and
+    no loss counts for more than the hardest before."""
     rho, beta, lam0 = 0.4, 0.3, 1e-2
     model, robust = linear(), KLRobustLoss(rho, beta=beta, lam0=lam0, temperature=TEMPERATURES[temperature]())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    s = lam_past = None
+    s, lam_past, top = None, None, -math.inf
     for x, y in data(40):
         losses = losses_of(model, x, y).detach().numpy()
         lam = robust.lam.item()
         if math.isnan(lam):
             lam = scdro.worst_case(losses, rho, lam0).lam
         value = train_step(model, robust, optimizer, x, y)
-        ghat = np.exp(losses / lam).mean()
+        counted = losses if s is None or temperature == "printed" else np.minimum(losses, top)
+        top = max(top, losses.max())
+        ghat = np.exp(counted / lam).mean()
         if s is None:
             s = ghat
         elif temperature == "printed":

@@ -167,5 +167,6 @@ class AccMDA(TwoPoints, PrimalDual):
     def _load_extra_state(self, own: dict[str, Any]) -> None:
         for mine, came in ((self._y, "y"), (self._y_previous, "y_previous"), (self._u, "u")):
             mine.copy_(own[came])
-        self._y.copy_(euclidean_kl_ball(self._y, self._rho)[0])  # The checkpoint may be of a larger ball.
+        if self.kl > self._rho + 1e-9:  # It is of a larger ball.
+            self._y.copy_(euclidean_kl_ball(self._y, self._rho)[0])
         self._t, self._multipliers = own["t"], Multipliers(*own["multipliers"])
