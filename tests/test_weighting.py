@@ -530,3 +530,53 @@ def test_class_balanced_weights():
             class_balanced_weights(bad)
     with pytest.raises(scdro.HyperparameterError):
         class_balanced_weights(counts, 1.5)
+
+
+# -- identities 10 to 12 of a correct implementation ------------------------------------------------------------------
+
+
+def gradient_of(make, losses):
+    """What one step with lr = 1 and no momentum moves the losses' own parameters by."""
+    w = nn.Parameter(torch.tensor(losses, dtype=torch.float64))
+    opt = make([w])
+    value = opt.step(lambda: w * 1.0)
+    return value.item(), (torch.tensor(losses, dtype=torch.float64) - w.detach()).numpy()
+
+
+L4 = [0.0, 1.0, 2.0, 3.0]
+
+
+def test_identity_10_dual_sgm_at_its_start_has_the_value_and_gradient_of_f():
+    """eta starts at lam log g: there lam E[e^a - 1] + eta + (lam - lam0) rho is F."""
+    losses = torch.tensor(L4, dtype=torch.float64, requires_grad=True)
+    f = scdro.objective(losses, 0.7, rho=0.3)
+    f.backward()
+    value, moved = gradient_of(lambda p: DualSGM(p, 1.0, 0.3, lam=0.7, dual_lr=0.0, momentum=0.0), L4)
+    assert value == pytest.approx(f.item(), rel=1e-12)
+    np.testing.assert_allclose(moved, losses.grad, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "value", "weights"),
+    [
+        (CVaR(0.5), 2.5, [0.0, 0.0, 0.5, 0.5]),
+        (CVaR(0.3), 17 / 6, [0.0, 0.0, 1 / 6, 5 / 6]),
+        (Chi2(0.1), 2.0, [0.1, 0.2, 0.3, 0.4]),
+        (Chi2Penalty(2.5), 1.75, None),
+        (KLBall(0.1), 1.994174122, None),
+        (KLBall(1.0), 2.876718489, None),
+    ],
+)
+def test_identity_11_fastdro_on_the_full_batch(geometry, value, weights):
+    found, moved = gradient_of(lambda p: FastDRO(p, 1.0, geometry, momentum=0.0), L4)
+    assert found == pytest.approx(value, rel=1e-8)
+    assert moved.sum() == pytest.approx(1.0)
+    if weights is not None:
+        np.testing.assert_allclose(moved, weights, atol=1e-10)
+
+
+def test_identity_12_absgd():
+    _, term = gradient_of(lambda p: ABSGD(p, 1.0, 0.8, gamma=1.0, momentum=0.0), L4)
+    np.testing.assert_allclose(term, torch.softmax(torch.tensor(L4, dtype=torch.float64) / 0.8, 0), rtol=1e-12)
+    _, plain = gradient_of(lambda p: ABSGD(p, 1.0, 1e6, gamma=1.0, momentum=0.0), L4)
+    np.testing.assert_allclose(plain, np.full(4, 0.25), atol=1e-5)
