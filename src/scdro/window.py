@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scdro.scalar import Scalar, scalar
+from scdro.scalar import Scalar, host_reads, scalar
 from scdro.tilt import Tilt, effective_size, mass_and_size, solve_lam, tilt, trimmed_log_weights
 
 __all__ = ["Window", "default_size"]
@@ -72,6 +72,8 @@ class Window(NamedTuple):
 
     def top(self) -> Scalar:
         """The hardest of the recent losses."""
+        if host_reads(self.rows) and self.rows[1, 0].item() > -math.inf:  # The oldest slot is filled: all are.
+            return self.losses.max().item()
         return scalar(torch.where(self.log_weight > -math.inf, self.losses, -math.inf).amax())
 
     def quantile(self, trim: float) -> Scalar:
