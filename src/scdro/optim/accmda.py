@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scdro.dual import check_index, check_samples, check_vector
+from scdro.dual import check_vector
 from scdro.errors import HyperparameterError
 from scdro.optim.base import Closure
 from scdro.optim.primal_dual import PrimalDual
 from scdro.optim.replay import Replay, TwoPoints, matched
+from scdro.positions import check_index, check_samples
 from scdro.projections import Multipliers, euclidean_kl_ball
 from scdro.scalar import Scalar
 

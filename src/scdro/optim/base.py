@@ -16,7 +16,7 @@ from scdro.projections import Ball
 from scdro.scalar import Scalar
 from scdro.tracked import Tracked
 
-__all__ = ["Closure", "ClosureOptimizer"]
+__all__ = ["Closure", "ClosureOptimizer", "check_same_temperature", "check_steps", "descend"]
 
 Closure = Callable[[], Tensor]
 _KEY, _VERSION = "scdro", 1
@@ -29,7 +29,7 @@ class ClosureOptimizer(Optimizer):
     _own_attributes: ClassVar[tuple[str, ...]] = ("_tracked", "_ball")
 
     def __init__(self, params: Any, defaults: dict[str, Any], tracked: Tracked, *, radius: float | None = None) -> None:
-        _check_steps(defaults)
+        check_steps(defaults)
         self._ball = None if radius is None else Ball(radius)
         super().__init__(params, defaults)
         self._tracked = tracked.to(self._first_parameter().device)
@@ -211,7 +211,7 @@ class ClosureOptimizer(Optimizer):
                     )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        _check_steps(param_group)
+        check_steps(param_group)
         super().add_param_group(param_group)
 
     def _extra_state(self) -> dict[str, Any]:
@@ -239,8 +239,8 @@ def descend(params: list[Tensor], direction: list[Tensor], lr: Tensor | float) -
         torch._foreach_add_(params, direction, alpha=-lr)
 
 
-def _check_steps(settings: dict[str, Any]) -> None:
-    for name in ("lr", "weight_decay"):
+def check_steps(settings: dict[str, Any]) -> None:
+    for name in ("lr", "weight_decay", "dual_lr"):
         if name in settings and not 0.0 <= float(settings[name]) < math.inf:
             raise HyperparameterError(f"expected {name} >= 0, got {settings[name]}")
     if not 0.0 <= settings.get("momentum", 0.0) < 1.0:

@@ -11,6 +11,7 @@ from torch import Tensor
 from scdro.batch import Batch
 from scdro.errors import HyperparameterError
 from scdro.functional import worst_case
+from scdro.optim.base import check_steps
 from scdro.optim.weighting import Weighed, WeightingOptimizer, base_weights, point_at
 from scdro.reading import check_radius
 from scdro.scalar import maximum, scalar, unpacked
@@ -76,8 +77,8 @@ class DualSGM(WeightingOptimizer):
         check_radius(rho, lam0)
         if not lam0 <= lam < math.inf:
             raise HyperparameterError(f"expected a first temperature lam >= lam0 = {lam0}, got {lam}")
-        if dual_lr is not None and not 0.0 <= dual_lr < math.inf:
-            raise HyperparameterError(f"expected dual_lr >= 0, got {dual_lr}")
+        if dual_lr is not None:
+            check_steps({"dual_lr": dual_lr})
         if not 0.0 < cap < 700.0:
             raise HyperparameterError(f"expected a cap in (0, 700) of (l - eta)/lam, got {cap}")
         self._rho, self._lam0, self._dual_lr, self._cap = rho, lam0, dual_lr, cap

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
-from scdro.dual import check_samples
 from scdro.errors import HyperparameterError, LossError
 from scdro.functional import BestResponse, WorstCase, chi2_constrained, chi2_penalized, cvar, worst_case
 from scdro.optim.weighting import Weighed, WeightingOptimizer
+from scdro.positions import check_samples
 from scdro.sampling import DrawnBatches
 from scdro.scalar import scalar
 from scdro.tracked import Tracked

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
-from scdro.dual import check_positions
 from scdro.errors import ClosureError, HyperparameterError
 from scdro.groups import check_groups
-from scdro.optim.base import Closure
+from scdro.optim.base import Closure, check_steps
 from scdro.optim.weighting import Weighed, WeightingOptimizer, base_weights
+from scdro.positions import check_positions
 from scdro.scalar import scalar
 from scdro.tracked import Tracked
 
@@ -71,8 +71,7 @@ class GroupDRO(WeightingOptimizer):
         radius: float | None = None,
         skip_nonfinite: bool = False,
     ) -> None:
-        if not 0.0 <= dual_lr < math.inf:
-            raise HyperparameterError(f"expected dual_lr >= 0, got {dual_lr}")
+        check_steps({"dual_lr": dual_lr})
         self._dual_lr = dual_lr
         self._groups = None if isinstance(groups, Integral) else torch.as_tensor(groups).cpu()
         count = _largest(self._groups) if self._groups is not None else _checked(groups)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scdro.errors import HyperparameterError, LossError
+from scdro.errors import LossError
 from scdro.functional import worst_case
-from scdro.optim.base import Closure, ClosureOptimizer
+from scdro.optim.base import Closure, ClosureOptimizer, check_steps
 from scdro.reading import check_radius
 from scdro.scalar import Scalar
 from scdro.tracked import Tracked
@@ -38,8 +37,7 @@ class PrimalDual(ClosureOptimizer):
         skip_nonfinite: bool,
     ) -> None:
         check_radius(rho, NO_LAM0)
-        if not 0.0 <= dual_lr < math.inf:
-            raise HyperparameterError(f"expected dual_lr >= 0, got {dual_lr}")
+        check_steps({"dual_lr": dual_lr})
         self._rho, self._dual_lr = rho, dual_lr
         tracked = Tracked(skip_nonfinite=skip_nonfinite)
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, tracked, radius=radius)

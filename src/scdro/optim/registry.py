@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from scdro.optim.accmda import AccMDA
 from scdro.optim.ascdro import ASCDRO
 from scdro.optim.base import ClosureOptimizer
 from scdro.optim.dual_sgm import DualSGM
-from scdro.optim.fastdro import Chi2, Chi2Penalty, CVaR, FastDRO, KLBall, Multilevel
+from scdro.optim.fastdro import Chi2, Chi2Penalty, CVaR, FastDRO, Geometry, KLBall, Multilevel
 from scdro.optim.group_dro import GroupDRO
 from scdro.optim.pgsmd2 import PGSMD2
 from scdro.optim.recover import RECOVER
@@ -32,6 +32,7 @@ from scdro.temperature import PrintedTemperature
 
 __all__ = ["REGISTRY", "Method"]
 
+Maker = Callable[..., ClosureOptimizer]
 # Logits and labels to per-sample losses.
 PerSample = Callable[[Tensor, Tensor], Tensor]
 
@@ -54,7 +55,7 @@ class Method:
     """
 
     name: str
-    make: Callable[..., ClosureOptimizer]
+    make: Maker
     needs: tuple[str, ...]
     grid: Mapping[str, Sequence[Any]]
     loss: Callable[..., PerSample] | None = None
@@ -101,40 +102,25 @@ class Method:
         return every if count is None or count >= len(every) else random.Random(seed).sample(every, count)
 
 
-def _printed(params: Any, lr: float, rho: float, *, lam: float, **settings: Any) -> SCDRO:
-    return SCDRO(params, lr, rho, temperature=PrintedTemperature(lam), **settings)
+def _printed(method: Maker) -> Maker:
+    """With the paper's own update of lam, from a first `lam`."""
+    return lambda params, *, lam, **settings: method(params, temperature=PrintedTemperature(lam), **settings)
 
 
-def _printed_ascdro(params: Any, lr: float, rho: float, *, lam: float, **settings: Any) -> ASCDRO:
-    return ASCDRO(params, lr, rho, temperature=PrintedTemperature(lam), **settings)
+def _decayed(method: Maker) -> Maker:
+    """In the paper's stages: lr times .1 after each of the `milestones`."""
+    return lambda params, *, lr, beta, milestones, **settings: method(
+        params, decay_stages(lr, beta, milestones), **settings
+    )
 
 
-def _rscdro(params: Any, lr: float, rho: float, *, beta: float, milestones: Iterable[int], **settings: Any) -> RSCDRO:
-    return RSCDRO(params, decay_stages(lr, beta, milestones), rho, **settings)
+def _fast(geometry: Callable[[float], Geometry], setting: str) -> Maker:
+    """FastDRO in a geometry, made from the setting of that name."""
+    return lambda params, **settings: FastDRO(params, geometry=geometry(settings.pop(setting)), **settings)
 
 
-def _rascdro(params: Any, lr: float, rho: float, *, beta: float, milestones: Iterable[int], **settings: Any) -> RASCDRO:
-    return RASCDRO(params, decay_stages(lr, beta, milestones), rho, **settings)
-
-
-def _kl(params: Any, lr: float, rho: float, **settings: Any) -> FastDRO:
-    return FastDRO(params, lr, KLBall(rho), **settings)
-
-
-def _multilevel(params: Any, lr: float, rho: float, *, smallest: int, largest: int, **settings: Any) -> FastDRO:
-    return FastDRO(params, lr, KLBall(rho), multilevel=Multilevel(smallest, largest), **settings)
-
-
-def _cvar(params: Any, lr: float, *, alpha: float, **settings: Any) -> FastDRO:
-    return FastDRO(params, lr, CVaR(alpha), **settings)
-
-
-def _chi2(params: Any, lr: float, rho: float, **settings: Any) -> FastDRO:
-    return FastDRO(params, lr, Chi2(rho), **settings)
-
-
-def _chi2_penalty(params: Any, lr: float, *, reg: float, **settings: Any) -> FastDRO:
-    return FastDRO(params, lr, Chi2Penalty(reg), **settings)
+def _multilevel(params: Any, *, rho: float, smallest: int, largest: int, **settings: Any) -> FastDRO:
+    return FastDRO(params, geometry=KLBall(rho), multilevel=Multilevel(smallest, largest), **settings)
 
 
 def _focal(class_counts: Tensor, *, gamma: float) -> PerSample:
@@ -160,16 +146,16 @@ REGISTRY: Mapping[str, Method] = {
     for method in (
         Method("SCDRO", SCDRO, ("rho",), {"lr": _LR, "beta": _BETA}),
         Method("ASCDRO", ASCDRO, ("rho", "module"), {"lr": _LR, "beta": _BETA}),
-        Method("RSCDRO", _rscdro, ("rho", "milestones"), {"lr": _LR, "beta": _BETA}),
-        Method("RASCDRO", _rascdro, ("rho", "milestones", "module"), {"lr": _LR, "beta": _BETA}),
-        Method("SCDRO-printed", _printed, ("rho",), {"lr": _LR, "beta": _BETA, "lam": _LAM}),
-        Method("ASCDRO-printed", _printed_ascdro, ("rho", "module"), {"lr": _LR, "beta": _BETA, "lam": _LAM}),
+        Method("RSCDRO", _decayed(RSCDRO), ("rho", "milestones"), {"lr": _LR, "beta": _BETA}),
+        Method("RASCDRO", _decayed(RASCDRO), ("rho", "milestones", "module"), {"lr": _LR, "beta": _BETA}),
+        Method("SCDRO-printed", _printed(SCDRO), ("rho",), {"lr": _LR, "beta": _BETA, "lam": _LAM}),
+        Method("ASCDRO-printed", _printed(ASCDRO), ("rho", "module"), {"lr": _LR, "beta": _BETA, "lam": _LAM}),
         Method("ERM", ERM, (), {"lr": _LR}),
-        Method("FastDRO", _kl, ("rho",), {"lr": _LR}),
+        Method("FastDRO", _fast(KLBall, "rho"), ("rho",), {"lr": _LR}),
         Method("FastDRO-MLMC", _multilevel, ("rho",), {"lr": _LR, "smallest": (16, 32), "largest": (1024,)}),
-        Method("FastDRO-CVaR", _cvar, (), {"lr": _LR, "alpha": (0.1, 0.2, 0.5)}),
-        Method("FastDRO-chi2", _chi2, ("rho",), {"lr": _LR}),
-        Method("FastDRO-chi2-penalty", _chi2_penalty, (), {"lr": _LR, "reg": (0.1, 1.0, 10.0)}),
+        Method("FastDRO-CVaR", _fast(CVaR, "alpha"), (), {"lr": _LR, "alpha": (0.1, 0.2, 0.5)}),
+        Method("FastDRO-chi2", _fast(Chi2, "rho"), ("rho",), {"lr": _LR}),
+        Method("FastDRO-chi2-penalty", _fast(Chi2Penalty, "reg"), (), {"lr": _LR, "reg": (0.1, 1.0, 10.0)}),
         Method("DualSGM", DualSGM, ("rho",), {"lr": _LR, "lam": _LAM, "dual_lr": (0.01, 0.1, 1.0)}),
         Method("SPD", SPD, ("rho", "n"), {"lr": _LR, "dual_lr": _DUAL_LR}),
         Method("PGSMD2", PGSMD2, ("rho", "n", "all_losses"), {"lr": _LR, "dual_lr": _DUAL_LR}),

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
-from scdro.dual import Dual, check_index, check_vector
+from scdro.dual import Dual, check_vector
 from scdro.errors import ClosureError, HyperparameterError
 from scdro.optim.base import Closure, descend
 from scdro.optim.primal_dual import PrimalDual
+from scdro.positions import check_index
 from scdro.sampling import DrawnBatches
 from scdro.scalar import Scalar
 
