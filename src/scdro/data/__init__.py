@@ -8,6 +8,7 @@ from scdro.data.imbalance import imbalanced, keep_last, labels_of, step_imbalanc
 from scdro.data.indexed import Indexed
 from scdro.data.lists import ImageNetLT, LongTailList, PlacesLT, Size, iNaturalist18
 from scdro.data.loading import Batches, MemoryBatches, WorkerBatches
+from scdro.data.memory import Rows
 from scdro.data.tabular import Table, adult, census_income, covertype
 from scdro.data.transforms import EvalTransform, TrainTransform
 
@@ -26,6 +27,7 @@ __all__ = [
     "LongTailList",
     "MemoryBatches",
     "PlacesLT",
+    "Rows",
     "Size",
     "Table",
     "TrainTransform",

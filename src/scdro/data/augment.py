@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Augmentation", "CropFlip", "crop_flip"]
-
-Augmentation = Callable[[Tensor, np.random.Generator], Tensor]
+__all__ = ["CropFlip", "crop_flip"]
 
 
 def crop_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, pad: int = 4) -> Tensor:

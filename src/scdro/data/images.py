@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import hashlib
-from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from scdro.data.memory import Augmentation, InMemory
 from scdro.errors import DataError
 
 __all__ = ["ImageData"]
@@ -19,7 +17,7 @@ Self = TypeVar("Self", bound="ImageData")
 Triple = tuple[float, float, float]
 
 
-class ImageData(Dataset[tuple[Tensor, int]]):
+class ImageData(InMemory):
     """Images (n, 3, h, w), uint8 in channels_last order, with labels; items are (normalised float image, label).
 
     Args:
@@ -39,81 +37,41 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         ([1, 3], [1, 1])
     """
 
-    def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        *,
-        mean: Triple,
-        std: Triple,
-        names: Sequence[str],
-        groups: Tensor | None = None,
-        group_names: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, *, mean: Triple, std: Triple, **about: Any) -> None:
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
             raise DataError(f"expected uint8 images (n, 3, h, w), got {images.dtype} of shape {tuple(images.shape)}")
-        _check_labels(labels, len(images), len(names), "labels")
-        if groups is not None:
-            _check_labels(groups, len(images), len(group_names), "groups")
-        self.images = images.contiguous(memory_format=torch.channels_last)
-        self.labels = labels
-        self.groups = groups
         self.mean, self.std = mean, std
-        self.names, self.group_names = tuple(names), tuple(group_names)
-        self.positions = torch.arange(len(images))
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        return self.normalised(self.images[i]), int(self.labels[i])
+        super().__init__(images.contiguous(memory_format=torch.channels_last), labels, **about)
 
     @property
-    def classes(self) -> int:
-        return len(self.names)
+    def images(self) -> Tensor:
+        return self.inputs
 
-    @property
-    def counts(self) -> Tensor:
-        """Images of each class."""
-        return torch.bincount(self.labels, minlength=self.classes)
+    def batch(self, index: Tensor, augment: Augmentation | None = None, rng: Any = None) -> Tensor:
+        # As NHWC, whole images are copied, and stay in channels_last order.
+        images = self.inputs.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)
+        return self.normalised(images if augment is None else augment(images, rng))
 
     def normalised(self, images: Tensor) -> Tensor:
         """uint8 images as floats less the mean over the standard deviation; the order in memory stays."""
         mean, std = (torch.tensor(v, device=images.device).mul(255).view(3, 1, 1) for v in (self.mean, self.std))
         return images.float().sub_(mean).div_(std)
 
-    def subset(self: Self, index: Tensor) -> Self:
-        """The images of the given positions, in the given order."""
-        part = copy.copy(self)
-        part._keep(index)
-        return part
+    def pooled(self: Self, factor: int) -> Self:
+        """The images smaller by a whole factor: means over squares of so many pixels."""
+        if factor < 1 or any(side % factor for side in self.inputs.shape[2:]):
+            raise DataError(f"expected a factor that divides {tuple(self.inputs.shape[2:])}, got {factor}")
+        smaller = self.subset(torch.arange(len(self)))
+        parts = [F.avg_pool2d(part.float(), factor).round().to(torch.uint8) for part in self.inputs.split(5000)]
+        smaller.inputs = torch.cat(parts).contiguous(memory_format=torch.channels_last)
+        return smaller
 
-    def to(self: Self, device: torch.device | str) -> Self:
-        """The same data on a device; batches are then made there."""
-        moved = copy.copy(self)
-        moved.images, moved.labels = self.images.to(device), self.labels.to(device)
-        moved.groups = None if self.groups is None else self.groups.to(device)
-        return moved
+    def _preparation(self) -> tuple[Any, ...]:
+        return self.mean, self.std
 
-    def fingerprint(self) -> str:
-        """SHA-256 of everything that a model or its evaluation sees."""
-        digest = hashlib.sha256(repr((tuple(self.images.shape), self.mean, self.std, self.names)).encode())
-        for part in (self.images.permute(0, 2, 3, 1), self.labels, self.groups):
-            digest.update(b"none" if part is None else part.cpu().contiguous().numpy().data)
-        return digest.hexdigest()
+    def _bytes_first(self) -> Tensor:
+        return self.inputs.permute(0, 2, 3, 1)
 
     def _keep(self, index: Tensor) -> None:
-        index = index.to(self.images.device)
-        self.images = self.images[index].contiguous(memory_format=torch.channels_last)
-        self.labels = self.labels[index]
-        self.groups = None if self.groups is None else self.groups[index]
-        self.positions = self.positions[index.cpu()]
-
-
-def _check_labels(labels: Tensor, n: int, classes: int, what: str) -> None:
-    if labels.dtype != torch.int64 or tuple(labels.shape) != (n,):
-        raise DataError(f"expected int64 {what} of shape ({n},), got {labels.dtype} of shape {tuple(labels.shape)}")
-    if n and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise DataError(
-            f"expected {what} in [0, {classes}), by the names given, got {int(labels.min())} to {int(labels.max())}"
-        )
+        super()._keep(index)
+        self.inputs = self.inputs.contiguous(memory_format=torch.channels_last)

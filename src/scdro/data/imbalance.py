@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from scdro.data.images import ImageData
+from scdro.data.memory import InMemory
 from scdro.errors import DataError
 
 __all__ = ["imbalanced", "keep_last", "labels_of", "step_imbalance"]
+
+Samples = TypeVar("Samples", bound=InMemory)
 
 
 def keep_last(labels: Any, counts: Mapping[int, int] | Sequence[int]) -> Tensor:
@@ -55,11 +57,12 @@ def step_imbalance(labels: Any, minority: Sequence[int] | None = None, keep: int
 
 
 @overload
-def imbalanced(dataset: ImageData, counts: Mapping[int, int] | Sequence[int]) -> ImageData: ...
+def imbalanced(dataset: Samples, counts: Mapping[int, int] | Sequence[int]) -> Samples: ...
 @overload
 def imbalanced(dataset: Dataset[Any], counts: Mapping[int, int] | Sequence[int]) -> Dataset[Any]: ...
 def imbalanced(dataset: Any, counts: Mapping[int, int] | Sequence[int]) -> Any:
-    """The data set with only the last counts[c] samples of each class c: an `ImageData`, or else a torch `Subset`.
+    """The data set with only the last counts[c] samples of each class c: of its own kind if in memory, or else
+    a torch `Subset`.
 
     Example:
         >>> data = TensorDataset(torch.arange(5.0), torch.tensor([0, 1, 0, 1, 0]))
@@ -67,7 +70,7 @@ def imbalanced(dataset: Any, counts: Mapping[int, int] | Sequence[int]) -> Any:
         [1.0, 3.0, 4.0]
     """
     index = keep_last(labels_of(dataset), counts)
-    return dataset.subset(index) if isinstance(dataset, ImageData) else Subset(dataset, index.tolist())
+    return dataset.subset(index) if isinstance(dataset, InMemory) else Subset(dataset, index.tolist())
 
 
 def labels_of(dataset: Any) -> Tensor:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from scdro.data.augment import Augmentation
-from scdro.data.images import ImageData
+from scdro.data.memory import Augmentation, InMemory
 from scdro.data.order import BatchSampler, Order
 
 __all__ = ["Batch", "Batches", "MemoryBatches", "WorkerBatches"]
@@ -49,26 +48,27 @@ class Batches(ABC):
 
 
 class MemoryBatches(Batches):
-    """Batches of an `ImageData`, cut out of its one tensor, augmented and normalised as a whole, where the data are.
+    """Batches of `ImageData` or `Rows`, cut out of their one tensor, augmented and normalised as a whole, where the
+    data are.
 
     Args:
-        data: the images.
+        data: the samples.
         batch_size: how many to a batch.
-        augment: such as `CropFlip()`; None for images as they are.
+        augment: such as `CropFlip()`; None for samples as they are.
         shuffle, drop_last: as in a DataLoader.
         seed: of order and augmentation.
         sampler: an iterable of batches of positions, such as one that draws from a primal-dual method's distribution.
 
     Example:
-        >>> data = ImageData(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), torch.zeros(5, dtype=torch.int64),
-        ...                  mean=(0.5,) * 3, std=(0.5,) * 3, names=("a",))
+        >>> from scdro.data import Rows
+        >>> data = Rows(torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64), names=("a",))
         >>> [len(index) for x, y, index in MemoryBatches(data, 2)]
         [2, 2, 1]
     """
 
     def __init__(
         self,
-        data: ImageData,
+        data: InMemory,
         batch_size: int = 128,
         *,
         augment: Augmentation | None = None,
@@ -82,12 +82,9 @@ class MemoryBatches(Batches):
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         for number, index in self.order.epoch(epoch, start):
-            there = index.to(self.data.images.device)
-            # As NHWC, whole images are copied, and stay in channels_last order.
-            images = self.data.images.permute(0, 2, 3, 1)[there].permute(0, 3, 1, 2)
-            if self.augment is not None:
-                images = self.augment(images, np.random.default_rng((self.seed, 1, epoch, number)))
-            yield self.data.normalised(images), self.data.labels[there], index
+            there = index.to(self.data.device)
+            rng = None if self.augment is None else np.random.default_rng((self.seed, 1, epoch, number))
+            yield self.data.batch(there, self.augment, rng), self.data.labels[there], index
 
 
 class Loads(Protocol):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import scdro
 from scdro.data import CropFlip, ImageData, MemoryBatches
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.experiments.catalog import MODELS, chosen, in_order
+from scdro.experiments.folder import RunFolder, Stopwatch, locked
 from scdro.experiments.schedules import Schedule, one_cycle, step_decay
-from scdro.experiments.storage import JsonLines, save, write_json
+from scdro.experiments.storage import save, write_json
 from scdro.models import Network
 from scdro.scores import Scores, score
 
@@ -69,7 +67,12 @@ def pretrain(
     Writes config.json, metrics.jsonl (a line an epoch), checkpoint.pt (every `checkpoint_every` steps), and at the end
     model.pt and scores.json.
     """
-    run = _Run(config, train.to(device), test.to(device), out)
+    with locked(out):
+        return _pretrain(_Run(config, train.to(device), test.to(device), out), checkpoint_every, progress)
+
+
+def _pretrain(run: _Run, checkpoint_every: int, progress: Progress) -> Scores:
+    config = run.config
     total = config.epochs * len(run.batches)
     schedule = config.schedule_of(total)
     while run.epoch < config.epochs:
@@ -92,15 +95,16 @@ class _Run:
         self.batches = MemoryBatches(train, config.batch_size, augment=CropFlip(), seed=config.seed)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.seed)
-            self.model = chosen(MODELS, config.model, "a model")(train.classes).to(train.images.device)
+            self.model = chosen(MODELS, config.model, "a model")(train.classes).to(train.device)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay
         )
-        self.epoch = self.batch = 0
-        self.totals = torch.zeros(3, dtype=torch.float64, device=train.images.device)  # loss, right, seen
-        self.seconds, self.since = 0.0, time.perf_counter()
-        self.identity = {"config": asdict(config), "data": train.fingerprint()}
-        self.log = self._resume()
+        identity = {"config": asdict(config), "data": train.fingerprint()}
+        self.folder = RunFolder(out, identity, {"model": self.model, "optimizer": self.optimizer}, train.device)
+        at = self.folder.counters
+        self.epoch, self.batch = at.get("epoch", 0), at.get("batch", 0)
+        self.totals = at.get("totals", torch.zeros(3, dtype=torch.float64, device=train.device))  # loss, right, seen
+        self.watch = Stopwatch(at.get("seconds", 0.0))
 
     @property
     def steps(self) -> int:
@@ -133,16 +137,14 @@ class _Run:
             found = self.scores()
             record |= {"test_accuracy": found.top1, "test_minority": found.minority, "test_majority": found.majority}
             text += f"  test {found.top1:.1%} (minority {found.minority:.1%}, majority {found.majority:.1%})"
-        self.log.append(record | {"seconds": round(self._elapsed(), 2)})
+        self.folder.log.append(record | {"seconds": round(self.watch.seconds, 2)})
         return text
 
     def scores(self) -> Scores:
         return score(predict(self.model, self.test), self.test.labels, self.train.counts)
 
     def checkpoint(self) -> None:
-        state = {"epoch": self.epoch, "batch": self.batch, "totals": self.totals, "seconds": self._elapsed()}
-        state |= {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        save(self.out / "checkpoint.pt", self.identity | state | {"log_size": self.log.size})
+        self.folder.checkpoint(epoch=self.epoch, batch=self.batch, totals=self.totals, seconds=self.watch.seconds)
 
     def finish(self) -> Scores:
         found = self.scores()
@@ -150,27 +152,6 @@ class _Run:
         save(self.out / "model.pt", weights | {"state_dict": self.model.state_dict()})
         write_json(self.out / "scores.json", found.as_dict())
         return found
-
-    def _resume(self) -> JsonLines:
-        path = self.out / "checkpoint.pt"
-        if not path.exists():
-            write_json(self.out / "config.json", self.identity | {"environment": _environment()})
-            return JsonLines(self.out / "metrics.jsonl")
-        state = torch.load(path, map_location=self.train.images.device, weights_only=True)
-        for key, own in self.identity.items():
-            if state[key] != own:
-                raise CheckpointError(
-                    f"expected the run in {self.out} to have the {key} {own}, got {state[key]}; "
-                    "name another folder, or the same settings and data"
-                )
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.epoch, self.batch, self.seconds = state["epoch"], state["batch"], state["seconds"]
-        self.totals.copy_(state["totals"])
-        return JsonLines(self.out / "metrics.jsonl", state["log_size"])
-
-    def _elapsed(self) -> float:
-        return self.seconds + time.perf_counter() - self.since
 
 
 @torch.no_grad()
@@ -189,9 +170,3 @@ def load_pretrained(folder: Path) -> tuple[Network, dict[str, Any]]:
     model = chosen(MODELS, state["model"], "a model")(state["classes"])
     model.load_state_dict(state.pop("state_dict"))
     return model.eval(), state
-
-
-def _environment() -> dict[str, Any]:
-    """What bit-exactness depends on, beside the configuration."""
-    versions = {"scdro": scdro.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    return versions | {"threads": torch.get_num_threads(), "machine": platform.machine()}

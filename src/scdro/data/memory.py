@@ -1,0 +1,142 @@
+"""Labelled samples that live in memory as one tensor."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from scdro.errors import DataError
+
+__all__ = ["InMemory", "Rows"]
+
+Self = TypeVar("Self", bound="InMemory")
+Augmentation = Callable[[Tensor, np.random.Generator], Tensor]
+
+
+class InMemory(Dataset[tuple[Tensor, int]], ABC):
+    """One tensor of inputs, (n, ...), with labels and maybe groups.
+
+    Args:
+        inputs: as they are kept; `batch` makes of them what a model sees.
+        labels: integers in [0, classes), (n,).
+        names: of the classes; their number is the number of classes.
+        groups: integers, (n,), that serve evaluation, such as fine labels.
+        group_names: of the groups.
+
+    `positions` says where each sample was in the data set that this one is a part of.
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        names: Sequence[str],
+        groups: Tensor | None = None,
+        group_names: Sequence[str] = (),
+    ) -> None:
+        _check_labels(labels, len(inputs), len(names), "labels")
+        if groups is not None:
+            _check_labels(groups, len(inputs), len(group_names), "groups")
+        self.inputs, self.labels, self.groups = inputs, labels, groups
+        self.names, self.group_names = tuple(names), tuple(group_names)
+        self.positions = torch.arange(len(inputs))
+
+    @abstractmethod
+    def batch(self, index: Tensor, augment: Augmentation | None = None, rng: Any = None) -> Tensor:
+        """What a model sees of the samples at these positions."""
+
+    @abstractmethod
+    def _preparation(self) -> tuple[Any, ...]:
+        """Whatever else than the inputs decides what a model sees."""
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return self.batch(torch.tensor([i], device=self.device))[0], int(self.labels[i])
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs.device
+
+    @property
+    def classes(self) -> int:
+        return len(self.names)
+
+    @property
+    def counts(self) -> Tensor:
+        """Samples of each class."""
+        return torch.bincount(self.labels, minlength=self.classes)
+
+    def subset(self: Self, index: Tensor) -> Self:
+        """The samples at the given positions, in the given order."""
+        part = copy.copy(self)
+        part._keep(index)
+        return part
+
+    def to(self: Self, device: torch.device | str) -> Self:
+        """The same data on a device; batches are then made there."""
+        moved = copy.copy(self)
+        moved.inputs, moved.labels = self.inputs.to(device), self.labels.to(device)
+        moved.groups = None if self.groups is None else self.groups.to(device)
+        return moved
+
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that a model or its evaluation sees."""
+        digest = hashlib.sha256(repr((tuple(self.inputs.shape), *self._preparation(), self.names)).encode())
+        for part in (self._bytes_first(), self.labels, self.groups):
+            digest.update(b"none" if part is None else part.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def _bytes_first(self) -> Tensor:
+        """The inputs in the order of their bytes."""
+        return self.inputs
+
+    def _keep(self, index: Tensor) -> None:
+        index = index.to(self.device)
+        self.inputs = self.inputs[index]
+        self.labels = self.labels[index]
+        self.groups = None if self.groups is None else self.groups[index]
+        self.positions = self.positions[index.cpu()]
+
+
+class Rows(InMemory):
+    """Rows of numbers, (n, d), such as features or a table.
+
+    Example:
+        >>> rows = Rows(torch.eye(3), torch.tensor([0, 1, 1]), names=("a", "b"))
+        >>> rows.counts.tolist(), rows.batch(torch.tensor([2])).tolist()
+        ([1, 2], [[0.0, 0.0, 1.0]])
+    """
+
+    def __init__(self, inputs: Tensor, labels: Tensor, **about: Any) -> None:
+        if not inputs.is_floating_point() or inputs.ndim != 2:
+            raise DataError(f"expected rows of floats (n, d), got {inputs.dtype} of shape {tuple(inputs.shape)}")
+        if not bool(inputs.isfinite().all()):
+            raise DataError("expected rows of finite numbers, got NaN or infinity; fill in or drop what is missing")
+        super().__init__(inputs, labels, **about)
+
+    def batch(self, index: Tensor, augment: Augmentation | None = None, rng: Any = None) -> Tensor:
+        rows = self.inputs[index]
+        return rows if augment is None else augment(rows, rng)
+
+    def _preparation(self) -> tuple[Any, ...]:
+        return ()
+
+
+def _check_labels(labels: Tensor, n: int, classes: int, what: str) -> None:
+    if labels.dtype != torch.int64 or tuple(labels.shape) != (n,):
+        raise DataError(f"expected int64 {what} of shape ({n},), got {labels.dtype} of shape {tuple(labels.shape)}")
+    if n and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise DataError(
+            f"expected {what} in [0, {classes}), by the names given, got {int(labels.min())} to {int(labels.max())}"
+        )
