@@ -153,7 +153,7 @@ def run(where: Task, name: str, settings: dict[str, Any], seed: int, points: int
     }
     opt = method.build(model.parameters(), facts, weight_decay=L2, **settings)
     curve: list[tuple[int, float, float]] = []
-    seconds, decayed = 0.0, name in ("RSCDRO", "RASCDRO", "PGSMD2", "AccMDA")  # they have their own schedule
+    seconds, decayed = 0.0, method.own_schedule
     start = time.perf_counter()
     sampler = method.batches(opt, n, BATCH, seed)
     for index in (torch.tensor(rows) for _ in itertools.count() for rows in sampler):

@@ -457,3 +457,9 @@ def test_the_ceiling_moves_with_the_losses():
             gradients.append(w.grad.clone())
         runs.append(torch.stack(gradients))
     torch.testing.assert_close(runs[0], runs[1], rtol=1e-7, atol=1e-9)
+
+
+def test_views_before_the_first_batch_are_nan():
+    module = torch.nn.Linear(2, 1)
+    for source in (SCDRO(module.parameters(), rho=0.5), scdro.KLRobustLoss(0.5)):
+        assert all(torch.isnan(getattr(source, name)) for name in ("lam", "kl", "ess"))

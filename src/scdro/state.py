@@ -291,7 +291,10 @@ class RobustState(Tracked):
     # -- monitoring -----------------------------------------------------------------------------------------------
 
     def monitor(self) -> tuple[Tensor, Tensor]:
-        """KL and effective sample size (as a share of the samples) of the worst case on the recent losses."""
+        """KL and effective sample size (as a share of the samples) of the worst case on the recent losses, NaN before
+        the first."""
+        if not self.started:
+            return torch.full((2,), math.nan, dtype=self.dtype).unbind()  # type: ignore[return-value]
         now = self.reading()
         window = self.window.without(now.ceiling) if self.trim else self.window
         at, _ = window.tilt(now.lam, now.lam_log_s)

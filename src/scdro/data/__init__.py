@@ -2,6 +2,7 @@
 
 from scdro.data.augment import CropFlip, crop_flip
 from scdro.data.cifar import CIFAR10, CIFAR10ST, CIFAR100, CIFAR100ST, CIFAR100Hidden
+from scdro.data.digits import DigitsST
 from scdro.data.files import data_folder
 from scdro.data.images import ImageData
 from scdro.data.imbalance import imbalanced, keep_last, labels_of, step_imbalance
@@ -9,6 +10,7 @@ from scdro.data.indexed import Indexed
 from scdro.data.lists import ImageNetLT, LongTailList, PlacesLT, Size, iNaturalist18
 from scdro.data.loading import Batches, MemoryBatches, WorkerBatches
 from scdro.data.memory import Rows
+from scdro.data.split import hold_out
 from scdro.data.tabular import Table, adult, census_income, covertype
 from scdro.data.transforms import EvalTransform, TrainTransform
 
@@ -20,6 +22,7 @@ __all__ = [
     "Batches",
     "CIFAR100Hidden",
     "CropFlip",
+    "DigitsST",
     "EvalTransform",
     "ImageData",
     "ImageNetLT",
@@ -37,6 +40,7 @@ __all__ = [
     "covertype",
     "crop_flip",
     "data_folder",
+    "hold_out",
     "iNaturalist18",
     "imbalanced",
     "keep_last",

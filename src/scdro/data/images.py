@@ -62,7 +62,7 @@ class ImageData(InMemory):
         if factor < 1 or any(side % factor for side in self.inputs.shape[2:]):
             raise DataError(f"expected a factor that divides {tuple(self.inputs.shape[2:])}, got {factor}")
         smaller = self.subset(torch.arange(len(self)))
-        parts = [F.avg_pool2d(part.float(), factor).round().to(torch.uint8) for part in self.inputs.split(5000)]
+        parts = [F.avg_pool2d(part.float(), factor).round().to(torch.uint8) for part in torch.split(self.inputs, 5000)]
         smaller.inputs = torch.cat(parts).contiguous(memory_format=torch.channels_last)
         return smaller
 

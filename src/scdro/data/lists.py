@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ class LongTailList(Dataset[tuple[Tensor, int]]):
         >>> LongTailList("train.txt", "images").counts  # doctest: +SKIP
     """
 
+    normalisation: ClassVar[tuple[Triple, Triple]] = IMAGENET
+
     def __init__(
         self,
         list_file: PathLike,
@@ -83,6 +86,18 @@ class LongTailList(Dataset[tuple[Tensor, int]]):
         """The image at a position, transformed with the given randomness."""
         return self.transform(_decoded(self.root / self.paths[index]), rng)
 
+    def subset(self, index: Tensor) -> LongTailList:
+        """The images at the given positions, in the given order."""
+        part = copy.copy(self)
+        part.paths, part.labels = [self.paths[i] for i in index.tolist()], self.labels[index]
+        return part
+
+    def with_transform(self, transform: Transform) -> LongTailList:
+        """The same images, transformed otherwise."""
+        other = copy.copy(self)
+        other.transform = transform
+        return other
+
     def fingerprint(self) -> str:
         """SHA-256 of the list and the transform; the images themselves are taken to be what their names say."""
         lines = "\n".join(f"{path} {label}" for path, label in zip(self.paths, self.labels.tolist(), strict=True))
@@ -102,7 +117,6 @@ class _Preset(LongTailList):
     stem: ClassVar[str]
     number: ClassVar[int]
     sizes: ClassVar[dict[str, Size]]
-    normalisation: ClassVar[tuple[Triple, Triple]] = IMAGENET
     source: ClassVar[str]
 
     def __init__(

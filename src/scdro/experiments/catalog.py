@@ -11,6 +11,7 @@ from scdro.data import (
     CIFAR100ST,
     Batches,
     CIFAR100Hidden,
+    DigitsST,
     EvalTransform,
     ImageData,
     ImageNetLT,
@@ -21,18 +22,20 @@ from scdro.data import (
     iNaturalist18,
 )
 from scdro.data.files import PathLike
+from scdro.data.memory import InMemory
 from scdro.errors import HyperparameterError
 from scdro.models import CifarResNet, Network, ResNet50
 
 __all__ = ["IMAGES", "LISTS", "MODELS", "PRETRAINED", "chosen", "in_order", "open_image_data", "open_splits"]
 
-Data = ImageData | LongTailList
+Data = InMemory | LongTailList
 Choice = TypeVar("Choice")
 
 IMAGES: Mapping[str, Callable[[PathLike | None, bool], ImageData]] = {
     "cifar10-st": CIFAR10ST,
     "cifar100-st": CIFAR100ST,
     "cifar100-hidden": CIFAR100Hidden,
+    "digits-st": DigitsST,
 }
 LISTS: Mapping[str, type[ImageNetLT] | type[PlacesLT] | type[iNaturalist18]] = {
     "imagenet-lt": ImageNetLT,
@@ -69,6 +72,6 @@ def open_splits(name: str, root: PathLike | None) -> dict[str, Data]:
 
 def in_order(data: Data, batch_size: int, workers: int = 0) -> Batches:
     """Batches to evaluate on: no augmentation, in the order of the data set."""
-    if isinstance(data, ImageData):
+    if isinstance(data, InMemory):
         return MemoryBatches(data, batch_size, shuffle=False)
     return WorkerBatches(data, batch_size, shuffle=False, workers=workers)

@@ -102,7 +102,8 @@ class _Run:
         identity = {"config": asdict(config), "data": train.fingerprint()}
         self.folder = RunFolder(out, identity, {"model": self.model, "optimizer": self.optimizer}, train.device)
         at = self.folder.counters
-        self.epoch, self.batch = at.get("epoch", 0), at.get("batch", 0)
+        self.epoch: int = at.get("epoch", 0)
+        self.batch: int = at.get("batch", 0)
         self.totals = at.get("totals", torch.zeros(3, dtype=torch.float64, device=train.device))  # loss, right, seen
         self.watch = Stopwatch(at.get("seconds", 0.0))
 

@@ -52,6 +52,7 @@ class Method:
             steps after which the step size falls).
         grid: settings and the values to try, the paper's where it names them.
         loss: for the methods that change the loss: makes it from `class_counts` and the settings in `loss_settings`.
+        own_schedule: whether its step sizes fall by themselves, so that no schedule should lower them.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Method:
     grid: Mapping[str, Sequence[Any]]
     loss: Callable[..., PerSample] | None = None
     loss_settings: tuple[str, ...] = field(default=())
+    own_schedule: bool = False
 
     def build(self, params: Any, task: Mapping[str, Any], **settings: Any) -> ClosureOptimizer:
         """The optimizer for a task: a mapping with at least what `needs` names.
@@ -146,8 +148,10 @@ REGISTRY: Mapping[str, Method] = {
     for method in (
         Method("SCDRO", SCDRO, ("rho",), {"lr": _LR, "beta": _BETA}),
         Method("ASCDRO", ASCDRO, ("rho", "module"), {"lr": _LR, "beta": _BETA}),
-        Method("RSCDRO", _decayed(RSCDRO), ("rho", "milestones"), {"lr": _LR, "beta": _BETA}),
-        Method("RASCDRO", _decayed(RASCDRO), ("rho", "milestones", "module"), {"lr": _LR, "beta": _BETA}),
+        Method("RSCDRO", _decayed(RSCDRO), ("rho", "milestones"), {"lr": _LR, "beta": _BETA}, own_schedule=True),
+        Method(
+            "RASCDRO", _decayed(RASCDRO), ("rho", "milestones", "module"), {"lr": _LR, "beta": _BETA}, own_schedule=True
+        ),
         Method("SCDRO-printed", _printed(SCDRO), ("rho",), {"lr": _LR, "beta": _BETA, "lam": _LAM}),
         Method("ASCDRO-printed", _printed(ASCDRO), ("rho", "module"), {"lr": _LR, "beta": _BETA, "lam": _LAM}),
         Method("ERM", ERM, (), {"lr": _LR}),
@@ -158,8 +162,8 @@ REGISTRY: Mapping[str, Method] = {
         Method("FastDRO-chi2-penalty", _fast(Chi2Penalty, "reg"), (), {"lr": _LR, "reg": (0.1, 1.0, 10.0)}),
         Method("DualSGM", DualSGM, ("rho",), {"lr": _LR, "lam": _LAM, "dual_lr": (0.01, 0.1, 1.0)}),
         Method("SPD", SPD, ("rho", "n"), {"lr": _LR, "dual_lr": _DUAL_LR}),
-        Method("PGSMD2", PGSMD2, ("rho", "n", "all_losses"), {"lr": _LR, "dual_lr": _DUAL_LR}),
-        Method("AccMDA", AccMDA, ("rho", "n", "module"), {"lr": _LR, "dual_lr": _DUAL_LR}),
+        Method("PGSMD2", PGSMD2, ("rho", "n", "all_losses"), {"lr": _LR, "dual_lr": _DUAL_LR}, own_schedule=True),
+        Method("AccMDA", AccMDA, ("rho", "n", "module"), {"lr": _LR, "dual_lr": _DUAL_LR}, own_schedule=True),
         Method("RECOVER", RECOVER, ("module",), {"lr": _LR, "beta": _BETA, "lam": (1.0, 50.0, 100.0)}),
         Method("ABSGD", ABSGD, (), {"lr": _LR, "lam": _LAM, "gamma": (0.1, 0.5, 0.9)}),
         Method("TERM", ABSGD, (), {"lr": _LR, "lam": _LAM, "gamma": (1.0,)}),

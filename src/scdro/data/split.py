@@ -1,0 +1,28 @@
+"""A part of a data set set aside, the same share of each class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from scdro.errors import HyperparameterError
+
+__all__ = ["hold_out"]
+
+
+def hold_out(labels: Tensor, every: int) -> tuple[Tensor, Tensor]:
+    """Positions of what stays and of what is set aside: of each class every so-many-th sample, in the data's order.
+
+    Example:
+        >>> stays, aside = hold_out(torch.tensor([0, 0, 1, 1, 1]), every=2)
+        >>> stays.tolist(), aside.tolist()
+        ([0, 2, 4], [1, 3])
+    """
+    if every < 2:
+        raise HyperparameterError(f"expected to set aside every second sample, or fewer, got every {every}")
+    order = torch.argsort(labels, stable=True)
+    counts = torch.bincount(labels)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(labels)) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    aside = place % every == every - 1
+    return torch.nonzero(~aside)[:, 0], torch.nonzero(aside)[:, 0]

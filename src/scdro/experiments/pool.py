@@ -1,0 +1,193 @@
+"""Many runs in a bounded number of processes, with the progress of each."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from scdro.errors import ScdroError
+from scdro.experiments.config import Run
+from scdro.experiments.storage import write_json
+from scdro.experiments.tasks import Sources, open_task
+
+__all__ = ["Means", "Show", "Status", "run_all"]
+
+ATTEMPTS = 3  # a process that dies, of memory say, takes its runs with it; they go on in a new one
+
+
+@dataclass
+class Status:
+    """How far a sweep is: runs done, of how many, and the share done of each that is under way."""
+
+    total: int
+    done: int = 0
+    running: dict[str, float] = field(default_factory=dict)
+
+
+Show = Callable[[Status], None]
+
+
+@dataclass(frozen=True)
+class Means:
+    """What runs are made with: data files, how many at a time, seconds from one checkpoint to the next."""
+
+    sources: Sources
+    workers: int = 1
+    checkpoint_seconds: float = 20.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, and all that a process needs to make it."""
+
+    run: Run
+    out: Path
+    means: Means
+    keep_model: bool
+
+
+def run_all(
+    runs: Sequence[Run],
+    out: Path,
+    means: Means,
+    show: Show = lambda status: None,
+    *,
+    keep_models: bool = False,
+) -> None:
+    """Make the runs that have no result yet. One that fails leaves a result that says why, and the others go on."""
+    jobs = [
+        Job(run, out / run.path, means, keep_models)
+        for run in {run.path: run for run in runs}.values()
+        if not (out / run.path / "result.json").exists()
+    ]
+    status = Status(len(jobs))
+    if means.workers <= 1:
+        _set_threads(jobs)
+        for job in jobs:
+            _perform(job, lambda name, share: _moved(status, name, share, show))
+            _finished(status, job, show)
+        return
+    for _ in range(ATTEMPTS):
+        jobs = _in_processes(jobs, means.workers, status, show)
+        if not jobs:
+            return
+    for job in jobs:
+        _failed(job, "the process that made this run died, again and again; is there enough memory?")
+
+
+def _in_processes(jobs: list[Job], workers: int, status: Status, show: Show) -> list[Job]:
+    """Runs the jobs; returns those whose process died."""
+    context = get_context("spawn")
+    messages = context.SimpleQueue()
+    threads = str(max((job.run.study.threads for job in jobs), default=1))
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = threads  # read when a process starts
+    waiting: dict[Future[None], Job] = {}
+    died: list[Job] = []
+    try:
+        with ProcessPoolExecutor(workers, context, _begin_process, (messages, os.getpid())) as pool:
+            waiting = {pool.submit(_perform_there, job): job for job in jobs}
+            while waiting:
+                done, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+                while not messages.empty():
+                    name, share = messages.get()
+                    _moved(status, name, share, show)
+                for future in done:
+                    job = waiting.pop(future)
+                    if isinstance(future.exception(), BrokenProcessPool):
+                        died.append(job)
+                        status.running.clear()
+                    else:
+                        _finished(status, job, show)
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+    return died
+
+
+def _perform(job: Job, moved: Callable[[str, float], None]) -> None:
+    from scdro.experiments.training import train
+
+    shown = 0.0
+    name = str(job.run)
+
+    def progress(done: int, total: int, text: str) -> None:
+        nonlocal shown
+        if time.monotonic() - shown > 0.5:
+            shown = time.monotonic()
+            moved(name, done / total)
+
+    try:
+        study = job.run.study
+        task = open_task(study.inputs, study.dataset, study.pool, job.means.sources)
+        train(
+            job.run,
+            task,
+            job.out,
+            keep_model=job.keep_model,
+            checkpoint_seconds=job.means.checkpoint_seconds,
+            progress=progress,
+        )
+    except Exception as error:
+        if isinstance(error, ScdroError) and not (job.out / "config.json").exists():
+            raise  # before it began: what was asked for is wrong, for all of them
+        _failed(job, "".join(traceback.format_exception(error)))
+
+
+def _failed(job: Job, why: str) -> None:
+    write_json(job.out / "result.json", {**job.run.identity(), "status": "failed", "error": why})
+
+
+def _moved(status: Status, name: str, share: float, show: Show) -> None:
+    status.running[name] = share
+    show(status)
+
+
+def _finished(status: Status, job: Job, show: Show) -> None:
+    status.running.pop(str(job.run), None)
+    status.done += 1
+    show(status)
+
+
+# -- in a process -----------------------------------------------------------------------------------------------------
+
+_messages: Any = None
+
+
+def _begin_process(messages: Any, parent: int) -> None:
+    global _messages
+    _messages = messages
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """A killed sweep leaves no process behind that would go on writing."""
+    while os.getppid() == parent:
+        time.sleep(0.3)
+    os._exit(1)
+
+
+def _perform_there(job: Job) -> None:
+    from scdro.cli.memory import keep_freed_memory
+
+    keep_freed_memory()
+    _set_threads([job])
+    _perform(job, lambda name, share: _messages.put((name, share)))
+
+
+def _set_threads(jobs: Iterable[Job]) -> None:
+    import torch
+
+    for job in jobs:
+        torch.set_num_threads(job.run.study.threads)

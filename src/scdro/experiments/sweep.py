@@ -1,0 +1,118 @@
+"""An experiment: settings searched on validation data, then the best of them with several seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scdro.errors import CheckpointError
+from scdro.experiments.config import Arm, Run, Study
+from scdro.experiments.folder import environment
+from scdro.experiments.pool import Means, Show, run_all
+from scdro.experiments.storage import read_json, write_json
+
+__all__ = ["Outcome", "outcomes", "sweep"]
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an arm.
+
+    Attributes:
+        settings: the best on validation data, None where every trial failed or diverged.
+        trials: results of the search, in the order of the grid.
+        results, curves: of the seeds, with None and no points for those that are not there.
+    """
+
+    arm: Arm
+    settings: dict[str, Any] | None
+    trials: list[Result]
+    results: list[Result | None]
+    curves: list[list[dict[str, Any]]]
+
+    def values(self, part: str, name: str) -> list[float]:
+        """A score of every seed; NaN where a run diverged or failed."""
+        return [math.nan if r is None or r["status"] != "done" else float(r[part][name]) for r in self.results]
+
+
+def sweep(
+    study: Study,
+    out: Path,
+    means: Means,
+    show: Show = lambda status: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Outcome]:
+    """All runs of a study; those that have a result are not made again."""
+    _begin(study, out)
+    arms = study.arms()
+    say(f"{study.experiment} on {study.dataset}: searching settings of {len(study.methods)} methods")
+    run_all([run for arm in arms for run in study.search(arm)], out, means, show)
+    best = [(arm, _best(out, study.search(arm))) for arm in arms]
+    say(f"{study.experiment} on {study.dataset}: {study.seeds} seeds of the best")
+    runs = [run for arm, settings in best if settings is not None for run in study.finals(arm, settings)]
+    run_all(runs, out, means, show, keep_models=True)
+    return outcomes(study, out)
+
+
+def outcomes(study: Study, out: Path) -> list[Outcome]:
+    """What a folder holds, also of a sweep that is not done."""
+    found = []
+    for arm in study.arms():
+        trials = [result for run in study.search(arm) if (result := _result(out, run)) is not None]
+        settings = _best(out, study.search(arm))
+        runs = [] if settings is None else study.finals(arm, settings)
+        found.append(
+            Outcome(arm, settings, trials, [_result(out, run) for run in runs], [_curve(out, run) for run in runs])
+        )
+    return found
+
+
+def _begin(study: Study, out: Path) -> None:
+    """Save the configuration; a folder with another one is refused."""
+    path = out / "study.json"
+    own = study.as_dict()
+    if path.exists():
+        there = read_json(path)["study"]
+        plain = _plain(own)
+        wrong = sorted(key for key in plain if key not in Study.WHICH_RUNS and there.get(key) != plain[key])
+        if wrong:
+            differences = ", ".join(f"{key} {there.get(key)} is not {plain[key]}" for key in wrong)
+            raise CheckpointError(
+                f"expected the same study as in {out}, got another: {differences}; name another folder by --out"
+            )
+    write_json(path, {"study": own, "environment": environment()})
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def _best(out: Path, runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Settings of the highest mean accuracy over the validation data's classes; of equals the lowest robust loss."""
+    if len(runs) == 1:
+        return dict(runs[0].settings)
+    found = [(run, result) for run in runs if (result := _result(out, run)) and result["status"] == "done"]
+    if not found:
+        return None
+    run, _ = max(found, key=lambda pair: (pair[1]["validation"]["balanced"], -pair[1]["validation"]["robust_loss"]))
+    return dict(run.settings)
+
+
+def _result(out: Path, run: Run) -> Result | None:
+    path = out / run.path / "result.json"
+    found: Result | None = read_json(path) if path.exists() else None
+    return found
+
+
+def _curve(out: Path, run: Run) -> list[dict[str, Any]]:
+    path = out / run.path / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,0 +1,183 @@
+"""From a study to data in three parts, and a model to start from.
+
+Training, validation and test data never overlap. Settings are chosen on the validation data, results come from the
+test data. CIFAR has no validation images: every other one of its test images serves, and the others remain for testing.
+Where groups are hidden, every fifth training sample serves, so that validation knows no more than training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from scdro.data import (
+    CropFlip,
+    EvalTransform,
+    LongTailList,
+    MemoryBatches,
+    Rows,
+    Table,
+    WorkerBatches,
+    adult,
+    data_folder,
+    hold_out,
+)
+from scdro.data.memory import Augmentation, InMemory
+from scdro.data.order import BatchSampler
+from scdro.errors import DataError, MissingDataError
+from scdro.experiments.catalog import IMAGES, LISTS, MODELS, PRETRAINED, chosen, in_order, open_image_data
+from scdro.experiments.config import Study
+from scdro.experiments.features import load_features
+from scdro.models import CifarResNet, linear_head
+
+__all__ = ["Samples", "Sources", "Task", "open_task"]
+
+Samples = InMemory | LongTailList
+HIDDEN = ("cifar100-hidden", "adult")  # validation comes from the training data
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the files are: `data` as in `data_folder`; `features` has a folder for each data set."""
+
+    data: Path | None = None
+    features: Path | None = None
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data in three parts.
+
+    Attributes:
+        train, validation, test: never overlap.
+        augment: of images in memory.
+        workers: processes that decode images that are not.
+    """
+
+    train: Samples
+    validation: Samples
+    test: Samples
+    augment: Augmentation | None = None
+    workers: int = 0
+
+    def batches(self, batch_size: int, seed: int, sampler: BatchSampler | None = None) -> Any:
+        """Training batches; the last of an epoch is left out if it is not whole."""
+        own: dict[str, Any] = {"drop_last": len(self.train) >= batch_size, "seed": seed, "sampler": sampler}
+        if isinstance(self.train, LongTailList):
+            return WorkerBatches(self.train, batch_size, workers=self.workers, **own)
+        return MemoryBatches(self.train, batch_size, augment=self.augment, **own)
+
+    def in_order(self, samples: Samples, batch_size: int = 1000) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """All of them, as in evaluation."""
+        if isinstance(samples, LongTailList):
+            samples = samples.with_transform(EvalTransform(*samples.normalisation))
+        return iter(in_order(samples, batch_size, self.workers))
+
+    def fingerprint(self) -> str:
+        return "-".join(part.fingerprint()[:16] for part in (self.train, self.validation, self.test))
+
+
+@cache
+def open_task(inputs: str, dataset: str, pool: int, sources: Sources) -> Task:
+    """The data of a study, read once in a process."""
+    return chosen(_OPENERS, inputs, "inputs")(dataset, pool, sources)
+
+
+def make_model(study: Study, task: Task, seed: int) -> nn.Module:
+    """The model of a study, with first weights that depend on the seed alone."""
+    train = task.train
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        if isinstance(train, Rows):
+            return _ROW_MODELS[study.model](train.inputs.shape[1], train.classes, study.width)
+        if study.model in PRETRAINED:
+            return PRETRAINED[study.model](train.classes).freeze_to(study.part)
+        chosen(MODELS, study.model, "a model for images")
+        return CifarResNet(int(study.model.removeprefix("resnet")), train.classes, study.width).freeze_to(study.part)
+
+
+def _mlp(features: int, classes: int, width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, classes))
+
+
+_ROW_MODELS: Mapping[str, Callable[[int, int, int], nn.Module]] = {
+    "linear": lambda features, classes, width: linear_head(features, classes),
+    "mlp": _mlp,
+}
+
+
+def _features(dataset: str, pool: int, sources: Sources) -> Task:
+    if dataset == "digits-st":
+        return _parted(dataset, {"train": _pixels(True), "test": _pixels(False)})
+    folder = (sources.features or data_folder(sources.data) / "features") / dataset
+    if not folder.is_dir():
+        raise MissingDataError(
+            f"expected features in {folder.absolute()}, found none; make them by `scdro pretrain {dataset}` and "
+            "`scdro features`, or name their folder by --features"
+        )
+    splits = [split for split in ("train", "val", "test") if (folder / f"{split}.json").exists()]
+    return _parted(dataset, {split: _feature_rows(folder, split) for split in splits})
+
+
+def _feature_rows(folder: Path, split: str) -> Rows:
+    found = load_features(folder, split)
+    x, y = torch.from_numpy(np.array(found.x, np.float32)), torch.from_numpy(found.y.astype(np.int64))
+    groups = None if found.groups is None else torch.from_numpy(found.groups.astype(np.int64))
+    return Rows(x, y, names=_numbers(y), groups=groups, group_names=() if groups is None else _numbers(groups))
+
+
+def _numbers(labels: Tensor) -> list[str]:
+    return [str(k) for k in range(int(labels.max()) + 1)]
+
+
+def _pixels(train: bool) -> Rows:
+    data = IMAGES["digits-st"](None, train)
+    return Rows(data.images[:, 0].flatten(1).float() / 255, data.labels, names=data.names)
+
+
+def _images(dataset: str, pool: int, sources: Sources) -> Task:
+    if dataset in LISTS:
+        kind = LISTS[dataset]
+        return _parted(dataset, {split: kind(sources.data, split) for split in kind.sizes}, None, sources.workers)
+    train, test = (part.pooled(pool) if pool > 1 else part for part in open_image_data(dataset, sources.data))
+    side = train.images.shape[-1]
+    return _parted(dataset, {"train": train, "test": test}, CropFlip(max(side // 8, 1)))
+
+
+def _rows(dataset: str, pool: int, sources: Sources) -> Task:
+    tables = chosen({"adult": adult}, dataset, "a table")(sources.data)
+    return _parted(dataset, dict(zip(("train", "test"), map(_census_rows, tables), strict=True)))
+
+
+def _census_rows(table: Table) -> Rows:
+    """Groups by sex, race and income: eight, of 13,027 down to 167 rows of Adult."""
+    female, white = table.groups[:, 0] == "Female", table.groups[:, 1] == "White"
+    names = [f"{sex}, {race}, {y}" for sex in ("men", "women") for race in ("other", "white") for y in ("low", "high")]
+    groups = 4 * female.astype(np.int64) + 2 * white.astype(np.int64) + table.y
+    x = torch.from_numpy(np.asarray(table.X.todense(), np.float32))
+    return Rows(x, torch.from_numpy(table.y), names=("low", "high"), groups=torch.from_numpy(groups), group_names=names)
+
+
+def _parted(dataset: str, splits: Mapping[str, Any], augment: Augmentation | None = None, workers: int = 0) -> Task:
+    """The three parts, with validation data set aside where there are none."""
+    if {"train", "val", "test"} <= set(splits):
+        return Task(splits["train"], splits["val"], splits["test"], augment, workers)
+    train, test = splits["train"], splits.get("test", splits.get("val"))
+    if test is None:
+        raise DataError(f"expected training and test data of {dataset}, got {', '.join(splits)}")
+    if dataset in HIDDEN:
+        stays, aside = hold_out(train.labels, 5)
+        return Task(train.subset(stays), train.subset(aside), test, augment, workers)
+    stays, aside = hold_out(test.labels, 2)
+    return Task(train, test.subset(aside), test.subset(stays), augment, workers)
+
+
+_OPENERS: Mapping[str, Callable[[str, int, Sources], Task]] = {"features": _features, "images": _images, "rows": _rows}

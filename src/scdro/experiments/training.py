@@ -1,0 +1,192 @@
+"""One run: a model trained by a method of the registry, evaluated as it goes, resumable to the bit."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scdro.errors import NonFiniteLossError
+from scdro.experiments.assess import assess, hardest
+from scdro.experiments.config import Run
+from scdro.experiments.folder import RunFolder, Stopwatch, locked
+from scdro.experiments.storage import read_json, save, write_json
+from scdro.experiments.tasks import Task, make_model
+from scdro.optim import REGISTRY
+from scdro.sampling import DrawnBatches
+
+__all__ = ["Progress", "train"]
+
+Progress = Callable[[int, int, str], None]  # samples processed, of how many, and what to say
+
+
+def train(
+    run: Run,
+    task: Task,
+    out: Path,
+    *,
+    keep_model: bool = False,
+    checkpoint_seconds: float = 20.0,
+    device: torch.device | str = "cpu",
+    progress: Progress = lambda done, total, text: None,
+) -> dict[str, Any]:
+    """Train, or go on where a run in this folder was stopped, or give the result that is there.
+
+    Writes config.json, metrics.jsonl (a line an evaluation), checkpoint.pt while it runs, and at the end result.json
+    and, if asked to, model.pt. A run that diverges ends with a result that says so.
+    """
+    with locked(out):
+        result = out / "result.json"
+        if not result.exists():
+            found = _Training(run, task, out, device).go(progress, checkpoint_seconds, keep_model)
+            write_json(result, found)
+            (out / "checkpoint.pt").unlink(missing_ok=True)
+        done: dict[str, Any] = read_json(result)
+        return done
+
+
+class _Training:
+    """All state of a run."""
+
+    def __init__(self, run: Run, task: Task, out: Path, device: torch.device | str) -> None:
+        self.run, self.task, self.out, self.device = run, task, out, device
+        study = self.study = run.length
+        self.method = REGISTRY[run.method]
+        self.model = make_model(study, task, run.seed).to(device)
+        self.counts = task.train.counts
+        self.per_sample = self.method.per_sample(self.counts, **run.settings)
+        plain = max(len(task.train) // study.batch_size, 1)  # steps of an epoch
+        self.total = study.epochs * plain * min(study.batch_size, len(task.train))
+        self.decay_step = study.decay_epoch * plain
+        self.spent = 0
+        settings = {key: value for key, value in run.settings.items() if key != "rho"}
+        self.optimizer = self.method.build(
+            [p for p in self.model.parameters() if p.requires_grad],
+            self._facts(),
+            weight_decay=study.weight_decay,
+            **settings,
+        )
+        sampler = self.method.batches(self.optimizer, len(task.train), study.batch_size, run.seed)
+        self.drawn = sampler if isinstance(sampler, DrawnBatches) else None
+        self.batches = task.batches(study.batch_size, run.seed, self.drawn)
+        parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
+        parts |= {} if self.drawn is None else {"sampler": self.drawn}
+        identity = {**run.identity(), "data": task.fingerprint()}
+        self.folder = RunFolder(out, identity, parts, device)
+        at = self.folder.counters
+        self.epoch, self.batch, self.step_number = at.get("epoch", 0), at.get("batch", 0), at.get("step", 0)
+        self.spent, self.evaluated = at.get("spent", 0), at.get("evaluated", 0)
+        self.watch = Stopwatch(at.get("seconds", 0.0))
+        self.saved = time.monotonic()
+
+    def go(self, progress: Progress, checkpoint_seconds: float, keep_model: bool) -> dict[str, Any]:
+        try:
+            if not self.evaluated:
+                self._evaluate()
+            while self.spent < self.total:
+                self._epoch(progress, checkpoint_seconds)
+        except NonFiniteLossError as error:
+            return self._outcome("diverged", error=str(error))
+        scores = self._scores()
+        if scores["train"]["robust_loss"] is None:
+            return self._outcome("diverged", error="the losses of the training data are not finite")
+        if keep_model:
+            save(self.out / "model.pt", {"state_dict": self.model.state_dict()})
+        extra = {} if self.run.searches else {"hardest": hardest(self.model, self.task, self.run.rho)}
+        return self._outcome("done", **scores, **extra)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _epoch(self, progress: Progress, checkpoint_seconds: float) -> None:
+        for x, y, index in self.batches.epoch(self.epoch, self.batch):
+            self._step(x.to(self.device), y.to(self.device), index)
+            progress(min(self.spent, self.total), self.total, str(self.run))
+            if self.spent >= self.total * self.evaluated / self.study.points:
+                self._evaluate()
+            if self.spent >= self.total:
+                return
+            if time.monotonic() - self.saved >= checkpoint_seconds:
+                self._checkpoint()
+        self.epoch, self.batch = self.epoch + 1, 0
+
+    def _step(self, x: Tensor, y: Tensor, index: Tensor) -> None:
+        self.model.train()
+        if not self.method.own_schedule:
+            falls = 0.1 if self.step_number >= self.decay_step else 1.0
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.run.settings["lr"] * falls
+        self.optimizer.step(lambda: self.per_sample(self.model(x), y), index)
+        self.spent += len(y)
+        self.batch, self.step_number = self.batch + 1, self.step_number + 1
+
+    def _facts(self) -> dict[str, Any]:
+        """What methods may need to know of the task."""
+        return {
+            "rho": self.run.rho,
+            "n": len(self.task.train),
+            "module": self.model,
+            "groups": getattr(self.task.train, "groups", None),
+            "all_losses": self._all_losses,
+            "milestones": [self.decay_step],
+        }
+
+    @torch.no_grad()
+    def _all_losses(self) -> Tensor:
+        """Of the training data, as in evaluation; they count as samples processed."""
+        self.spent += len(self.task.train)
+        self.model.eval()
+        parts = [
+            self.per_sample(self.model(x.to(self.device)), y.to(self.device))
+            for x, y, _ in self.task.in_order(self.task.train)
+        ]
+        self.model.train()
+        return torch.cat(parts)
+
+    # -- what is kept -------------------------------------------------------------------------------------------------
+
+    def _checkpoint(self) -> None:
+        self.folder.checkpoint(
+            epoch=self.epoch,
+            batch=self.batch,
+            step=self.step_number,
+            spent=self.spent,
+            evaluated=self.evaluated,
+            seconds=self.watch.seconds,
+        )
+        self.saved = time.monotonic()
+
+    def _scores(self) -> dict[str, Any]:
+        """Of training and validation data, and of the test data in runs that do not search."""
+        parts = {"train": self.task.train, "validation": self.task.validation}
+        if not self.run.searches:
+            parts["test"] = self.task.test
+        with self.watch.paused():
+            return {name: assess(self.model, self.task, part, self.run.rho) for name, part in parts.items()}
+
+    def _evaluate(self) -> None:
+        self.evaluated = self.spent * self.study.points // self.total + 1
+        if self.run.searches:
+            return
+        seconds = self.watch.seconds
+        scores = {name: _brief(found) for name, found in self._scores().items()}
+        state = {name: _number(getattr(self.optimizer, name, None)) for name in ("lam", "kl", "ess")}
+        record = {"samples": self.spent, "step": self.step_number, "seconds": round(seconds, 3)}
+        self.folder.log.append({**record, **scores, **{k: v for k, v in state.items() if v is not None}})
+
+    def _outcome(self, status: str, **found: Any) -> dict[str, Any]:
+        identity = {**self.folder.identity, "status": status}
+        return {**identity, "samples": self.spent, "seconds": round(self.watch.seconds, 3), **found}
+
+
+def _brief(scores: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in scores.items() if not isinstance(value, list)}
+
+
+def _number(value: Any) -> float | None:
+    number = math.nan if value is None else float(value)
+    return number if math.isfinite(number) else None
