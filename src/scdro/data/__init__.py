@@ -2,7 +2,7 @@
 
 from scdro.data.augment import CropFlip, crop_flip
 from scdro.data.cifar import CIFAR10, CIFAR10ST, CIFAR100, CIFAR100ST, CIFAR100Hidden
-from scdro.data.digits import DigitsST
+from scdro.data.digits import DigitsHidden, DigitsST
 from scdro.data.files import data_folder
 from scdro.data.images import ImageData
 from scdro.data.imbalance import imbalanced, keep_last, labels_of, step_imbalance
@@ -22,6 +22,7 @@ __all__ = [
     "Batches",
     "CIFAR100Hidden",
     "CropFlip",
+    "DigitsHidden",
     "DigitsST",
     "EvalTransform",
     "ImageData",

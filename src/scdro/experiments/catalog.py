@@ -11,6 +11,7 @@ from scdro.data import (
     CIFAR100ST,
     Batches,
     CIFAR100Hidden,
+    DigitsHidden,
     DigitsST,
     EvalTransform,
     ImageData,
@@ -36,6 +37,7 @@ IMAGES: Mapping[str, Callable[[PathLike | None, bool], ImageData]] = {
     "cifar100-st": CIFAR100ST,
     "cifar100-hidden": CIFAR100Hidden,
     "digits-st": DigitsST,
+    "digits-hidden": DigitsHidden,
 }
 LISTS: Mapping[str, type[ImageNetLT] | type[PlacesLT] | type[iNaturalist18]] = {
     "imagenet-lt": ImageNetLT,

@@ -40,7 +40,8 @@ from scdro.models import CifarResNet, linear_head
 __all__ = ["Samples", "Sources", "Task", "open_task"]
 
 Samples = InMemory | LongTailList
-HIDDEN = ("cifar100-hidden", "adult")  # validation comes from the training data
+EMBEDDED = ("digits-st", "digits-hidden")
+HIDDEN = ("cifar100-hidden", "adult", "digits-hidden")  # validation comes from the training data
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,8 @@ _ROW_MODELS: Mapping[str, Callable[[int, int, int], nn.Module]] = {
 
 
 def _features(dataset: str, pool: int, sources: Sources) -> Task:
-    if dataset == "digits-st":
-        return _parted(dataset, {"train": _pixels(True), "test": _pixels(False)})
+    if dataset in EMBEDDED:
+        return _parted(dataset, {"train": _pixels(dataset, True), "test": _pixels(dataset, False)})
     folder = (sources.features or data_folder(sources.data) / "features") / dataset
     if not folder.is_dir():
         raise MissingDataError(
@@ -138,9 +139,10 @@ def _numbers(labels: Tensor) -> list[str]:
     return [str(k) for k in range(int(labels.max()) + 1)]
 
 
-def _pixels(train: bool) -> Rows:
-    data = IMAGES["digits-st"](None, train)
-    return Rows(data.images[:, 0].flatten(1).float() / 255, data.labels, names=data.names)
+def _pixels(dataset: str, train: bool) -> Rows:
+    data = IMAGES[dataset](None, train)
+    groups = {"groups": data.groups, "group_names": data.group_names}
+    return Rows(data.images[:, 0].flatten(1).float() / 255, data.labels, names=data.names, **groups)
 
 
 def _images(dataset: str, pool: int, sources: Sources) -> Task:

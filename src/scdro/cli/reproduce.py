@@ -1,0 +1,149 @@
+"""`scdro reproduce`: the paper's figures and tables, one command each."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from scdro.cli.board import Board
+from scdro.cli.memory import keep_freed_memory
+from scdro.errors import HyperparameterError, MissingDataError
+
+__all__ = ["add"]
+
+STAND_INS = {"hidden": "digits-hidden"}
+NAMED_ELSEWHERE = ("experiment", "dataset", "scale")
+
+
+def add(commands: Any) -> None:
+    from scdro.experiments.presets import EXPERIMENTS, SCALES
+
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "reproduce",
+        help="the paper's figures and tables, and what is beyond them",
+        description="Run an experiment of the paper. Settings are searched on validation data, the best run with "
+        "several seeds; tables and figures have the paper's numbers beside ours. Killed at any moment and run again, it "
+        "goes on where it was.",
+    )
+    parser.add_argument("experiment", choices=[*EXPERIMENTS], help="what to reproduce; hidden is not in the paper")
+    parser.add_argument("--dataset", nargs="+", default=None, help="by default all of the experiment's, at that scale")
+    parser.add_argument(
+        "--scale",
+        choices=SCALES,
+        default="small",
+        help="paper: its protocol; small (default): two cores, an evening; smoke: a minute, on digits if need be",
+    )
+    parser.add_argument("--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data")
+    parser.add_argument(
+        "--features", type=Path, default=None, help="folder with a folder of features for each data set"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="where runs go (default: runs)")
+    parser.add_argument(
+        "--results", type=Path, default=None, help="where tables and figures go (default: with the runs)"
+    )
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--image-workers", type=int, default=0, help="processes of each run that decode large images")
+    parser.add_argument("--checkpoint-seconds", type=float, default=20.0, help=argparse.SUPPRESS)
+    _add_fields(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_fields(parser: argparse.ArgumentParser) -> None:
+    """A flag for each field of `Study`."""
+    from scdro.experiments.config import Study
+
+    group = parser.add_argument_group("anything else of the configuration, in place of the scale's")
+    for field in fields(Study):
+        if field.name in NAMED_ELSEWHERE:
+            continue
+        flag = f"--{field.name.replace('_', '-')}"
+        if field.name == "grid":
+            group.add_argument(
+                flag, nargs="+", type=_grid_entry, metavar="KEY=V,V", help="such as lr=.1,.5 SCDRO.beta=.1"
+            )
+        elif field.name in ("methods", "rho"):
+            group.add_argument(flag, nargs="+", type=str if field.name == "methods" else float)
+        elif isinstance(field.default, bool):
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
+        else:
+            group.add_argument(flag, type=type(field.default))
+
+
+def _grid_entry(text: str) -> tuple[str, tuple[float, ...]]:
+    key, _, values = text.partition("=")
+    try:
+        return key, tuple(float(value) for value in values.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE,VALUE, got {text!r}") from error
+
+
+def run(args: argparse.Namespace) -> None:
+    keep_freed_memory()
+    from scdro.experiments.pool import Means
+    from scdro.experiments.presets import datasets
+    from scdro.experiments.sweep import sweep
+    from scdro.experiments.tasks import Sources
+
+    means = Means(Sources(args.data, args.features, args.image_workers), args.workers, args.checkpoint_seconds)
+    folder = args.out / f"{args.experiment}-{args.scale}"
+    studies = [
+        _study(args, name) for name in _present(args, args.dataset or datasets(args.experiment, args.scale), means)
+    ]
+    found = [(study, sweep(study, folder / study.dataset, means, Board(), _say)) for study in studies]
+    _write(found, args.results or folder, args.experiment)
+
+
+def _study(args: argparse.Namespace, dataset: str) -> Any:
+    from scdro.experiments.presets import study
+
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    plain = study(args.experiment, dataset, args.scale)
+    own = {field.name: given[field.name] for field in fields(plain) if field.name in given}
+    own = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
+    if "grid" in own:
+        own["grid"] = tuple({**dict(plain.grid), **dict(own["grid"])}.items())
+    return replace(plain, **{name: value for name, value in own.items() if name not in NAMED_ELSEWHERE})
+
+
+def _present(args: argparse.Namespace, names: Any, means: Any) -> list[str]:
+    """The data sets; where nothing is there to try on, the embedded digits, and we say so."""
+    from scdro.experiments.tasks import open_task
+
+    try:
+        for name in names:
+            study = _study(args, name)
+            open_task(study.inputs, name, study.pool, means.sources)
+    except MissingDataError as error:
+        if args.scale != "smoke" or args.dataset is not None:
+            raise
+        stand_in = STAND_INS.get(args.experiment, "digits-st")
+        _say(f"{error}\nuntil then, in place of {', '.join(names)}: scikit-learn's embedded digits, {stand_in}")
+        return [stand_in]
+    if args.workers < 1:
+        raise HyperparameterError(f"expected at least one worker, got {args.workers}")
+    return list(names)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _write(found: Any, folder: Path, experiment: str) -> None:
+    from scdro.experiments.figures import draw
+    from scdro.experiments.results import csv_text, curve_rows, markdown, seed_rows, trial_rows
+    from scdro.experiments.storage import write
+
+    text = markdown(found)
+    files = {"results.md": text, "seeds.csv": csv_text(seed_rows(found)), "trials.csv": csv_text(trial_rows(found))}
+    for name, content in {**files, "curves.csv": csv_text(curve_rows(found))}.items():
+        write(folder / name, content.encode())
+    print(text)
+    try:
+        pictures = draw(found, folder, experiment)
+    except MissingDataError as error:
+        _say(str(error))
+        pictures = []
+    print(f"written to {folder}: {', '.join([*files, 'curves.csv', *(path.name for path in pictures)])}")

@@ -1,0 +1,85 @@
+"""Figures in the form of the paper's: accuracy and robust objective against samples, and against seconds."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from scdro.errors import MissingDataError
+from scdro.experiments.results import Found
+from scdro.experiments.sweep import Outcome
+
+__all__ = ["draw"]
+
+# Okabe and Ito's colours, told apart by the colour-blind, each with a line of its own.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 1, 2)))
+ROWS = (
+    ("training accuracy", "train", "top1", 100.0),
+    ("test accuracy", "test", "top1", 100.0),
+    ("test accuracy, rarer half", "test", "minority", 100.0),
+    ("robust objective", "train", "robust_loss", 1.0),
+)
+
+
+def draw(found: Found, folder: Path, name: str) -> list[Path]:
+    """{name}-samples and {name}-seconds, as PNG and SVG."""
+    pyplot = _pyplot()
+    written = []
+    for axis, label in (("samples", "samples processed"), ("seconds", "seconds")):
+        size = (4.2 * len(found) + 1.6, 2.5 * len(ROWS))
+        figure, axes = pyplot.subplots(len(ROWS), len(found), figsize=size, squeeze=False, sharex="col")
+        for column, (study, outcomes) in enumerate(found):
+            for row, (title, part, score, factor) in enumerate(ROWS):
+                ax = axes[row][column]
+                for k, outcome in enumerate(_shown(outcomes, study.score_rho)):
+                    _line(ax, outcome, axis, part, score, factor, COLOURS[k % 8], LINES[k % 8])
+                ax.grid(alpha=0.25)
+                ax.spines[["top", "right"]].set_visible(False)
+                if column == 0:
+                    ax.set_ylabel(title)
+                if part == "train" and score == "robust_loss":
+                    ax.set_yscale("log")
+            axes[0][column].set_title(study.dataset)
+            axes[-1][column].set_xlabel(label)
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="upper center", ncols=min(len(labels), 5), frameon=False)
+        figure.tight_layout(rect=(0, 0, 1, 0.97))
+        for kind in ("png", "svg"):
+            path = folder / f"{name}-{axis}.{kind}"
+            figure.savefig(path, dpi=110, metadata={"Date": None} if kind == "svg" else None)
+            written.append(path)
+        pyplot.close(figure)
+    return written
+
+
+def _shown(outcomes: Any, rho: float) -> list[Outcome]:
+    """One line a method: where there are several radii, the middle one."""
+    return [outcome for outcome in outcomes if outcome.arm.rho in (None, rho)]
+
+
+def _line(ax: Any, outcome: Outcome, axis: str, part: str, score: str, factor: float, colour: str, line: Any) -> None:
+    """Mean over seeds, and the range of one standard deviation."""
+    curves = [curve for curve in outcome.curves if curve]
+    points = list(zip(*curves, strict=False))
+    values = [[p[part][score] for p in point if p[part].get(score) is not None] for point in points]
+    kept = [(point, own) for point, own in zip(points, values, strict=True) if own]
+    x = [statistics.mean(p[axis] for p in point) for point, _ in kept]
+    mean = [factor * statistics.mean(own) for _, own in kept]
+    spread = [factor * statistics.stdev(own) if len(own) > 1 else 0.0 for _, own in kept]
+    ax.plot(x, mean, color=colour, linestyle=line, linewidth=1.8, label=outcome.arm.method)
+    low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
+    ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingDataError("expected matplotlib, for figures; install it by `pip install scdro[plot]`") from error
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "scdro"
+    from matplotlib import pyplot
+
+    return pyplot
