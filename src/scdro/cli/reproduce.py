@@ -25,8 +25,8 @@ def add(commands: Any) -> None:
         "reproduce",
         help="the paper's figures and tables, and what is beyond them",
         description="Run an experiment of the paper. Settings are searched on validation data, the best run with "
-        "several seeds; tables and figures have the paper's numbers beside ours. Killed at any moment and run again, it "
-        "goes on where it was.",
+        "several seeds; tables and figures have the paper's numbers beside ours. Killed at any moment and run again, "
+        "it goes on where it was.",
     )
     parser.add_argument("experiment", choices=[*EXPERIMENTS], help="what to reproduce; hidden is not in the paper")
     parser.add_argument("--dataset", nargs="+", default=None, help="by default all of the experiment's, at that scale")

@@ -43,7 +43,7 @@ class DigitsHidden(_Digits):
 
     Example:
         >>> DigitsHidden().counts.tolist()
-        [371, 382]
+        [377, 380]
     """
 
     def __init__(self, root: object = None, train: bool = True, *, keep: int = 8) -> None:

@@ -44,8 +44,9 @@ def draw(found: Found, folder: Path, name: str) -> list[Path]:
             axes[0][column].set_title(study.dataset)
             axes[-1][column].set_xlabel(label)
         handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="upper center", ncols=min(len(labels), 5), frameon=False)
-        figure.tight_layout(rect=(0, 0, 1, 0.97))
+        across = 3 * len(found)
+        figure.legend(handles, labels, loc="upper center", ncols=min(len(labels), across), frameon=False)
+        figure.tight_layout(rect=(0, 0, 1, 1 - 0.025 * (1 + -(-len(labels) // across))))
         for kind in ("png", "svg"):
             path = folder / f"{name}-{axis}.{kind}"
             figure.savefig(path, dpi=110, metadata={"Date": None} if kind == "svg" else None)
