@@ -42,8 +42,8 @@ def _network(dataset: str, **own: Any) -> Study:
 def _hidden(dataset: str, **own: Any) -> Study:
     """Weak groups that no label tells of: a small network on frozen features, or on the rows of a table."""
     inputs = "rows" if dataset == "adult" else "features"
-    length = {"epochs": 20, "decay_epoch": 15, "model": "mlp", "width": 128}
-    return _study(dataset, **{"inputs": inputs, **length, "rho": (1.0,), **own})
+    length = {"epochs": 20, "decay_epoch": 15, "model": "mlp", "width": 128, "trials": 15}
+    return _study(dataset, **{"inputs": inputs, **length, "rho": (0.5, 1.0, 2.0), **own})
 
 
 def _study(dataset: str, **own: Any) -> Study:
@@ -67,14 +67,15 @@ EXPERIMENTS: Mapping[str, tuple[Maker, tuple[str, ...], tuple[str, ...], Mapping
     "hidden": (_hidden, ("cifar100-hidden", "adult"), HIDDEN_METHODS, {}),
 }
 
-# A ResNet8 on images of half the side, a quarter of the epochs; five values of lr and two of what comes next.
+# A narrow ResNet8 on images of half the side, a tenth of the epochs; five values of lr and two of what comes next.
 SMALL_NETWORK: Mapping[str, Any] = {
     "model": "resnet8",
     "part": "all",
+    "width": 8,
     "pool": 2,
-    "epochs": 20,
-    "decay_epoch": 15,
-    "tune_epochs": 6,
+    "epochs": 12,
+    "decay_epoch": 9,
+    "tune_epochs": 4,
     "grid": (
         ("beta", (0.1, 0.5)),
         ("lam", (1.0, 10.0)),
