@@ -27,7 +27,7 @@ def as_labels(values: Any, n: int | None = None, classes: int | None = None, wha
     """
     labels = as_integers(values, what)
     if len(labels) != n if n is not None else not len(labels):
-        raise DataError(f"expected {'some' if n is None else n} {what}, got {len(labels)}; give one for each sample")
+        raise DataError(f"expected {'some' if n is None else n} {what}, got {len(labels)}")
     if classes is not None and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise DataError(f"expected {what} in [0, {classes}), got {int(labels.min())} to {int(labels.max())}")
     return labels

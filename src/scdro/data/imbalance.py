@@ -40,7 +40,7 @@ def keep_last(labels: Any, counts: Mapping[int, int] | Sequence[int]) -> Tensor:
     """
     y = as_labels(labels)
     kept = torch.ones(len(y), dtype=torch.bool)
-    for label, count in (counts.items() if isinstance(counts, Mapping) else enumerate(counts)):
+    for label, count in counts.items() if isinstance(counts, Mapping) else enumerate(counts):
         own = torch.nonzero(y == _whole(label, "a class")).flatten()
         if not 0 <= _whole(count, f"samples of class {label} to keep") <= len(own):
             raise DataError(f"expected to keep 0 to {len(own)} samples of class {label}, all there are, got {count}")
