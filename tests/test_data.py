@@ -167,9 +167,8 @@ def test_flipped_bytes_are_an_error_of_ours(tmp_path):
     write_cifar10(tmp_path, each=1)
     path = tmp_path / "cifar-10-batches-py" / "data_batch_1"
     whole = path.read_bytes()
-    pixels = whole.index(CIFAR10(tmp_path).images[0, 0, :2].numpy().tobytes())
     refused = 0
-    for i in [*range(pixels), *range(pixels + 2 * 3072, len(whole))]:
+    for i in [*range(120), *range(len(whole) - 80, len(whole))]:  # pixels lie between
         for flip in (0xFF, 0x20, 0x01):
             path.write_bytes(whole[:i] + bytes([whole[i] ^ flip]) + whole[i + 1 :])
             try:
