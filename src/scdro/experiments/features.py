@@ -65,21 +65,12 @@ def extract(
     with locked(folder, notice):
         if _is_current(folder, split, about):
             return False
-        arrays = {"labels": data.labels.cpu().numpy()}
-        groups = getattr(data, "groups", None)
-        if groups is not None:
-            arrays["groups"] = groups.cpu().numpy()
-        shape = (len(data), model.classifier.in_features)
         with _unfinished(folder, split) as part:
+            shape = (len(data), model.classifier.in_features)
             x = np.lib.format.open_memmap(part, "w+", dtype=dtype, shape=shape)
             _fill(x, model, data, batch_size, workers, lambda done: progress(done, len(data), split))
             x.flush()
-            _manifest(folder, split).unlink(missing_ok=True)
-            os.replace(part, _file(folder, split, "features"))
-        for name, array in arrays.items():
-            np.save(_file(folder, split, name), array)
-        digests = {name: _sha256(_file(folder, split, name)) for name in ("features", *arrays)}
-        write_json(_manifest(folder, split), about | {"shape": shape, "sha256": digests})
+            _publish(part, data, folder, split, about | {"shape": shape})
     return True
 
 
@@ -132,6 +123,18 @@ def _fill(
         x[done : done + len(found)] = found
         done += len(found)
         progress(done)
+
+
+def _publish(part: Path, data: Data, folder: Path, split: str, about: dict[str, Any]) -> None:
+    """Put new files in the place of old ones, which count until here."""
+    _manifest(folder, split).unlink(missing_ok=True)
+    os.replace(part, _file(folder, split, "features"))
+    arrays = {name: getattr(data, name, None) for name in ("labels", "groups")}
+    known = {name: values.cpu().numpy() for name, values in arrays.items() if values is not None}
+    for name, values in known.items():
+        np.save(_file(folder, split, name), values)
+    digests = {name: _sha256(_file(folder, split, name)) for name in ("features", *known)}
+    write_json(_manifest(folder, split), about | {"sha256": digests})
 
 
 def _is_current(folder: Path, split: str, about: dict[str, str]) -> bool:
