@@ -3,7 +3,7 @@
 Adult and Census-Income (UCI), logistic regression on all columns but sex and race: the average (ERM), class weights,
 and the worst case (KL-DRO) over rho. Groups serve the evaluation alone, and in one line the choice of rho.
 
-    python examples/tabular_groups.py --data DIR      # or SCDRO_TABULAR=DIR, with adult.data.gz, adult.test.gz,
+    python examples/tabular_groups.py --data DIR      # or SCDRO_DATA=DIR, with adult.data.gz, adult.test.gz,
                                                       # census-income-kdd.data.gz, census-income-kdd.test.gz
 """
 
@@ -129,12 +129,12 @@ def picture(all_results: dict[str, tuple[dict[str, Result], dict[str, float], fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("SCDRO_TABULAR"), help="folder with the files")
+    parser.add_argument("--data", type=Path, default=os.environ.get("SCDRO_DATA"), help="folder with the files")
     parser.add_argument("--C", type=float, default=1.0)
     parser.add_argument("--out", type=Path, default=Path("tabular_groups.png"), help="where the picture goes")
     args = parser.parse_args()
     if args.data is None:
-        parser.error("give the folder with the data: --data DIR, or SCDRO_TABULAR=DIR")
+        parser.error("give the folder with the data: --data DIR, or SCDRO_DATA=DIR")
     print("| data | method | accuracy, % | worst group | worst class of a group | log loss | of the worst group |")
     all_results = {name: run(Path(args.data), name, args.C) for name in SOURCES}
     for name, (_, found, rho) in all_results.items():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import types
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from hypothesis import given
@@ -23,6 +25,7 @@ from scdro.data import (
     CIFAR100Hidden,
     ImageData,
     Indexed,
+    hold_out,
     imbalanced,
     keep_last,
     labels_of,
@@ -159,6 +162,74 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path):
     assert not (tmp_path / "touched").exists()
 
 
+def test_flipped_bytes_are_an_error_of_ours(tmp_path):
+    """Or other labels, which no check can tell; never another error, and never code that runs."""
+    write_cifar10(tmp_path, each=1)
+    path = tmp_path / "cifar-10-batches-py" / "data_batch_1"
+    whole = path.read_bytes()
+    refused = 0
+    for i in [*range(120), *range(len(whole) - 80, len(whole))]:  # pixels lie between
+        for flip in (0xFF, 0x20, 0x01):
+            path.write_bytes(whole[:i] + bytes([whole[i] ^ flip]) + whole[i + 1 :])
+            try:
+                CIFAR10(tmp_path)
+            except DataError:
+                refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize("labels", [None, "ab", ["a", "b"], [[0], [1]], [0.5, 1.0], 3])
+def test_labels_of_another_kind_are_refused(tmp_path, labels):
+    write_cifar10(tmp_path)
+    dump(tmp_path / "cifar-10-batches-py" / "test_batch", data=np.zeros((2, 3072), np.uint8), labels=labels)
+    with pytest.raises(DataError, match=r"entries under 'labels' in .*test_batch"):
+        CIFAR10(tmp_path, train=False)
+
+
+def test_names_and_archives_that_are_not_there(tmp_path):
+    write_cifar10(tmp_path)
+    dump(tmp_path / "cifar-10-batches-py" / "batches.meta", num_cases_per_batch=100)
+    with pytest.raises(DataError, match=r"'label_names' in .*batches\.meta"):
+        CIFAR10(tmp_path)
+    (tmp_path / "cifar-10-batches-py" / "test_batch").unlink()
+    (tmp_path / "cifar-10-batches-py" / "test_batch.gz").write_bytes(b"no gzip")
+    with pytest.raises(DataError, match=r"test_batch\.gz"):
+        CIFAR10(tmp_path, train=False)
+
+
+@pytest.mark.parametrize("name", ["os.scalar", "builtins.ndarray", "numpy.testing.dtype", "numpy.load"])
+def test_only_what_arrays_need_is_called(tmp_path, name):
+    """An allowed name in another module, or another name of numpy's, is refused before it is looked up."""
+    module, _, function = name.rpartition(".")
+    write_cifar10(tmp_path)
+    (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(f"c{module}\n{function}\n.".encode())
+    with pytest.raises(DataError, match="no place in a data file"):
+        CIFAR10(tmp_path, train=False)
+
+
+def test_download_fetches_any_missing_file(tmp_path, monkeypatch):
+    fetched = []
+    package = types.ModuleType("torchvision")
+    package.datasets = types.SimpleNamespace(
+        CIFAR10=lambda root, download: (fetched.append(root), write_cifar10(tmp_path))
+    )
+    monkeypatch.setitem(sys.modules, "torchvision", package)
+    write_cifar10(tmp_path)
+    assert len(CIFAR10(tmp_path, download=True)) == 300
+    assert fetched == []
+    (tmp_path / "cifar-10-batches-py" / "data_batch_3").unlink()
+    assert len(CIFAR10(tmp_path, download=True)) == 300
+    assert fetched == [str(tmp_path)]
+
+
+def test_cifar100_is_normalised_by_its_own_statistics(tmp_path):
+    data, _ = write_cifar100(tmp_path)
+    image, _ = CIFAR100(tmp_path)[3]
+    pixels = data[3].reshape(3, 32, 32) / 255
+    for c, (mean, std) in enumerate([(0.5071, 0.2673), (0.4865, 0.2564), (0.4409, 0.2762)]):
+        np.testing.assert_allclose(image[c], (pixels[c] - mean) / std, atol=1e-5)
+
+
 def test_download_needs_torchvision(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(MissingDataError, match="expected torchvision"):
@@ -192,3 +263,53 @@ def test_importing_scdro_imports_none_of_this():
     names = ", ".join(str(["scdro", part]) for part in ("data", "models", "cli", "experiments"))
     result = subprocess.run([sys.executable, "-c", code % names], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [[[0], [0], [0], [1]], [], ["a", "b"], [0.0, 1.0], torch.zeros(3, 1, dtype=torch.int64), [[0], [1, 2]], 3, [None]],
+)
+def test_labels_are_a_vector_of_integers(labels):
+    for call in (lambda: keep_last(labels, {}), lambda: step_imbalance(labels, keep=0), lambda: hold_out(labels, 2)):
+        with pytest.raises(DataError, match="labels"):
+            call()
+
+
+def test_labels_come_in_many_kinds():
+    values = [0, 1, 0, 1, 0]
+    series = pandas.Series(values, index=[7, 6, 5, 4, 3])
+    for labels in (values, tuple(values), np.array(values, np.uint8), torch.tensor(values, dtype=torch.int16), series):
+        assert keep_last(labels, {0: 1}).tolist() == [1, 3, 4]
+        assert step_imbalance(labels, keep=1).tolist() == [1, 3, 4]
+    with pytest.raises(DataError, match="whole number"):
+        step_imbalance(values, keep=1.0)
+    with pytest.raises(DataError, match="whole number"):
+        keep_last(values, {"0": 1})
+
+
+def test_labels_of_items_are_their_second_entry():
+    y, w = torch.tensor([0, 1, 0]), torch.tensor([5, 6, 7])
+    assert labels_of(TensorDataset(torch.zeros(3, 2), y, w)).tolist() == [0, 1, 0]
+    assert labels_of(Plain(list(y))).tolist() == [0, 1, 0]
+    for wrong in (TensorDataset(y), Plain([0.5, 1.0]), Plain(["a"])):
+        with pytest.raises(DataError):
+            labels_of(wrong)
+
+
+def test_image_data_takes_arrays_and_refuses_what_it_cannot_normalise():
+    pixels = np.zeros((3, 3, 4, 4), np.uint8)
+    about = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "names": ("a", "b")}
+    data = ImageData(pixels, np.array([0, 1, 1], np.int32), **about)
+    tensors = ImageData(torch.from_numpy(pixels), torch.tensor([0, 1, 1]), **about)
+    assert data.fingerprint() == tensors.fingerprint()
+    assert data.subset([2, 0]).labels.tolist() == [1, 0]
+    for index in ([3], [-1], [True, False, True], [0.0]):
+        with pytest.raises(DataError, match="positions"):
+            data.subset(index)
+    for bad in ({"std": (0.0, 1.0, 1.0)}, {"mean": (0.5, np.nan, 0.5)}, {"std": (1.0,)}):
+        with pytest.raises(DataError, match="standard deviations > 0"):
+            ImageData(pixels, [0, 1, 1], **about | bad)
+    with pytest.raises(DataError, match="images"):
+        ImageData(None, [0, 1, 1], **about)
+    with pytest.raises(DataError, match="expected 3 labels"):
+        ImageData(pixels, [0, 1], **about)

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 
-from cifar_files import write_cifar10
-from scdro import DataError, MissingDataError
+from cifar_files import write_cifar10, write_cifar100
+from scdro import DataError, HyperparameterError, MissingDataError
 from scdro.cli import main
-from scdro.data import CIFAR10, CIFAR10ST, ImageData, LongTailList
+from scdro.data import (
+    CIFAR10,
+    CIFAR10ST,
+    CIFAR100Hidden,
+    EvalTransform,
+    ImageData,
+    LongTailList,
+    PlacesLT,
+    Size,
+)
+from scdro.data.transforms import IMAGENET
+from scdro.experiments.catalog import open_splits
 from scdro.experiments.features import extract, load_features, weights_fingerprint
 from scdro.models import CifarResNet
 
@@ -118,6 +131,76 @@ def test_killed_between_its_files(tmp_path, data, model, monkeypatch):
     assert extract(model, data, tmp_path, "train")
 
 
+@pytest.mark.parametrize("name", ["features", "labels", "groups"])
+def test_files_changed_in_place_do_not_count(tmp_path, data, model, name):
+    extract(model, data, tmp_path, "train")
+    whole = (tmp_path / f"train_{name}.npy").read_bytes()
+    with open(tmp_path / f"train_{name}.npy", "r+b") as file:
+        file.seek(-16, 2)
+        file.write(bytes(16))
+    with pytest.raises(DataError, match="SHA-256"):
+        load_features(tmp_path, "train")
+    assert extract(model, data, tmp_path, "train")
+    assert (tmp_path / f"train_{name}.npy").read_bytes() == whole
+
+
+@pytest.mark.parametrize("manifest", ["[]", "{}", "{", '{"sha256": {}}', '{"sha256": 3}', "null"])
+def test_a_manifest_that_says_nothing(tmp_path, data, model, manifest):
+    extract(model, data, tmp_path, "train")
+    (tmp_path / "train.json").write_text(manifest)
+    with pytest.raises(DataError, match="anew"):
+        load_features(tmp_path, "train")
+    assert extract(model, data, tmp_path, "train")
+
+
+def test_a_failed_extraction_leaves_what_was_there(tmp_path, data, model):
+    extract(model, data, tmp_path, "train")
+    change_pixel(model, data)
+    for wrong in ({"batch_size": 0}, {"device": "nowhere"}):
+        with pytest.raises(HyperparameterError):
+            extract(model, data, tmp_path, "train", **wrong)
+    load_features(tmp_path, "train")
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_another_dtype_is_another_extraction(tmp_path, data, model):
+    extract(model, data, tmp_path, "train")
+    assert extract(model, data, tmp_path, "train", dtype="float32")
+    assert load_features(tmp_path, "train").x.dtype == np.float32
+
+
+def test_two_at_once_wait_for_each_other(tmp_path, data, model):
+    """Each has weights of its own; whoever is last, its features are whole."""
+    other = copy.deepcopy(model)
+    change_statistic(other, None)
+    (tmp_path / ".train_features.1.part").write_bytes(b"left by a process that was killed")
+    inside, told = threading.Event(), []
+    second = threading.Thread(
+        target=extract, args=(other, data, tmp_path, "train"), kwargs={"batch_size": 5, "notice": told.append}
+    )
+
+    def progress(done, total, text):
+        if not inside.is_set():
+            inside.set()
+            second.start()
+            while not told:
+                time.sleep(0.001)
+
+    assert extract(model, data, tmp_path, "train", batch_size=5, progress=progress)
+    second.join()
+    assert told == [f"waiting for another process in {tmp_path}"]
+    with torch.no_grad():
+        expected = other.features(torch.stack([data[i][0] for i in range(13)])).numpy()
+    np.testing.assert_allclose(load_features(tmp_path, "train").x, expected, rtol=1e-3, atol=1e-4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "lock",
+        "train.json",
+        "train_features.npy",
+        "train_groups.npy",
+        "train_labels.npy",
+    ]
+
+
 def test_features_too_large_for_float16(tmp_path, data, model):
     with torch.no_grad():
         model.norm.weight.mul_(1e8)
@@ -167,3 +250,35 @@ def test_from_the_command_line(tmp_path, capsys):
     assert len(load_features(tmp_path / "run" / "features", "test").y) == len(CIFAR10(tmp_path, train=False))
     assert main(["features", "--model", "resnet50"]) == 1
     assert "--dataset and --out" in capsys.readouterr().err
+    assert main(["features", run, "--model", "resnet50"]) == 1
+    assert "got both" in capsys.readouterr().err
+    write_cifar100(tmp_path)
+    other = ["features", run, "--data", folder, "--dataset", "cifar100-hidden", "--out", str(tmp_path / "other")]
+    assert main([*other, "--split", "val"]) == 1
+    assert "a split of train, test" in capsys.readouterr().err
+    assert main([*other, "--split", "test"]) == 0
+    assert "test: 200 x 64" in capsys.readouterr().out
+    assert not (tmp_path / "other" / "train.json").exists()
+    hidden = CIFAR100Hidden(tmp_path, train=False)
+    found = load_features(tmp_path / "other", "test")
+    assert (found.y.tolist(), found.groups.tolist()) == (hidden.labels.tolist(), hidden.groups.tolist())
+
+
+def test_splits_of_a_list_are_as_in_evaluation(tmp_path, monkeypatch):
+    """Also the training images: random parts of them would be other features each time."""
+    from PIL import Image
+
+    monkeypatch.setattr(PlacesLT, "number", 2)
+    monkeypatch.setattr(PlacesLT, "sizes", dict.fromkeys(("train", "val", "test"), Size(2, 1, 1)))
+    rng = np.random.default_rng(0)
+    for i in range(2):
+        Image.fromarray(rng.integers(256, size=(40, 50, 3), dtype=np.uint8)).save(tmp_path / f"{i}.png")
+    for split in ("train", "val", "test"):
+        (tmp_path / f"Places_LT_{split}.txt").write_text("0.png 0\n1.png 1\n")
+    splits = open_splits("places-lt", tmp_path)
+    assert list(splits) == ["train", "val", "test"]
+    for data in splits.values():
+        assert data.transform == EvalTransform(*IMAGENET)
+        assert torch.equal(data[0][0], splits["test"][0][0])
+    (tmp_path / "Places_LT_train.txt").unlink()
+    assert list(open_splits("places-lt", tmp_path, ["val"])) == ["val"]

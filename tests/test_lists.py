@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import sys
 
@@ -11,8 +12,21 @@ import torch
 from PIL import Image
 
 from scdro import DataError, MissingDataError
-from scdro.data import EvalTransform, ImageNetLT, LongTailList, Size, TrainTransform, WorkerBatches, iNaturalist18
+from scdro.data import (
+    EvalTransform,
+    ImageNetLT,
+    LongTailList,
+    PlacesLT,
+    Size,
+    TrainTransform,
+    WorkerBatches,
+    imbalanced,
+    iNaturalist18,
+)
 from scdro.data.transforms import random_box
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+INATURALIST = ((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))
 
 
 def write_list(path, counts, packed=False):
@@ -70,10 +84,51 @@ def test_presets_say_what_is_missing_or_wrong(tmp_path):
     assert found.transform.mean == (0.466, 0.471, 0.380)
 
 
+@pytest.mark.parametrize(
+    ("preset", "normalisation", "sizes"),
+    [
+        (ImageNetLT, IMAGENET, {"train": (115_846, 1280, 5), "val": (20_000, 20, 20), "test": (50_000, 50, 50)}),
+        (PlacesLT, IMAGENET, {"train": (62_500, 4980, 5), "val": (7_300, 20, 20), "test": (36_500, 100, 100)}),
+        (iNaturalist18, INATURALIST, {"train": (437_513, 1000, 2), "val": (24_426, 3, 3)}),
+    ],
+)
+def test_presets_are_as_published(preset, normalisation, sizes, tmp_path, monkeypatch):
+    """Sizes of the lists as their sources give them; random parts to train on, the middle to evaluate."""
+    assert {split: dataclasses.astuple(size) for split, size in preset.sizes.items()} == sizes
+    monkeypatch.setattr(preset, "number", 2)
+    monkeypatch.setattr(preset, "sizes", dict.fromkeys(sizes, Size(2, 1, 1)))
+    for split in sizes:
+        write_list(tmp_path / f"{preset.stem}_{split}.txt", [1, 1])
+        transform = preset(tmp_path, split).transform
+        kind = TrainTransform(*normalisation, 224, 0.4) if split == "train" else EvalTransform(*normalisation, 224, 256)
+        assert transform == kind
+
+
+def test_lists_of_other_bytes(tmp_path, monkeypatch):
+    path = tmp_path / "all.txt"
+    path.write_bytes(b"\xef\xbb\xbfa.png 0\r\nb.png 1\r\n")  # with the mark that some editors put first
+    assert LongTailList(path).paths == ["a.png", "b.png"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert LongTailList("~/all.txt", "~").root == tmp_path
+    for text in (b"a.png 99999999999\n", b"a.png 10000000\n", b"a.png " + b"9" * 5000):
+        path.write_bytes(text)
+        with pytest.raises(DataError, match="line 1"):
+            LongTailList(path)
+    path.write_bytes(b"\xff\xfe.png 0\n")
+    with pytest.raises(DataError, match=r"UTF-8.*all\.txt"):
+        LongTailList(path)
+    path.unlink()
+    whole = gzip.compress(b"a.png 0\n" * 1000)
+    for content in (b"no gzip", whole[:-9], whole[:12] + b"\x00\xff" + whole[14:]):
+        (tmp_path / "all.txt.gz").write_bytes(content)
+        with pytest.raises(DataError, match=r"all\.txt\.gz"):
+            LongTailList(path)
+
+
 def test_missing_and_damaged_images(tmp_path, monkeypatch):
     write_list(tmp_path / "all.txt", [1])
     data = LongTailList(tmp_path / "all.txt")
-    with pytest.raises(MissingDataError, match=r"0_0\.png"):
+    with pytest.raises(MissingDataError, match=rf"0_0\.png, .* is root, {tmp_path}, the right folder"):
         data[0]
     write_images(tmp_path, [1])
     assert data[0][0].shape == (3, 224, 224)
@@ -146,6 +201,18 @@ def test_decoded_by_any_number_of_workers(tmp_path):
         assert torch.equal(data.labels[one[2]], one[1])
 
 
+def test_an_imbalanced_list_is_a_list(tmp_path):
+    write_list(tmp_path / "all.txt", [4, 2, 1])
+    write_images(tmp_path, [4, 2, 1])
+    data = LongTailList(tmp_path / "all.txt", transform=EvalTransform(size=8, resize=8))
+    part = imbalanced(data, {0: 1, 1: 1})
+    assert part.counts.tolist() == [1, 1, 1]
+    assert part.paths == [data.paths[i] for i in (3, 5, 6)]
+    x, y, _ = next(iter(WorkerBatches(part, 3, shuffle=False)))
+    assert y.tolist() == [0, 1, 2]
+    assert torch.equal(x[1], data[5][0])
+
+
 def test_fingerprint_sees_list_and_transform(tmp_path):
     write_list(tmp_path / "a.txt", [4, 2, 1])
     write_list(tmp_path / "b.txt", [4, 1, 2])
@@ -153,3 +220,19 @@ def test_fingerprint_sees_list_and_transform(tmp_path):
     made.append(LongTailList(tmp_path / "a.txt", transform=EvalTransform(size=200)))
     assert made[0].fingerprint() == made[1].fingerprint()
     assert len({data.fingerprint() for data in made}) == 3
+
+
+def test_fingerprint_sees_images_wherever_they_are(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_list(tmp_path / name / "all.txt", [2, 1])
+        write_images(tmp_path / name, [2, 1])
+    one, two = (LongTailList(tmp_path / name / "all.txt") for name in ("one", "two"))
+    before = one.fingerprint()
+    assert before == two.fingerprint()
+    Image.new("RGB", (9, 9)).save(tmp_path / "two" / two.paths[1])
+    assert two.fingerprint() != before
+    (tmp_path / "one" / one.paths[0]).unlink()
+    assert one.fingerprint() != before
+    with pytest.raises(DataError, match="repr"):
+        one.with_transform(lambda image, rng: None).fingerprint()

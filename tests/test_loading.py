@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from scdro import HyperparameterError
+from scdro import DataError, HyperparameterError, MissingDataError
 from scdro.data import CropFlip, ImageData, MemoryBatches, WorkerBatches, crop_flip
 from scdro.data.order import shuffled
+from scdro.sampling import DrawnBatches
 
 
 def images(n=21, size=8, seed=0):
@@ -173,3 +174,96 @@ def test_a_sampler_of_ones_own():
 def test_bad_settings(bad):
     with pytest.raises(HyperparameterError, match=next(iter(bad))):
         MemoryBatches(images(), **bad)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_epoch_at_a_time(workers):
+    """The older of two epochs raises, and does not end early, for any number of workers."""
+    batches = WorkerBatches(Decoder(), 4, workers=workers)
+    older = batches.epoch(0)
+    next(older)
+    assert len(list(batches.epoch(1))) == 6
+    with pytest.raises(DataError, match="one epoch at a time"):
+        next(older)
+    assert len(list(batches.epoch(2))) == 6
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_torchs_generator_is_not_touched(workers):
+    state = torch.get_rng_state()
+    for _ in range(2):
+        list(WorkerBatches(Decoder(), 4, workers=workers))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_augmentation_of_decoded_images_by_epoch_batch_and_place():
+    """Of one image, so that the order cannot be what differs."""
+    batches = WorkerBatches(Decoder(), sampler=[[5, 5], [5, 5]], seed=1)
+    drawn = [float(value) for epoch in (0, 1) for x, _, _ in batches.epoch(epoch) for value in x[:, 1]]
+    expected = [
+        np.random.default_rng((1, 2, epoch, number, place)).random()
+        for epoch in (0, 1)
+        for number in (0, 1)
+        for place in (0, 1)
+    ]
+    assert drawn == expected
+    assert len(set(drawn)) == 8
+
+
+@pytest.mark.parametrize("make", [MemoryBatches, WorkerBatches])
+def test_a_sampler_without_state_is_passed_over(make):
+    data = images() if make is MemoryBatches else Decoder()
+    whole = list(make(data, sampler=[[0, 1], [2], [3, 4]]).epoch(2))
+    for start in range(4):
+        assert same(whole[start:], make(data, sampler=[[0, 1], [2], [3, 4]]).epoch(2, start))
+
+
+def test_a_sampler_with_state_resumes_by_it():
+    """Also where the state is that of an epoch's end: nothing is left of it, and the next one begins."""
+
+    def made():
+        sampler = DrawnBatches(lambda g: torch.randint(21, (4,), generator=g), steps=3)
+        return sampler, MemoryBatches(images(), augment=CropFlip(2), sampler=sampler)
+
+    _, whole = made()
+    expected = [batch for epoch in (0, 1) for batch in whole.epoch(epoch)]
+    for stop in (1, 2, 3):
+        sampler, batches = made()
+        seen = [batch for _, batch in zip(range(stop), batches.epoch(0), strict=False)]
+        state = sampler.state_dict()
+        sampler, batches = made()
+        sampler.load_state_dict(state)
+        assert same(expected, [*seen, *batches.epoch(0, stop), *batches.epoch(1)])
+
+
+def test_starts_outside_an_epoch_and_samplers_of_one_use_are_refused():
+    for batches in (*kinds(), MemoryBatches(images(), sampler=[[0]] * 6), MemoryBatches(images(), sampler=Endless())):
+        for start in (-1, *(() if isinstance(batches.order.sampler, Endless) else (7,))):
+            with pytest.raises(HyperparameterError, match=f"from 0 to .*got {start}"):
+                batches.epoch(0, start)
+        with pytest.raises(HyperparameterError, match="epoch >= 0"):
+            batches.epoch(-1)
+    with pytest.raises(HyperparameterError, match="generator, which is used up"):
+        MemoryBatches(images(), sampler=([i] for i in range(3)))
+    with pytest.raises(HyperparameterError, match="workers >= 0"):
+        WorkerBatches(Decoder(), workers=-1)
+
+
+class Endless:
+    def __iter__(self):
+        while True:
+            yield [0]
+
+
+class Broken(Decoder):
+    def load(self, index, rng):
+        if index == 5:
+            raise MissingDataError("expected 5.png")
+        return super().load(index, rng)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_goes_wrong_in_a_worker_is_said_as_here(workers):
+    with pytest.raises(MissingDataError) as caught:
+        list(WorkerBatches(Broken(), 4, workers=workers))
+    assert str(caught.value) == "expected 5.png"

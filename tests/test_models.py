@@ -82,6 +82,12 @@ def test_no_such_depth(depth):
         CifarResNet(depth, 10)
 
 
+@pytest.mark.parametrize("width", [0, 1, 3])
+def test_no_such_width(width):
+    with pytest.raises(HyperparameterError, match="even width"):
+        CifarResNet(8, 10, width)
+
+
 def trained_step(model):
     optimizer = torch.optim.SGD(model.trained(), lr=0.1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -114,6 +120,42 @@ def test_linear_head_has_a_seed_of_its_own():
     assert not torch.equal(head.weight, linear_head(64, 10, seed=4).weight)
     assert (head.in_features, head.out_features) == (64, 10)
     assert not np.array_equal(linear_head(4, 2).weight.detach(), linear_head(4, 2).weight.detach())
+
+
+class Body(nn.Module):
+    """What torchvision's ResNet50 looks like, with two numbers a pixel for its blocks."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.weights = weights
+        self.conv1 = nn.Conv2d(3, 2, 1)
+        self.layer4 = nn.Sequential(*(nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)) for _ in range(3)))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(2, 1000)
+
+    def forward(self, x):
+        return self.fc(torch.flatten(self.avgpool(self.layer4(self.conv1(x))), 1))
+
+
+def test_resnet50_is_torchvisions_with_a_new_classifier(monkeypatch):
+    models = types.ModuleType("torchvision.models")
+    models.resnet50 = Body
+    monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
+    monkeypatch.setitem(sys.modules, "torchvision.models", models)
+    model = ResNet50(7)
+    assert model.body.weights == "IMAGENET1K_V1"
+    assert ResNet50(7, None).body.weights is None
+    x = torch.randn(4, 3, 5, 5)
+    model.eval()
+    expected = model.body.layer4(model.body.conv1(x)).mean((2, 3))
+    torch.testing.assert_close(model.features(x), expected)
+    torch.testing.assert_close(model(x), expected @ model.classifier.weight.T + model.classifier.bias)
+    head = {"classifier.weight", "classifier.bias"}
+    assert trained_step(model.freeze_to("classifier")) == head
+    last = {name for name in model.state_dict() if name.startswith("body.layer4.2.")}
+    found = trained_step(model.freeze_to("last_block"))
+    assert found <= last | head
+    assert {"body.layer4.2.1.bias", "body.layer4.2.1.running_mean"} <= found
 
 
 def test_resnet50_without_torchvision(monkeypatch):

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from scdro import CheckpointError, HyperparameterError
+from scdro import CheckpointError, HyperparameterError, NonFiniteLossError
 from scdro.cli import main
 from scdro.data import ImageData
 from scdro.experiments.pretrain import Pretraining, load_pretrained, pretrain
 from scdro.experiments.schedules import one_cycle, step_decay
 from scdro.experiments.storage import JsonLines, write
+from scdro.models import CifarResNet
 
 SMALL = Pretraining("toy", model="resnet8", epochs=2, schedule="one-cycle", batch_size=16, evaluate_every=1)
 
@@ -113,6 +114,154 @@ def test_other_settings_or_data_do_not_resume(tmp_path):
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
 
 
+def test_other_test_data_do_not_resume(tmp_path):
+    scores = pretrain(SMALL, toy(), toy(seed=1), tmp_path)
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    kept = [tmp_path / name for name in ("config.json", "checkpoint.pt", "model.pt", "scores.json")]
+    stamps = [path.stat().st_mtime_ns for path in kept]
+    with pytest.raises(CheckpointError, match="test"):
+        pretrain(SMALL, toy(), toy(seed=2), tmp_path)
+    assert pretrain(SMALL, toy(), toy(seed=1), tmp_path).as_dict() == scores.as_dict()  # complete: nothing is written
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+    assert [path.stat().st_mtime_ns for path in kept] == stamps
+    (tmp_path / "checkpoint.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"results.*name another folder"):
+        pretrain(SMALL, toy(), toy(seed=1), tmp_path)
+
+
+def test_runs_of_before_test_data_counted_go_on(tmp_path):
+    """Their checkpoints have no fingerprint of the test data, their scores nothing of groups."""
+    whole, old = tmp_path / "whole", tmp_path / "old"
+    pretrain(SMALL, toy(), toy(seed=1), whole)
+    with pytest.raises(Stop):
+        pretrain(SMALL, toy(), toy(seed=1), old, checkpoint_every=2, progress=stopping_at(7))
+    state = torch.load(old / "checkpoint.pt", weights_only=True)
+    assert state.pop("test") == toy(seed=1).fingerprint()
+    torch.save(state, old / "checkpoint.pt")
+    pretrain(SMALL, toy(), toy(seed=1), old)
+    assert outcome(old) == outcome(whole)
+    state = torch.load(old / "checkpoint.pt", weights_only=True)
+    del state["test"]
+    torch.save(state, old / "checkpoint.pt")
+    scores = json.loads((old / "scores.json").read_text())
+    (old / "scores.json").write_text(json.dumps({key: scores[key] for key in scores if key != "balanced"}))
+    assert pretrain(SMALL, toy(), toy(seed=1), old).top1 == scores["top1"]
+    load_pretrained(old)
+
+
+def test_another_torch_or_number_of_threads_is_told(tmp_path):
+    with pytest.raises(Stop):
+        pretrain(SMALL, toy(), toy(), tmp_path, checkpoint_every=1, progress=stopping_at(2))
+    told = []
+    with pytest.raises(Stop):
+        pretrain(SMALL, toy(), toy(), tmp_path, checkpoint_every=1, progress=stopping_at(3), notice=told.append)
+    assert told == []
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["environment"] |= {"threads": 77, "torch": "1.0"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    pretrain(SMALL, toy(), toy(), tmp_path, notice=told.append)
+    assert len(told) == 2
+    assert "torch 1.0" in told[0]
+    assert "threads 77" in told[1]
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 100])
+def test_a_run_that_diverges_leaves_no_checkpoint_of_it(tmp_path, checkpoint_every):
+    wild = dataclasses.replace(SMALL, lr=1e30, schedule="step")
+    with pytest.raises(NonFiniteLossError, match="lower lr"):
+        pretrain(wild, toy(), toy(), tmp_path, checkpoint_every=checkpoint_every)
+    assert not (tmp_path / "model.pt").exists()
+    if (tmp_path / "checkpoint.pt").exists():
+        assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["totals"].isfinite().all()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def damaged_files(tmp_path):
+    whole = tmp_path / "whole.pt"
+    torch.save({"classes": 2, "x": torch.zeros(1000)}, whole)
+    return {"junk": b"no file of torch", "empty": b"", "cut": whole.read_bytes()[:900], "foreign": whole.read_bytes()}
+
+
+@pytest.mark.parametrize("kind", ["junk", "empty", "cut", "foreign"])
+def test_damaged_or_foreign_files(tmp_path, kind):
+    content, run = damaged_files(tmp_path)[kind], tmp_path / "run"
+    with pytest.raises(Stop):
+        pretrain(SMALL, toy(), toy(), run, checkpoint_every=1, progress=stopping_at(6))
+    (run / "checkpoint.pt").write_bytes(content)
+    (run / "model.pt").write_bytes(content)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt, got a file that is damaged"):
+        pretrain(SMALL, toy(), toy(), run)
+    with pytest.raises(CheckpointError, match=r"model\.pt, got a file that is damaged"):
+        load_pretrained(run)
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    assert (run / "metrics.jsonl").stat().st_size > 0
+
+
+class Plain:
+    """SGD with momentum and weight decay, as its textbook has it, on images cropped and flipped by a loop."""
+
+    def __init__(self, config, data):
+        torch.manual_seed(config.seed)
+        self.config, self.data, self.model = config, data, CifarResNet(8, 2)
+        self.velocity = [torch.zeros_like(p) for p in self.model.parameters()]
+
+    def run(self):
+        steps = -(-len(self.data) // self.config.batch_size)
+        schedule = self.config.schedule_of(steps * self.config.epochs)
+        for epoch in range(self.config.epochs):
+            order = np.random.default_rng((self.config.seed, 0, epoch)).permutation(len(self.data))
+            for k, index in enumerate(np.array_split(order, range(16, len(order), 16))):
+                rng = np.random.default_rng((self.config.seed, 1, epoch, k))
+                places, flips = rng.integers(9, size=(2, len(index))), rng.random(len(index)) < 0.5
+                parts = [self.cropped(i, *places[:, j], flips[j]) for j, i in enumerate(index)]
+                self.step(torch.stack(parts), self.data.labels[index], schedule(epoch * steps + k))
+        return self.model
+
+    def cropped(self, i, top, left, flip):
+        padded = torch.zeros(3, 16, 16, dtype=torch.uint8)
+        padded[:, 4:12, 4:12] = self.data.images[i]
+        part = padded[:, top : top + 8, left : left + 8]
+        return ((part.flip(2) if flip else part) / 255 - 0.5) / 0.25
+
+    def step(self, x, y, lr):
+        gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(self.model(x), y), self.model.parameters())
+        with torch.no_grad():
+            for p, g, v in zip(self.model.parameters(), gradients, self.velocity, strict=True):
+                v.mul_(self.config.momentum).add_(g + self.config.weight_decay * p)
+                p.sub_(lr * v)
+
+
+def test_weights_by_a_plain_loop(tmp_path):
+    config = dataclasses.replace(SMALL, weight_decay=0.05, lr=0.02)
+    pretrain(config, toy(), toy(), tmp_path)
+    expected = Plain(config, toy()).run().state_dict()
+    found = load_pretrained(tmp_path)[0].state_dict()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-4)
+
+
+def test_groups_are_reported(tmp_path):
+    def grouped(seed, groups):
+        data = toy(seed=seed)
+        return ImageData(
+            data.images, data.labels, mean=data.mean, std=data.std, names=data.names, groups=groups, group_names="abcd"
+        )
+
+    rare = torch.where(torch.arange(72) < 66, torch.arange(72) % 3, 3)
+    test = grouped(1, torch.arange(72) % 4)
+    scores = pretrain(SMALL, grouped(0, rare), test, tmp_path)
+    model, _ = load_pretrained(tmp_path)
+    right = model(torch.stack([test[i][0] for i in range(72)])).argmax(1) == test.labels
+    by_group = [right[test.groups == g].double().mean().item() for g in range(4)]
+    assert list(scores.per_group) == pytest.approx(by_group)
+    assert scores.worst_group == pytest.approx(min(by_group))
+    assert scores.rare_groups == pytest.approx(by_group[3])
+    lines, _, saved = outcome(tmp_path)
+    assert lines[-1]["test_rare_groups"] == saved["rare_groups"] == scores.rare_groups
+    assert "test_minority" not in lines[-1]  # as many of either class
+
+
 KILLED = dataclasses.replace(SMALL, epochs=3, batch_size=4)
 
 
@@ -149,6 +298,42 @@ def test_command_line_errors(tmp_path, capsys):
     assert "epochs > 0" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["pretrain"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--checkpoint-every", "0"], "checkpoint_every >= 1"),
+        (["--device", "foo"], "a device that torch can use"),
+        (["--momentum", "-1"], "momentum in [0, 1)"),
+        (["--weight-decay", "-1"], "weight_decay >= 0"),
+        (["--seed", "1" + 23 * "0"], "seed in [0, 2^63)"),
+        (["--lr", "inf"], "lr > 0 and finite"),
+        (["--lr", "1e30", "--epochs", "1", "--model", "resnet8"], "finite losses"),
+        (["--out", "FILE"], "got a file there"),
+        (["--out", "FILE/under"], "got a file there"),
+    ],
+)
+def test_wrong_input_is_told_in_a_line(tmp_path, capsys, flags, said):
+    (tmp_path / "file").write_text("")
+    flags = [flag.replace("FILE", str(tmp_path / "file")) for flag in flags]
+    assert main(["pretrain", "digits-st", "--out", str(tmp_path / "run"), *flags]) == 1
+    error = capsys.readouterr().err
+    assert said in error.splitlines()[-1]
+    assert "Traceback" not in error
+
+
+def test_what_the_system_refuses_is_told_in_a_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert main(["pretrain", "digits-st", "--out", str(tmp_path / "run")]) == 1
+    assert "scdro pretrain: [Errno 28] No space left on device" in capsys.readouterr().err
+
+
+def test_the_loss_is_read_only_when_it_is_shown(tmp_path):
+    said = []
+    pretrain(SMALL, toy(), toy(), tmp_path, progress=lambda done, total, text: said.append(text))
+    assert all(callable(text) for text in said[:5])
+    assert said[0]().startswith("epoch 1/2  loss 0.")
 
 
 @pytest.mark.parametrize("bad", [{"model": "vgg"}, {"schedule": "cosine"}, {"lr": 0.0}, {"batch_size": -1}])

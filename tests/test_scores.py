@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss, recall_score, top_k_accuracy_score
 
 import oracles
 from scdro import DataError, metrics
-from scdro.scores import halves, per_class_accuracy, score, shots, top_k_accuracy
+from scdro.scores import Scores, halves, per_class_accuracy, score, shots, top_k_accuracy
 
 COUNTS = torch.tensor([101, 100, 20, 19, 5, 500, 300])
 
@@ -72,5 +72,62 @@ def test_scores_as_json():
 
 
 def test_counts_of_other_classes():
-    with pytest.raises(DataError, match="7 classes"):
+    with pytest.raises(DataError, match="expected 7 counts"):
         score(*predictions(), COUNTS[:6])
+
+
+def test_arrays_and_lists_as_well_as_tensors():
+    logits, labels = predictions()
+    expected = score(logits, labels, COUNTS)
+    assert score(logits.numpy(), labels.numpy().astype(np.int32), COUNTS.tolist()) == expected
+    assert score(logits.tolist(), labels.tolist(), COUNTS.numpy()).top1 == expected.top1
+    readonly = logits.numpy().astype(np.float16)
+    readonly.flags.writeable = False
+    assert score(readonly, labels, COUNTS).loss == pytest.approx(expected.loss, abs=1e-3)
+    assert top_k_accuracy(logits.numpy(), labels.numpy(), 3) == top_k_accuracy(logits, labels, 3)
+    assert per_class_accuracy([0, 1, 1], [0, 0, 1], 2).tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"labels": torch.full((200,), 7)}, r"labels in \[0, 7\)"),
+        ({"labels": torch.zeros(199, dtype=torch.int64)}, "expected 200 labels, got 199"),
+        ({"labels": torch.zeros(200)}, "vector of integers"),
+        ({"logits": torch.zeros(200)}, r"scores \(n, classes\)"),
+        ({"logits": torch.zeros(0, 7)}, r"scores \(n, classes\)"),
+        ({"logits": "abc"}, r"scores \(n, classes\)"),
+        ({"groups": torch.zeros(200, dtype=torch.int64)}, "group_counts"),
+        ({"groups": torch.full((200,), 2), "group_counts": [5, 5]}, r"groups in \[0, 2\)"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(change, said):
+    logits, labels = predictions()
+    with pytest.raises(DataError, match=said):
+        score(**{"logits": logits, "labels": labels, "train_counts": COUNTS} | change)
+
+
+def test_no_half_is_rarer_where_all_classes_are_as_large():
+    found = score(*predictions(), torch.full((7,), 200))
+    assert math.isnan(found.minority)
+    assert math.isnan(found.majority)
+    assert not math.isnan(found.balanced)
+
+
+def test_groups_by_a_loop():
+    logits, labels = predictions()
+    groups = (torch.arange(200) * 7) % 6
+    groups[groups == 4] = 3  # no test sample of group 4
+    counts = [100, 100, 40, 100, 10, 100]  # 2 and 4 are rare
+    found = score(logits, labels, COUNTS, groups=groups, group_counts=counts)
+    right = (logits.argmax(1) == labels).numpy()
+    means = {g: right[groups.numpy() == g].mean() for g in (0, 1, 2, 3, 5)}
+    assert [value for g, value in enumerate(found.per_group) if g != 4] == pytest.approx(list(means.values()))
+    assert math.isnan(found.per_group[4])
+    assert found.worst_group == pytest.approx(min(means.values()))
+    assert found.rare_groups == pytest.approx(means[2])
+    assert found.balanced == pytest.approx(np.mean(recall_score(labels, logits.argmax(1), average=None)))
+    plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert plain["per_group"][4] is None
+    assert Scores.from_dict(plain).as_dict() == plain
+    assert "worst_group" not in score(logits, labels, COUNTS).as_dict()

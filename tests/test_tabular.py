@@ -54,26 +54,48 @@ def test_adult(tmp_path, packed):
     assert test.X.shape[1] == train.X.shape[1]
 
 
-def test_census_income(tmp_path):
-    row = ["7"] * 42
-    row[10], row[12] = "White", "Female"
-    rows = [", ".join([*row[:-1], label]) for label in ("- 50000.", "50000+.", "- 50000.")]
-    for part in ("data", "test"):
-        (tmp_path / f"census-income-kdd.{part}").write_text("\n".join(rows) + "\n")
-    train, test = census_income(tmp_path)
-    assert train.y.tolist() == test.y.tolist() == [0, 1, 0]
-    assert train.groups[0].tolist() == ["Female", "White"]
+CENSUS_NUMBERS = (0, 5, 16, 17, 18, 30, 39)  # age, wage, gains, losses, dividends, employers, weeks
 
 
-def test_covertype(tmp_path):
+def census_rows(n, seed=0):
+    """Of every other column, two values as often as another; of the weight, one for each row."""
+    rng = np.random.default_rng(seed)
+    cells = np.array([[f"c{j}_{rng.integers(2)}" for j in range(42)] for _ in range(n)], dtype="U20")
+    for k, j in enumerate(CENSUS_NUMBERS):
+        cells[:, j] = rng.integers(100 * (k + 1), size=n)
+    cells[:, 10], cells[:, 12] = rng.choice(RACE, n), rng.choice(SEX, n)
+    cells[:, 24] = [f"{w:.2f}" for w in rng.uniform(100, 2000, n)]
+    cells[:, 41] = rng.choice(("- 50000.", "50000+."), n)
+    return cells
+
+
+@pytest.mark.parametrize("stem", ["census-income-kdd", "census-income"])
+def test_census_income(tmp_path, stem):
+    cells = {"data": census_rows(200), "test": census_rows(30, seed=1)}
+    for part, rows in cells.items():
+        (tmp_path / f"{stem}.{part}").write_text("".join(", ".join(row) + "\n" for row in rows))
+    numbers = cells["data"][:, CENSUS_NUMBERS].astype(float)
+    others = [j for j in range(42) if j not in (*CENSUS_NUMBERS, 10, 12, 24, 41)]
+    for table, rows in zip(census_income(tmp_path), cells.values(), strict=True):
+        assert table.y.tolist() == [int(row[41] == "50000+.") for row in rows]
+        assert table.groups.tolist() == [[row[12], row[10]] for row in rows]
+        X = table.X.toarray()
+        own = rows[:, CENSUS_NUMBERS].astype(float)
+        np.testing.assert_allclose(X[:, :7], (own - numbers.mean(0)) / numbers.std(0))
+        expected = np.column_stack([rows[:, j] == f"c{j}_{value}" for j in others for value in (0, 1)])
+        assert np.array_equal(X[:, 7:], expected)  # neither sex nor race nor weight
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_covertype(tmp_path, header):
     rng = np.random.default_rng(0)
     table = np.zeros((20, 55), int)
     table[:, :10] = rng.integers(3000, size=(20, 10))
     area = rng.integers(4, size=20)
     table[np.arange(20), 10 + area] = 1
     table[:, 54] = 1 + np.arange(20) % 7
-    header = ",".join(f"c{j}" for j in range(55))
-    np.savetxt(tmp_path / "covtype.csv", table, "%d", ",", header=header, comments="")
+    named = {"header": ",".join(f"c{j}" for j in range(55)), "comments": ""} if header else {}
+    np.savetxt(tmp_path / ("covtype.csv" if header else "covtype.data"), table, "%d", ",", **named)
     X, y, groups = covertype(tmp_path)
     assert y.tolist() == (np.arange(20) % 7).tolist()
     np.testing.assert_allclose(X[:, :10].mean(0), 0, atol=1e-12)
@@ -94,6 +116,45 @@ def test_missing_and_damaged_tables(tmp_path):
     (tmp_path / "adult.data").write_text("".join(f"{line[:20]}\n" for line in adult_rows(9, 0)))
     with pytest.raises(DataError, match="rows of 15 cells"):
         adult(tmp_path)
-    (tmp_path / "covtype.csv").write_text("a,b\n1,2\n3,4\n")
-    with pytest.raises(DataError, match="55 columns"):
-        covertype(tmp_path)
+    for text, said in (
+        ("a,b\n1,2\n3,4\n", "55 columns"),
+        ("1,2\n3\n", "whole numbers"),
+        ("a,b\n1,x\n", "whole numbers"),
+        (",".join(["0"] * 10 + ["1"] + ["0"] * 43 + ["8"]), "class from 1 to 7"),
+        (",".join(["0"] * 54 + ["1"]), "one wilderness area"),
+    ):
+        (tmp_path / "covtype.csv").write_text(text)
+        with pytest.raises(DataError, match=said):
+            covertype(tmp_path)
+    (tmp_path / "covtype.csv").write_text(",".join(["3"] * 10 + ["0", "1", "0", "0"] + ["0"] * 40 + ["7"]))
+    X, y, groups = covertype(tmp_path)
+    assert (X[0, :10].tolist(), y.tolist(), groups.tolist()) == ([0.0] * 10, [6], [["Neota"]])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: [*lines[:-1], lines[-1][:40]], "line 300"),
+        (lambda lines: ["junk\n", *lines], "15 cells, got 1 in line 1 "),
+        (lambda lines: [line.replace(">50K", ">50k") for line in lines], "label of <=50K or >50K, got '>50k'"),
+        (lambda lines: ["x" + lines[0], *lines[1:]], "numbers in columns"),
+        (lambda lines: ["nan," + lines[0].partition(",")[2], *lines[1:]], "finite numbers"),
+        (lambda lines: ["\n"], "got none"),
+    ],
+)
+def test_no_row_is_lost_in_silence(tmp_path, change, said):
+    lines = write_adult(tmp_path, packed=False)["adult.data"]
+    (tmp_path / "adult.data").write_text("".join(change(lines)))
+    with pytest.raises(DataError, match=said):
+        adult(tmp_path)
+    (tmp_path / "adult.data").write_text("\n| a remark, with a comma\n" + "\n".join(lines) + "\n\n")
+    assert len(adult(tmp_path)[0].y) == 300
+
+
+def test_damaged_archives_and_other_bytes(tmp_path):
+    write_adult(tmp_path, packed=True)
+    whole = (tmp_path / "adult.data.gz").read_bytes()
+    for content in (whole[:-200], b"no gzip", gzip.compress(b"\xff\xfe\x00")):
+        (tmp_path / "adult.data.gz").write_bytes(content)
+        with pytest.raises(DataError, match=r"adult\.data\.gz"):
+            adult(tmp_path)

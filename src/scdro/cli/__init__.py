@@ -13,11 +13,11 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status is 0 if it worked, 1 if scdro raised an error, 2 for a wrong command line."""
+    """Run a command; the exit status is 0 if it worked, 1 if scdro or the system raised an error, 2 for wrong use."""
     args = _parser().parse_args(argv)
     try:
         args.run(args)
-    except ScdroError as error:
+    except (ScdroError, OSError) as error:
         print(f"scdro {args.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

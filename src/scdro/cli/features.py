@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scdro.cli.memory import keep_freed_memory
-from scdro.cli.progress import ProgressLine
+from scdro.cli.progress import ProgressLine, say
 from scdro.errors import HyperparameterError
 
 __all__ = ["add"]
@@ -23,6 +23,9 @@ def add(commands: Any) -> None:
     parser.add_argument("run_folder", type=Path, nargs="?", help="folder of `scdro pretrain`; without, see --model")
     parser.add_argument("--model", default=None, help="resnet50: torchvision's, with ImageNet's weights")
     parser.add_argument("--dataset", default=None, help="by default that of the run")
+    parser.add_argument(
+        "--split", action="append", help="train, val or test; may be repeated; by default all there are"
+    )
     parser.add_argument("--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data")
     parser.add_argument("--out", type=Path, default=None, help="where to; by default features/ in the run's folder")
     parser.add_argument("--dtype", choices=("float16", "float32"), default="float16")
@@ -38,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
     from scdro.experiments.features import extract
 
     model, dataset, out = _source(args)
-    for split, data in open_splits(dataset, args.data).items():
+    for split, data in open_splits(dataset, args.data, args.split).items():
         wrote = extract(
             model,
             data,
@@ -49,6 +52,7 @@ def run(args: argparse.Namespace) -> None:
             workers=args.workers,
             device=args.device,
             progress=ProgressLine(),
+            notice=say,
         )
         print(f"{split}: {len(data):,} x {model.classifier.in_features} in {out}" + ("" if wrote else " (were there)"))
 
@@ -59,6 +63,8 @@ def _source(args: argparse.Namespace) -> tuple[Any, str, Path]:
     from scdro.experiments.pretrain import load_pretrained
 
     if args.run_folder is not None:
+        if args.model is not None:
+            raise HyperparameterError("expected the folder of a run, whose model it is, or --model, got both")
         model, about = load_pretrained(args.run_folder)
         return model, args.dataset or about["dataset"], args.out or args.run_folder / "features"
     if args.model is None or args.dataset is None or args.out is None:

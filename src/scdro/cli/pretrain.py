@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from scdro.cli.memory import keep_freed_memory
-from scdro.cli.progress import ProgressLine
+from scdro.cli.progress import ProgressLine, say
 
 __all__ = ["add"]
 
 HELP = {
-    "model": "resnet8, resnet20 or resnet32",
     "epochs": "passes over the training data",
     "schedule": "step (lr falls by 10 after 2/3 of the steps) or one-cycle (for short runs)",
     "lr": "largest learning rate",
@@ -26,7 +26,10 @@ HELP = {
 
 
 def add(commands: Any) -> None:
+    from scdro.experiments.catalog import IMAGES, MODELS
     from scdro.experiments.pretrain import Pretraining
+
+    known = {**HELP, "model": f"one of {', '.join(MODELS)}"}
 
     parser: argparse.ArgumentParser = commands.add_parser(
         "pretrain",
@@ -34,13 +37,13 @@ def add(commands: Any) -> None:
         description="Train a network by cross-entropy. Run again, it goes on where it was stopped, bit for bit.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("dataset", help="cifar10-st, cifar100-st or cifar100-hidden")
+    parser.add_argument("dataset", help=f"one of {', '.join(IMAGES)}")
     parser.add_argument("--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data")
     parser.add_argument("--out", type=Path, required=True, help="folder of the run")
     for field in fields(Pretraining):
         if field.name != "dataset":
             flag = f"--{field.name.replace('_', '-')}"
-            parser.add_argument(flag, type=type(field.default), default=field.default, help=HELP[field.name])
+            parser.add_argument(flag, type=type(field.default), default=field.default, help=known[field.name])
     parser.add_argument("--device", default="cpu", help="where to train")
     parser.add_argument("--checkpoint-every", type=int, default=100, help="steps from one checkpoint to the next")
     parser.set_defaults(run=run)
@@ -61,9 +64,18 @@ def run(args: argparse.Namespace) -> None:
         device=args.device,
         checkpoint_every=args.checkpoint_every,
         progress=ProgressLine(),
+        notice=say,
     )
+    parts = {
+        "rarer half of the classes": found.minority,
+        "other half": found.majority,
+        "rare groups": found.rare_groups,
+        "worst group": found.worst_group,
+    }
+    told = ", ".join(f"{name} {value:.2%}" for name, value in parts.items() if not math.isnan(value))
     print(
-        f"{config.dataset}, {config.model}, {config.epochs} epochs: test accuracy {found.top1:.2%} "
-        f"(rarer half of the classes {found.minority:.2%}, other half {found.majority:.2%}); top-5 {found.top5:.2%}"
+        f"{config.dataset}, {config.model}, {config.epochs} epochs: test accuracy {found.top1:.2%}"
+        + (f" ({told})" if told else "")
+        + f"; top-5 {found.top5:.2%}"
     )
     print(f"weights: {args.out / 'model.pt'}, scores: {args.out / 'scores.json'}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from scdro.data.files import PathLike, data_folder, find, open_bytes
 from scdro.data.images import ImageData, Triple
 from scdro.data.imbalance import keep_last, step_imbalance
 from scdro.errors import DataError, MissingDataError
+from scdro.labels import as_labels
 
 __all__ = ["CIFAR10", "CIFAR10ST", "CIFAR100", "CIFAR100ST", "CIFAR100Hidden"]
 
@@ -64,25 +67,9 @@ class CIFAR10(ImageData):
     """
 
     def __init__(self, root: PathLike | None = None, train: bool = True, *, download: bool = False) -> None:
-        files = _Files(TEN, root, download)
-        images, labels = files.read(train)
-        super().__init__(
-            images, labels["labels"], mean=TEN.mean, std=TEN.std, names=_names(files.meta(), "label_names")
-        )
-
-
-class CIFAR10ST(CIFAR10):
-    """The paper's CIFAR10-ST: of classes 0 to 4 only the last 100 training images; the test images as they are.
-
-    Arguments as for `CIFAR10`; `keep` images remain of each of the first five classes.
-    """
-
-    def __init__(
-        self, root: PathLike | None = None, train: bool = True, *, keep: int = 100, download: bool = False
-    ) -> None:
-        super().__init__(root, train, download=download)
-        if train:
-            self._keep(step_imbalance(self.labels, range(self.classes // 2), keep))
+        files = _Files(TEN, root, train, download)
+        images, labels = files.read()
+        super().__init__(images, labels["labels"], mean=TEN.mean, std=TEN.std, names=files.names("label_names"))
 
 
 class CIFAR100(ImageData):
@@ -94,10 +81,9 @@ class CIFAR100(ImageData):
     def __init__(
         self, root: PathLike | None = None, train: bool = True, *, coarse: bool = False, download: bool = False
     ) -> None:
-        files = _Files(HUNDRED, root, download)
-        images, labels = files.read(train)
-        meta = files.meta()
-        fine, superclass = _names(meta, "fine_label_names"), _names(meta, "coarse_label_names")
+        files = _Files(HUNDRED, root, train, download)
+        images, labels = files.read()
+        fine, superclass = files.names("fine_label_names"), files.names("coarse_label_names")
         super().__init__(
             images,
             labels["coarse_labels" if coarse else "fine_labels"],
@@ -109,15 +95,27 @@ class CIFAR100(ImageData):
         )
 
 
-class CIFAR100ST(CIFAR100):
-    """The paper's CIFAR100-ST: of classes 0 to 49 only the last 100 training images; the test images as they are."""
+class _FewOfHalf:
+    """Of the first half of the classes only the last `keep` training images."""
 
     def __init__(
         self, root: PathLike | None = None, train: bool = True, *, keep: int = 100, download: bool = False
     ) -> None:
-        super().__init__(root, train, download=download)
+        super().__init__(root, train, download=download)  # type: ignore[call-arg]  # of the data set beside it
         if train:
+            assert isinstance(self, ImageData)
             self._keep(step_imbalance(self.labels, range(self.classes // 2), keep))
+
+
+class CIFAR10ST(_FewOfHalf, CIFAR10):
+    """The paper's CIFAR10-ST: of classes 0 to 4 only the last 100 training images; the test images as they are.
+
+    Arguments as for `CIFAR10`; `keep` images remain of each of the first five classes.
+    """
+
+
+class CIFAR100ST(_FewOfHalf, CIFAR100):
+    """The paper's CIFAR100-ST: of classes 0 to 49 only the last 100 training images; the test images as they are."""
 
 
 class CIFAR100Hidden(CIFAR100):
@@ -144,59 +142,77 @@ def _members(groups: Tensor, own: Tensor) -> list[int]:
 class _Files:
     """The files of one of the two, found or downloaded."""
 
-    def __init__(self, source: Source, root: PathLike | None, download: bool) -> None:
+    def __init__(self, source: Source, root: PathLike | None, train: bool, download: bool) -> None:
         self.source, base = source, data_folder(root)
+        self.parts = source.train if train else source.test
         self.folders = (base / source.folder, base)
-        if download and not any((folder / source.meta).is_file() for folder in self.folders):
-            _download(source, base)
+        if download:
+            try:
+                for name in (*self.parts, source.meta):
+                    self._path(name)
+            except MissingDataError:
+                _download(source, base)
 
-    def read(self, train: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def read(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Images (n, 3, 32, 32), and every kind of label."""
-        parts = [self._load(name) for name in (self.source.train if train else self.source.test)]
-        labels = {kind: torch.tensor([label for part in parts for label in part[kind]]) for kind in self.source.labels}
-        return torch.from_numpy(np.concatenate([part["data"] for part in parts])).view(-1, 3, 32, 32), labels
+        parts = [self._load(name) for name in self.parts]
+        labels = {kind: torch.cat([part[kind] for _, part in parts]) for kind in self.source.labels}
+        return torch.from_numpy(np.concatenate([data for data, _ in parts])).view(-1, 3, 32, 32), labels
 
-    def meta(self) -> dict[str, Any]:
-        return _unpickled(self._path(self.source.meta))
+    def names(self, key: str) -> list[str]:
+        path = self._path(self.source.meta)
+        names = _unpickled(path).get(key)
+        if not isinstance(names, list):
+            raise DataError(f"expected a list of names under {key!r} in {path}; get the file anew")
+        return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
 
     def _path(self, name: str) -> Path:
         how = f"unpack {self.source.archive} there, name the folder by root= or $SCDRO_DATA, or pass download=True"
         return find(self.folders, name, how)
 
-    def _load(self, name: str) -> dict[str, Any]:
+    def _load(self, name: str) -> tuple[npt.NDArray[np.uint8], dict[str, Tensor]]:
         path = self._path(name)
         content = _unpickled(path)
         data = content.get("data")
         if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
             raise DataError(f"expected uint8 images of shape (n, 3072) under 'data' in {path}; get the file anew")
-        for kind in self.source.labels:
-            if len(content.get(kind, ())) != len(data):
-                raise DataError(f"expected {len(data)} entries under {kind!r} in {path}; get the file anew")
-        return content
+        labels = {
+            kind: as_labels(content.get(kind), len(data), what=f"entries under {kind!r} in {path}")
+            for kind in self.source.labels
+        }
+        return data, labels
 
 
 class _NumpyOnly(pickle.Unpickler):
     """Reads arrays, lists and strings; a pickle that would call anything else is refused."""
 
-    allowed = frozenset({"_reconstruct", "ndarray", "dtype", "scalar", "encode", "_frombuffer"})
+    allowed = frozenset(
+        {
+            ("_codecs", "encode"),
+            ("numpy", "dtype"),
+            ("numpy", "ndarray"),
+            *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+            *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
+        }
+    )
 
     def find_class(self, module: str, name: str) -> Any:
-        if name in self.allowed and module.split(".")[0] in ("numpy", "_codecs"):
+        if (module, name) in self.allowed:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a data file")
 
 
 def _unpickled(path: Path) -> dict[str, Any]:
-    try:
-        with open_bytes(path) as file:
+    with open_bytes(path) as file:
+        try:
             content = _NumpyOnly(file, encoding="bytes").load()
-        return {key.decode() if isinstance(key, bytes) else key: value for key, value in content.items()}
-    except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, IndexError) as error:
-        raise DataError(f"expected a pickle file of CIFAR, got one that cannot be read, {path}: {error}") from error
-
-
-def _names(meta: dict[str, Any], key: str) -> list[str]:
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in meta[key]]
+            return {key.decode() if isinstance(key, bytes) else key: value for key, value in content.items()}
+        except (OSError, EOFError, zlib.error):
+            raise
+        except Exception as error:  # bytes that are not a pickle fail in any way
+            raise DataError(
+                f"expected a pickle file of CIFAR, got one that cannot be read, {path}: {error}; get it anew"
+            ) from error
 
 
 def _download(source: Source, base: Path) -> None:

@@ -1,14 +1,17 @@
-"""Where data files are, and what to say when they are not there."""
+"""Where data files are, what to say when they are not there, and when they are damaged."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
-from scdro.errors import MissingDataError
+from scdro.errors import DataError, MissingDataError
 
 __all__ = ["PathLike", "data_folder", "find", "open_bytes", "open_text"]
 
@@ -20,25 +23,38 @@ def data_folder(root: PathLike | None = None) -> Path:
     return Path(os.environ.get("SCDRO_DATA", "data") if root is None else root).expanduser()
 
 
-def find(folders: tuple[Path, ...], name: str, how: str) -> Path:
-    """The first of the folders' files of that name, plain or gzip.
+def find(folders: tuple[Path, ...], names: str | tuple[str, ...], how: str) -> Path:
+    """The first of the folders' files of that name, or of one of those names, plain or gzip.
 
     Raises:
         MissingDataError: names every place looked at, and `how` to get the file.
     """
-    for folder in folders:
-        for candidate in (folder / name, folder / f"{name}.gz"):
+    wanted = [folder / name for folder in folders for name in ((names,) if isinstance(names, str) else names)]
+    for file in wanted:
+        for candidate in (file, file.with_name(f"{file.name}.gz")):
             if candidate.is_file():
                 return candidate
-    places = " or ".join(str(folder.absolute() / name) for folder in dict.fromkeys(folders))
+    places = " or ".join(str(file.absolute()) for file in dict.fromkeys(wanted))
     raise MissingDataError(f"expected the file {places} (plain or .gz), found none; {how}")
 
 
-def open_text(path: Path) -> IO[str]:
+@contextmanager
+def open_text(path: Path) -> Iterator[IO[str]]:
     """A text file, plain or gzip."""
-    return io.TextIOWrapper(open_bytes(path), encoding="utf-8", newline="")
+    with open_bytes(path) as file:
+        try:
+            yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"expected text in UTF-8 in {path}, got other bytes ({error}); get the file anew"
+            ) from error
 
 
-def open_bytes(path: Path) -> IO[bytes]:
-    """A file, plain or gzip."""
-    return cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else open(path, "rb")
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """A file, plain or gzip. What is read inside and ends too early is a DataError."""
+    with cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else open(path, "rb") as file:
+        try:
+            yield file
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise DataError(f"expected a whole file, got a damaged one, {path} ({error}); get it anew") from error

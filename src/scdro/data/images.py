@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scdro.data.memory import Augmentation, InMemory
+from scdro.data.memory import Augmentation, InMemory, as_tensor
 from scdro.errors import DataError
 
 __all__ = ["ImageData"]
@@ -21,7 +22,7 @@ class ImageData(InMemory):
     """Images (n, 3, h, w), uint8 in channels_last order, with labels; items are (normalised float image, label).
 
     Args:
-        images: uint8, (n, 3, h, w).
+        images: uint8, (n, 3, h, w), as a tensor or array.
         labels: integers in [0, classes), (n,).
         mean, std: of the channels, with values in [0, 1].
         names: of the classes; their number is the number of classes.
@@ -37,9 +38,12 @@ class ImageData(InMemory):
         ([1, 3], [1, 1])
     """
 
-    def __init__(self, images: Tensor, labels: Tensor, *, mean: Triple, std: Triple, **about: Any) -> None:
+    def __init__(self, images: Any, labels: Any, *, mean: Triple, std: Triple, **about: Any) -> None:
+        images = as_tensor(images, "images")
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
             raise DataError(f"expected uint8 images (n, 3, h, w), got {images.dtype} of shape {tuple(images.shape)}")
+        if len(mean) != 3 or len(std) != 3 or not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
+            raise DataError(f"expected three means and three standard deviations > 0, got {mean} and {std}")
         self.mean, self.std = mean, std
         super().__init__(images.contiguous(memory_format=torch.channels_last), labels, **about)
 

@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from scdro.data.memory import InMemory
 from scdro.errors import DataError
+from scdro.labels import as_labels
 
 __all__ = ["imbalanced", "keep_last", "labels_of", "step_imbalance"]
 
-Samples = TypeVar("Samples", bound=InMemory)
+Self = TypeVar("Self")
+
+
+class Divisible(Protocol):
+    """A data set that knows its parts: `InMemory`, `LongTailList`."""
+
+    def subset(self: Self, index: Tensor) -> Self: ...
+
+
+Samples = TypeVar("Samples", bound=Divisible)
 
 
 def keep_last(labels: Any, counts: Mapping[int, int] | Sequence[int]) -> Tensor:
     """Positions of the last counts[c] samples of each class c, in the order of the data set.
 
     Args:
-        labels: class of each sample, (n,).
+        labels: class of each sample, integers, (n,).
         counts: how many to keep of each class; by a mapping, classes that are not in it stay whole.
 
     Example:
         >>> keep_last([0, 1, 0, 1, 0], {0: 2}).tolist()
         [1, 2, 3, 4]
     """
-    y = torch.as_tensor(labels)
-    wanted = dict(counts) if isinstance(counts, Mapping) else dict(enumerate(counts))
+    y = as_labels(labels)
     kept = torch.ones(len(y), dtype=torch.bool)
-    for label, count in wanted.items():
-        own = torch.nonzero(y == label).flatten()
-        if not 0 <= count <= len(own):
+    for label, count in counts.items() if isinstance(counts, Mapping) else enumerate(counts):
+        own = torch.nonzero(y == _whole(label, "a class")).flatten()
+        if not 0 <= _whole(count, f"samples of class {label} to keep") <= len(own):
             raise DataError(f"expected to keep 0 to {len(own)} samples of class {label}, all there are, got {count}")
-        kept[own[: len(own) - count]] = False
+        kept[own[: len(own) - int(count)]] = False
     return torch.nonzero(kept).flatten()
 
 
@@ -43,7 +52,7 @@ def step_imbalance(labels: Any, minority: Sequence[int] | None = None, keep: int
     """The paper's -ST rule: positions of the last `keep` samples of each minority class, and of all others.
 
     Args:
-        labels: class of each sample, (n,).
+        labels: class of each sample, integers, (n,).
         minority: classes to cut; by default the first half of 0, ..., max(labels).
         keep: samples of each of them to keep.
 
@@ -51,7 +60,7 @@ def step_imbalance(labels: Any, minority: Sequence[int] | None = None, keep: int
         >>> step_imbalance([0, 0, 0, 1, 1, 1], keep=1).tolist()
         [2, 3, 4, 5]
     """
-    y = torch.as_tensor(labels)
+    y = as_labels(labels)
     cut = range((int(y.max()) + 1) // 2) if minority is None else minority
     return keep_last(y, dict.fromkeys(cut, keep))
 
@@ -61,8 +70,8 @@ def imbalanced(dataset: Samples, counts: Mapping[int, int] | Sequence[int]) -> S
 @overload
 def imbalanced(dataset: Dataset[Any], counts: Mapping[int, int] | Sequence[int]) -> Dataset[Any]: ...
 def imbalanced(dataset: Any, counts: Mapping[int, int] | Sequence[int]) -> Any:
-    """The data set with only the last counts[c] samples of each class c: of its own kind if in memory, or else
-    a torch `Subset`.
+    """The data set with only the last counts[c] samples of each class c: of its own kind if it has `subset`, as those
+    of scdro have, or else a torch `Subset`.
 
     Example:
         >>> data = TensorDataset(torch.arange(5.0), torch.tensor([0, 1, 0, 1, 0]))
@@ -70,16 +79,31 @@ def imbalanced(dataset: Any, counts: Mapping[int, int] | Sequence[int]) -> Any:
         [1.0, 3.0, 4.0]
     """
     index = keep_last(labels_of(dataset), counts)
-    return dataset.subset(index) if isinstance(dataset, InMemory) else Subset(dataset, index.tolist())
+    if callable(getattr(dataset, "subset", None)):
+        return dataset.subset(index)
+    return Subset(dataset, index.tolist())
 
 
 def labels_of(dataset: Any) -> Tensor:
-    """Labels of any data set: its `labels` or `targets`, a TensorDataset's last tensor, or each item's second entry."""
+    """Labels of any data set: its `labels` or `targets`, or each item's second entry."""
     if isinstance(dataset, Subset):
-        return labels_of(dataset.dataset)[torch.as_tensor(dataset.indices)]
-    if isinstance(dataset, TensorDataset):
-        return dataset.tensors[-1]
+        return labels_of(dataset.dataset)[torch.as_tensor(dataset.indices, dtype=torch.int64)]
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
+        return as_labels(dataset.tensors[1])
     for name in ("labels", "targets"):
         if hasattr(dataset, name):
-            return torch.as_tensor(getattr(dataset, name))
-    return torch.tensor([int(dataset[i][1]) for i in range(len(dataset))])
+            return as_labels(getattr(dataset, name), what=name)
+    try:
+        second = [dataset[i][1] for i in range(len(dataset))]
+    except (TypeError, IndexError, KeyError) as error:
+        raise DataError(
+            f"expected a data set with `labels`, `targets` or items (x, label), got {type(dataset).__name__}: {error}"
+        ) from error
+    return as_labels(second)
+
+
+def _whole(number: Any, what: str) -> int:
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise DataError(f"expected {what} as a whole number, got {number!r}") from None

@@ -18,12 +18,14 @@ from scdro.data.files import PathLike, data_folder, find, open_text
 from scdro.data.images import Triple
 from scdro.data.transforms import IMAGENET, EvalTransform, TrainTransform
 from scdro.errors import DataError, MissingDataError
+from scdro.labels import as_positions
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = ["ImageNetLT", "LongTailList", "PlacesLT", "Size", "iNaturalist18"]
 
+MOST = 10_000_000  # classes
 Transform = Callable[["Image", np.random.Generator], Tensor]
 
 
@@ -62,9 +64,9 @@ class LongTailList(Dataset[tuple[Tensor, int]]):
         classes: int | None = None,
         size: Size | None = None,
     ) -> None:
-        file = Path(list_file)
+        file = Path(list_file).expanduser()
         path = find((file.parent,), file.name, "name an existing list of lines `relative/path label`")
-        self.root = path.parent if root is None else Path(root)
+        self.root = path.parent if root is None else Path(root).expanduser()
         self.paths, self.labels = _read(path)
         self.classes = int(self.labels.max()) + 1 if classes is None else classes
         self.transform = EvalTransform() if transform is None else transform
@@ -84,11 +86,11 @@ class LongTailList(Dataset[tuple[Tensor, int]]):
 
     def load(self, index: int, rng: np.random.Generator) -> Tensor:
         """The image at a position, transformed with the given randomness."""
-        return self.transform(_decoded(self.root / self.paths[index]), rng)
+        return self.transform(_decoded(self.root, self.paths[index]), rng)
 
-    def subset(self, index: Tensor) -> LongTailList:
+    def subset(self, index: Any) -> LongTailList:
         """The images at the given positions, in the given order."""
-        part = copy.copy(self)
+        part, index = copy.copy(self), as_positions(index, len(self))
         part.paths, part.labels = [self.paths[i] for i in index.tolist()], self.labels[index]
         return part
 
@@ -99,9 +101,16 @@ class LongTailList(Dataset[tuple[Tensor, int]]):
         return other
 
     def fingerprint(self) -> str:
-        """SHA-256 of the list and the transform; the images themselves are taken to be what their names say."""
-        lines = "\n".join(f"{path} {label}" for path, label in zip(self.paths, self.labels.tolist(), strict=True))
-        return hashlib.sha256(f"{self.transform}\n{lines}".encode()).hexdigest()
+        """SHA-256 of the transform, the list, and the size of each image that is there; wherever the root is."""
+        if " at 0x" in repr(self.transform):
+            raise DataError(
+                f"expected a transform whose repr says what it does, such as a dataclass, got {self.transform!r}: that "
+                "differs from process to process"
+            )
+        digest = hashlib.sha256(f"{self.transform!r}\n".encode())
+        for path, label in zip(self.paths, self.labels.tolist(), strict=True):
+            digest.update(f"{path} {label} {_size(self.root / path)}\n".encode())
+        return digest.hexdigest()
 
 
 class _Preset(LongTailList):
@@ -130,7 +139,8 @@ class _Preset(LongTailList):
         if split not in self.sizes:
             raise DataError(f"expected a split of {', '.join(self.sizes)}, got {split!r}")
         folder = data_folder(root)
-        path = find((folder if lists is None else Path(lists),), f"{self.stem}_{split}.txt", f"see {self.source}")
+        place = folder if lists is None else Path(lists).expanduser()
+        path = find((place,), f"{self.stem}_{split}.txt", f"see {self.source}")
         if transform is None:
             transform = (TrainTransform if split == "train" else EvalTransform)(*self.normalisation)
         super().__init__(path, folder, transform=transform, classes=self.number, size=self.sizes[split])
@@ -168,8 +178,11 @@ def _read(path: Path) -> tuple[list[str], Tensor]:
             if not line.strip():
                 continue
             name, _, label = line.strip().rpartition(" ")
-            if not name or not label.isdecimal():
-                raise DataError(f"expected `relative/path label` in line {number} of {path}, got {line.strip()!r}")
+            if not name or not label.isdecimal() or len(label) > len(str(MOST)) or int(label) >= MOST:
+                raise DataError(
+                    f"expected `relative/path label`, of a label from 0 to {MOST - 1}, in line {number} of {path}, got "
+                    f"{line.strip()!r}"
+                )
             paths.append(name)
             labels.append(int(label))
     if not paths:
@@ -186,7 +199,15 @@ def _check(path: Path, counts: Tensor, classes: int, size: Size | None) -> None:
             raise DataError(f"expected {size} in {path}, got {found}; get it anew, or use LongTailList for your own")
 
 
-def _decoded(path: Path) -> Any:
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _decoded(root: Path, name: str) -> Any:
+    path = root / name
     try:
         from PIL import Image
     except ImportError as error:
@@ -196,7 +217,7 @@ def _decoded(path: Path) -> Any:
             return image.convert("RGB")
     except FileNotFoundError:
         raise MissingDataError(
-            f"expected the image {path.absolute()}, which the list names; is root, {path.parent}, the right folder?"
+            f"expected the image {path.absolute()}, which the list names; is root, {root.absolute()}, the right folder?"
         ) from None
     except OSError as error:
         raise DataError(f"expected an image that can be decoded, got {path.absolute()}: {error}") from error

@@ -3,7 +3,7 @@
 The order of an epoch comes from (seed, epoch), the augmentation of a batch from (seed, epoch, its number), that of an
 image decoded by a worker from (seed, epoch, number of the batch, place in it). Nothing else is random and nothing is
 carried over, so `epoch(e, start=k)` gives the same batches in a run that was never interrupted and in one that was, and
-for any number of workers.
+for any number of workers. With a sampler, the order is the sampler's.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from scdro.data.memory import Augmentation, InMemory
 from scdro.data.order import BatchSampler, Order
+from scdro.errors import DataError, HyperparameterError, ScdroError
 
 __all__ = ["Batch", "Batches", "MemoryBatches", "WorkerBatches"]
 
 Batch = tuple[Tensor, Tensor, Tensor]
+Numbered = Iterator[tuple[int, Tensor]]
 
 
 class Batches(ABC):
@@ -35,9 +37,13 @@ class Batches(ABC):
     order: Order
     next_epoch = 0
 
-    @abstractmethod
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from number `start`."""
+        """The batches of an epoch, from number `start`, at most the number of them all."""
+        return self._batches(epoch, self.order.epoch(epoch, start))
+
+    @abstractmethod
+    def _batches(self, epoch: int, numbered: Numbered) -> Iterator[Batch]:
+        """The batches of these numbers and positions."""
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
@@ -80,8 +86,8 @@ class MemoryBatches(Batches):
         self.data, self.augment, self.seed = data, augment, seed
         self.order = Order(len(data), batch_size, seed, shuffle, drop_last, sampler)
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        for number, index in self.order.epoch(epoch, start):
+    def _batches(self, epoch: int, numbered: Numbered) -> Iterator[Batch]:
+        for number, index in numbered:
             there = index.to(self.data.device)
             rng = None if self.augment is None else np.random.default_rng((self.seed, 1, epoch, number))
             yield self.data.batch(there, self.augment, rng), self.data.labels[there], index
@@ -103,6 +109,8 @@ class WorkerBatches(Batches):
         data: has `labels` and `load(index, rng)`, as a `LongTailList` has.
         workers: processes that decode; 0 decodes in this one. The batches are the same for any number, unless a sampler
             changes while the epoch runs: it is read two batches a worker ahead.
+
+    One epoch at a time: when the next one begins, one that is not at its end can no longer be asked for batches.
     """
 
     def __init__(
@@ -117,41 +125,63 @@ class WorkerBatches(Batches):
         workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
+        if workers < 0:
+            raise HyperparameterError(f"expected workers >= 0, got {workers}")
         self.order = Order(len(data.labels), batch_size, seed, shuffle, drop_last, sampler)
-        self._tickets = _Tickets(self.order)
+        self._tickets = _Tickets()
         self._loader = DataLoader(
             _Decoded(data, seed),
             batch_sampler=self._tickets,
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
+            collate_fn=_collated,
+            generator=torch.Generator(),  # else each epoch would draw from torch's own
         )
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        self._tickets.epoch, self._tickets.start = epoch, start
-        yield from self._loader
+    def _batches(self, epoch: int, numbered: Numbered) -> Iterator[Batch]:
+        tickets = self._tickets.current = _numbered_tickets(epoch, numbered)
+        for batch in self._loader:
+            if isinstance(batch, ScdroError):
+                raise batch
+            yield batch
+            if self._tickets.current is not tickets:
+                raise DataError(
+                    f"expected one epoch at a time, got another batch of epoch {epoch} asked for after a newer epoch "
+                    "began; finish one first, or use a WorkerBatches for each"
+                )
 
 
 Ticket = tuple[int, int, int, int]
 
 
+def _numbered_tickets(epoch: int, numbered: Numbered) -> Iterator[list[Ticket]]:
+    for number, index in numbered:
+        yield [(epoch, number, place, i) for place, i in enumerate(index.tolist())]
+
+
 class _Tickets:
     """A batch sampler whose entries carry all that an item depends on, so that workers need no state."""
 
-    def __init__(self, order: Order) -> None:
-        self.order, self.epoch, self.start = order, 0, 0
+    current: Iterator[list[Ticket]] = iter(())
 
     def __iter__(self) -> Iterator[list[Ticket]]:
-        epoch = self.epoch
-        for number, index in self.order.epoch(epoch, self.start):
-            yield [(epoch, number, place, i) for place, i in enumerate(index.tolist())]
+        return self.current
 
 
 class _Decoded(Dataset[Any]):
     def __init__(self, data: Loads, seed: int) -> None:
         self.data, self.seed = data, seed
 
-    def __getitem__(self, ticket: Ticket) -> tuple[Tensor, Tensor, Tensor]:
+    def __getitem__(self, ticket: Ticket) -> Batch | ScdroError:
         epoch, number, place, index = ticket
         rng = np.random.default_rng((self.seed, 2, epoch, number, place))
-        return self.data.load(index, rng), self.data.labels[index], torch.tensor(index)
+        try:
+            return self.data.load(index, rng), self.data.labels[index], torch.tensor(index)
+        except ScdroError as error:  # Raised where the batch is asked for, without the worker's traceback.
+            return error
+
+
+def _collated(items: list[Any]) -> Any:
+    wrong = [item for item in items if isinstance(item, ScdroError)]
+    return wrong[0] if wrong else default_collate(items)

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from scdro.errors import DataError
+from scdro.labels import as_labels, as_positions
 
-__all__ = ["InMemory", "Rows"]
+__all__ = ["InMemory", "Rows", "as_tensor"]
 
 Self = TypeVar("Self", bound="InMemory")
 Augmentation = Callable[[Tensor, np.random.Generator], Tensor]
@@ -26,7 +27,7 @@ class InMemory(Dataset[tuple[Tensor, int]], ABC):
 
     Args:
         inputs: as they are kept; `batch` makes of them what a model sees.
-        labels: integers in [0, classes), (n,).
+        labels: integers in [0, classes), (n,), as a tensor, array or list.
         names: of the classes; their number is the number of classes.
         groups: integers, (n,), that serve evaluation, such as fine labels.
         group_names: of the groups.
@@ -37,16 +38,17 @@ class InMemory(Dataset[tuple[Tensor, int]], ABC):
     def __init__(
         self,
         inputs: Tensor,
-        labels: Tensor,
+        labels: Any,
         *,
         names: Sequence[str],
-        groups: Tensor | None = None,
+        groups: Any = None,
         group_names: Sequence[str] = (),
     ) -> None:
-        _check_labels(labels, len(inputs), len(names), "labels")
+        self.inputs = inputs
+        self.groups: Tensor | None = None
+        self.labels = as_labels(labels, len(inputs), len(names)).to(inputs.device)
         if groups is not None:
-            _check_labels(groups, len(inputs), len(group_names), "groups")
-        self.inputs, self.labels, self.groups = inputs, labels, groups
+            self.groups = as_labels(groups, len(inputs), len(group_names), "groups").to(inputs.device)
         self.names, self.group_names = tuple(names), tuple(group_names)
         self.positions = torch.arange(len(inputs))
 
@@ -77,10 +79,10 @@ class InMemory(Dataset[tuple[Tensor, int]], ABC):
         """Samples of each class."""
         return torch.bincount(self.labels, minlength=self.classes)
 
-    def subset(self: Self, index: Tensor) -> Self:
+    def subset(self: Self, index: Any) -> Self:
         """The samples at the given positions, in the given order."""
         part = copy.copy(self)
-        part._keep(index)
+        part._keep(as_positions(index, len(self)))
         return part
 
     def to(self: Self, device: torch.device | str) -> Self:
@@ -118,7 +120,8 @@ class Rows(InMemory):
         ([1, 2], [[0.0, 0.0, 1.0]])
     """
 
-    def __init__(self, inputs: Tensor, labels: Tensor, **about: Any) -> None:
+    def __init__(self, inputs: Any, labels: Any, **about: Any) -> None:
+        inputs = as_tensor(inputs, "rows")
         if not inputs.is_floating_point() or inputs.ndim != 2:
             raise DataError(f"expected rows of floats (n, d), got {inputs.dtype} of shape {tuple(inputs.shape)}")
         if not bool(inputs.isfinite().all()):
@@ -133,10 +136,9 @@ class Rows(InMemory):
         return ()
 
 
-def _check_labels(labels: Tensor, n: int, classes: int, what: str) -> None:
-    if labels.dtype != torch.int64 or tuple(labels.shape) != (n,):
-        raise DataError(f"expected int64 {what} of shape ({n},), got {labels.dtype} of shape {tuple(labels.shape)}")
-    if n and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise DataError(
-            f"expected {what} in [0, {classes}), by the names given, got {int(labels.min())} to {int(labels.max())}"
-        )
+def as_tensor(values: Any, what: str) -> Tensor:
+    """What torch or NumPy hold, as a tensor."""
+    try:
+        return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"expected {what} as a tensor or an array, got {type(values).__name__}: {error}") from error

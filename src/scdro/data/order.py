@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -27,7 +28,8 @@ class Order:
         n: number of samples.
         batch_size: how many to a batch; the last one may have fewer, unless `drop_last`.
         shuffle: a new order each epoch, or always that of the data set.
-        sampler: any iterable of batches of positions, in place of all this; iterated anew each epoch.
+        sampler: any iterable of batches of positions, in place of all this; iterated anew each epoch. One with a
+            `state_dict` resumes by that state; of any other the batches before `start` are passed over.
     """
 
     def __init__(
@@ -37,6 +39,11 @@ class Order:
             raise HyperparameterError(f"expected batch_size >= 1, got {batch_size}")
         if seed < 0:
             raise HyperparameterError(f"expected seed >= 0, got {seed}")
+        if isinstance(sampler, Iterator):
+            raise HyperparameterError(
+                f"expected a sampler that gives batches anew each epoch, got a {type(sampler).__name__}, which is used "
+                "up after one; pass a list, or an object with __iter__"
+            )
         self.n, self.batch_size, self.seed = n, batch_size, seed
         self.shuffle, self.drop_last, self.sampler = shuffle, drop_last, sampler
 
@@ -46,11 +53,23 @@ class Order:
         return self.n // self.batch_size if self.drop_last else -(-self.n // self.batch_size)
 
     def epoch(self, epoch: int, start: int) -> Iterator[tuple[int, Tensor]]:
-        """Numbers and positions of the batches from number `start`. A sampler resumes by its own state: it is only
-        asked for what is left, and its first batch gets the number `start`."""
-        if self.sampler is not None:
-            yield from enumerate(map(torch.as_tensor, self.sampler), start)
-            return
+        """Numbers and positions of the batches from number `start`."""
+        if epoch < 0:
+            raise HyperparameterError(f"expected epoch >= 0, got {epoch}")
+        known = self.sampler is None or hasattr(self.sampler, "__len__")
+        if start < 0 or (known and start > len(self)):
+            end = len(self) if known else "its end"
+            raise HyperparameterError(f"expected to start an epoch at a batch from 0 to {end}, got {start}")
+        if known and start == len(self):
+            return iter(())  # A sampler that resumes by its state would begin anew.
+        return self._drawn(epoch, start) if self.sampler is None else self._sampled(start)
+
+    def _drawn(self, epoch: int, start: int) -> Iterator[tuple[int, Tensor]]:
         order = shuffled(self.n, self.seed, epoch) if self.shuffle else torch.arange(self.n)
         for number in range(start, len(self)):
             yield number, order[number * self.batch_size : (number + 1) * self.batch_size]
+
+    def _sampled(self, start: int) -> Iterator[tuple[int, Tensor]]:
+        assert self.sampler is not None
+        passed = 0 if hasattr(self.sampler, "state_dict") else start
+        return enumerate(map(torch.as_tensor, islice(self.sampler, passed, None)), start)

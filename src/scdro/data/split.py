@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from scdro.errors import HyperparameterError
+from scdro.labels import as_labels
 
 __all__ = ["hold_out"]
 
 
-def hold_out(labels: Tensor, every: int) -> tuple[Tensor, Tensor]:
+def hold_out(labels: Any, every: int) -> tuple[Tensor, Tensor]:
     """Positions of what stays and of what is set aside: of each class every so-many-th sample, in the data's order.
 
     Example:
@@ -20,9 +23,10 @@ def hold_out(labels: Tensor, every: int) -> tuple[Tensor, Tensor]:
     """
     if every < 2:
         raise HyperparameterError(f"expected to set aside every second sample, or fewer, got every {every}")
-    order = torch.argsort(labels, stable=True)
-    counts = torch.bincount(labels)
+    y = as_labels(labels)
+    order = torch.argsort(y, stable=True)
+    counts = torch.bincount(y)
     place = torch.empty_like(order)
-    place[order] = torch.arange(len(labels)) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    place[order] = torch.arange(len(y)) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
     aside = place % every == every - 1
     return torch.nonzero(~aside)[:, 0], torch.nonzero(aside)[:, 0]

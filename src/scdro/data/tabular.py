@@ -6,6 +6,9 @@ Groups serve evaluation; no feature tells of them but by what goes with them.
 from __future__ import annotations
 
 import csv
+import itertools
+import math
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,19 +34,26 @@ class Table(NamedTuple):
 class Census(NamedTuple):
     """Where the columns are. The sampling weight and the groups are left out of the features."""
 
-    file: str
+    files: tuple[str, ...]
     width: int
     numeric: tuple[int, ...]
     sex: int
     race: int
     weight: int
-    positive: str
+    labels: tuple[str, str]
     page: str
 
 
-ADULT = Census("adult", 15, (0, 4, 10, 11, 12), 9, 8, 2, ">50K", f"{UCI}/2/adult")
+ADULT = Census(("adult",), 15, (0, 4, 10, 11, 12), 9, 8, 2, ("<=50K", ">50K"), f"{UCI}/2/adult")
 CENSUS_INCOME = Census(
-    "census-income-kdd", 42, (0, 5, 16, 17, 18, 30, 39), 12, 10, 24, "50000+.", f"{UCI}/117/census+income+kdd"
+    ("census-income-kdd", "census-income"),
+    42,
+    (0, 5, 16, 17, 18, 30, 39),
+    12,
+    10,
+    24,
+    ("- 50000", "50000+"),
+    f"{UCI}/117/census+income+kdd",
 )
 
 
@@ -63,7 +73,8 @@ def census_income(root: PathLike | None = None) -> tuple[Table, Table]:
     """Census-Income (KDD), 199,523 and 99,762 rows of which 6.2% positive; else as `adult`.
 
     Args:
-        root: the folder with census-income-kdd.data and census-income-kdd.test, plain or gzip.
+        root: the folder with census-income-kdd.data and census-income-kdd.test, or census-income.data and
+            census-income.test, as UCI has them, plain or gzip.
     """
     return _census(CENSUS_INCOME, root)
 
@@ -75,17 +86,32 @@ def covertype(root: PathLike | None = None) -> Table:
     first 11,340, its validation rows the next 3,780.
 
     Args:
-        root: the folder with covtype.csv, plain or gzip, with a header.
+        root: the folder with covtype.csv or UCI's covtype.data, plain or gzip, with or without a line of column names.
     """
-    path = find((data_folder(root),), "covtype.csv", f"get it from {UCI}/31/covertype, with a line of column names")
-    with open_text(path) as file:
-        table = np.loadtxt(file, delimiter=",", skiprows=1, dtype=np.int32)
+    path = find((data_folder(root),), ("covtype.csv", "covtype.data"), f"get it from {UCI}/31/covertype")
+    table = _integers(path)
     if table.shape[1] != 55:
         raise DataError(f"expected 55 columns in {path}, got {table.shape[1]}")
+    if table[:, 54].min() < 1 or table[:, 54].max() > 7 or (table[:, 10:14].sum(1) != 1).any():
+        raise DataError(f"expected rows of one wilderness area and a class from 1 to 7 in {path}, got others")
     X = table[:, :54].astype(np.float64)
-    X[:, :10] = (X[:, :10] - X[:, :10].mean(0)) / X[:, :10].std(0)
+    spread = X[:, :10].std(0)
+    X[:, :10] = (X[:, :10] - X[:, :10].mean(0)) / np.where(spread > 0, spread, 1.0)
     names = np.array(["Rawah", "Neota", "Comanche Peak", "Cache la Poudre"])
     return Table(X, table[:, 54].astype(np.int64) - 1, names[table[:, 10:14].argmax(1)][:, None])
+
+
+def _integers(path: Path) -> Array:
+    """A file of whole numbers, maybe after a line of column names."""
+    with open_text(path) as file:
+        first = file.readline()
+        own = [] if first[:1].isalpha() or first[:1] == '"' else [first]
+        try:
+            return np.loadtxt(itertools.chain(own, file), delimiter=",", dtype=np.int32, ndmin=2)
+        except UnicodeDecodeError:
+            raise
+        except ValueError as error:
+            raise DataError(f"expected rows of whole numbers in {path}, got others: {error}") from error
 
 
 def _census(source: Census, root: PathLike | None) -> tuple[Table, Table]:
@@ -108,16 +134,35 @@ def _census(source: Census, root: PathLike | None) -> tuple[Table, Table]:
 def _table(source: Census, cells: Array, X: Any) -> Table:
     from scipy.sparse import csr_matrix
 
-    y = np.char.startswith(cells[:, -1], source.positive).astype(np.int64)
+    y = (np.char.rstrip(cells[:, -1], ".") == source.labels[1]).astype(np.int64)
     return Table(csr_matrix(X), y, np.stack([cells[:, source.sex], cells[:, source.race]], 1))
 
 
 def _cells(source: Census, part: str, root: PathLike | None) -> Array:
-    """All cells as strings; adult.test opens with one line that is not data, and files may end with an empty one."""
-    path = find((data_folder(root),), f"{source.file}.{part}", f"get it from {source.page}")
+    """All cells as strings. Empty lines, and those that begin with |, as adult.test's first one, are no data."""
+    names = tuple(f"{name}.{part}" for name in source.files)
+    path = find((data_folder(root),), names, f"get it from {source.page}")
+    kept = []
     with open_text(path) as file:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
-    kept = [row for row in rows if len(row) == source.width]
-    if len(kept) < len(rows) - 2 or not kept:
-        raise DataError(f"expected rows of {source.width} cells in {path}, {len(rows) - len(kept)} have another number")
+        for number, row in enumerate(csv.reader(file), 1):
+            cells = [cell.strip() for cell in row]
+            if not any(cells) or cells[0].startswith("|"):
+                continue
+            _check_row(source, cells, f"line {number} of {path}")
+            kept.append(cells)
+    if not kept:
+        raise DataError(f"expected rows of {source.width} cells in {path}, got none")
     return np.array(kept)
+
+
+def _check_row(source: Census, cells: list[str], where: str) -> None:
+    if len(cells) != source.width:
+        raise DataError(f"expected rows of {source.width} cells, got {len(cells)} in {where}; get the file anew")
+    if cells[-1].rstrip(".") not in source.labels:
+        raise DataError(f"expected a label of {' or '.join(source.labels)}, got {cells[-1]!r} in {where}")
+    try:
+        numbers = [float(cells[j]) for j in source.numeric]
+    except ValueError as error:
+        raise DataError(f"expected numbers in columns {source.numeric}, got others in {where}: {error}") from error
+    if not all(map(math.isfinite, numbers)):
+        raise DataError(f"expected finite numbers in columns {source.numeric}, got others in {where}")

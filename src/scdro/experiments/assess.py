@@ -10,33 +10,21 @@ from torch import Tensor, nn
 
 from scdro.experiments.tasks import Samples, Task
 from scdro.functional import worst_case
-from scdro.scores import per_class_accuracy, score
+from scdro.scores import score
 
 __all__ = ["assess", "hardest"]
 
 
 def assess(model: nn.Module, task: Task, samples: Samples, rho: float) -> dict[str, Any]:
-    """Scores as plain values: those of `score`, the mean over classes ("balanced"), and those of groups.
-
-    `rare_groups` is the mean accuracy of the groups with fewer than half as many training samples as the median group.
-    """
+    """Those of `score`, as plain values; of groups where training data and samples have them."""
     logits, labels = _predictions(model, task, samples)
     if not bool(logits.isfinite().all()):
         return dict.fromkeys(("top1", "balanced", "loss", "robust_loss"))
-    found = score(logits, labels, task.train.counts.cpu(), rho=rho).as_dict()
-    own = [value for value in found["per_class"] if value is not None]
-    found["balanced"] = sum(own) / len(own)
     groups, known = getattr(samples, "groups", None), getattr(task.train, "groups", None)
-    if groups is None or known is None:
-        return found
-    sizes = torch.bincount(known.cpu())
-    accuracy = per_class_accuracy(torch.where(logits.argmax(1) == labels, groups.cpu(), -1), groups.cpu(), len(sizes))
-    rare = sizes < sizes[sizes > 0].double().median() / 2
-    present = ~accuracy.isnan()
-    found["per_group"] = [None if not here else float(a) for a, here in zip(accuracy, present, strict=True)]
-    found["worst_group"] = float(accuracy[present].min())
-    found["rare_groups"] = float(accuracy[present & rare].mean()) if bool((present & rare).any()) else None
-    return found
+    by_group = {}
+    if groups is not None and known is not None:
+        by_group = {"groups": groups, "group_counts": torch.bincount(known.cpu(), minlength=int(groups.max()) + 1)}
+    return score(logits, labels, task.train.counts, rho=rho, **by_group).as_dict()
 
 
 def hardest(model: nn.Module, task: Task, rho: float, count: int = 24) -> list[dict[str, Any]]:

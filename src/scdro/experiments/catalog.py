@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from scdro.data import (
@@ -63,13 +63,17 @@ def open_image_data(name: str, root: PathLike | None) -> tuple[ImageData, ImageD
     return dataset(root, True), dataset(root, False)
 
 
-def open_splits(name: str, root: PathLike | None) -> dict[str, Data]:
-    """All splits of a data set, images as in evaluation."""
+def open_splits(name: str, root: PathLike | None, only: Iterable[str] | None = None) -> dict[str, Data]:
+    """All splits of a data set, or those named, images as in evaluation."""
+    chosen({**IMAGES, **LISTS}, name, "a data set")
+    openers: dict[str, Callable[[], Data]]
     if name in LISTS:
         kind = LISTS[name]
-        return {split: kind(root, split, transform=EvalTransform(*kind.normalisation)) for split in kind.sizes}
-    chosen({**IMAGES, **LISTS}, name, "a data set")
-    return dict(zip(("train", "test"), open_image_data(name, root), strict=True))
+        plain = EvalTransform(*kind.normalisation)
+        openers = {split: functools.partial(kind, root, split, transform=plain) for split in kind.sizes}
+    else:
+        openers = {split: functools.partial(IMAGES[name], root, split == "train") for split in ("train", "test")}
+    return {split: chosen(openers, split, "a split")() for split in (openers if only is None else only)}
 
 
 def in_order(data: Data, batch_size: int, workers: int = 0) -> Batches:

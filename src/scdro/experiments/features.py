@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,8 @@ import torch
 from scdro.data.files import PathLike
 from scdro.errors import DataError, MissingDataError
 from scdro.experiments.catalog import Data, in_order
+from scdro.experiments.devices import as_device
+from scdro.experiments.folder import Notice, locked
 from scdro.experiments.storage import read_json, write_json
 from scdro.models import Network
 
@@ -43,48 +47,52 @@ def extract(
     workers: int = 0,
     device: torch.device | str = "cpu",
     progress: Callable[[int, int, str], None] = lambda done, total, text: None,
+    notice: Notice = warnings.warn,
 ) -> bool:
     """Write the features of one split, unless those of the same data and weights are there; says whether it did.
 
     Writes {split}_features.npy, {split}_labels.npy, {split}_groups.npy where there are groups, and last {split}.json
-    with the fingerprint of data and weights, without which the others do not count.
+    with the fingerprint of data and weights and the SHA-256 of these files, without which they do not count. One
+    process at a time writes in a folder.
     """
     if dtype not in ("float16", "float32"):
         raise DataError(f"expected features of dtype float16 or float32, got {dtype!r}")
-    parts = [data.fingerprint(), weights_fingerprint(model), dtype]
-    fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    if _is_current(folder, split, fingerprint):
+    model = model.to(as_device(device)).eval()
+    about = {"data": data.fingerprint(), "weights": weights_fingerprint(model), "dtype": dtype}
+    about["fingerprint"] = hashlib.sha256(json.dumps([*about.values()]).encode()).hexdigest()
+    if _is_current(folder, split, about):
         return False
-    manifest = _manifest(folder, split)
-    manifest.unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    width = model.classifier.in_features
-    part = folder / f".{split}_features.part"
-    x = np.lib.format.open_memmap(part, "w+", dtype=dtype, shape=(len(data), width))
-    _fill(x, model.to(device).eval(), data, batch_size, workers, device, lambda done: progress(done, len(data), split))
-    x.flush()
-    os.replace(part, folder / f"{split}_features.npy")
-    np.save(folder / f"{split}_labels.npy", data.labels.cpu().numpy())
-    groups = getattr(data, "groups", None)
-    if groups is not None:
-        np.save(folder / f"{split}_groups.npy", groups.cpu().numpy())
-    about = {"fingerprint": fingerprint, "data": parts[0], "weights": parts[1], "dtype": dtype}
-    write_json(manifest, about | {"shape": [len(data), width], "groups": groups is not None})
+    with locked(folder, notice):
+        if _is_current(folder, split, about):
+            return False
+        with _unfinished(folder, split) as part:
+            shape = (len(data), model.classifier.in_features)
+            x = np.lib.format.open_memmap(part, "w+", dtype=dtype, shape=shape)
+            _fill(x, model, data, batch_size, workers, lambda done: progress(done, len(data), split))
+            x.flush()
+            _publish(part, data, folder, split, about | {"shape": shape})
     return True
 
 
 def load_features(folder: PathLike, split: str) -> Features:
-    """What `extract` wrote, the features mapped and not read."""
+    """What `extract` wrote, checked; the features are mapped, not held in memory."""
     folder = Path(folder)
     manifest = _manifest(folder, split)
     if not manifest.exists():
         raise MissingDataError(f"expected {manifest.absolute()}; make features by `scdro features`")
-    about = read_json(manifest)
-    x = np.load(folder / f"{split}_features.npy", mmap_mode="r")
-    y = np.load(folder / f"{split}_labels.npy")
-    if list(x.shape) != about["shape"] or len(y) != len(x) or x.dtype != about["dtype"]:
-        raise DataError(f"expected features as {manifest} says, {about['shape']}, got {list(x.shape)}; make them anew")
-    return Features(x, y, np.load(folder / f"{split}_groups.npy") if about["groups"] else None)
+    try:
+        digests = read_json(manifest)["sha256"]
+        names = ["features", "labels", *(["groups"] if "groups" in digests else [])]
+        files = [_file(folder, split, name) for name in names]
+        if [_sha256(file) for file in files] != [digests[name] for name in names]:
+            raise ValueError("its files have another SHA-256")
+        rest = [np.load(file) for file in files[1:]]
+        return Features(np.load(files[0], mmap_mode="r"), rest[0], rest[1] if len(rest) > 1 else None)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"expected features as {manifest.absolute()} says, got others ({type(error).__name__}: {error}); make them "
+            "anew by `scdro features`"
+        ) from error
 
 
 def weights_fingerprint(model: Network) -> str:
@@ -104,10 +112,9 @@ def _fill(
     data: Data,
     batch_size: int,
     workers: int,
-    device: torch.device | str,
     progress: Callable[[int], None],
 ) -> None:
-    done = 0
+    done, device = 0, next(model.parameters()).device
     for images, _, _ in in_order(data, batch_size, workers):
         found = model.features(images.to(device)).float().cpu().numpy()
         largest = np.abs(found).max()
@@ -118,13 +125,49 @@ def _fill(
         progress(done)
 
 
-def _is_current(folder: Path, split: str, fingerprint: str) -> bool:
+def _publish(part: Path, data: Data, folder: Path, split: str, about: dict[str, Any]) -> None:
+    """Put new files in the place of old ones, which count until here."""
+    _manifest(folder, split).unlink(missing_ok=True)
+    os.replace(part, _file(folder, split, "features"))
+    arrays = {name: getattr(data, name, None) for name in ("labels", "groups")}
+    known = {name: values.cpu().numpy() for name, values in arrays.items() if values is not None}
+    for name, values in known.items():
+        np.save(_file(folder, split, name), values)
+    digests = {name: _sha256(_file(folder, split, name)) for name in ("features", *known)}
+    write_json(_manifest(folder, split), about | {"sha256": digests})
+
+
+def _is_current(folder: Path, split: str, about: dict[str, str]) -> bool:
     try:
         load_features(folder, split)
-        return bool(read_json(_manifest(folder, split))["fingerprint"] == fingerprint)
+        return bool(read_json(_manifest(folder, split))["fingerprint"] == about["fingerprint"])
     except (OSError, ValueError, KeyError):
         return False
 
 
+@contextmanager
+def _unfinished(folder: Path, split: str) -> Iterator[Path]:
+    """A file of this process's own, gone at the end, as are those of processes that were killed."""
+    part = folder / f".{split}_features.{os.getpid()}.part"
+    try:
+        yield part
+    finally:
+        for left in folder.glob(f".{split}_features.*.part"):
+            with suppress(OSError):
+                left.unlink()
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 def _manifest(folder: Path, split: str) -> Path:
     return folder / f"{split}.json"
+
+
+def _file(folder: Path, split: str, name: str) -> Path:
+    return folder / f"{split}_{name}.npy"

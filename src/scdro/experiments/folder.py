@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,10 +13,17 @@ from typing import Any, Protocol
 import torch
 
 import scdro
-from scdro.errors import CheckpointError
-from scdro.experiments.storage import JsonLines, save, write_json
+from scdro.errors import CheckpointError, HyperparameterError
+from scdro.experiments.checkpoints import load, usable
+from scdro.experiments.storage import JsonLines, read_json, save, write_json
 
-__all__ = ["RunFolder", "Stopwatch", "environment", "locked"]
+__all__ = ["Notice", "RunFolder", "Stopwatch", "environment", "locked", "silent"]
+
+Notice = Callable[[str], object]  # told what the user should know
+
+
+def silent(text: str) -> None:
+    """Tells nobody."""
 
 
 class Stateful(Protocol):
@@ -32,6 +39,8 @@ class RunFolder:
         path: the folder.
         identity: what makes this run another than others; a checkpoint of another identity is refused.
         parts: whatever has state: model, optimizer, sampler.
+        newer: entries of the identity that checkpoints of older versions do not have.
+        notice: told where a run goes on with another torch or number of threads, on which its numbers may depend.
 
     Attributes:
         log: of metrics, a line each.
@@ -44,34 +53,53 @@ class RunFolder:
         identity: Mapping[str, Any],
         parts: Mapping[str, Stateful],
         device: torch.device | str = "cpu",
+        *,
+        newer: Collection[str] = (),
+        notice: Notice = silent,
     ) -> None:
         self.path, self.identity, self.parts = path, dict(identity), parts
         self.counters: dict[str, Any] = {}
-        state = self._load(device)
-        self.log = JsonLines(path / "metrics.jsonl", state.pop("log_size", 0))
-        if not state:
-            write_json(path / "config.json", {**self.identity, "environment": environment()})
-        else:
-            for name, part in parts.items():
-                part.load_state_dict(state.pop(name))
+        file = path / "checkpoint.pt"
+        state = load(file, device) if file.exists() else {}
+        if state:
+            with usable(file):
+                self._check(state, newer)
+                for name, part in parts.items():
+                    part.load_state_dict(state.pop(name))
+                size = int(state.pop("log_size"))
             self.counters = {key: value for key, value in state.items() if key not in self.identity}
+            self.log = JsonLines(path / "metrics.jsonl", size)
+            self._compare(notice)
+        else:
+            self.log = JsonLines(path / "metrics.jsonl")
+            write_json(path / "config.json", {**self.identity, "environment": environment()})
 
     def checkpoint(self, **counters: Any) -> None:
         states = {name: part.state_dict() for name, part in self.parts.items()}
         save(self.path / "checkpoint.pt", {**self.identity, **states, **counters, "log_size": self.log.size})
 
-    def _load(self, device: torch.device | str) -> dict[str, Any]:
-        path = self.path / "checkpoint.pt"
-        if not path.exists():
-            return {}
-        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    def _check(self, state: Mapping[str, Any], newer: Collection[str]) -> None:
         for key, own in self.identity.items():
+            if key in newer and key not in state:
+                continue
             if state[key] != own:
                 raise CheckpointError(
                     f"expected the run in {self.path} to have the {key} {own}, got {state[key]}; "
                     "name another folder, or the same settings and data"
                 )
-        return state
+
+    def _compare(self, notice: Notice) -> None:
+        try:
+            before = read_json(self.path / "config.json")["environment"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        for key in ("torch", "threads"):
+            was, now = before.get(key), environment()[key]
+            if was != now:
+                notice(
+                    f"the run in {self.path} began with {key} {was} and goes on with {now}: it may not end with the "
+                    "same bits"
+                )
 
 
 class Stopwatch:
@@ -95,14 +123,24 @@ class Stopwatch:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time: a second one waits. The system lets go of the lock of a process that was killed."""
-    folder.mkdir(parents=True, exist_ok=True)
+def locked(folder: Path, notice: Notice = silent) -> Iterator[None]:
+    """One process at a time: a second one says so and waits. The system lets go of the lock of a process that was
+    killed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise HyperparameterError(
+            f"expected a folder, or a place for one, at {folder.absolute()}, got a file there; name another"
+        ) from error
     with open(folder / "lock", "w") as file:
         if os.name == "posix":
             import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                notice(f"waiting for another process in {folder}")
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +15,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scdro.data import CropFlip, ImageData, MemoryBatches
-from scdro.errors import CheckpointError, HyperparameterError
+from scdro.errors import CheckpointError, HyperparameterError, NonFiniteLossError
 from scdro.experiments.catalog import MODELS, chosen, in_order
-from scdro.experiments.folder import RunFolder, Stopwatch, locked
+from scdro.experiments.checkpoints import load, usable
+from scdro.experiments.devices import as_device
+from scdro.experiments.folder import Notice, RunFolder, Stopwatch, locked
 from scdro.experiments.schedules import Schedule, one_cycle, step_decay
-from scdro.experiments.storage import save, write_json
+from scdro.experiments.storage import read_json, save, write_json
 from scdro.models import Network
 from scdro.scores import Scores, score
 
 __all__ = ["Pretraining", "load_pretrained", "predict", "pretrain"]
 
-Progress = Callable[[int, int, str], None]  # steps done, of how many, and what to say
+Text = str | Callable[[], str]  # what to say, or a function that knows, asked only when something is shown
+Progress = Callable[[int, int, Text], None]  # steps done, of how many, and what to say
+SCHEDULES = ("step", "one-cycle")
 
 
 @dataclass(frozen=True)
@@ -43,10 +50,12 @@ class Pretraining:
 
     def __post_init__(self) -> None:
         chosen(MODELS, self.model, "a model")
-        chosen(dict.fromkeys(("step", "one-cycle")), self.schedule, "a schedule")
+        chosen(dict.fromkeys(SCHEDULES), self.schedule, "a schedule")
         for name in ("epochs", "batch_size", "evaluate_every", "lr"):
-            if not getattr(self, name) > 0:
-                raise HyperparameterError(f"expected {name} > 0, got {getattr(self, name)}")
+            _require(name, getattr(self, name), "> 0 and finite", 0 < getattr(self, name) < math.inf)
+        _require("momentum", self.momentum, "in [0, 1)", 0 <= self.momentum < 1)
+        _require("weight_decay", self.weight_decay, ">= 0 and finite", 0 <= self.weight_decay < math.inf)
+        _require("seed", self.seed, "in [0, 2^63)", 0 <= self.seed < 2**63)
 
     def schedule_of(self, steps: int) -> Schedule:
         return one_cycle(self.lr, steps) if self.schedule == "one-cycle" else step_decay(self.lr, steps * 2 // 3)
@@ -61,14 +70,18 @@ def pretrain(
     device: torch.device | str = "cpu",
     checkpoint_every: int = 100,
     progress: Progress = lambda done, total, text: None,
+    notice: Notice = warnings.warn,
 ) -> Scores:
-    """Train, or go on where a run in this folder was stopped; the result is the same, bit for bit.
+    """Train, or go on where a run in this folder was stopped; the result is the same, bit for bit. A complete run
+    stays as it is.
 
     Writes config.json, metrics.jsonl (a line an epoch), checkpoint.pt (every `checkpoint_every` steps), and at the end
-    model.pt and scores.json.
+    model.pt and scores.json. A loss that is not finite ends it before it is in any file.
     """
-    with locked(out):
-        return _pretrain(_Run(config, train.to(device), test.to(device), out), checkpoint_every, progress)
+    _require("checkpoint_every", checkpoint_every, ">= 1", checkpoint_every >= 1)
+    device = as_device(device)
+    with locked(out, notice):
+        return _pretrain(_Run(config, train.to(device), test.to(device), out, notice), checkpoint_every, progress)
 
 
 def _pretrain(run: _Run, checkpoint_every: int, progress: Progress) -> Scores:
@@ -78,7 +91,7 @@ def _pretrain(run: _Run, checkpoint_every: int, progress: Progress) -> Scores:
     while run.epoch < config.epochs:
         for x, y, _ in run.batches.epoch(run.epoch, run.batch):
             loss = run.step(x, y, schedule(run.steps))
-            progress(run.steps, total, f"epoch {run.epoch + 1}/{config.epochs}  loss {loss:.3f}")
+            progress(run.steps, total, partial(_said, run.epoch + 1, config.epochs, loss))
             if run.steps % checkpoint_every == 0:
                 run.checkpoint()
         text = run.end_epoch()
@@ -87,11 +100,25 @@ def _pretrain(run: _Run, checkpoint_every: int, progress: Progress) -> Scores:
     return run.finish()
 
 
+def _said(epoch: int, epochs: int, loss: Tensor) -> str:
+    return f"epoch {epoch}/{epochs}  loss {float(loss):.3f}"
+
+
+def _require(name: str, value: float, expected: str, holds: bool) -> None:
+    if not holds:
+        raise HyperparameterError(f"expected {name} {expected}, got {value}")
+
+
 class _Run:
     """All state of a run; `checkpoint` saves what a fresh process cannot compute again."""
 
-    def __init__(self, config: Pretraining, train: ImageData, test: ImageData, out: Path) -> None:
+    def __init__(self, config: Pretraining, train: ImageData, test: ImageData, out: Path, notice: Notice) -> None:
         self.config, self.train, self.test, self.out = config, train, test, out
+        if self._complete() and not (out / "checkpoint.pt").exists():
+            raise CheckpointError(
+                f"expected a folder for a new run, or one to go on with, got results in {out.absolute()} but no "
+                "checkpoint.pt; name another folder"
+            )
         self.batches = MemoryBatches(train, config.batch_size, augment=CropFlip(), seed=config.seed)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.seed)
@@ -99,8 +126,9 @@ class _Run:
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay
         )
-        identity = {"config": asdict(config), "data": train.fingerprint()}
-        self.folder = RunFolder(out, identity, {"model": self.model, "optimizer": self.optimizer}, train.device)
+        identity = {"config": asdict(config), "data": train.fingerprint(), "test": test.fingerprint()}
+        parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
+        self.folder = RunFolder(out, identity, parts, train.device, newer=("test",), notice=notice)
         at = self.folder.counters
         self.epoch: int = at.get("epoch", 0)
         self.batch: int = at.get("batch", 0)
@@ -127,6 +155,7 @@ class _Run:
 
     def end_epoch(self) -> str:
         """Log the epoch, and what to say about it."""
+        self._check_loss()
         loss, right, seen = self.totals.tolist()
         record = {"epoch": self.epoch + 1, "lr": self.optimizer.param_groups[0]["lr"]}
         record |= {"train_loss": loss / seen, "train_accuracy": right / seen}
@@ -136,23 +165,47 @@ class _Run:
         text = f"epoch {self.epoch}/{self.config.epochs}  loss {loss / seen:.3f}  train {right / seen:.1%}"
         if self.epoch % self.config.evaluate_every == 0 or self.epoch == self.config.epochs:
             found = self.scores()
-            record |= {"test_accuracy": found.top1, "test_minority": found.minority, "test_majority": found.majority}
-            text += f"  test {found.top1:.1%} (minority {found.minority:.1%}, majority {found.majority:.1%})"
+            record |= {"test_accuracy": found.top1} | {f"test_{name}": v for name, v in _parts(found).items()}
+            parts = ", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in _parts(found).items())
+            text += f"  test {found.top1:.1%}" + (f" ({parts})" if parts else "")
         self.folder.log.append(record | {"seconds": round(self.watch.seconds, 2)})
         return text
 
     def scores(self) -> Scores:
-        return score(predict(self.model, self.test), self.test.labels, self.train.counts)
+        groups: dict[str, Any] = {}
+        if self.train.groups is not None and self.test.groups is not None:
+            counts = torch.bincount(self.train.groups, minlength=len(self.train.group_names))
+            groups = {"groups": self.test.groups, "group_counts": counts}
+        return score(predict(self.model, self.test), self.test.labels, self.train.counts, **groups)
 
     def checkpoint(self) -> None:
+        self._check_loss()
         self.folder.checkpoint(epoch=self.epoch, batch=self.batch, totals=self.totals, seconds=self.watch.seconds)
 
     def finish(self) -> Scores:
+        if self._complete():
+            with usable(self.out / "scores.json"):
+                return Scores.from_dict(read_json(self.out / "scores.json"))
         found = self.scores()
         weights = {"model": self.config.model, "classes": self.train.classes, "dataset": self.config.dataset}
         save(self.out / "model.pt", weights | {"state_dict": self.model.state_dict()})
         write_json(self.out / "scores.json", found.as_dict())
         return found
+
+    def _complete(self) -> bool:
+        return all((self.out / name).exists() for name in ("model.pt", "scores.json"))
+
+    def _check_loss(self) -> None:
+        if not math.isfinite(float(self.totals[0])):
+            raise NonFiniteLossError(
+                f"expected finite losses, got NaN or infinity in epoch {self.epoch + 1}; lower lr, in a new folder"
+            )
+
+
+def _parts(found: Scores) -> dict[str, float]:
+    """Accuracies on parts of the classes or groups, where there are any."""
+    parts = {name: getattr(found, name) for name in ("minority", "majority", "rare_groups")}
+    return {name: value for name, value in parts.items() if not math.isnan(value)}
 
 
 @torch.no_grad()
@@ -167,7 +220,8 @@ def load_pretrained(folder: Path) -> tuple[Network, dict[str, Any]]:
     path = folder / "model.pt"
     if not path.exists():
         raise CheckpointError(f"expected {path.absolute()}, which `scdro pretrain` writes at its end; run it first")
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    model = chosen(MODELS, state["model"], "a model")(state["classes"])
-    model.load_state_dict(state.pop("state_dict"))
+    state = load(path)
+    with usable(path):
+        model = chosen(MODELS, state["model"], "a model")(state["classes"])
+        model.load_state_dict(state.pop("state_dict"))
     return model.eval(), state

@@ -44,6 +44,8 @@ class CifarResNet(Network):
         super().__init__()
         if depth < 8 or depth % 6 != 2:
             raise HyperparameterError(f"expected a depth of 8, 14, 20, ..., 6 k + 2, got {depth}")
+        if width < 2 or width % 2:
+            raise HyperparameterError(f"expected an even width, half of which is padded on either side, got {width}")
         each = (depth - 2) // 6
         self.conv = nn.Conv2d(3, width, 3, 1, 1, bias=False)
         self.norm = nn.BatchNorm2d(width)
