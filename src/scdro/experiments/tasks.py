@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from scdro.data import (
     CropFlip,
-    EvalTransform,
-    LongTailList,
+    ImageFiles,
     MemoryBatches,
     Rows,
     Table,
@@ -39,7 +38,7 @@ from scdro.models import CifarResNet, linear_head
 
 __all__ = ["Samples", "Sources", "Task", "open_task"]
 
-Samples = InMemory | LongTailList
+Samples = InMemory | ImageFiles
 HIDDEN = ("cifar100-hidden", "adult")  # validation comes from the training data
 
 
@@ -71,14 +70,14 @@ class Task:
     def batches(self, batch_size: int, seed: int, sampler: BatchSampler | None = None) -> Any:
         """Training batches; the last of an epoch is left out if it is not whole."""
         own: dict[str, Any] = {"drop_last": len(self.train) >= batch_size, "seed": seed, "sampler": sampler}
-        if isinstance(self.train, LongTailList):
+        if isinstance(self.train, ImageFiles):
             return WorkerBatches(self.train, batch_size, workers=self.workers, **own)
         return MemoryBatches(self.train, batch_size, augment=self.augment, **own)
 
     def in_order(self, samples: Samples, batch_size: int = 1000) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """All of them, as in evaluation."""
-        if isinstance(samples, LongTailList):
-            samples = samples.with_transform(EvalTransform(*samples.normalisation))
+        if isinstance(samples, ImageFiles):
+            samples = samples.as_evaluated()
         return iter(in_order(samples, batch_size, self.workers))
 
     def fingerprint(self) -> str:
