@@ -29,7 +29,7 @@ def assess(model: nn.Module, task: Task, samples: Samples, rho: float) -> dict[s
     groups, known = getattr(samples, "groups", None), getattr(task.train, "groups", None)
     if groups is None or known is None:
         return found
-    sizes = torch.bincount(known.cpu())
+    sizes = torch.bincount(known.cpu(), minlength=int(groups.max()) + 1)
     accuracy = per_class_accuracy(torch.where(logits.argmax(1) == labels, groups.cpu(), -1), groups.cpu(), len(sizes))
     rare = sizes < sizes[sizes > 0].double().median() / 2
     present = ~accuracy.isnan()
