@@ -55,7 +55,7 @@ def fit(
     study = plan.study(data, name)
     _begin(plan, study, data, out)
     torch.set_num_threads(study.threads)
-    means = {"checkpoint_seconds": checkpoint_seconds, "device": device, "progress": progress}
+    means: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "device": device, "progress": progress}
     fits = []
     for method in study.methods:
         settings = _searched(study, method, data, out, means, say)

@@ -97,7 +97,7 @@ class Plan:
         """Values to try: those of the user, else the registry's if there is a search, else one that works."""
         own = self.settings if method == self.method else {}
         grid = REGISTRY[method].grid
-        usual = {key: tuple(values) for key, values in grid.items()} if self.search else _usual(method)
+        usual = {key: tuple(values) for key, values in grid.items()} if self.search else _usual(method, self.rho)
         return [(key, (own[key],) if key in own else usual[key]) for key in grid]
 
 
@@ -107,9 +107,15 @@ def _epochs(n: int, batch_size: int, images: bool) -> int:
     return min(max(math.ceil(6000 * batch_size / n), fewest), most)
 
 
-def _usual(method: str) -> dict[str, tuple[Any, ...]]:
-    """The middle of the grid; but methods that average gradients by beta take ten times the lr of others."""
-    grid = REGISTRY[method].grid
-    usual = {key: values[len(values) // 2] for key, values in grid.items()}
-    usual |= {"lr": 0.5, "beta": 0.1} if "beta" in grid else {"lr": 0.05}
+def _usual(method: str, rho: float) -> dict[str, tuple[Any, ...]]:
+    """The middle of the grid, but for the learning rate.
+
+    Methods that average gradients by beta take ten times the lr of those with momentum .9. A worst case at radius rho
+    looks at a share exp(-rho) of a batch, as if batches were smaller by that factor, and lr falls with it.
+    """
+    known = REGISTRY[method]
+    usual = {key: values[len(values) // 2] for key, values in known.grid.items()}
+    usual |= {"lr": 0.5, "beta": 0.1} if "beta" in known.grid else {"lr": 0.05}
+    if "rho" in known.needs:
+        usual["lr"] = float(f"{usual['lr'] * math.exp(-rho):.2g}")
     return {key: (value,) for key, value in usual.items()}

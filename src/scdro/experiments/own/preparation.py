@@ -52,11 +52,9 @@ class Numbers:
         gaps = known.sum(0) < len(values)
         tell = (stds > 1e-12 * np.abs(means)) | (gaps & known.any(0))
         stds = np.where(stds > 1e-12 * np.abs(means), stds, 1.0)
-        kept = np.flatnonzero(tell)
-        return cls(
-            tuple(names[j] for j in kept),
-            *(tuple(v[kept].tolist()) for v in (means, stds, gaps)),  # type: ignore[arg-type]
-        )
+        kept: list[int] = np.flatnonzero(tell).tolist()
+        of = [tuple(values[kept].tolist()) for values in (means, stds, gaps)]
+        return cls(tuple(names[j] for j in kept), *of)
 
     def features(self, values: Array) -> Array:
         """Of rows (n, d) of the same columns."""
@@ -95,12 +93,14 @@ class Categories:
     def features(self, column: Column) -> Array:
         place = {value: j for j, value in enumerate(self.values)}
         of_value = np.array([place.get(value, len(self.values)) for value in column.values])
-        return np.eye(len(self.values) + 1, dtype=np.float32)[of_value[column.codes]]
+        found: Array = np.eye(len(self.values) + 1, dtype=np.float32)[of_value[column.codes]]
+        return found
 
     def tells(self, column: Column) -> bool:
         """Whether rows differ in it."""
-        covered = sum(c for value, c in zip(column.values, column.counts(), strict=True) if value in self.values)
-        return len(self.values) + (covered < len(column.codes)) > 1
+        own = set(self.values)
+        others = len(column.where([value not in own for value in column.values])) > 0
+        return len(self.values) + others > 1
 
     @property
     def width(self) -> int:
