@@ -32,7 +32,8 @@ def notes_on_table(table: Table, preparation: TablePreparation) -> list[str]:
     ids = [name for name in preparation.numbers.names if _counts_rows(table.columns[name])]
     if ids:
         notes.append(f"another whole number in every row; if it only names the row, --drop it: {_some(ids)}")
-    return notes + [note for c in preparation.categories if (note := _nearly_numbers(c.name, table))]
+    texts = [name for name in table.columns if name not in preparation.numbers.names]
+    return notes + [note for name in texts if (note := _nearly_numbers(name, table))]
 
 
 def _some(names: Sequence[str]) -> str:

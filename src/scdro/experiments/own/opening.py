@@ -49,7 +49,7 @@ def open_own(wanted: Wanted) -> OwnData:
         assert not isinstance(wanted.validation, Path)
         stays, aside = set_aside(classes.encode(train.labels, train.where), wanted.validation)
         parts["train"], parts["validation"] = train.take(stays), train.take(aside)
-    preparation = _fitted(parts["train"].inputs, wanted)
+    preparation = _fitted(parts["train"].inputs, _texts(train.inputs, wanted), wanted)
     order = [name for name in ("train", "validation", "test") if name in parts]
     groups = Groups()
     encoded = {name: _encoded(parts[name], classes, groups) for name in order}
@@ -63,7 +63,7 @@ def open_own(wanted: Wanted) -> OwnData:
     columns: tuple[str, ...] = ()
     if isinstance(train.inputs, Table) and isinstance(preparation, TablePreparation):
         notes += notes_on_table(train.inputs, preparation)
-        columns = tuple(train.inputs.columns)
+        columns = (*train.inputs.columns, wanted.target or "", *wanted.groups, *wanted.drop)
     return OwnData(task, preparation, classes.names, tuple(groups.names), columns, notes)
 
 
@@ -82,11 +82,18 @@ def _samples(
     return preparation.samples(part.inputs, torch.from_numpy(labels), **about)
 
 
-def _fitted(inputs: Inputs, wanted: Wanted) -> Preparation:
+def _texts(inputs: Inputs, wanted: Wanted) -> list[str]:
+    """Columns of texts, by all rows, so that none of them is taken for numbers only by how the parts were drawn."""
+    if not isinstance(inputs, Table):
+        return []
+    for name in wanted.categorical:
+        inputs.column(name, "the column of names")
+    return [name for name, c in inputs.columns.items() if name in wanted.categorical or c.numbers() is None]
+
+
+def _fitted(inputs: Inputs, texts: list[str], wanted: Wanted) -> Preparation:
     if isinstance(inputs, Table):
-        for name in wanted.categorical:
-            inputs.column(name, "the text column")
-        return TablePreparation.fit(inputs, wanted.categorical)
+        return TablePreparation.fit(inputs, texts)
     if isinstance(inputs, Matrix):
         return MatrixPreparation.fit(inputs)
     if inputs.pixels is not None:

@@ -115,12 +115,13 @@ class TablePreparation:
     categories: tuple[Categories, ...]
 
     @classmethod
-    def fit(cls, table: Table, categorical: Sequence[str] = ()) -> TablePreparation:
-        """From training rows; columns of numbers named as `categorical` count as texts."""
-        read = {name: None if name in categorical else c.numbers() for name, c in table.columns.items()}
+    def fit(cls, table: Table, texts: Sequence[str] = ()) -> TablePreparation:
+        """From training rows. Columns that hold more than numbers are texts, and those named so."""
+        read = {name: None if name in texts else column.numbers() for name, column in table.columns.items()}
         matrix = {name: values for name, values in read.items() if values is not None}
         numbers = Numbers.fit(list(matrix), _stacked(list(matrix.values()), len(table)))
-        found = [(c, table.columns[c.name]) for c in (_categories(table, n) for n, v in read.items() if v is None)]
+        rest = {name: table.columns[name] for name in read if name not in matrix}
+        found = [(Categories.fit(name, column), column) for name, column in rest.items()]
         made = cls(numbers, tuple(c for c, column in found if c.tells(column)))
         if not made.width:
             raise DataError(f"expected columns of {table.path} to learn from, got none in which rows differ")
@@ -213,10 +214,6 @@ class MatrixPreparation:
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> MatrixPreparation:
         return cls(saved["columns"], Numbers.from_list(saved["numbers"]))
-
-
-def _categories(table: Table, name: str) -> Categories:
-    return Categories.fit(name, table.columns[name])
 
 
 def _numbers(table: Table, name: str) -> Array:
