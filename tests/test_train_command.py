@@ -77,7 +77,7 @@ def test_a_table_from_file_to_predictions(table, tmp_path, capsys):
     assert right == pytest.approx(robust["test"]["top1"])
     each = np.array([[float(p["p(no)"]), float(p["p(yes)"])] for p in found])
     np.testing.assert_allclose(each.sum(1), 1, atol=2e-6)
-    losses = [-math.log(e[t["label"] == "yes"]) for e, t in zip(each, truth, strict=True)]
+    losses = [-math.log(e[int(t["label"] == "yes")]) for e, t in zip(each, truth, strict=True)]
     assert np.mean(losses) == pytest.approx(robust["test"]["loss"], abs=1e-3)
 
 
