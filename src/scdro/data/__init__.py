@@ -4,6 +4,7 @@ from scdro.data.augment import CropFlip, crop_flip
 from scdro.data.cifar import CIFAR10, CIFAR10ST, CIFAR100, CIFAR100ST, CIFAR100Hidden
 from scdro.data.digits import DigitsHidden, DigitsST
 from scdro.data.files import data_folder
+from scdro.data.image_files import ImageFiles
 from scdro.data.images import ImageData
 from scdro.data.imbalance import imbalanced, keep_last, labels_of, step_imbalance
 from scdro.data.indexed import Indexed
@@ -26,6 +27,7 @@ __all__ = [
     "DigitsST",
     "EvalTransform",
     "ImageData",
+    "ImageFiles",
     "ImageNetLT",
     "Indexed",
     "LongTailList",

@@ -12,10 +12,16 @@ from torch import Tensor
 from scdro.data.memory import Augmentation, InMemory, as_tensor
 from scdro.errors import DataError
 
-__all__ = ["ImageData"]
+__all__ = ["ImageData", "Triple", "normalised"]
 
 Self = TypeVar("Self", bound="ImageData")
 Triple = tuple[float, float, float]
+
+
+def normalised(images: Tensor, mean: Triple, std: Triple) -> Tensor:
+    """uint8 images (..., 3, h, w) as floats in [0, 1] less the mean over the standard deviation."""
+    shift, scale = (torch.tensor(v, device=images.device).mul(255).view(3, 1, 1) for v in (mean, std))
+    return images.float().sub_(shift).div_(scale)
 
 
 class ImageData(InMemory):
@@ -58,8 +64,7 @@ class ImageData(InMemory):
 
     def normalised(self, images: Tensor) -> Tensor:
         """uint8 images as floats less the mean over the standard deviation; the order in memory stays."""
-        mean, std = (torch.tensor(v, device=images.device).mul(255).view(3, 1, 1) for v in (self.mean, self.std))
-        return images.float().sub_(mean).div_(std)
+        return normalised(images, self.mean, self.std)
 
     def pooled(self: Self, factor: int) -> Self:
         """The images smaller by a whole factor: means over squares of so many pixels."""

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from scdro.data.files import PathLike, data_folder, find, open_text
-from scdro.data.images import Triple
-from scdro.data.transforms import IMAGENET, EvalTransform, TrainTransform
-from scdro.errors import DataError, MissingDataError
-from scdro.labels import as_positions
+from scdro.data.image_files import ImageFiles, Transform
+from scdro.data.transforms import EvalTransform, TrainTransform
+from scdro.errors import DataError
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-__all__ = ["ImageNetLT", "LongTailList", "PlacesLT", "Size", "iNaturalist18"]
+__all__ = ["ImageNetLT", "LongTailList", "PlacesLT", "Size", "iNaturalist18", "read_list"]
 
 MOST = 10_000_000  # classes
-Transform = Callable[["Image", np.random.Generator], Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,7 +28,7 @@ class Size:
     smallest: int
 
 
-class LongTailList(Dataset[tuple[Tensor, int]]):
+class LongTailList(ImageFiles):
     """Images named by a list file; items are (tensor, label), decoded when asked for.
 
     Args:
@@ -53,8 +43,6 @@ class LongTailList(Dataset[tuple[Tensor, int]]):
         >>> LongTailList("train.txt", "images").counts  # doctest: +SKIP
     """
 
-    normalisation: ClassVar[tuple[Triple, Triple]] = IMAGENET
-
     def __init__(
         self,
         list_file: PathLike,
@@ -66,51 +54,16 @@ class LongTailList(Dataset[tuple[Tensor, int]]):
     ) -> None:
         file = Path(list_file).expanduser()
         path = find((file.parent,), file.name, "name an existing list of lines `relative/path label`")
-        self.root = path.parent if root is None else Path(root).expanduser()
-        self.paths, self.labels = _read(path)
-        self.classes = int(self.labels.max()) + 1 if classes is None else classes
-        self.transform = EvalTransform() if transform is None else transform
+        paths, labels = read_list(path)
+        classes = int(labels.max()) + 1 if classes is None else classes
+        super().__init__(
+            path.parent if root is None else root,
+            paths,
+            labels,
+            classes=classes,
+            transform=EvalTransform() if transform is None else transform,
+        )
         _check(path, self.counts, self.classes, size)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        """Random transforms draw from torch's generator, which a DataLoader seeds; see `WorkerBatches` for order."""
-        return self.load(i, np.random.default_rng(int(torch.randint(2**62, ())))), int(self.labels[i])
-
-    @property
-    def counts(self) -> Tensor:
-        """Images of each class."""
-        return torch.bincount(self.labels, minlength=self.classes)
-
-    def load(self, index: int, rng: np.random.Generator) -> Tensor:
-        """The image at a position, transformed with the given randomness."""
-        return self.transform(_decoded(self.root, self.paths[index]), rng)
-
-    def subset(self, index: Any) -> LongTailList:
-        """The images at the given positions, in the given order."""
-        part, index = copy.copy(self), as_positions(index, len(self))
-        part.paths, part.labels = [self.paths[i] for i in index.tolist()], self.labels[index]
-        return part
-
-    def with_transform(self, transform: Transform) -> LongTailList:
-        """The same images, transformed otherwise."""
-        other = copy.copy(self)
-        other.transform = transform
-        return other
-
-    def fingerprint(self) -> str:
-        """SHA-256 of the transform, the list, and the size of each image that is there; wherever the root is."""
-        if " at 0x" in repr(self.transform):
-            raise DataError(
-                f"expected a transform whose repr says what it does, such as a dataclass, got {self.transform!r}: that "
-                "differs from process to process"
-            )
-        digest = hashlib.sha256(f"{self.transform!r}\n".encode())
-        for path, label in zip(self.paths, self.labels.tolist(), strict=True):
-            digest.update(f"{path} {label} {_size(self.root / path)}\n".encode())
-        return digest.hexdigest()
 
 
 class _Preset(LongTailList):
@@ -171,7 +124,8 @@ class iNaturalist18(_Preset):
     source = "https://github.com/facebookresearch/classifier-balancing for lists, visipedia/inat_comp for images"
 
 
-def _read(path: Path) -> tuple[list[str], Tensor]:
+def read_list(path: Path) -> tuple[list[str], Tensor]:
+    """Paths and labels of a list file."""
     paths, labels = [], []
     with open_text(path) as file:
         for number, line in enumerate(file, 1):
@@ -197,27 +151,3 @@ def _check(path: Path, counts: Tensor, classes: int, size: Size | None) -> None:
         found = Size(int(counts.sum()), int(counts.max()), int(counts.min()))
         if found != size:
             raise DataError(f"expected {size} in {path}, got {found}; get it anew, or use LongTailList for your own")
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
-
-
-def _decoded(root: Path, name: str) -> Any:
-    path = root / name
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingDataError("expected Pillow, to decode images; pip install scdro[images]") from error
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except FileNotFoundError:
-        raise MissingDataError(
-            f"expected the image {path.absolute()}, which the list names; is root, {root.absolute()}, the right folder?"
-        ) from None
-    except OSError as error:
-        raise DataError(f"expected an image that can be decoded, got {path.absolute()}: {error}") from error

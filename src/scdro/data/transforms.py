@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scdro.data.images import Triple
+from scdro.data.images import Triple, normalised
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -82,5 +82,4 @@ def random_box(width: int, height: int, rng: np.random.Generator) -> tuple[int, 
 
 def _tensor(image: Image, mean: Triple, std: Triple) -> Tensor:
     pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1)
-    shift, scale = (torch.tensor(v).mul(255).view(3, 1, 1) for v in (mean, std))
-    return pixels.float().sub_(shift).div_(scale)
+    return normalised(pixels, mean, std)

@@ -15,8 +15,8 @@ from scdro.data import (
     DigitsST,
     EvalTransform,
     ImageData,
+    ImageFiles,
     ImageNetLT,
-    LongTailList,
     MemoryBatches,
     PlacesLT,
     WorkerBatches,
@@ -29,7 +29,7 @@ from scdro.models import CifarResNet, Network, ResNet50
 
 __all__ = ["IMAGES", "LISTS", "MODELS", "PRETRAINED", "chosen", "in_order", "open_image_data", "open_splits"]
 
-Data = InMemory | LongTailList
+Data = InMemory | ImageFiles
 Choice = TypeVar("Choice")
 
 IMAGES: Mapping[str, Callable[[PathLike | None, bool], ImageData]] = {

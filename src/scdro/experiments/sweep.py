@@ -15,7 +15,7 @@ from scdro.experiments.folder import environment
 from scdro.experiments.pool import Means, Show, run_all
 from scdro.experiments.storage import read_json, write_json
 
-__all__ = ["Outcome", "outcomes", "sweep"]
+__all__ = ["Outcome", "best_settings", "outcomes", "sweep"]
 
 Result = dict[str, Any]
 
@@ -53,7 +53,7 @@ def sweep(
     arms = study.arms()
     say(f"{study.experiment} on {study.dataset}: searching settings of {len(study.methods)} methods")
     run_all([run for arm in arms for run in study.search(arm)], out, means, show)
-    best = [(arm, _best(out, study.search(arm))) for arm in arms]
+    best = [(arm, best_settings(out, study.search(arm))) for arm in arms]
     say(f"{study.experiment} on {study.dataset}: {study.seeds} seeds of the best")
     runs = [run for arm, settings in best if settings is not None for run in study.finals(arm, settings)]
     run_all(runs, out, means, show, keep_models=True)
@@ -65,7 +65,7 @@ def outcomes(study: Study, out: Path) -> list[Outcome]:
     found = []
     for arm in study.arms():
         trials = [result for run in study.search(arm) if (result := _result(out, run)) is not None]
-        settings = _best(out, study.search(arm))
+        settings = best_settings(out, study.search(arm))
         runs = [] if settings is None else study.finals(arm, settings)
         found.append(
             Outcome(arm, settings, trials, [_result(out, run) for run in runs], [_curve(out, run) for run in runs])
@@ -96,7 +96,7 @@ def _plain(value: Any) -> Any:
     return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
-def _best(out: Path, runs: Sequence[Run]) -> dict[str, Any] | None:
+def best_settings(out: Path, runs: Sequence[Run]) -> dict[str, Any] | None:
     """Settings of the highest mean accuracy over the validation data's classes; of equals the lowest robust loss."""
     if len(runs) == 1:
         return dict(runs[0].settings)

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from scdro.data import (
     CropFlip,
-    EvalTransform,
-    LongTailList,
+    ImageFiles,
     MemoryBatches,
     Rows,
     Table,
@@ -32,14 +31,14 @@ from scdro.data import (
 from scdro.data.memory import Augmentation, InMemory
 from scdro.data.order import BatchSampler
 from scdro.errors import DataError, MissingDataError
-from scdro.experiments.catalog import IMAGES, LISTS, MODELS, PRETRAINED, chosen, in_order, open_image_data
+from scdro.experiments.architectures import image_model, row_model
+from scdro.experiments.catalog import IMAGES, LISTS, chosen, in_order, open_image_data
 from scdro.experiments.config import Study
 from scdro.experiments.features import load_features
-from scdro.models import CifarResNet, linear_head
 
-__all__ = ["Samples", "Sources", "Task", "open_task"]
+__all__ = ["Samples", "Sources", "Task", "make_model", "open_task"]
 
-Samples = InMemory | LongTailList
+Samples = InMemory | ImageFiles
 EMBEDDED = ("digits-st", "digits-hidden")
 HIDDEN = ("cifar100-hidden", "adult", "digits-hidden")  # validation comes from the training data
 
@@ -58,32 +57,33 @@ class Task:
     """Data in three parts.
 
     Attributes:
-        train, validation, test: never overlap.
+        train, validation, test: never overlap; of one's own data there may be no test data.
         augment: of images in memory.
         workers: processes that decode images that are not.
     """
 
     train: Samples
     validation: Samples
-    test: Samples
+    test: Samples | None
     augment: Augmentation | None = None
     workers: int = 0
 
     def batches(self, batch_size: int, seed: int, sampler: BatchSampler | None = None) -> Any:
         """Training batches; the last of an epoch is left out if it is not whole."""
         own: dict[str, Any] = {"drop_last": len(self.train) >= batch_size, "seed": seed, "sampler": sampler}
-        if isinstance(self.train, LongTailList):
+        if isinstance(self.train, ImageFiles):
             return WorkerBatches(self.train, batch_size, workers=self.workers, **own)
         return MemoryBatches(self.train, batch_size, augment=self.augment, **own)
 
     def in_order(self, samples: Samples, batch_size: int = 1000) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """All of them, as in evaluation."""
-        if isinstance(samples, LongTailList):
-            samples = samples.with_transform(EvalTransform(*samples.normalisation))
+        if isinstance(samples, ImageFiles):
+            samples = samples.as_evaluated()
         return iter(in_order(samples, batch_size, self.workers))
 
     def fingerprint(self) -> str:
-        return "-".join(part.fingerprint()[:16] for part in (self.train, self.validation, self.test))
+        parts = [part for part in (self.train, self.validation, self.test) if part is not None]
+        return "-".join(part.fingerprint()[:16] for part in parts)
 
 
 @cache
@@ -95,24 +95,12 @@ def open_task(inputs: str, dataset: str, pool: int, sources: Sources) -> Task:
 def make_model(study: Study, task: Task, seed: int) -> nn.Module:
     """The model of a study, with first weights that depend on the seed alone."""
     train = task.train
+    features = train.inputs[0].numel() if isinstance(train, InMemory) else 0
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if isinstance(train, Rows):
-            return _ROW_MODELS[study.model](train.inputs.shape[1], train.classes, study.width)
-        if study.model in PRETRAINED:
-            return PRETRAINED[study.model](train.classes).freeze_to(study.part)
-        chosen(MODELS, study.model, "a model for images")
-        return CifarResNet(int(study.model.removeprefix("resnet")), train.classes, study.width).freeze_to(study.part)
-
-
-def _mlp(features: int, classes: int, width: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, classes))
-
-
-_ROW_MODELS: Mapping[str, Callable[[int, int, int], nn.Module]] = {
-    "linear": lambda features, classes, width: linear_head(features, classes),
-    "mlp": _mlp,
-}
+            return row_model(study.model, features, train.classes, study.width)
+        return image_model(study.model, features, train.classes, study.width, study.part)
 
 
 def _features(dataset: str, pool: int, sources: Sources) -> Task:

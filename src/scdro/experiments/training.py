@@ -163,7 +163,7 @@ class _Training:
     def _scores(self) -> dict[str, Any]:
         """Of training and validation data, and of the test data in runs that do not search."""
         parts = {"train": self.task.train, "validation": self.task.validation}
-        if not self.run.searches:
+        if self.task.test is not None and not self.run.searches:
             parts["test"] = self.task.test
         with self.watch.paused():
             return {name: assess(self.model, self.task, part, self.run.rho) for name, part in parts.items()}

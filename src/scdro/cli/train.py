@@ -1,0 +1,156 @@
+"""`scdro train`: a robust model of one's own data."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scdro.cli.memory import keep_freed_memory
+from scdro.cli.progress import ProgressLine
+from scdro.errors import HyperparameterError
+
+if TYPE_CHECKING:
+    from scdro.experiments.own.opening import Wanted
+    from scdro.experiments.own.plan import Plan
+
+__all__ = ["add"]
+
+
+MANY: dict[str, Any] = {"action": "append", "default": [], "metavar": "COLUMN"}
+DATA: dict[str, dict[str, Any]] = {
+    "--target": {"help": "column of the class, of a CSV file"},
+    "--group": MANY | {"help": "column of groups, for evaluation (and GroupDRO) alone; repeat it for combinations"},
+    "--drop": MANY | {"help": "column to leave out; repeatable"},
+    "--categorical": MANY | {"help": "column whose numbers are mere names; repeatable"},
+    "--validation": {
+        "default": "0.2",
+        "metavar": "FILE|SHARE",
+        "help": "to validate on, or a share to set aside (0.2)",
+    },
+    "--test": {"type": Path, "metavar": "FILE", "help": "data to test on, never used otherwise"},
+    "--root": {"type": Path, "help": "folder that the paths of a list are relative to; by default its own"},
+    "--size": {"type": int, "help": "side of images in files, in pixels (32; resnet50: 224)"},
+    "--no-augment": {"action": "store_true", "help": "do not crop and mirror images in training"},
+}
+METHOD: dict[str, dict[str, Any]] = {
+    "--method": {
+        "default": "SCDRO",
+        "help": "any of scdro.optim.REGISTRY (SCDRO): ASCDRO, ERM, GroupDRO, ...",
+    },
+    "--rho": {"type": float, "help": "radius of the KL ball (0.5)"},
+    "--protect": {"type": float, "metavar": "SHARE", "help": "guard groups of at least this share: rho = log(1/share)"},
+    "--lr": {"type": float, "help": "learning rate"},
+    "--set": MANY | {"metavar": "NAME=VALUE", "help": "other settings of the method, such as beta=0.5; repeatable"},
+    "--search": {"type": int, "default": 0, "metavar": "N", "help": "try N settings on the validation data"},
+    "--baseline": {"action": "store_true", "help": "train ERM as well, and show both"},
+}
+MODEL: dict[str, dict[str, Any]] = {
+    "--model": {"help": "linear, mlp (for rows), resnet8 (for images), resnet20, resnet32, resnet50 (pretrained)"},
+    "--width": {"type": int, "default": 0, "help": "units of an mlp (64), first channels of a ResNet (16)"},
+    "--part": {"help": "what is trained of a ResNet: all, last_block (resnet50) or classifier"},
+    "--epochs": {"type": int, "default": 0, "help": "passes over the training data (about 6,000 steps' worth)"},
+    "--batch-size": {"type": int, "default": 0, "help": "samples to a step (128; of fewer than 2,000 samples 32)"},
+    "--weight-decay": {"type": float, "default": 2e-4, "help": "of every method (2e-4)"},
+    "--seed": {"type": int, "default": 1, "help": "of weights, order and augmentation (1)"},
+    "--threads": {"type": int, "help": "of torch (as many as it takes, or as the run in the folder had)"},
+    "--workers": {"type": int, "default": 0, "help": "processes that decode images that do not fit into memory"},
+    "--device": {"default": "cpu", "help": "where to train (cpu)"},
+    "--checkpoint-seconds": {"type": float, "default": 20.0, "help": "from one checkpoint to the next (20)"},
+    "--export": {"action": "store_true", "help": "write model.pt2 as well, as is done for ResNets"},
+}
+
+
+def add(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "train",
+        help="a robust model of your own data: a CSV or .npz file, a folder or a list of images",
+        description="Train a model on your own data. Run again, it goes on where it was stopped, bit for bit.",
+    )
+    parser.add_argument(
+        "data",
+        type=Path,
+        help="a .csv, .tsv or .npz file, a folder with a subfolder of images for each class, or a "
+        ".txt file of lines `path label`",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the run")
+    for title, options in (("data", DATA), ("method", METHOD), ("model and training", MODEL)):
+        group = parser.add_argument_group(title)
+        for flag, about in options.items():
+            group.add_argument(flag, **about)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    keep_freed_memory()
+    from scdro.experiments.own.fitting import fit
+    from scdro.experiments.own.opening import open_own
+    from scdro.experiments.own.summary import about_data, about_rho, summary, warnings
+
+    plan = _plan(args)  # before the data: a wrong option should not wait for them
+    data = open_own(_wanted(args))
+    print(about_data(data))
+    for note in data.notes:
+        print(f"note: {note}")
+    fits = fit(
+        plan,
+        data,
+        args.out,
+        args.data.name,
+        export=args.export,
+        device=args.device,
+        checkpoint_seconds=args.checkpoint_seconds,
+        progress=ProgressLine(),
+        say=lambda text: print(text, file=sys.stderr),
+    )
+    print(f"{fits[-1].run}; {about_rho(plan.rho)}\n\n{summary(fits, data)}\n")
+    for warning in warnings(fits, data):
+        print(f"beware: {warning}")
+    print(f"model: {args.out / 'model.pt'}; predict new data by `scdro predict {args.out} FILE`")
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    import torch
+
+    from scdro.experiments.own.fitting import remembered_threads
+    from scdro.experiments.own.plan import Plan
+    from scdro.functional import rho_for_group
+
+    if args.protect is not None and args.rho is not None:
+        raise HyperparameterError("expected --rho or --protect, got both; they say the same thing in two ways")
+    rho = rho_for_group(args.protect) if args.protect is not None else 0.5 if args.rho is None else args.rho
+    settings = dict(map(_setting, args.set)) | ({} if args.lr is None else {"lr": args.lr})
+    threads = args.threads or remembered_threads(args.out) or torch.get_num_threads()
+    same = ("method", "model", "width", "part", "epochs", "batch_size", "weight_decay", "search", "baseline", "seed")
+    return Plan(rho=rho, settings=settings, threads=threads, **{name: getattr(args, name) for name in same})
+
+
+def _setting(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise HyperparameterError(f"expected --set NAME=NUMBER, such as beta=0.5, got {text!r}") from None
+
+
+def _wanted(args: argparse.Namespace) -> Wanted:
+    from scdro.experiments.own.opening import Wanted
+
+    try:
+        validation: Path | float = float(args.validation)
+    except ValueError:
+        validation = Path(args.validation)
+    return Wanted(
+        args.data,
+        validation,
+        args.test,
+        args.target,
+        tuple(args.group),
+        tuple(args.drop),
+        tuple(args.categorical),
+        args.root,
+        args.size or (224 if args.model == "resnet50" else 32),
+        not args.no_augment,
+        args.workers,
+    )

@@ -1,0 +1,116 @@
+"""Labelled images in files, decoded when asked for."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from scdro.data.files import PathLike
+from scdro.data.images import Triple
+from scdro.data.transforms import IMAGENET, EvalTransform
+from scdro.errors import DataError, MissingDataError
+from scdro.labels import as_positions
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["ImageFiles", "Transform", "decoded"]
+
+Transform = Callable[["Image", np.random.Generator], Tensor]
+Self = TypeVar("Self", bound="ImageFiles")
+
+
+class ImageFiles(Dataset[tuple[Tensor, int]]):
+    """Images by their paths below `root`; items are (tensor, label).
+
+    Args:
+        root: the folder that the paths are relative to.
+        paths, labels: of each image; labels are integers in [0, classes).
+        classes: how many there are.
+        transform: a function of a Pillow image and a NumPy generator that gives a tensor.
+    """
+
+    normalisation: ClassVar[tuple[Triple, Triple]] = IMAGENET
+
+    def __init__(
+        self, root: PathLike, paths: Sequence[str], labels: Tensor, *, classes: int, transform: Transform
+    ) -> None:
+        self.root, self.paths, self.labels = Path(root).expanduser(), list(paths), labels
+        self.classes, self.transform = classes, transform
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        """Random transforms draw from torch's generator, which a DataLoader seeds; see `WorkerBatches` for order."""
+        return self.load(i, np.random.default_rng(int(torch.randint(2**62, ())))), int(self.labels[i])
+
+    @property
+    def counts(self) -> Tensor:
+        """Images of each class."""
+        return torch.bincount(self.labels, minlength=self.classes)
+
+    def load(self, index: int, rng: np.random.Generator) -> Tensor:
+        """The image at a position, transformed with the given randomness."""
+        return self.transform(decoded(self.root, self.paths[index]), rng)
+
+    def subset(self: Self, index: Any) -> Self:
+        """The images at the given positions, in the given order."""
+        part, index = copy.copy(self), as_positions(index, len(self))
+        part.paths, part.labels = [self.paths[i] for i in index.tolist()], self.labels[index]
+        return part
+
+    def with_transform(self: Self, transform: Transform) -> Self:
+        """The same images, transformed otherwise."""
+        other = copy.copy(self)
+        other.transform = transform
+        return other
+
+    def as_evaluated(self: Self) -> Self:
+        """The same images, transformed as in evaluation."""
+        return self.with_transform(EvalTransform(*self.normalisation))
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the transform, the list, and the size of each image that is there; wherever the root is."""
+        if " at 0x" in repr(self.transform):
+            raise DataError(
+                f"expected a transform whose repr says what it does, such as a dataclass, got {self.transform!r}: that "
+                "differs from process to process"
+            )
+        digest = hashlib.sha256(f"{self.transform!r}\n".encode())
+        for path, label in zip(self.paths, self.labels.tolist(), strict=True):
+            digest.update(f"{path} {label} {_size(self.root / path)}\n".encode())
+        return digest.hexdigest()
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def decoded(root: Path, name: str) -> Any:
+    """The image in a file below a folder, RGB."""
+    path = root / name
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingDataError("expected Pillow, to decode images; pip install scdro[images]") from error
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except FileNotFoundError:
+        raise MissingDataError(
+            f"expected the image {path.absolute()}, which the list names; is root, {root.absolute()}, the right folder?"
+        ) from None
+    except OSError as error:
+        raise DataError(f"expected an image that can be decoded, got {path.absolute()}: {error}") from error

@@ -1,0 +1,1 @@
+"""Training on one's own data: `scdro train` and `scdro predict`."""

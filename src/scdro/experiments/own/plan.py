@@ -1,0 +1,121 @@
+"""How to train on one's own data: what the user says, and for the rest what works untouched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scdro.errors import HyperparameterError
+from scdro.experiments.catalog import PRETRAINED, chosen
+from scdro.experiments.config import Study
+from scdro.experiments.own.opening import OwnData
+from scdro.optim import REGISTRY
+
+__all__ = ["Plan"]
+
+BASELINE = "ERM"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """None and 0 stand for what the data suggest.
+
+    Attributes:
+        method: a name in `REGISTRY`.
+        rho: the radius to train at and to report.
+        model, width, part: as in a `Study`.
+        settings: of the method, such as lr and beta.
+        search: so many settings of the method's grid are tried on the validation data; 0 for fixed ones.
+        baseline: whether ERM is trained as well.
+    """
+
+    method: str = "SCDRO"
+    rho: float = 0.5
+    model: str | None = None
+    width: int = 0
+    part: str | None = None
+    epochs: int = 0
+    batch_size: int = 0
+    weight_decay: float = 2e-4
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    search: int = 0
+    baseline: bool = False
+    seed: int = 1
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        method = chosen(REGISTRY, self.method, "a method")
+        unknown = [name for name in self.settings if name not in method.grid]
+        if unknown:
+            raise HyperparameterError(
+                f"expected settings of {self.method}, {', '.join(method.grid)}, got {unknown[0]!r}"
+            )
+        if not 0.0 <= self.rho < math.inf:
+            raise HyperparameterError(f"expected a radius rho >= 0, got {self.rho}")
+        if self.seed < 1:
+            raise HyperparameterError(f"expected a seed >= 1, got {self.seed}; 0 is that of the search")
+        if self.search < 0:
+            raise HyperparameterError(f"expected --search N settings, N >= 0, got {self.search}")
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The baseline first."""
+        return (BASELINE, self.method) if self.baseline and self.method != BASELINE else (self.method,)
+
+    def study(self, data: OwnData, name: str) -> Study:
+        """The configuration that the engine trains by."""
+        n = len(data.task.train)
+        if "groups" in REGISTRY[self.method].needs and not data.groups:
+            raise HyperparameterError(f"expected groups for {self.method}, got none; name a column by --group")
+        batch_size = self.batch_size or min(128 if n >= 2000 else 32, n)
+        epochs = self.epochs or _epochs(n, batch_size, data.images)
+        model = self.model or ("resnet8" if data.images else "mlp")
+        return Study(
+            experiment="own",
+            dataset=name,
+            scale="own",
+            methods=self.methods,
+            inputs="images" if data.images else "rows",
+            model=model,
+            width=self.width or (16 if model.startswith("resnet") else 64),
+            part=self.part or ("last_block" if model in PRETRAINED else "all"),
+            epochs=epochs,
+            decay_epoch=max(round(0.75 * epochs), 1),
+            batch_size=batch_size,
+            weight_decay=self.weight_decay,
+            rho=(self.rho,),
+            trials=self.search,
+            grid=tuple((f"{method}.{key}", values) for method in self.methods for key, values in self._grid(method)),
+            seeds=1,
+            points=6,
+            threads=self.threads,
+        )
+
+    def _grid(self, method: str) -> list[tuple[str, tuple[Any, ...]]]:
+        """Values to try: those of the user, else the registry's if there is a search, else one that works."""
+        own = self.settings if method == self.method else {}
+        grid = REGISTRY[method].grid
+        usual = {key: tuple(values) for key, values in grid.items()} if self.search else _usual(method, self.rho)
+        return [(key, (own[key],) if key in own else usual[key]) for key in grid]
+
+
+def _epochs(n: int, batch_size: int, images: bool) -> int:
+    """About 6,000 steps, within limits."""
+    fewest, most = (10, 100) if images else (5, 200)
+    return min(max(math.ceil(6000 * batch_size / n), fewest), most)
+
+
+def _usual(method: str, rho: float) -> dict[str, tuple[Any, ...]]:
+    """The middle of the grid, but for the learning rate.
+
+    Methods that average gradients by beta take ten times the lr of those with momentum .9. A worst case at radius rho
+    looks at a share exp(-rho) of a batch, as if batches were smaller by that factor, and lr falls with it.
+    """
+    known = REGISTRY[method]
+    usual = {key: values[len(values) // 2] for key, values in known.grid.items()}
+    usual |= {"lr": 0.5, "beta": 0.1} if "beta" in known.grid else {"lr": 0.05}
+    if "rho" in known.needs:
+        usual["lr"] = float(f"{usual['lr'] * math.exp(-rho):.2g}")
+    return {key: (value,) for key, value in usual.items()}

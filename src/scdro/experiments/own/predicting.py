@@ -1,0 +1,91 @@
+"""Classes and probabilities of new samples."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from scdro.errors import DataError
+from scdro.experiments.catalog import in_order
+from scdro.experiments.own.arrays import as_inputs, read_arrays
+from scdro.experiments.own.pictures import ENDINGS, Pictures, read_folder, read_images
+from scdro.experiments.own.reading import Inputs, kind_of
+from scdro.experiments.own.saved import SavedModel
+from scdro.experiments.own.tables import Table, read_table
+
+__all__ = ["Predictions", "predict"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Probabilities (n, classes) of samples in their order; `paths` are those of images in files.
+
+    `unknown` are columns that the training data did not have.
+    """
+
+    classes: Sequence[str]
+    probabilities: Array
+    paths: Sequence[str]
+    unknown: Sequence[str]
+
+    @property
+    def predicted(self) -> list[str]:
+        return [self.classes[k] for k in self.probabilities.argmax(1)]
+
+    def as_csv(self) -> str:
+        """A line for each sample: its path if it is an image in a file, the class, and a probability for each class."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*(["path"] if self.paths else []), "prediction", *(f"p({name})" for name in self.classes)])
+        for path, name, each in zip(self.paths or _nothing(), self.predicted, self.probabilities, strict=False):
+            writer.writerow([*([path] if self.paths else []), name, *(f"{p:.6f}" for p in each)])
+        return text.getvalue()
+
+
+def predict(saved: SavedModel, path: Path, *, batch_size: int = 500, workers: int = 0) -> Predictions:
+    """Of a CSV file, the array X of an .npz file, an image or all images below a folder."""
+    inputs: Any = _inputs(path)
+    expected = {"table": Table, "images": Pictures}.get(saved.preparation.as_dict()["kind"])
+    if expected is not None and not isinstance(inputs, expected):
+        raise DataError(f"expected data of the kind that the model was trained on, {expected.__name__}, got {path}")
+    labels = torch.zeros(len(inputs), dtype=torch.int64)
+    preparation: Any = saved.preparation
+    samples = preparation.samples(inputs, labels, names=saved.classes)
+    model = saved.model()
+    with torch.no_grad():
+        parts = [model(x).double().softmax(1) for x, _, _ in in_order(samples, batch_size, workers)]
+    columns = tuple(inputs.columns) if isinstance(inputs, Table) else ()
+    unknown = [name for name in columns if name not in saved.columns]
+    paths = inputs.paths if isinstance(inputs, Pictures) else ()
+    return Predictions(saved.classes, np.asarray(torch.cat(parts)), paths, unknown)
+
+
+def _inputs(path: Path) -> Inputs:
+    if path.suffix.lower() in ENDINGS and path.is_file():
+        return read_images(path.parent, [path.name])
+    kind = kind_of(path)
+    if kind == "table":
+        return read_table(path)
+    if kind == "arrays":
+        arrays = read_arrays(path)
+        if "X" not in arrays:
+            raise DataError(f"expected an array X in {path}, got {', '.join(arrays) or 'none'}")
+        return as_inputs(arrays["X"], "X", path)
+    if kind == "list":
+        raise DataError(f"expected a folder of images, or one image, to predict, got the list {path}")
+    return read_folder(path, labelled=False)[0]
+
+
+def _nothing() -> Iterator[str]:
+    while True:
+        yield ""
