@@ -1,6 +1,7 @@
 // A chart of means with their spread over seeds. Values show under the pointer, and by the arrow keys.
 
 const HEIGHT = 270;
+const MOST_BANDS = 8; // more of them are mud
 const ROOM = { left: 52, right: 12, top: 8, bottom: 36 };
 
 class Chart {
@@ -68,7 +69,8 @@ class Chart {
     }
     this.scales(width);
     this.axes(width);
-    for (const line of this.visible) this.drawing.append(this.band(line), this.path(line));
+    if (this.visible.length <= MOST_BANDS) this.drawing.append(...this.visible.map((line) => this.band(line)));
+    this.drawing.append(...this.visible.map((line) => this.path(line)));
     for (const line of this.visible) this.drawing.append(...this.marks(line));
     this.pointer = svg("g");
     this.drawing.append(this.pointer);
@@ -78,9 +80,9 @@ class Chart {
     const points = this.visible.flatMap((line) => line.points);
     const end = Math.max(...points.map((point) => point.x)) || 1;
     this.x = makeScale(0, end, ROOM.left, width - ROOM.right, false);
-    const means = domain(points.map((point) => point.mean), this.choice.percent);
+    const means = domain(points.map((point) => point.mean), this.choice);
     const all = points.flatMap((point) => [point.mean - point.sd, point.mean + point.sd]);
-    const own = means.log ? means : domain(all, this.choice.percent);
+    const own = means.log ? means : domain(all, this.choice);
     this.low = own.low;
     this.y = makeScale(own.low, own.high, HEIGHT - ROOM.bottom, ROOM.top, own.log);
   }
@@ -91,7 +93,7 @@ class Chart {
       const text = svg("text", { x: ROOM.left - 6, y: y + 4, "text-anchor": "end" }, tickText(value, this.choice.percent));
       this.drawing.append(svg("line", { x1: ROOM.left, x2: width - ROOM.right, y1: y, y2: y, class: "grid" }), text);
     }
-    for (const value of this.x.ticks(Math.max(2, Math.floor(width / 110)))) {
+    for (const value of this.x.ticks(Math.max(2, Math.floor(width / 75)))) {
       const at = { x: this.x.place(value), y: HEIGHT - ROOM.bottom + 16, "text-anchor": "middle" };
       this.drawing.append(svg("text", at, tickText(value, false)));
     }
@@ -180,7 +182,7 @@ class Chart {
     const [room, own] = [this.figure.clientWidth, this.tip.offsetWidth];
     const left = pixel + 24 + own < room ? pixel + 24 : pixel - own - 4;
     this.tip.style.left = `${Math.max(4, Math.min(left, room - own - 4))}px`;
-    this.tip.style.top = `${this.drawing.offsetTop + 6}px`;
+    this.tip.style.top = `${this.drawing.getBoundingClientRect().top - this.figure.getBoundingClientRect().top + 6}px`;
   }
 
   hide() {

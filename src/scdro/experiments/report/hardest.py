@@ -78,4 +78,4 @@ def _rows(samples: list[Sample], known: Known, outcome: Outcome) -> Html:
 
 
 def _features(largest: list[tuple[str, float]]) -> str:
-    return ", ".join(f"{name} {value:.3g}" for name, value in largest)
+    return ", ".join(name if value == 1 else f"{name} {value:.3g}" for name, value in largest)

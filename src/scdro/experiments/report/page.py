@@ -23,6 +23,7 @@ from scdro.experiments.tasks import Sources
 __all__ = ["render", "write_report"]
 
 SCRIPTS = ("scales.js", "chart.js", "page.js")
+FEW = 26  # rows of a table that need no fold
 SHORTENED = "shortened: its numbers do not compare with the paper's one by one"
 HARDEST = (
     "The worst case within the radius puts more weight on hard samples. Weight 10 means: as much as ten samples of the "
@@ -70,8 +71,8 @@ def _sweep(i: int, sweep: Sweep, known: Known, methods: Sequence[str]) -> Html:
         ("Results", [tables.results(sweep), tables.by_radius(sweep)]),
         ("Not finished, or gone wrong", [tables.problems(sweep)]),
         ("Curves", _curves(i, sweep, methods)),
-        ("Classes", [_fold("Accuracy of each class", tables.by_part(sweep, "per_class", known))]),
-        ("Groups", [_fold("Accuracy of each group", tables.by_part(sweep, "per_group", known))]),
+        ("Classes", [_fold("Accuracy of each class", tables.by_part(sweep, "per_class", known), FEW)]),
+        ("Groups", [_fold("Accuracy of each group", tables.by_part(sweep, "per_group", known), FEW)]),
         ("What the worst case weighs most", _with_note(HARDEST, hardest(sweep, known))),
         ("Configuration", [tables.configuration(sweep)]),
         ("Search of settings", [tables.search(sweep)]),
@@ -126,8 +127,11 @@ def _curves(i: int, sweep: Sweep, methods: Sequence[str]) -> list[Child]:
     ]
 
 
-def _fold(summary: str, content: Html | None) -> Html | None:
-    return None if content is None else tag("details", tag("summary", summary), content)
+def _fold(summary: str, content: Html | None, open_to: int = 0) -> Html | None:
+    """Content that is hidden at first, unless it is a table of so few rows."""
+    if content is None:
+        return None
+    return tag("details", tag("summary", summary), content, open=content.count("<tr>") <= open_to)
 
 
 def _with_note(text: str, content: Html | None) -> list[Child]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,7 +110,7 @@ def _pixels(train: Samples, i: int) -> Tensor:
 
 
 def _largest(rows: Rows, i: int) -> list[tuple[str, float]]:
-    names: Sequence[str] = getattr(rows, "feature_names", ())
+    names = rows.feature_names
     row = rows.inputs[i]
     order = torch.argsort(row.abs(), descending=True, stable=True)[:FEATURES_SHOWN].tolist()
     return [(names[j] if names else f"feature {j}", float(row[j])) for j in order if row[j] != 0]

@@ -42,10 +42,10 @@ function logTicks(low, high) {
   return sparse.filter((_, i) => i % every === 0);
 }
 
-// Where the values of a chart lie, with some room; logarithmic where they span much.
-function domain(values, percent) {
+// Where the values of a chart lie, with some room; logarithmic where they may span much, and do.
+function domain(values, { percent, wide }) {
   let [low, high] = [Math.min(...values), Math.max(...values)];
-  const log = !percent && low > 0 && high / low > 30;
+  const log = wide && low > 0 && high / low > 15;
   if (log) return { low: low / 1.2, high: high * 1.2, log };
   const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
   [low, high] = [low < 0 ? low - room : Math.max(0, low - room), high + room];

@@ -32,11 +32,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Score:
-    """A number of a result: where it is, what it is called, and how it is written."""
+    """A number of a result: where it is, what it is called, how it is written, and whether it may span decades."""
 
     key: str
     label: str
     percent: bool = True
+    wide: bool = False
 
     def of(self, outcome: Outcome) -> Spread | None:
         """Over the seeds that have it."""
@@ -62,9 +63,12 @@ CHARTS: tuple[tuple[str, tuple[Score, ...]], ...] = (
     ),
     (
         "Robust objective",
-        (Score("train.robust_loss", "train", percent=False), Score("test.robust_loss", "test", percent=False)),
+        (
+            Score("train.robust_loss", "train", percent=False, wide=True),
+            Score("test.robust_loss", "test", percent=False, wide=True),
+        ),
     ),
-    ("Temperature lam", (Score("lam", "lam", percent=False),)),
+    ("Temperature lam", (Score("lam", "lam", percent=False, wide=True),)),
     (
         "KL of the worst case",
         (Score("kl", "KL spent", percent=False), Score("ess", "share of samples it looks at", percent=False)),

@@ -15,8 +15,8 @@ from scdro.experiments.sweep import Outcome
 __all__ = ["by_part", "by_radius", "configuration", "curve_numbers", "problems", "results", "search"]
 
 MOST_ROWS = 120
-SCORES = (
-    Score("test.top1", "test accuracy, %"),
+ACCURACY = Score("test.top1", "test accuracy, %")
+OTHERS = (
     Score("test.balanced", "mean of classes, %"),
     Score("test.minority", "rarer classes, %"),
     Score("test.rare_groups", "rare groups, %"),
@@ -26,12 +26,11 @@ SCORES = (
     Score("train.top1", "train accuracy, %"),
     Score("seconds", "seconds", percent=False),
 )
-ACCURACY = SCORES[0]
 
 
 def results(sweep: Sweep) -> Html:
     """A row an arm: means and standard deviations over its seeds, and the paper's accuracy where it has one."""
-    scores = [score for score in SCORES if any(score.of(outcome) for outcome in sweep.outcomes)]
+    others = [score for score in OTHERS if any(score.of(outcome) for outcome in sweep.outcomes)]
     paper = [reported(sweep.experiment, outcome.arm) for outcome in sweep.outcomes]
     known = dict.fromkeys(name for row in paper for name in row)
     columns = [sweep.dataset] if sweep.dataset in known else list(known)
@@ -40,13 +39,14 @@ def results(sweep: Sweep) -> Html:
         [
             str(outcome.arm),
             _seeds(outcome),
-            *(_score_cell(score, outcome, mark=score is ACCURACY and outcome is best) for score in scores),
+            _score_cell(ACCURACY, outcome, mark=outcome is best),
             *(_paper(row.get(name)) for name in columns),
+            *(_score_cell(score, outcome) for score in others),
         ]
         for outcome, row in zip(sweep.outcomes, paper, strict=True)
     ]
-    head = ["method", "seeds", *(score.label for score in scores), *(f"paper, {name}, %" for name in columns)]
-    return table(head, rows, "Results: mean ± standard deviation over seeds", "results")
+    head = ["method", "seeds", ACCURACY.label, *(f"paper, {name}, %" for name in columns), *(s.label for s in others)]
+    return table(head, rows, "Mean ± standard deviation over seeds", "results")
 
 
 def by_radius(sweep: Sweep) -> Html | None:
@@ -126,11 +126,11 @@ def configuration(sweep: Sweep) -> Html:
     made_with = [[key, _plain(value)] for key, value in sweep.environment.items()]
     return tag(
         "div",
-        table(["method", "settings"], settings, "Settings of the runs above"),
+        table(["method", "settings"], settings, "Settings of the runs above", "texts"),
         tag(
             "div",
-            table(["field", "value"], own, "Configuration"),
-            table(["part", "version"], made_with, "Made with") if made_with else None,
+            table(["field", "value"], own, "Configuration", "texts"),
+            table(["part", "version"], made_with, "Made with", "texts") if made_with else None,
             class_="columns",
         ),
     )
@@ -182,7 +182,7 @@ def _best(outcomes: Sequence[Outcome]) -> Outcome | None:
     return max(scored, key=lambda pair: pair[0])[1] if len(scored) > 1 else None
 
 
-def _score_cell(score: Score, outcome: Outcome, mark: bool) -> Html:
+def _score_cell(score: Score, outcome: Outcome, mark: bool = False) -> Html:
     text = score.written(score.of(outcome))
     return tag("td", tag("strong", text) if mark else text, data_score=score.key)
 
