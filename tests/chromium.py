@@ -8,11 +8,20 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run", "--mute-audio")
+
+# Chromium reads its pipe at 3 and writes at 4; the ends are moved out of the way first.
+START = """
+import fcntl, os, sys
+for place, end in enumerate([fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]], 3):
+    os.dup2(end, place)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 class Browser:
@@ -24,8 +33,17 @@ class Browser:
         self.requests: list[str] = []
         theirs_in, self.to = os.pipe()
         self.come, theirs_out = os.pipe()
-        shell = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
-        command = ["sh", "-c", shell, "sh", str(PROGRAM), *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        ends = [str(theirs_in), str(theirs_out)]
+        command = [
+            sys.executable,
+            "-c",
+            START,
+            *ends,
+            str(PROGRAM),
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            "about:blank",
+        ]
         self.process = subprocess.Popen(
             command, pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

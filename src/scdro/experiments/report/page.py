@@ -24,6 +24,7 @@ __all__ = ["render", "write_report"]
 
 SCRIPTS = ("scales.js", "chart.js", "page.js")
 FEW = 26  # rows of a table that need no fold
+BEYOND = ("hidden",)  # experiments that the paper has not
 SHORTENED = "shortened: its numbers do not compare with the paper's one by one"
 HARDEST = (
     "The worst case within the radius puts more weight on hard samples. Weight 10 means: as much as ten samples of the "
@@ -94,14 +95,15 @@ def _head(sweep: Sweep) -> Html:
     ]
     scale = config.get("scale")
     facts += [f"scale {scale}"] if scale else []
-    short = f" This run is {SHORTENED}." if scale not in (None, "paper") and sweep.experiment in CLAIMS else ""
     claim = CLAIMS.get(sweep.experiment)
+    ours = [tag("b", "The paper: "), claim] if sweep.experiment not in BEYOND else claim
+    short = f" This sweep is {SHORTENED}." if scale != "paper" and sweep.experiment not in BEYOND else ""
     return tag(
         "header",
         tag("h1", sweep.title),
         tag("p", " · ".join(facts), tag("span", _status(sweep), class_="status"), class_="facts"),
         tag("p", sweep.path, class_="path"),
-        None if claim is None else tag("p", tag("b", "The paper: "), claim, short, class_="claim"),
+        None if claim is None else tag("p", ours, short, class_="claim"),
     )
 
 

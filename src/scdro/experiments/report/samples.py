@@ -20,6 +20,7 @@ from scdro.experiments.tasks import Samples, Sources, open_task
 __all__ = ["Known", "look_up"]
 
 FEATURES_SHOWN = 6
+Wanted = set[tuple[int, int]]  # positions and labels
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Known:
 def look_up(sweep: Sweep, sources: Sources) -> Known:
     """Open the data of a sweep and find its hardest samples; images before the features that were made of them."""
     wanted = {
-        int(sample["position"]): int(sample["label"])
+        (int(sample["position"]), int(sample["label"]))
         for outcome in sweep.outcomes
         for result in outcome.results
         for sample in (result or {}).get("hardest", ())
@@ -68,7 +69,7 @@ def look_up(sweep: Sweep, sources: Sources) -> Known:
     return Known(missing="; ".join(reasons))
 
 
-def _opened(inputs: str, dataset: str, sources: Sources, wanted: Mapping[int, int]) -> Known:
+def _opened(inputs: str, dataset: str, sources: Sources, wanted: Wanted) -> Known:
     try:
         return _known(open_task(inputs, dataset, 1, sources).train, wanted)
     except (ScdroError, OSError, ImportError) as error:
@@ -80,14 +81,14 @@ def _kinds(config: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*images, str(config.get("inputs", "features"))]))
 
 
-def _known(train: Samples, wanted: Mapping[int, int]) -> Known:
-    positions = sorted(wanted)
-    others = [i for i in positions if i >= len(train) or int(train.labels[i]) != wanted[i]]
-    if others:
-        raise DataError(
-            f"expected the data that the runs were made with, got others: sample {others[0]} has not the label "
-            f"{wanted[others[0]]}; name the folder by --data or --features"
-        )
+def _known(train: Samples, wanted: Wanted) -> Known:
+    for i, label in sorted(wanted):
+        if i >= len(train) or int(train.labels[i]) != label:
+            raise DataError(
+                f"expected the data that the runs were made with, got others: sample {i} has not the label {label}; "
+                "name the folder by --data or --features"
+            )
+    positions = sorted({i for i, _ in wanted})
     groups: Tensor | None = getattr(train, "groups", None)
     return Known(
         names=tuple(getattr(train, "names", ())),

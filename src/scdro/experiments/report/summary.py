@@ -38,6 +38,7 @@ class Score:
     label: str
     percent: bool = True
     wide: bool = False
+    digits: int = 3
 
     def of(self, outcome: Outcome) -> Spread | None:
         """Over the seeds that have it."""
@@ -47,7 +48,7 @@ class Score:
     def written(self, found: Spread | None) -> str:
         if found is None:
             return "–"
-        return found.written(100, 2) if self.percent else found.written(1, 3)
+        return found.written(100, 2) if self.percent else found.written(1, self.digits)
 
 
 # A title, and what the chart can show.

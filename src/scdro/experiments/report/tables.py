@@ -24,7 +24,7 @@ OTHERS = (
     Score("test.robust_loss", "robust loss, test", percent=False),
     Score("train.robust_loss", "robust loss, train", percent=False),
     Score("train.top1", "train accuracy, %"),
-    Score("seconds", "seconds", percent=False),
+    Score("seconds", "seconds", percent=False, digits=1),
 )
 
 
@@ -38,7 +38,7 @@ def results(sweep: Sweep) -> Html:
     rows = [
         [
             str(outcome.arm),
-            _seeds(outcome),
+            _seeds(sweep, outcome),
             _score_cell(ACCURACY, outcome, mark=outcome is best),
             *(_paper(row.get(name)) for name in columns),
             *(_score_cell(score, outcome) for score in others),
@@ -118,7 +118,7 @@ def configuration(sweep: Sweep) -> Html:
     settings = [
         [
             str(outcome.arm),
-            described(outcome.settings) if outcome.settings else "none: every trial failed, or none ended",
+            described(outcome.settings) if outcome.settings else "none yet",
         ]
         for outcome in sweep.outcomes
     ]
@@ -146,13 +146,16 @@ def _problems(sweep: Sweep, outcome: Outcome) -> list[Child]:
     lines: list[Child] = []
     for seed, (result, curve) in enumerate(zip(outcome.results, outcome.curves, strict=True), 1):
         name = f"{outcome.arm}, seed {seed if result is None else result.get('seed', seed)}"
+        if result is None and sweep.searched < sweep.to_search:
+            continue  # seeds begin when the search has ended
         if result is None:
             reached = f", {curve[-1]['samples']:,} samples so far" if curve else ""
             lines.append(f"{name}: no result yet{reached}")
         elif result["status"] != "done":
             lines.append([f"{name}: {result['status']}", _error(result)])
     if outcome.settings is None:
-        lines.append(f"{outcome.arm}: no settings found, so it has no row of its own yet")
+        why = "every trial failed or diverged" if sweep.searched == sweep.to_search else "no trial has ended well yet"
+        lines.append(f"{outcome.arm}: {why}")
     return lines
 
 
@@ -166,11 +169,11 @@ def _error(result: Mapping[str, Any]) -> Html | None:
 def _trials(outcome: Outcome) -> Html:
     done = [t for t in outcome.trials if t["status"] == "done"]
     done.sort(key=lambda t: (-t["validation"]["balanced"], t["validation"]["robust_loss"]))
-    rows = [
+    rows: list[list[Child]] = [
         [described(t["settings"]), f"{100 * t['validation']['balanced']:.2f}", f"{t['validation']['robust_loss']:.4f}"]
         for t in done
     ]
-    rows += [[described(t["settings"]), t["status"], ""] for t in outcome.trials if t["status"] != "done"]
+    rows += [[described(t["settings"]), [t["status"], _error(t)], ""] for t in outcome.trials if t["status"] != "done"]
     head = ["settings", "mean of classes, %", "robust loss"]
     inner = table(head, rows, f"Trials of {outcome.arm}, on validation data")
     return tag("details", tag("summary", f"{outcome.arm}: {len(rows)} tried"), inner)
@@ -187,9 +190,10 @@ def _score_cell(score: Score, outcome: Outcome, mark: bool = False) -> Html:
     return tag("td", tag("strong", text) if mark else text, data_score=score.key)
 
 
-def _seeds(outcome: Outcome) -> str:
+def _seeds(sweep: Sweep, outcome: Outcome) -> str:
     done = sum(result is not None and result["status"] == "done" for result in outcome.results)
-    return str(done) if done == len(outcome.results) else f"{done} of {len(outcome.results)}"
+    planned = int(sweep.config.get("seeds", len(outcome.results)))
+    return str(done) if done == planned else f"{done} of {planned}"
 
 
 def _paper(value: float | None) -> Html:
