@@ -62,7 +62,8 @@ def _asset(name: str) -> str:
 
 def _contents(sweeps: Sequence[Sweep]) -> Html:
     links = [
-        tag("li", tag("a", sweep.title, href=f"#sweep-{i}"), f" {_status(sweep)}") for i, sweep in enumerate(sweeps)
+        tag("li", tag("a", sweep.title, href=f"#sweep-{i}"), f", {sweep.path}: {_status(sweep)}")
+        for i, sweep in enumerate(sweeps)
     ]
     return tag("nav", tag("h1", "Report"), tag("ul", links), aria_label="Contents")
 

@@ -47,7 +47,8 @@ function domain(values, { percent, wide }) {
   let [low, high] = [Math.min(...values), Math.max(...values)];
   const log = wide && low > 0 && high / low > 15;
   if (log) return { low: low / 1.2, high: high * 1.2, log };
-  const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+  const size = Math.max(Math.abs(low), Math.abs(high)) || 1;
+  const room = high - low > size / 50 ? (high - low) * 0.06 : size / 10; // what hardly changes looks flat
   [low, high] = [low < 0 ? low - room : Math.max(0, low - room), high + room];
   return { low, high: percent ? Math.min(1, high) : high, log };
 }
