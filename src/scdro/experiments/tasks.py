@@ -163,7 +163,7 @@ def _census_rows(table: Table) -> Rows:
     names = [f"{sex}, {race}, {y}" for sex in ("men", "women") for race in ("other", "white") for y in ("low", "high")]
     groups = 4 * female.astype(np.int64) + 2 * white.astype(np.int64) + table.y
     x = torch.from_numpy(np.asarray(table.X.todense(), np.float32))
-    known = {"groups": torch.from_numpy(groups), "group_names": names, "feature_names": table.names}
+    known: dict[str, Any] = {"groups": torch.from_numpy(groups), "group_names": names, "feature_names": table.names}
     return Rows(x, torch.from_numpy(table.y), names=("low", "high"), **known)
 
 

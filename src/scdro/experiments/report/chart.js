@@ -82,8 +82,8 @@ class Chart {
     this.x = makeScale(0, end, ROOM.left, width - ROOM.right, false);
     const means = domain(points.map((point) => point.mean), this.choice);
     const all = points.flatMap((point) => [point.mean - point.sd, point.mean + point.sd]);
-    const own = means.log ? means : domain(all, this.choice);
-    this.low = own.low;
+    const own = means.log ? means : domain(all, { ...this.choice, wide: false });
+    this.range = own;
     this.y = makeScale(own.low, own.high, HEIGHT - ROOM.bottom, ROOM.top, own.log);
   }
 
@@ -103,7 +103,8 @@ class Chart {
   }
 
   at(point, value = point.mean) {
-    return `${this.x.place(point.x).toFixed(1)},${this.y.place(Math.max(value, this.low)).toFixed(1)}`;
+    const inside = Math.min(Math.max(value, this.range.low), this.range.high);
+    return `${this.x.place(point.x).toFixed(1)},${this.y.place(inside).toFixed(1)}`;
   }
 
   path({ arm, points }) {
