@@ -96,7 +96,7 @@ def test_large_tables():
     train, test = census_income(root)
     assert (len(train.y), len(test.y)) == (199_523, 99_762)
     assert train.y.mean() == pytest.approx(0.062, abs=5e-4)
-    X, y, groups = covertype(root)
+    X, y, groups, _ = covertype(root)
     assert X.shape == (581_012, 54)
     assert np.bincount(y).max() == 283_301
     assert np.bincount(y).min() == 2_747

@@ -52,6 +52,10 @@ def test_adult(tmp_path, packed):
     assert set(np.unique(rest)) == {0.0, 1.0}
     assert rest.shape[1] == 1 + 1 + 1 + 2 + 1 + 2  # neither sex nor race, and the rare country is one of its own
     assert test.X.shape[1] == train.X.shape[1]
+    assert train.names[:5] == ("age", "education-num", "capital-gain", "capital-loss", "hours-per-week")
+    sales = train.names.index("occupation: Sales")
+    np.testing.assert_array_equal(train.X[:, sales].toarray()[:, 0], ages > 40)
+    assert "native-country: a rare value" in test.names
 
 
 CENSUS_NUMBERS = (0, 5, 16, 17, 18, 30, 39)  # age, wage, gains, losses, dividends, employers, weeks
@@ -96,7 +100,7 @@ def test_covertype(tmp_path, header):
     table[:, 54] = 1 + np.arange(20) % 7
     named = {"header": ",".join(f"c{j}" for j in range(55)), "comments": ""} if header else {}
     np.savetxt(tmp_path / ("covtype.csv" if header else "covtype.data"), table, "%d", ",", **named)
-    X, y, groups = covertype(tmp_path)
+    X, y, groups, _ = covertype(tmp_path)
     assert y.tolist() == (np.arange(20) % 7).tolist()
     np.testing.assert_allclose(X[:, :10].mean(0), 0, atol=1e-12)
     np.testing.assert_allclose(X[:, :10].std(0), 1)

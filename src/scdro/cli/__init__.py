@@ -27,11 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from scdro.cli import features, predict, pretrain, reproduce, train
+    from scdro.cli import features, predict, pretrain, report, reproduce, train
 
     parser = argparse.ArgumentParser(prog="scdro", description="KL-constrained distributionally robust optimization.")
     parser.add_argument("--version", action="version", version=f"scdro {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (train, predict, reproduce, pretrain, features):
+    for command in (train, predict, reproduce, report, pretrain, features):
         command.add(commands)
     return parser

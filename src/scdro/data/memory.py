@@ -112,7 +112,7 @@ class InMemory(Dataset[tuple[Tensor, int]], ABC):
 
 
 class Rows(InMemory):
-    """Rows of numbers, (n, d), such as features or a table.
+    """Rows of numbers, (n, d), such as features or a table; `feature_names` are for people to read.
 
     Example:
         >>> rows = Rows(torch.eye(3), torch.tensor([0, 1, 1]), names=("a", "b"))
@@ -120,12 +120,15 @@ class Rows(InMemory):
         ([1, 2], [[0.0, 0.0, 1.0]])
     """
 
-    def __init__(self, inputs: Any, labels: Any, **about: Any) -> None:
+    def __init__(self, inputs: Any, labels: Any, *, feature_names: Sequence[str] = (), **about: Any) -> None:
         inputs = as_tensor(inputs, "rows")
         if not inputs.is_floating_point() or inputs.ndim != 2:
             raise DataError(f"expected rows of floats (n, d), got {inputs.dtype} of shape {tuple(inputs.shape)}")
         if not bool(inputs.isfinite().all()):
             raise DataError("expected rows of finite numbers, got NaN or infinity; fill in or drop what is missing")
+        if len(feature_names) not in (0, inputs.shape[1]):
+            raise DataError(f"expected names of {inputs.shape[1]} features, or none, got {len(feature_names)}")
+        self.feature_names = tuple(feature_names)
         super().__init__(inputs, labels, **about)
 
     def batch(self, index: Tensor, augment: Augmentation | None = None, rng: Any = None) -> Tensor:

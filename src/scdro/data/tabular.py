@@ -24,11 +24,13 @@ UCI = "https://archive.ics.uci.edu/dataset"
 
 
 class Table(NamedTuple):
-    """Features (n, d), dense or sparse; labels 0, 1, ...; a column of group names for each kind of group."""
+    """Features (n, d), dense or sparse; labels 0, 1, ...; a column of group names for each kind of group; where known,
+    names of the features."""
 
     X: Any
     y: Array
     groups: Array
+    names: tuple[str, ...] = ()
 
 
 class Census(NamedTuple):
@@ -42,9 +44,24 @@ class Census(NamedTuple):
     weight: int
     labels: tuple[str, str]
     page: str
+    columns: tuple[str, ...] = ()
 
 
-ADULT = Census(("adult",), 15, (0, 4, 10, 11, 12), 9, 8, 2, ("<=50K", ">50K"), f"{UCI}/2/adult")
+ADULT_COLUMNS = (
+    "age workclass fnlwgt education education-num marital-status occupation relationship race sex capital-gain "
+    "capital-loss hours-per-week native-country income"
+)
+ADULT = Census(
+    ("adult",),
+    15,
+    (0, 4, 10, 11, 12),
+    9,
+    8,
+    2,
+    ("<=50K", ">50K"),
+    f"{UCI}/2/adult",
+    columns=tuple(ADULT_COLUMNS.split()),
+)
 CENSUS_INCOME = Census(
     ("census-income-kdd", "census-income"),
     42,
@@ -123,19 +140,26 @@ def _census(source: Census, root: PathLike | None) -> tuple[Table, Table]:
     encode = make_column_transformer(
         (StandardScaler(), list(source.numeric)),
         (
-            OneHotEncoder(min_frequency=20, handle_unknown="infrequent_if_exist"),
+            OneHotEncoder(min_frequency=20, handle_unknown="infrequent_if_exist", feature_name_combiner=_value_name),
             [j for j in range(source.width) if j not in others],
         ),
         sparse_threshold=1.0,
+        verbose_feature_names_out=False,
     )
-    return _table(source, train, encode.fit_transform(train)), _table(source, test, encode.transform(test))
+    matrices = encode.fit_transform(train), encode.transform(test)
+    names = tuple(encode.get_feature_names_out(source.columns)) if source.columns else ()
+    return _table(source, train, matrices[0], names), _table(source, test, matrices[1], names)
 
 
-def _table(source: Census, cells: Array, X: Any) -> Table:
+def _value_name(column: str, value: str) -> str:
+    return f"{column}: {'a rare value' if value == 'infrequent_sklearn' else value}"
+
+
+def _table(source: Census, cells: Array, X: Any, names: tuple[str, ...]) -> Table:
     from scipy.sparse import csr_matrix
 
     y = (np.char.rstrip(cells[:, -1], ".") == source.labels[1]).astype(np.int64)
-    return Table(csr_matrix(X), y, np.stack([cells[:, source.sex], cells[:, source.race]], 1))
+    return Table(csr_matrix(X), y, np.stack([cells[:, source.sex], cells[:, source.race]], 1), names)
 
 
 def _cells(source: Census, part: str, root: PathLike | None) -> Array:

@@ -12,7 +12,7 @@ import torch
 
 from scdro.errors import CheckpointError
 
-__all__ = ["JsonLines", "read_json", "save", "write", "write_json"]
+__all__ = ["JsonLines", "read_json", "read_lines", "save", "write", "write_json"]
 
 
 def write(path: Path, content: bytes) -> None:
@@ -37,6 +37,12 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """What `JsonLines` wrote, without a last line that is not whole; nothing where there is no file."""
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 class JsonLines:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from scdro.errors import CheckpointError
 from scdro.experiments.config import Arm, Run, Study
 from scdro.experiments.folder import environment
 from scdro.experiments.pool import Means, Show, run_all
-from scdro.experiments.storage import read_json, write_json
+from scdro.experiments.storage import read_json, read_lines, write_json
 
 __all__ = ["Outcome", "best_settings", "outcomes", "sweep"]
 
@@ -68,7 +67,13 @@ def outcomes(study: Study, out: Path) -> list[Outcome]:
         settings = best_settings(out, study.search(arm))
         runs = [] if settings is None else study.finals(arm, settings)
         found.append(
-            Outcome(arm, settings, trials, [_result(out, run) for run in runs], [_curve(out, run) for run in runs])
+            Outcome(
+                arm,
+                settings,
+                trials,
+                [_result(out, run) for run in runs],
+                [read_lines(out / run.path / "metrics.jsonl") for run in runs],
+            )
         )
     return found
 
@@ -111,8 +116,3 @@ def _result(out: Path, run: Run) -> Result | None:
     path = out / run.path / "result.json"
     found: Result | None = read_json(path) if path.exists() else None
     return found
-
-
-def _curve(out: Path, run: Run) -> list[dict[str, Any]]:
-    path = out / run.path / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -153,7 +153,8 @@ def _census_rows(table: Table) -> Rows:
     names = [f"{sex}, {race}, {y}" for sex in ("men", "women") for race in ("other", "white") for y in ("low", "high")]
     groups = 4 * female.astype(np.int64) + 2 * white.astype(np.int64) + table.y
     x = torch.from_numpy(np.asarray(table.X.todense(), np.float32))
-    return Rows(x, torch.from_numpy(table.y), names=("low", "high"), groups=torch.from_numpy(groups), group_names=names)
+    known: dict[str, Any] = {"groups": torch.from_numpy(groups), "group_names": names, "feature_names": table.names}
+    return Rows(x, torch.from_numpy(table.y), names=("low", "high"), **known)
 
 
 def _parted(dataset: str, splits: Mapping[str, Any], augment: Augmentation | None = None, workers: int = 0) -> Task:
