@@ -68,9 +68,8 @@ def _measures(ax: Any, series: Sequence[Points]) -> None:
         if law is not None:
             label += f": {law.slope:.2f} ({law.low:.2f} to {law.high:.2f})"
             ax.plot(x, np.exp(law.intercept) * x**law.slope, color=colour, linewidth=1)
-        if one.row.exponent is not None:
-            label += f", paper {one.row.exponent:.2f}"
-            ax.plot(x, one.means[0] * (x / x[0]) ** one.row.exponent, color=colour, linestyle=":", linewidth=1)
+        label += f", paper {one.row.exponent:.2f}"
+        ax.plot(x, one.means[0] * (x / x[0]) ** one.row.exponent, color=colour, linestyle=":", linewidth=1)
         ax.errorbar(x, one.means, errors, color=colour, marker=marker, linestyle="", capsize=2, label=label)
         if one.biases is not None and one.row.problem == "flat":
             ax.plot(x, one.biases, color=colour, marker="x", linestyle="--", linewidth=0.8, label="bias of mu alone")

@@ -36,7 +36,7 @@ class Row:
     """An algorithm on a problem.
 
     Attributes:
-        claim: the paper's oracle complexity as a power of 1/eps; None where it has none.
+        claim: the paper's oracle complexity as a power of 1/eps.
         measure: "dist2", the squared distance of the subgradient from zero, or "gap", the objective gap.
         cost: the paper's cost of a step.
         plan: the run of T steps, or of as many samples in other batches.
@@ -46,7 +46,7 @@ class Row:
 
     algorithm: str
     problem: str
-    claim: int | None
+    claim: int
     measure: str
     cost: str
     plan: Callable[[Problem, Tensor, int], Plan]
@@ -58,9 +58,9 @@ class Row:
         return f"{self.algorithm} on {self.problem}"
 
     @property
-    def exponent(self) -> float | None:
+    def exponent(self) -> float:
         """The slope that the claim gives the measure: dist falls like samples^(-1/claim), its square twice as fast."""
-        return None if self.claim is None else -(2.0 if self.measure == "dist2" else 1.0) / self.claim
+        return -(2.0 if self.measure == "dist2" else 1.0) / self.claim
 
 
 # -- the paper's ------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def _spd(lr: Constant, dual_lr: Constant) -> Callable[[Problem, Tensor, int], Pl
     return plan
 
 
-def _dual_sgm(lr: Constant, average: bool) -> Callable[[Problem, Tensor, int], Plan]:
+def _dual_sgm(lr: Constant) -> Callable[[Problem, Tensor, int], Plan]:
     def plan(problem: Problem, w: Tensor, horizon: int) -> Plan:
         opt = DualSGM(
             [w],
@@ -139,7 +139,7 @@ def _dual_sgm(lr: Constant, average: bool) -> Callable[[Problem, Tensor, int], P
             momentum=0.0,
             radius=problem.radius,
         )
-        return Plan(opt, horizon, BATCH[problem.name], range(horizon), average=average)
+        return Plan(opt, horizon, BATCH[problem.name], (), average=True)
 
     return plan
 
@@ -199,7 +199,7 @@ def _robust_gap(problem: Problem, w: Tensor, opt: Any) -> float:
 # -- the rows ---------------------------------------------------------------------------------------------------------
 
 
-def _row(algorithm: str, problem: str, claim: int | None, cost: str, make: Callable[..., Any], **settings: Any) -> Row:
+def _row(algorithm: str, problem: str, claim: int, cost: str, make: Callable[..., Any], **settings: Any) -> Row:
     ours = algorithm.endswith("SCDRO")
     measure = "gap" if PROBLEMS[problem].convex else "dist2"
     at = {
@@ -216,13 +216,12 @@ _RASCDRO = Restarts(accelerated=True, eps=2.0, mu=0.1, eta=3.0, beta=60.0, gap=0
 
 ROWS: Sequence[Row] = (
     _row("PG-SMD2", "bounded", 4, "O(n + d)", _pgsmd2, lr=1.0, dual_lr=0.01, gamma=1.0, stage_steps=10),
-    _row("AccMDA", "bounded", 3, "O(n + d)", _accmda, lr=1.0, dual_lr=1e-4, k=1.0, m=8.0, c=1.0),
-    _row("Dual SGM", "bounded", None, "O(d)", _dual_sgm, lr=Constant(2.0), average=False),
+    _row("AccMDA", "bounded", 3, "O(n + d)", _accmda, lr=2.0, dual_lr=3e-4, k=1.0, m=8.0, c=1.0),
     _row("SCDRO", "bounded", 4, "O(d)", _scdro, schedule=Scdro(2.0)),
     _row("ASCDRO", "bounded", 3, "O(d)", _ascdro, schedule=Ascdro(1.0, 10.0, 0.5)),
     _row("FastDRO", "curved", 3, "O(d/eps)", _fastdro, lr=Constant(2.0), batch=Constant(1.0, 1 / 3)),
     _row("SPD", "curved", 2, "O(n + d)", _spd, lr=Constant(2.0), dual_lr=Constant(0.1)),
-    _row("Dual SGM", "curved", 2, "O(d)", _dual_sgm, lr=Constant(2.0), average=True),
+    _row("Dual SGM", "curved", 2, "O(d)", _dual_sgm, lr=Constant(2.0)),
     _row("RSCDRO", "curved", 3, "O(d)", _restarted, schedule=_RSCDRO),
     _row("RASCDRO", "curved", 2, "O(d)", _restarted, schedule=_RASCDRO),
     _row("RSCDRO", "flat", 3, "O(d)", _restarted, schedule=_RSCDRO),

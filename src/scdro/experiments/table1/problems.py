@@ -68,7 +68,7 @@ class Problem:
         return w
 
     def losses(self, w: Tensor, index: Tensor | slice = slice(None)) -> Tensor:
-        losses = self.loss(self.x[index] @ w[:FEATURES] - self.y[index])
+        losses = self.loss(self.x[index] @ (w[:FEATURES] if self.tail else w) - self.y[index])
         return losses + softplus(-STEEPNESS * w[-1]) if self.tail else losses
 
     @property

@@ -64,7 +64,7 @@ class Line:
     problem: str
     algorithm: str
     claim: str
-    claimed_slope: float | None
+    claimed_slope: float
     slope: float | None
     low: float | None
     high: float | None
@@ -112,7 +112,7 @@ def _line(found: Points, slope_in_n: float, ms: float) -> Line:
         setting=SETTINGS[row.measure],
         problem=row.problem,
         algorithm=row.algorithm,
-        claim="-" if row.claim is None else f"eps^-{row.claim}",
+        claim=f"eps^-{row.claim}",
         claimed_slope=row.exponent,
         slope=whole.slope if whole else None,
         low=whole.low if whole else None,
