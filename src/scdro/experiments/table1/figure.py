@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from scdro.errors import MissingDataError
 from scdro.experiments.storage import write
 from scdro.experiments.table1.cost import STEPPERS
 from scdro.experiments.table1.results import Points, Record
@@ -37,8 +38,12 @@ TITLES = {
 
 def draw(out: Path, series: Sequence[Points], timings: Sequence[Record]) -> None:
     """table1.png and table1.svg."""
-    import matplotlib
-
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingDataError(
+            "expected matplotlib for the figure, got none; pip install matplotlib, and run again: measurements are kept"
+        ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy.optimize import minimize
 from torch import Tensor
@@ -23,12 +24,13 @@ from torch.nn.functional import softplus
 
 from scdro.errors import ScdroError
 from scdro.functional import objective, worst_case
+from scdro.optim.primal_dual import NO_LAM0
 
 __all__ = ["PROBLEMS", "Optimum", "Problem", "dist_squared"]
 
 SAMPLES, FEATURES, LENGTH, ODD, NOISE = 300, 5, 2.0, 0.15, 0.8
 STEEPNESS = 2.0  # of the tail
-NO_LAM0 = 1e-9  # for the methods whose problem has no regulariser
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -99,14 +101,16 @@ class Problem:
         (of_w,) = torch.autograd.grad(losses, w, p)
         return of_w, self.rho - float(torch.dot(p, log_p + math.log(self.n)))
 
-    def stationarity(self, w: Tensor, lam: float) -> float:
-        """dist(0, subgradient of F + indicator of X)^2 at (w, lam)."""
+    def stationarity(self, w: Tensor, lam: float, mu: float = 0.0) -> float:
+        """dist(0, subgradient of F + mu |x|^2/2 + indicator of X)^2 at (w, lam)."""
+        w = w.detach()
         of_w, of_lam = self.gradient(w, lam)
+        of_w, of_lam = of_w + mu * w, of_lam + mu * lam
         if lam <= self.lam0:
             of_lam = min(of_lam, 0.0)
         elif lam >= self.lam_max:
             of_lam = max(of_lam, 0.0)
-        return dist_squared(of_w, w.detach(), self.radius) + of_lam**2
+        return dist_squared(of_w, w, self.radius) + of_lam**2
 
     def robust_stationarity(self, w: Tensor) -> float:
         """dist(0, subgradient)^2 of the worst case as a function of w alone, for methods that keep no lam."""
@@ -116,37 +120,33 @@ class Problem:
     @cache  # noqa: B019  (a handful of problems, made once)
     def optimum(self, mu: float = 0.0) -> Optimum:
         """The minimiser of F + mu |x|^2/2 over X, for the convex problems, certified by its stationarity."""
-
-        def value_and_gradient(point: np.ndarray) -> tuple[float, np.ndarray]:
-            w, lam = torch.from_numpy(point[:-1]), float(point[-1])
-            of_w, of_lam = self.gradient(w, lam)
-            value = self.value(w, lam) + 0.5 * mu * float(point @ point)
-            return value, np.append(of_w.numpy(), of_lam) + mu * point
-
-        ball = {"type": "ineq", "fun": lambda z: self.radius**2 - z[:-1] @ z[:-1], "jac": lambda z: _ball_jac(z)}
+        start = self.start()
         found = minimize(
-            value_and_gradient,
-            np.append(self.start().numpy(), self.first_lam),
+            self._regularised,
+            np.append(start.numpy(), self.first_lam),
+            args=(mu,),
             jac=True,
             method="SLSQP",
-            bounds=[(None, None)] * len(self.start()) + [(self.lam0, self.lam_max)],
-            constraints=[ball],
+            bounds=[(None, None)] * len(start) + [(self.lam0, self.lam_max)],
+            constraints={"type": "ineq", "fun": self._inside},
             options={"maxiter": 1000, "ftol": 1e-16},
         )
         w, lam = torch.from_numpy(found.x[:-1].copy()), float(found.x[-1])
-        of_w, of_lam = self.gradient(w, lam)
-        of_lam += mu * lam
-        rest = (
-            dist_squared(of_w + mu * w, w, self.radius * (1 - 1e-6))
-            + (min(of_lam, 0.0) if lam <= self.lam0 else of_lam) ** 2
-        )
+        if w.norm() > self.radius * (1 - 1e-6):
+            w *= self.radius / w.norm()
+        rest = self.stationarity(w, lam, mu)
         if rest > 1e-8:
             raise ScdroError(f"expected a stationary point of {self.name} at mu = {mu}, got a residual of {rest:.1e}")
         return Optimum(w, lam, self.value(w, lam))
 
+    def _regularised(self, point: Floats, mu: float) -> tuple[float, Floats]:
+        """F + mu |x|^2/2 and its gradient."""
+        w, lam = torch.from_numpy(point[:-1]), float(point[-1])
+        of_w, of_lam = self.gradient(w, lam)
+        return self.value(w, lam) + 0.5 * mu * float(point @ point), np.append(of_w.numpy(), of_lam) + mu * point
 
-def _ball_jac(point: np.ndarray) -> np.ndarray:
-    return np.append(-2.0 * point[:-1], 0.0)
+    def _inside(self, point: Floats) -> float:
+        return float(self.radius**2 - point[:-1] @ point[:-1])
 
 
 def dist_squared(gradient: Tensor, w: Tensor, radius: float) -> float:
