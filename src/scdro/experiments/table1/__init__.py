@@ -81,10 +81,13 @@ class _Task:
 
 
 def _jobs(size: Scale) -> list[_Task]:
+    """The paper's own methods first."""
     return [
         _Task((row.key, horizon, seed), measure, (row.key, horizon, seed, size.iterates), horizon)
+        for row_is_ours in (True, False)
         for seed in range(size.seeds)
         for row in ROWS
+        if row.ours is row_is_ours
         for horizon in size.horizons
     ]
 

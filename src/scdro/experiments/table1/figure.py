@@ -57,6 +57,9 @@ def draw(out: Path, series: Sequence[Points], timings: Sequence[Record]) -> None
             ax.set(xscale="log", yscale="log")
             ax.grid(alpha=0.25, which="both")
             ax.legend(fontsize=8)
+        fig.supxlabel(
+            "solid: fitted; dotted: the paper's power, from the first point; bars: two standard errors", fontsize=8
+        )
         for kind in ("png", "svg"):
             buffer = io.BytesIO()
             fig.savefig(buffer, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
@@ -77,7 +80,15 @@ def _measures(ax: Any, series: Sequence[Points]) -> None:
         ax.plot(x, one.means[0] * (x / x[0]) ** one.row.exponent, color=colour, linestyle=":", linewidth=1)
         ax.errorbar(x, one.means, errors, color=colour, marker=marker, linestyle="", capsize=2, label=label)
         if one.biases is not None and one.row.problem == "flat":
-            ax.plot(x, one.biases, color=colour, marker="x", linestyle="--", linewidth=0.8, label="bias of mu alone")
+            ax.plot(
+                x,
+                one.biases,
+                color=colour,
+                marker="x",
+                linestyle="--",
+                linewidth=0.8,
+                label=f"{one.row.algorithm}: bias of mu",
+            )
 
 
 def _costs(ax: Any, timings: Sequence[Record]) -> None:

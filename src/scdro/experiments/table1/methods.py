@@ -58,6 +58,11 @@ class Row:
         return f"{self.algorithm} on {self.problem}"
 
     @property
+    def ours(self) -> bool:
+        """Whether it is the paper's, and not one of its baselines."""
+        return self.algorithm.endswith("SCDRO")
+
+    @property
     def exponent(self) -> float:
         """The slope that the claim gives the measure: dist falls like samples^(-1/claim), its square twice as fast."""
         return -(2.0 if self.measure == "dist2" else 1.0) / self.claim
@@ -200,14 +205,13 @@ def _robust_gap(problem: Problem, w: Tensor, opt: Any) -> float:
 
 
 def _row(algorithm: str, problem: str, claim: int, cost: str, make: Callable[..., Any], **settings: Any) -> Row:
-    ours = algorithm.endswith("SCDRO")
     measure = "gap" if PROBLEMS[problem].convex else "dist2"
     at = {
         ("dist2", True): _stationarity,
         ("gap", True): _gap,
         ("dist2", False): _robust_stationarity,
         ("gap", False): _robust_gap,
-    }[measure, ours]
+    }[measure, algorithm.endswith("SCDRO")]
     return Row(algorithm, problem, claim, measure, cost, make(**settings), at, settings)
 
 
