@@ -37,20 +37,16 @@ class Row:
 
     Attributes:
         claim: the paper's oracle complexity as a power of 1/eps.
-        measure: "dist2", the squared distance of the subgradient from zero, or "gap", the objective gap.
         cost: the paper's cost of a step.
         plan: the run of T steps, or of as many samples in other batches.
-        at: the measure of an iterate.
-        settings: the constants, for the record.
+        settings: the constants.
     """
 
     algorithm: str
     problem: str
     claim: int
-    measure: str
     cost: str
     plan: Callable[[Problem, Tensor, int], Plan]
-    at: Callable[[Problem, Tensor, ClosureOptimizer], float]
     settings: Mapping[str, Any]
 
     @property
@@ -63,9 +59,21 @@ class Row:
         return self.algorithm.endswith("SCDRO")
 
     @property
+    def measure(self) -> str:
+        """ "dist2", the squared distance of the subgradient from zero, or "gap", the objective gap."""
+        return "gap" if PROBLEMS[self.problem].convex else "dist2"
+
+    @property
     def exponent(self) -> float:
         """The slope that the claim gives the measure: dist falls like samples^(-1/claim), its square twice as fast."""
         return -(2.0 if self.measure == "dist2" else 1.0) / self.claim
+
+    def at(self, problem: Problem, w: Tensor, opt: Any) -> float:
+        """The measure of an iterate: of (w, lam) for the paper's methods, of w at its best lam for the rest."""
+        if self.measure == "dist2":
+            return problem.stationarity(w, float(opt.lam)) if self.ours else problem.robust_stationarity(w)
+        value = problem.value(w, float(opt.lam)) if self.ours else problem.robust_value(w)
+        return value - problem.optimum().value
 
 
 # -- the paper's ------------------------------------------------------------------------------------------------------
@@ -112,14 +120,6 @@ def _restarted(schedule: Restarts) -> Callable[[Problem, Tensor, int], Plan]:
         return Plan(opt, horizon, BATCH[problem.name], range(horizon - stages[-1].steps, horizon))
 
     return plan
-
-
-def _stationarity(problem: Problem, w: Tensor, opt: Any) -> float:
-    return problem.stationarity(w, float(opt.lam))
-
-
-def _gap(problem: Problem, w: Tensor, opt: Any) -> float:
-    return problem.value(w, float(opt.lam)) - problem.optimum().value
 
 
 # -- the baselines ----------------------------------------------------------------------------------------------------
@@ -193,26 +193,11 @@ def _accmda(lr: float, dual_lr: float, k: float, m: float, c: float) -> Callable
     return plan
 
 
-def _robust_stationarity(problem: Problem, w: Tensor, opt: Any) -> float:
-    return problem.robust_stationarity(w)
-
-
-def _robust_gap(problem: Problem, w: Tensor, opt: Any) -> float:
-    return problem.robust_value(w) - problem.optimum().value
-
-
 # -- the rows ---------------------------------------------------------------------------------------------------------
 
 
 def _row(algorithm: str, problem: str, claim: int, cost: str, make: Callable[..., Any], **settings: Any) -> Row:
-    measure = "gap" if PROBLEMS[problem].convex else "dist2"
-    at = {
-        ("dist2", True): _stationarity,
-        ("gap", True): _gap,
-        ("dist2", False): _robust_stationarity,
-        ("gap", False): _robust_gap,
-    }[measure, algorithm.endswith("SCDRO")]
-    return Row(algorithm, problem, claim, measure, cost, make(**settings), at, settings)
+    return Row(algorithm, problem, claim, cost, make(**settings), settings)
 
 
 _RSCDRO = Restarts(accelerated=False, eps=1.0, mu=0.1, eta=50.0, beta=100.0, gap=0.3)
