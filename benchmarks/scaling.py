@@ -2,9 +2,7 @@
 
     python benchmarks/scaling.py               # n = 1e4 to 1e7, a process for each point; a few minutes
 
-A linear model of 50 features, batches of 64. The batch's features are the same at every n: what grows is only what the
-methods keep. PG-SMD2 is timed within a stage; its start needs a forward pass over all n besides. "SPD, inside" is SPD
-while its p does not touch the edge of the KL ball, when nothing of size n has to be done.
+The steps are those that table 1 times (`scdro.experiments.table1.cost`): a linear model of 50 features, batches of 64.
 """
 
 from __future__ import annotations
@@ -12,53 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
-
-import scdro
-from scdro.optim import PGSMD2, SPD, AccMDA
+from scdro.experiments.table1.cost import step_seconds, steps
 
 ROOT = Path(__file__).parents[1]
-SIZES, BATCH, FEATURES, SECONDS = (10**4, 10**5, 10**6, 10**7), 64, 50, 3.0
-
-RHO = 0.5
-
-
-def _spd(params: Any, n: int) -> SPD:
-    """At the edge of the ball, where it is most of the time."""
-    opt = SPD(params, 0.1, RHO, n=n, dual_lr=2 / n)
-    opt._dual.respond(torch.rand(n, dtype=torch.float64), 1e-3)
-    return opt
-
-
-def _pgsmd2(params: Any, n: int) -> PGSMD2:
-    """Within a stage, which starts at the edge."""
-    return PGSMD2(params, 0.1, RHO, n=n, dual_lr=2 / n, stage_steps=10**9, all_losses=lambda: torch.rand(n))
-
-
-def _accmda(params: Any, n: int) -> AccMDA:
-    opt = AccMDA(params, 0.1, RHO, n=n, dual_lr=20 / n**2)
-    opt._y = scdro.worst_case(torch.rand(n, dtype=torch.float64), RHO).weights
-    return opt
-
-
-# Steps of a few per cent.
-METHODS: dict[str, Callable[[Any, int], Any]] = {
-    "SCDRO": lambda params, n: scdro.SCDRO(params, 0.1, RHO),
-    "SPD": _spd,
-    "SPD, inside": lambda params, n: SPD(params, 0.1, RHO, n=n, dual_lr=2 / n),
-    "PGSMD2": _pgsmd2,
-    "AccMDA": _accmda,
-}
+SIZES, SECONDS = (10**4, 10**5, 10**6, 10**7), 3.0
+METHODS = ("SCDRO", "SPD", "SPD, inside", "PG-SMD2", "AccMDA")
 
 
 def peak() -> int:
@@ -68,30 +29,10 @@ def peak() -> int:
 
 def measure(name: str, n: int) -> dict[str, float]:
     """Median milliseconds of a step after the first, and mebibytes beyond the model's and torch's own."""
-    torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(0)
-    model, x = nn.Linear(FEATURES, 2), torch.randn(BATCH, FEATURES, generator=generator)
-    y = torch.randint(2, (BATCH,), generator=generator)
-
-    def losses() -> torch.Tensor:
-        return cross_entropy(model(x), y, reduction="none")
-
-    scdro.SCDRO(model.parameters()).step(losses)
-    before, opt = peak(), METHODS[name](model.parameters(), n)
-    times: list[float] = []
-    index = torch.arange(BATCH)
-    if hasattr(opt, "draw"):
-        opt.draw(BATCH, generator)
-    if hasattr(opt, "weights"):
-        index = opt.weights.topk(BATCH).indices  # The heaviest rise: p leaves the ball wherever it was at the edge.
-    start = time.perf_counter()
-    while len(times) < 4 or (time.perf_counter() - start < SECONDS and len(times) < 2000):
-        begin = time.perf_counter()
-        if hasattr(opt, "draw"):
-            opt.draw(BATCH, generator)
-        opt.step(losses, index)
-        times.append(time.perf_counter() - begin)
-    return {"ms": 1e3 * statistics.median(times[1:]), "mib": max(peak() - before, 0) / 2**20}
+    next(steps("SCDRO", 1))
+    before = peak()
+    seconds = step_seconds(name, n, SECONDS)
+    return {"ms": 1e3 * seconds, "mib": max(peak() - before, 0) / 2**20}
 
 
 def sweep() -> list[dict[str, Any]]:

@@ -59,6 +59,13 @@ class JsonLines:
         os.truncate(path, size)
         self.path, self.size = path, size
 
+    @classmethod
+    def reopen(cls, path: Path) -> tuple[JsonLines, list[dict[str, Any]]]:
+        """The file as a kill left it, to go on with, and its records; a last line that was cut short is dropped."""
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        return cls(path, len(whole)), [json.loads(line) for line in whole.splitlines()]
+
     def append(self, record: dict[str, Any]) -> None:
         line = (json.dumps(record, allow_nan=False) + "\n").encode()
         with open(self.path, "ab") as file:
