@@ -129,8 +129,8 @@ def _numbers(labels: Tensor) -> list[str]:
 
 def _pixels(dataset: str, train: bool) -> Rows:
     data = IMAGES[dataset](None, train)
-    groups = {"groups": data.groups, "group_names": data.group_names}
-    return Rows(data.images[:, 0].flatten(1).float() / 255, data.labels, names=data.names, **groups)
+    pixels = data.images[:, 0].flatten(1).float() / 255
+    return Rows(pixels, data.labels, names=data.names, groups=data.groups, group_names=data.group_names)
 
 
 def _images(dataset: str, pool: int, sources: Sources) -> Task:
