@@ -18,8 +18,8 @@ __all__ = ["Batch", "Point", "checked", "read_local"]
 
 class Batch(NamedTuple):
     """`log_weight` is None where all weigh the same; `finite` is None where the batch may be used for certain, and
-    else a flag, not yet read, that says whether it may. Of several processes it is the batch of all; `share` says which part
-    is this one's. `labels` are integers of the samples: positions or groups."""
+    else a flag, not yet read, that says whether it may. It is the batch of all processes, and `share` the part that is
+    this one's. `labels` are integers of the samples: positions or groups."""
 
     losses: Tensor
     log_weight: Tensor | None

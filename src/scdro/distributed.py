@@ -1,8 +1,8 @@
 """Several processes as one: the only file that knows torch.distributed.
 
-What crosses between processes in a step are the losses of the batch, with weights and positions where there are any, and a few
-sums. Every process receives all of it, in the order of the ranks, and computes the same numbers from it: lam and log s agree to
-the bit, and nobody has to broadcast them.
+What crosses between processes in a step are the losses of the batch, with weights and positions where there are any,
+and a few sums. Every process receives all of it, in the order of the ranks, and computes the same numbers from it: lam
+and log s agree to the bit, and nobody has to broadcast them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,20 @@ from scdro.errors import ClosureError, HyperparameterError, LossError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Group", "Joined", "Ranks", "RankBatches", "Share", "full", "gathered", "like", "reshard", "shard"]
+__all__ = [
+    "ALONE",
+    "Group",
+    "Joined",
+    "RankBatches",
+    "Ranks",
+    "Share",
+    "full",
+    "gathered",
+    "is_sharded",
+    "like",
+    "reshard",
+    "shard",
+]
 
 # None: all processes, where torch.distributed is initialised; False: each process on its own.
 Group: TypeAlias = "ProcessGroup | Literal[False] | None"
@@ -32,11 +45,11 @@ class Share(NamedTuple):
     """The part of a joined batch that is this process's, and how many processes average their gradients."""
 
     start: int
-    count: int
+    length: int
     ranks: int
 
     def of(self, joined: Tensor) -> Tensor:
-        return joined[self.start : self.start + self.count]
+        return joined[self.start : self.start + self.length]
 
 
 class Joined(NamedTuple):
@@ -59,8 +72,8 @@ class Ranks:
     """The processes that work on one batch: those of a process group, or this one alone.
 
     Args:
-        process_group: None for all processes where torch.distributed is initialised, and this one where it is not; False
-            for this one in any case.
+        process_group: None for all processes where torch.distributed is initialised, and this one where it is not;
+            False for this one in any case.
     """
 
     def __init__(self, process_group: Group = None) -> None:
@@ -93,6 +106,10 @@ class Ranks:
     def part(self, n: int) -> range:
         """This process's part of n things: as even as can be, one after the other."""
         return range(n * self.rank // self.size, n * (self.rank + 1) // self.size)
+
+    def batches(self, sampler: Sampler[list[int]]) -> Sampler[list[int]]:
+        """This process's part of each batch that a sampler gives, the same ones on all processes."""
+        return sampler if self.size == 1 else RankBatches(sampler, self._group)
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
@@ -163,7 +180,7 @@ class Ranks:
         if self._seen_averaged or self.size == 1:
             return
         self._seen_averaged = True
-        whole = [g.detach() for g in gradients if not _is_sharded(g)]
+        whole = [g.detach() for g in gradients if not is_sharded(g)]
         if not whole:
             return
         sums = self.gather(torch.stack([g.double().abs().sum() for g in whole]).sum())
@@ -179,6 +196,9 @@ class Ranks:
     def __reduce__(self) -> tuple[Any, ...]:
         """A process group does not survive pickling: all processes take its place."""
         return Ranks, (False if self._group is False else None,)
+
+
+ALONE = Ranks(False)
 
 
 def shard(n: int, process_group: Group = None) -> range:
@@ -215,13 +235,13 @@ class RankBatches(Sampler[list[int]]):
 # -- parameters that are sharded (FSDP2) ------------------------------------------------------------------------------
 
 
-def _is_sharded(tensor: Any) -> bool:
+def is_sharded(tensor: Any) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
 def full(tensor: Tensor) -> Tensor:
     """The whole of a sharded tensor; any other as it is."""
-    return tensor.full_tensor() if _is_sharded(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def gathered(state: Any) -> Any:
@@ -240,7 +260,7 @@ def gathered(state: Any) -> Any:
 
 def like(value: Any, parameter: Tensor) -> Any:
     """A whole tensor sharded as a parameter is; anything else as it is."""
-    if not _is_sharded(parameter) or not isinstance(value, Tensor) or _is_sharded(value) or value.ndim == 0:
+    if not is_sharded(parameter) or not isinstance(value, Tensor) or is_sharded(value) or value.ndim == 0:
         return value
     from torch.distributed.tensor import distribute_tensor
 
@@ -250,7 +270,7 @@ def like(value: Any, parameter: Tensor) -> Any:
 
 def reshard(modules: Sequence[nn.Module], params: Sequence[Tensor]) -> None:
     """Make FSDP2 gather parameters anew: after a forward pass without a backward one it keeps those of that pass."""
-    if not any(_is_sharded(p) for p in params):
+    if not any(is_sharded(p) for p in params):
         return
     sharded = [m for module in modules for m in module.modules() if hasattr(m, "reshard")]
     if not sharded:

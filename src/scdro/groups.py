@@ -37,7 +37,7 @@ def group_means(losses: Tensor, groups: Tensor, sample_weight: Tensor | None = N
 
 
 def group_weights(weights: Tensor, groups: Tensor, sample_weight: Tensor | None) -> Tensor:
-    """What weights of the groups' means (one for each sample) are as weights of the losses: `group_means` transposed."""
+    """`group_means` transposed: weights of the groups' means (one for each sample) as weights of the losses."""
     share = torch.ones_like(weights) if sample_weight is None else sample_weight
     mass = _group_sums(share, groups).clamp_min(torch.finfo(weights.dtype).tiny)
     return share / mass * _group_sums(weights, groups)

@@ -45,9 +45,9 @@ class KLRobustLoss(nn.Module):
         trim: leave out the hardest `trim` of the recent losses (wrong labels).
         window: how many recent losses decide lam; enough for rho by default.
         skip_nonfinite: leave out batches with NaN or infinite losses, and count them in `skipped`, instead of raising.
-        process_group: the processes that share each batch: None for all, where torch.distributed is initialised; False for
-            this one alone. Each call is then one step on the losses of all of them; gradients must be averaged over them,
-            as DistributedDataParallel and fully_shard do. In `eval()` mode each process has its own losses.
+        process_group: the processes that share each batch: None for all, where torch.distributed is initialised; False
+            for this one alone. Each call is then one step on the losses of all of them. Gradients must be averaged, as
+            DistributedDataParallel and fully_shard do. In `eval()` mode each process has its own losses.
 
     Example:
         >>> robust = KLRobustLoss(rho=0.5)

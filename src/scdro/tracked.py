@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from scdro.batch import Batch, check_losses, checked, read_local
-from scdro.distributed import Group, Ranks
+from scdro.distributed import ALONE, Group, Ranks
 from scdro.errors import CheckpointError, HyperparameterError, ScdroError
 from scdro.scalar import scalar_dtype
 
 __all__ = ["Tracked"]
-
-ALONE = Ranks(False)
 
 
 class Tracked(nn.Module):
