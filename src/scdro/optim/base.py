@@ -59,8 +59,8 @@ class ClosureOptimizer(Optimizer):
                 moves. Call its `update()` afterwards, as always.
             max_grad_norm: bound on the norm of each gradient, all parameters together.
 
-        Under torch.distributed the batch is that of all processes (see `process_group`); the gradients must be averaged,
-        as DistributedDataParallel and fully_shard do.
+        Under torch.distributed the batch is that of all processes (see `process_group`). Gradients must be averaged, as
+        DistributedDataParallel and fully_shard do.
 
         Returns:
             The method's estimate of its own objective, a 0-d tensor: the running one where it keeps one, else this

@@ -53,7 +53,7 @@ class Gradients:
         return scaled
 
     def ready(self, old: dict[Tensor, Tensor] | None = None) -> bool:
-        """Unscale and clip the gradients; unscale the `old` ones of an earlier pass. False where there was an overflow."""
+        """Unscale and clip the gradients; unscale the `old` ones of an earlier pass. False after an overflow."""
         if self.scaler is not None and not self._unscaled(self.scaler, old or {}):
             return False
         if self.max_norm is not None:
