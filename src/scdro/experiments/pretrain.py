@@ -18,7 +18,7 @@ from scdro.data import CropFlip, ImageData, MemoryBatches
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.experiments.catalog import MODELS, chosen, in_order
 from scdro.experiments.schedules import Schedule, one_cycle, step_decay
-from scdro.experiments.storage import JsonLines, save, write_json
+from scdro.experiments.storage import Checkpoints, JsonLines, load, save, write_json
 from scdro.models import Network
 from scdro.scores import Scores, score
 
@@ -66,8 +66,8 @@ def pretrain(
 ) -> Scores:
     """Train, or go on where a run in this folder was stopped; the result is the same, bit for bit.
 
-    Writes config.json, metrics.jsonl (a line an epoch), checkpoint.pt (every `checkpoint_every` steps), and at the end
-    model.pt and scores.json.
+    Writes config.json, metrics.jsonl (a line an epoch), checkpoint.pt (every `checkpoint_every` steps; the one before is
+    kept, and used where the newest is damaged), and at the end model.pt and scores.json.
     """
     run = _Run(config, train.to(device), test.to(device), out)
     total = config.epochs * len(run.batches)
@@ -99,6 +99,7 @@ class _Run:
         self.epoch = self.batch = 0
         self.totals = torch.zeros(3, dtype=torch.float64, device=train.images.device)  # loss, right, seen
         self.seconds, self.since = 0.0, time.perf_counter()
+        self.checkpoints = Checkpoints(out)
         self.identity = {"config": asdict(config), "data": train.fingerprint()}
         self.log = self._resume()
 
@@ -142,7 +143,7 @@ class _Run:
     def checkpoint(self) -> None:
         state = {"epoch": self.epoch, "batch": self.batch, "totals": self.totals, "seconds": self._elapsed()}
         state |= {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        save(self.out / "checkpoint.pt", self.identity | state | {"log_size": self.log.size})
+        self.checkpoints.save(self.identity | state | {"log_size": self.log.size})
 
     def finish(self) -> Scores:
         found = self.scores()
@@ -152,11 +153,10 @@ class _Run:
         return found
 
     def _resume(self) -> JsonLines:
-        path = self.out / "checkpoint.pt"
-        if not path.exists():
+        state = self.checkpoints.load(self.train.images.device)
+        if state is None:
             write_json(self.out / "config.json", self.identity | {"environment": _environment()})
             return JsonLines(self.out / "metrics.jsonl")
-        state = torch.load(path, map_location=self.train.images.device, weights_only=True)
         for key, own in self.identity.items():
             if state[key] != own:
                 raise CheckpointError(
@@ -185,7 +185,7 @@ def load_pretrained(folder: Path) -> tuple[Network, dict[str, Any]]:
     path = folder / "model.pt"
     if not path.exists():
         raise CheckpointError(f"expected {path.absolute()}, which `scdro pretrain` writes at its end; run it first")
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = load(path)
     model = chosen(MODELS, state["model"], "a model")(state["classes"])
     model.load_state_dict(state.pop("state_dict"))
     return model.eval(), state
