@@ -1,6 +1,6 @@
 """Runs of several processes: each case is a function of a `World`, the same for one process and for many.
 
-    python ranks.py RANK FOLDER      is one of four processes; it writes what its cases gave into the folder
+python ranks.py RANK FOLDER      is one of four processes; it writes what its cases gave into the folder
 """
 
 import math
@@ -71,7 +71,7 @@ def new_model():
         return nn.Sequential(nn.Linear(D, 5), nn.Tanh(), nn.Linear(5, K)).double()
 
 
-def batches(sizes=SIZES, replacement=True):
+def batches(sizes=SIZES):
     generator = torch.Generator().manual_seed(8)
     return [torch.randint(N, (size,), generator=generator) for size in sizes]
 
@@ -189,9 +189,9 @@ def drawn(world):
     t = Training(world, "SPD")
     for number, joined in enumerate(batches()):
         t.step(joined, number)
-    seen = [index for index in t.opt.batch_sampler(8000 // world.size, steps=2, seed=1)]
+    seen = list(t.opt.batch_sampler(8000 // world.size, steps=2, seed=1))
     levels = FastDRO(t.model.parameters(), multilevel=Multilevel(2, 8), process_group=world.group)
-    small = [index for index in levels.batch_sampler(n=N, steps=20, seed=1)]
+    small = list(levels.batch_sampler(n=N, steps=20, seed=1))
     plain = REGISTRY["ERM"].batches(levels, N, 5, seed=2)
     return {
         "weights": t.opt.weights,
@@ -237,13 +237,20 @@ def scaled(world, name):
     return t.outcome([v for i, v in enumerate(values) if i != 2])
 
 
+def message(function):
+    try:
+        function()
+    except scdro.ScdroError as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
 def errors(world):
     """What goes wrong on one process is an error on all of them, and they can go on."""
     t = Training(world, "SCDRO")
     x, y = data()
     robust = scdro.KLRobustLoss(rho=0.3, process_group=world.group)
     bad = world.rank == world.size - 1
-    seen = []
     cases = [
         lambda: t.opt.step(lambda: t.losses(torch.arange(4)) * (math.nan if bad else 1.0)),
         lambda: t.opt.step(lambda: t.losses(torch.arange(4)).reshape((2, 2) if bad else (4,))),
@@ -251,20 +258,11 @@ def errors(world):
         lambda: robust(t.losses(torch.arange(4)), groups=torch.zeros(3 if bad else 4, dtype=torch.int64)),
         lambda: robust(t.losses(torch.arange(0))),
     ]
-    for case in cases:
-        try:
-            case()
-            seen.append("none")
-        except scdro.LossError as error:
-            seen.append(f"{type(error).__name__}: {error}")
+    seen = [message(case) for case in cases]
     plain = nn.Linear(D, K).double()  # not wrapped: nobody averages its gradients
     opt = scdro.SCDRO(plain.parameters(), process_group=world.group)
     mine = torch.arange(4) + world.rank
-    try:
-        opt.step(lambda: F.cross_entropy(plain(x[mine]), y[mine], reduction="none"))
-        seen.append("none")
-    except scdro.ClosureError as error:
-        seen.append(str(error))
+    seen.append(message(lambda: opt.step(lambda: F.cross_entropy(plain(x[mine]), y[mine], reduction="none"))))
     value = t.step(torch.arange(8), 0)
     return {"seen": seen, "value": value}
 
@@ -285,6 +283,7 @@ EVERYWHERE = {
     "loss, groups": partial(robust_loss, grouped=True),
     "loss, weights and groups": partial(robust_loss, weighted=True, grouped=True),
     "loss, parts": partial(robust_loss, parts=2),
+    "loss, parts of a known start": partial(robust_loss, parts=2, temperature=scdro.WindowTemperature(initial=0.5)),
     "errors": errors,
 }
 WITH_DDP = {

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import ranks
+import scdro
 from ranks import CASES, N, World
 
 HERE = Path(__file__).parent
@@ -69,3 +70,54 @@ def test_all_processes_agree_to_the_bit(outcomes, wrapper, size):
         for other in others:
             for key, value in first[name].items():
                 assert torch.equal(other[name][key].nan_to_num(7.0), value.nan_to_num(7.0)), (name, key)
+
+
+@runs
+def test_accumulated_parts_equal_the_large_batch(outcomes, size):
+    whole = ranks.robust_loss(World(), temperature=scdro.WindowTemperature(initial=0.5))
+    for wrapper in CASES:
+        parts = outcomes[wrapper, size][0]["loss, parts of a known start"]
+        for key in ("w", "lam", "recent"):
+            np.testing.assert_allclose(parts[key].numpy(), whole[key].numpy(), rtol=1e-10, atol=1e-10, err_msg=key)
+
+
+@runs
+def test_the_walls_of_the_ball_are_met(outcomes, size):
+    """Otherwise the sharded projections would not have been tested."""
+    for name in ("SPD", "PGSMD2"):
+        assert outcomes["ddp", size][0][f"train {name}"]["kl"] == pytest.approx(ranks.RHO)
+    assert outcomes["ddp", size][0]["train AccMDA"]["kl"] > 0.2 * ranks.RHO
+
+
+@runs
+def test_joint_draws(outcomes, size):
+    """The parts make one draw from p, of the sizes asked for."""
+    found = [outcome["drawn"] for outcome in outcomes["ddp", size]]
+    p = found[0]["weights"].numpy()
+    joint = torch.cat([f["seen"].reshape(2, -1) for f in found], 1).reshape(-1)
+    assert joint.shape == (16000,)
+    counts = torch.bincount(joint, minlength=N).numpy()
+    assert (np.abs(counts - 16000 * p) <= 5 * np.sqrt(16000 * p)).all()
+    assert p.max() > 1.5 / N  # not uniform
+    sizes = [sum(len(f["small"][k]) for f in found) for k in range(20)]
+    assert set(sizes) == {4, 8}
+    for k, epoch in enumerate(alone("ddp", "drawn")["small"]):
+        assert sum((f["small"][k] for f in found), []) == epoch
+    joint = [sum((f["plain"][k] for f in found), []) for k in range(len(found[0]["plain"]))]
+    assert {len(batch) for batch in joint} == {5 * size}
+    assert sorted(sum(joint, [])) == list(range(N))
+
+
+@runs
+@pytest.mark.parametrize("wrapper", CASES)
+def test_an_error_on_one_process_is_one_on_all(outcomes, wrapper, size):
+    *others, last = (outcome["errors"]["seen"] for outcome in outcomes[wrapper, size])
+    for seen in others:
+        assert [text.split(":")[0] for text in seen] == ["NonFiniteLossError", *["LossError"] * 4, "ClosureError"]
+        assert all(f"rank [{size - 1}]" in text for text in seen[1:4])
+        assert "DistributedDataParallel" in seen[5]
+    assert "got shape (2, 2)" in last[1]
+    assert "negative" in last[2]
+    assert "one group per loss" in last[3]
+    values = [outcome["errors"]["value"] for outcome in outcomes[wrapper, size]]
+    assert all(value == values[0] for value in values)

@@ -8,6 +8,7 @@ and log s agree to the bit, and nobody has to broadcast them.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -22,18 +23,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = [
-    "ALONE",
-    "Group",
-    "Joined",
-    "RankBatches",
-    "Ranks",
-    "Share",
-    "full",
-    "gathered",
-    "is_sharded",
-    "like",
-    "reshard",
-    "shard",
+    *("ALONE", "Group", "Joined", "RankBatches", "Ranks", "Share"),
+    *("full", "gathered", "initialize", "is_sharded", "like", "reshard", "shard"),
 ]
 
 # None: all processes, where torch.distributed is initialised; False: each process on its own.
@@ -199,6 +190,24 @@ class Ranks:
 
 
 ALONE = Ranks(False)
+
+
+def initialize(backend: str | None = None, **settings: Any) -> torch.device:
+    """`init_process_group` where torchrun started this process; gives the device to work on.
+
+    After an elastic restart the store still holds the addresses of processes that are gone: each restart gets a part of
+    the store of its own.
+    """
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if "RANK" in os.environ and not dist.is_initialized():
+        store, rank, size = next(dist.rendezvous("env://"))
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        own = dist.PrefixStore(f"restart {restart}", store)
+        dist.init_process_group(backend, store=own, rank=rank, world_size=size, **settings)
+    return device
 
 
 def shard(n: int, process_group: Group = None) -> range:

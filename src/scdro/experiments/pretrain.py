@@ -66,8 +66,8 @@ def pretrain(
 ) -> Scores:
     """Train, or go on where a run in this folder was stopped; the result is the same, bit for bit.
 
-    Writes config.json, metrics.jsonl (a line an epoch), checkpoint.pt (every `checkpoint_every` steps; the one before is
-    kept, and used where the newest is damaged), and at the end model.pt and scores.json.
+    Writes config.json, metrics.jsonl (a line an epoch), checkpoint.pt (every `checkpoint_every` steps; the one before
+    is kept, and used where the newest is damaged), and at the end model.pt and scores.json.
     """
     run = _Run(config, train.to(device), test.to(device), out)
     total = config.epochs * len(run.batches)
