@@ -1,5 +1,6 @@
 """Several processes equal one on the joined batch: every algorithm and the loss, with DDP and FSDP2."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -89,6 +90,10 @@ def test_the_walls_of_the_ball_are_met(outcomes, size):
     assert outcomes["ddp", size][0]["train AccMDA"]["kl"] > 0.2 * ranks.RHO
 
 
+def joined(lists):
+    return list(itertools.chain.from_iterable(lists))
+
+
 @runs
 def test_joint_draws(outcomes, size):
     """The parts make one draw from p, of the sizes asked for."""
@@ -102,10 +107,10 @@ def test_joint_draws(outcomes, size):
     sizes = [sum(len(f["small"][k]) for f in found) for k in range(20)]
     assert set(sizes) == {4, 8}
     for k, epoch in enumerate(alone("ddp", "drawn")["small"]):
-        assert sum((f["small"][k] for f in found), []) == epoch
-    joint = [sum((f["plain"][k] for f in found), []) for k in range(len(found[0]["plain"]))]
+        assert joined(f["small"][k] for f in found) == epoch
+    joint = [joined(f["plain"][k] for f in found) for k in range(len(found[0]["plain"]))]
     assert {len(batch) for batch in joint} == {5 * size}
-    assert sorted(sum(joint, [])) == list(range(N))
+    assert sorted(joined(joint)) == list(range(N))
 
 
 @runs

@@ -74,6 +74,7 @@ class Gradients:
         """A batch is left out for its losses: the scaler wants to see gradients all the same."""
         if self.scaler is None:
             return
+        self.scaler.scale(torch.ones(()))  # It makes its state when first used.
         for p in self._params():
             p.grad = torch.zeros_like(p)
         self.scaler.step(self)  # type: ignore[arg-type]
