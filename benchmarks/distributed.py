@@ -3,8 +3,8 @@
     python benchmarks/distributed.py                     # two processes, ResNet20, 64 images each
     python benchmarks/distributed.py --processes 2 4 8   # the exchange alone, for more of them
 
-The plain side is DistributedDataParallel and SGD with momentum 0.9; both sides take turns within one run, in gloo on the
-loopback interface. The last table is what each process computes on the joined batch: it needs no other processes.
+The plain side is DistributedDataParallel and SGD with momentum 0.9; both sides take turns within one run, in gloo on
+the loopback interface. The last table is what each process computes on the joined batch: it needs no other processes.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def exchange_table(folder: Path) -> None:
     ranks, losses = Ranks(), torch.rand(IMAGES, dtype=torch.float64)
     times = [seconds(lambda: ranks.join(losses, None, None), 20) for _ in range(11)]
     if dist.get_rank() == 0:
-        sent = 8 * (2 + IMAGES)
+        sent = 8 * (3 + IMAGES)
         line = f"| {ranks.size} | {sent} | {sent * ranks.size} | {1e6 * statistics.median(times[1:]):.0f} |"
         (folder / "lines").write_text(line)
 

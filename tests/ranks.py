@@ -1,6 +1,6 @@
 """Runs of several processes: each case is a function of a `World`, the same for one process and for many.
 
-python ranks.py RANK FOLDER      is one of four processes; it writes what its cases gave into the folder
+python ranks.py RANK FOLDER [compiled]      is one of four; it writes what its cases gave into the folder
 """
 
 import math
@@ -160,11 +160,12 @@ def resumed(world, name):
     return second.outcome(values)
 
 
-def robust_loss(world, weighted=False, grouped=False, parts=1, sync=True, **settings):
+def robust_loss(world, weighted=False, grouped=False, parts=1, sync=True, compiled=False, **settings):
     """KLRobustLoss with SGD; `parts` micro-batches to a step."""
     model = world.wrap(new_model())
     robust = scdro.KLRobustLoss(rho=0.3, beta=0.3, process_group=world.group, **settings)
     opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.7)
+    call = torch.compile(robust) if compiled else robust
     if parts > 1:
         robust.attach(opt)
     (x, y), values = data(), []
@@ -177,7 +178,7 @@ def robust_loss(world, weighted=False, grouped=False, parts=1, sync=True, **sett
                 extra |= {"sample_weight": 0.5 + (index % 3), "mask": index % 7 != 0}
             last = sync or k == parts - 1
             with nullcontext() if last or world.wrapper != "ddp" else model.no_sync():
-                loss = robust(F.cross_entropy(model(x[index]), y[index], reduction="none"), **extra)
+                loss = call(F.cross_entropy(model(x[index]), y[index], reduction="none"), **extra)
                 (loss / parts).backward()
         values.append(loss.detach())
         opt.step()
@@ -264,6 +265,9 @@ def errors(world):
     mine = torch.arange(4) + world.rank
     seen.append(message(lambda: opt.step(lambda: F.cross_entropy(plain(x[mine]), y[mine], reduction="none"))))
     value = t.step(torch.arange(8), 0)
+    if bad:
+        t.opt._robust.scalars[0] *= 2.0  # as if it alone had loaded a checkpoint
+    seen.append(message(lambda: t.step(torch.arange(8), 1)))
     return {"seen": seen, "value": value}
 
 
@@ -293,9 +297,10 @@ WITH_DDP = {
     "evaluated": evaluated,
 }
 CASES = {"ddp": EVERYWHERE | WITH_DDP, "fsdp": EVERYWHERE}
+COMPILED = {"ddp": {"loss, compiled": partial(robust_loss, compiled=True), "loss": robust_loss}}
 
 
-def main(rank, folder):
+def main(rank, folder, all_cases):
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), 4)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=4, timeout=timedelta(seconds=120))
@@ -303,7 +308,7 @@ def main(rank, folder):
     for group, size in ((None, 4), (pair, 2)):
         if rank >= size:
             continue
-        for wrapper, cases in CASES.items():
+        for wrapper, cases in all_cases.items():
             found = {name: case(World(group, wrapper)) for name, case in cases.items()}
             torch.save(found, folder / f"{wrapper}-{size}-{rank}.pt")
     dist.barrier()
@@ -312,4 +317,4 @@ def main(rank, folder):
 
 if __name__ == "__main__":
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), COMPILED if "compiled" in sys.argv else CASES)

@@ -21,10 +21,13 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     """What each of four processes, and each of two among them, got; all cases in one start of four processes."""
-    folder = tmp_path_factory.mktemp("ranks")
+    return started(tmp_path_factory.mktemp("ranks"), CASES)
+
+
+def started(folder, cases, *extra):
+    command = [sys.executable, "ranks.py"]
     processes = [
-        subprocess.Popen([sys.executable, "ranks.py", str(rank), str(folder)], cwd=HERE, env=environment())
-        for rank in range(4)
+        subprocess.Popen([*command, str(rank), str(folder), *extra], cwd=HERE, env=environment()) for rank in range(4)
     ]
     try:
         assert [process.wait(timeout=1200) for process in processes] == [0] * 4
@@ -33,7 +36,7 @@ def outcomes(tmp_path_factory):
             process.kill()
     return {
         (wrapper, size): [torch.load(folder / f"{wrapper}-{size}-{rank}.pt") for rank in range(size)]
-        for wrapper in CASES
+        for wrapper in cases
         for size in (2, 4)
     }
 
@@ -118,7 +121,12 @@ def test_joint_draws(outcomes, size):
 def test_an_error_on_one_process_is_one_on_all(outcomes, wrapper, size):
     *others, last = (outcome["errors"]["seen"] for outcome in outcomes[wrapper, size])
     for seen in others:
-        assert [text.split(":")[0] for text in seen] == ["NonFiniteLossError", *["LossError"] * 4, "ClosureError"]
+        assert [text.split(":")[0] for text in seen] == [
+            "NonFiniteLossError",
+            *["LossError"] * 4,
+            "ClosureError",
+            "CheckpointError",
+        ]
         assert all(f"rank [{size - 1}]" in text for text in seen[1:4])
         assert "DistributedDataParallel" in seen[5]
     assert "got shape (2, 2)" in last[1]
@@ -126,3 +134,12 @@ def test_an_error_on_one_process_is_one_on_all(outcomes, wrapper, size):
     assert "one group per loss" in last[3]
     values = [outcome["errors"]["value"] for outcome in outcomes[wrapper, size]]
     assert all(value == values[0] for value in values)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_compiled_loss(tmp_path):
+    for ranks_of_size in started(tmp_path, ranks.COMPILED, "compiled").values():
+        for found in ranks_of_size:
+            for key, value in found["loss"].items():
+                np.testing.assert_allclose(found["loss, compiled"][key].numpy(), value.numpy(), rtol=1e-10, atol=1e-10)

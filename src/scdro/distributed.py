@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils.data import Sampler
 
-from scdro.errors import ClosureError, HyperparameterError, LossError
+from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -29,7 +29,7 @@ __all__ = [
 
 # None: all processes, where torch.distributed is initialised; False: each process on its own.
 Group: TypeAlias = "ProcessGroup | Literal[False] | None"
-_FAILED = -1
+_FAILED, _HEADER = -1, 3
 
 
 class Share(NamedTuple):
@@ -44,7 +44,7 @@ class Share(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """The losses of all processes, in the order of the ranks; log weights and integer labels where there are any."""
+    """The losses of all processes, in the order of the ranks."""
 
     losses: Tensor
     log_weight: Tensor | None
@@ -94,6 +94,12 @@ class Ranks:
         dist.all_gather(list(rows.unbind()), local.contiguous(), group=self._group or None)
         return rows
 
+    def merged(self, local: Tensor) -> Tensor:
+        """The sum of tensors in each entry of which all processes but one have zero: it is exact in any order."""
+        if self.size > 1:
+            dist.all_reduce(local, group=self._group or None)
+        return local
+
     def part(self, n: int) -> range:
         """This process's part of n things: as even as can be, one after the other."""
         return range(n * self.rank // self.size, n * (self.rank + 1) // self.size)
@@ -104,15 +110,17 @@ class Ranks:
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
-    def join(self, losses: Tensor, log_weight: Tensor | None, labels: Tensor | None) -> Joined:
-        """All losses of a batch whose parts the processes hold, be they of different sizes, or empty."""
+    def join(
+        self, losses: Tensor, log_weight: Tensor | None, labels: Tensor | None, mark: Tensor | None = None
+    ) -> Joined:
+        """All losses of a batch whose parts the processes hold. `mark` is a number of their state, the same on all."""
         if self.size == 1:
             return Joined(losses, log_weight, labels, None)
         rows = [losses, torch.zeros_like(losses) if log_weight is None else log_weight]
         if labels is not None:
             rows.append(labels.to(losses))
         own = _Room(len(losses), log_weight is not None)
-        parts, counts, weighted = self._exchange(torch.stack(rows), own)
+        parts, counts, weighted = self._exchange(torch.stack(rows), own, mark)
         joined = torch.cat([part[:, :count] for part, count in zip(parts, counts, strict=True)], 1)
         if joined.shape[1] == 0:
             raise LossError("expected at least one loss, got an empty batch on every process; leave it out")
@@ -127,27 +135,29 @@ class Ranks:
         """Tell the others, who are joining a batch, that this process has none."""
         if self.size > 1:
             rows = torch.zeros(3 if labelled else 2, 0, dtype=torch.float64, device=device)
-            self.gather(self._message(rows, _Room(_FAILED, False)))
+            self.gather(self._message(rows, _Room(_FAILED, False), None))
 
-    def _exchange(self, rows: Tensor, own: _Room) -> tuple[Tensor, list[int], bool]:
+    def _exchange(self, rows: Tensor, own: _Room, mark: Tensor | None) -> tuple[Tensor, list[int], bool]:
         """The rows of each process, how many of their columns count, and whether any has weights.
 
-        A message has room for the largest batch so far: one exchange a step, two where a batch is larger.
-        """
+        A message has room for the largest batch so far: one exchange a step, two where a batch is larger."""
         while True:
-            messages = self.gather(self._message(rows, own))
-            headers: list[list[float]] = messages[:, :2].tolist()
-            counts = [int(count) for count, _ in headers]
+            messages = self.gather(self._message(rows, own, mark))
+            headers: list[list[float]] = messages[:, :_HEADER].tolist()
+            counts = [int(count) for count, *_ in headers]
             if _FAILED in counts:
                 bad = [rank for rank, count in enumerate(counts) if count == _FAILED]
                 raise LossError(f"expected a batch of losses from every process, got an error on rank {bad}: see there")
-            need = _Room(max(counts), any(weighted for _, weighted in headers))
+            if len({repr(mark) for *_, mark in headers}) > 1:
+                marks = [mark for *_, mark in headers]
+                raise CheckpointError(f"expected one state on all processes, got {marks}; load it on every one")
+            need = _Room(max(counts), any(weighted for _, weighted, _ in headers))
             if need.losses <= self._room.losses and need.weighted <= self._room.weighted:
-                return self._unpacked(messages[:, 2:], len(rows)), counts, need.weighted
+                return self._unpacked(messages[:, _HEADER:], len(rows)), counts, need.weighted
             self._room = _Room(max(need.losses, self._room.losses), need.weighted or self._room.weighted)
 
-    def _message(self, rows: Tensor, own: _Room) -> Tensor:
-        """Count, whether weighted, and the rows, as far as there is room for them."""
+    def _message(self, rows: Tensor, own: _Room, mark: Tensor | None) -> Tensor:
+        """Count, whether weighted, the mark, and the rows, as far as there is room for them."""
         room, count = self._room.losses, rows.shape[1]
         body = torch.zeros(len(rows), room, dtype=rows.dtype, device=rows.device)
         if count <= room:
@@ -155,7 +165,8 @@ class Ranks:
         if not self._room.weighted:
             body = torch.cat([body[:1], body[2:]])
         header = torch.tensor([own.losses, own.weighted], dtype=rows.dtype, device=rows.device)
-        return torch.cat([header, body.reshape(-1)])
+        state = header.new_zeros(1) if mark is None else mark.reshape(1).to(header)
+        return torch.cat([header, state, body.reshape(-1)])
 
     def _unpacked(self, bodies: Tensor, height: int) -> Tensor:
         sent = height if self._room.weighted else height - 1
@@ -193,17 +204,14 @@ ALONE = Ranks(False)
 
 
 def initialize(backend: str | None = None, **settings: Any) -> torch.device:
-    """`init_process_group` where torchrun started this process; gives the device to work on.
-
-    After an elastic restart the store still holds the addresses of processes that are gone: each restart gets a part of
-    the store of its own.
-    """
+    """`init_process_group` where torchrun started this process; gives the device to work on."""
     local = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if "RANK" in os.environ and not dist.is_initialized():
         store, rank, size = next(dist.rendezvous("env://"))
+        # After a restart the store still holds the addresses of processes that are gone.
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         own = dist.PrefixStore(f"restart {restart}", store)
         dist.init_process_group(backend, store=own, rank=rank, world_size=size, **settings)
@@ -254,10 +262,7 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def gathered(state: Any) -> Any:
-    """A state_dict with every sharded tensor whole, to be saved by one process and loaded by any number of them.
-
-    All processes must call it.
-    """
+    """A state_dict with every sharded tensor whole, to be saved by one process, loaded by any. All must call it."""
     if isinstance(state, Tensor):
         return full(state.detach())
     if isinstance(state, dict):

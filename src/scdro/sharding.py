@@ -65,7 +65,7 @@ class Sharding:
         mine, where = self.inside(index)
         found = torch.zeros(len(index), dtype=local.dtype)
         found[mine] = local[where]
-        return self._ranks.gather(found).sum(0)  # One of them is not zero.
+        return self._ranks.merged(found)
 
     def whole(self, local: Tensor) -> Tensor:
         if self._ranks.size == 1:
@@ -90,7 +90,7 @@ class Sharding:
         """Integers of which each process has some, at the places `mine`."""
         found = torch.zeros(len(mine), dtype=torch.int64)
         found[mine] = values
-        return self._ranks.gather(found).sum(0)
+        return self._ranks.merged(found)
 
     def solve_lam(self, local: Tensor, rho: float, lam0: float, start: float | None = None) -> Scalar:
         """`tilt.solve_lam` of the whole vector, all weights alike: each process tells three numbers an iteration."""

@@ -67,7 +67,8 @@ class Tracked(nn.Module):
         except ScdroError:
             ranks.fail(getattr(losses, "device", self.skipped.device), labels is not None)
             raise
-        return checked(ranks.join(*joined), loss_bound=self.loss_bound, skip_nonfinite=self.skip_nonfinite)
+        mark = next((b[0] for b in self.buffers() if b.is_floating_point()), None) if ranks.size > 1 else None
+        return checked(ranks.join(*joined, mark), loss_bound=self.loss_bound, skip_nonfinite=self.skip_nonfinite)
 
     def count_skipped(self, bad: Tensor | bool) -> None:
         self.skipped += bad
