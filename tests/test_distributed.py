@@ -10,21 +10,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 import ranks
 import scdro
 from ranks import CASES, N, World
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.timeout(1500)  # the first test waits for all processes
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """What each of four processes, and each of two among them, got; all cases in one start of four processes."""
-    return started(tmp_path_factory.mktemp("ranks"), CASES)
+    """What each of four processes, and each of two among them, got: one start of four, whatever the test workers."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    with FileLock(shared / "ranks.lock"):
+        folder = shared / "ranks"
+        if not folder.exists():
+            start(folder)
+    return read(folder, CASES)
 
 
-def started(folder, cases, *extra):
+def start(folder, *extra):
+    folder.mkdir()
     command = [sys.executable, "ranks.py"]
     processes = [
         subprocess.Popen([*command, str(rank), str(folder), *extra], cwd=HERE, env=environment()) for rank in range(4)
@@ -34,6 +43,9 @@ def started(folder, cases, *extra):
     finally:
         for process in processes:
             process.kill()
+
+
+def read(folder, cases):
     return {
         (wrapper, size): [torch.load(folder / f"{wrapper}-{size}-{rank}.pt") for rank in range(size)]
         for wrapper in cases
@@ -57,7 +69,6 @@ comparable = [(wrapper, name) for wrapper, cases in CASES.items() for name in ca
 
 @runs
 @pytest.mark.parametrize(("wrapper", "name"), comparable)
-@pytest.mark.timeout(1500)
 def test_processes_equal_one_on_the_joined_batch(outcomes, wrapper, name, size):
     expected = alone(wrapper, name)
     first = outcomes[wrapper, size][0][name]
@@ -137,9 +148,9 @@ def test_an_error_on_one_process_is_one_on_all(outcomes, wrapper, size):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 def test_a_compiled_loss(tmp_path):
-    for ranks_of_size in started(tmp_path, ranks.COMPILED, "compiled").values():
+    start(tmp_path / "compiled", "compiled")
+    for ranks_of_size in read(tmp_path / "compiled", ranks.COMPILED).values():
         for found in ranks_of_size:
             for key, value in found["loss"].items():
                 np.testing.assert_allclose(found["loss, compiled"][key].numpy(), value.numpy(), rtol=1e-10, atol=1e-10)
