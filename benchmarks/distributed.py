@@ -72,7 +72,7 @@ def seconds(step: Step, repeats: int = 1) -> float:
 
 def start_process(rank: int, size: int, folder: str, task: Callable[[Path], None]) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", size)
+    store = dist.FileStore(f"{folder}/store", size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     task(Path(folder))
     dist.destroy_process_group()
@@ -81,7 +81,7 @@ def start_process(rank: int, size: int, folder: str, task: Callable[[Path], None
 def run(size: int, task: Callable[[Path], None]) -> list[str]:
     """The lines that the first of `size` processes writes."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(start_process, (size, folder, task), nprocs=size)  # type: ignore[no-untyped-call]
+        mp.spawn(start_process, (size, folder, task), nprocs=size)  # type: ignore[attr-defined, no-untyped-call]
         return (Path(folder) / "lines").read_text().splitlines()
 
 

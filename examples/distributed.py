@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,14 @@ def build(device: torch.device, sharded: bool) -> nn.Module:
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)).double().to(device)
     if not dist.is_initialized():
         return model
-    return fully_shard(model) if sharded else DistributedDataParallel(model)
+    if not sharded:
+        return DistributedDataParallel(model)
+    fully_shard(model)
+    return model
+
+
+def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, reduction="none")
 
 
 def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, log_size: int) -> dict[str, Any]:
@@ -82,7 +90,7 @@ def main() -> None:
     for step in range(start, args.steps):
         batch = shuffled(SAMPLES, 0, step // batches)[step % batches * BATCH :][:BATCH]
         mine = batch[shard(len(batch))]  # this process's part
-        value = optimizer.step(lambda i=mine: F.cross_entropy(model(x[i]), y[i], reduction="none"))
+        value = optimizer.step(partial(losses, model, x[mine], y[mine]))
         if log is not None:
             restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
             log.append({"step": step, "value": float(value), "lam": float(optimizer.lam), "restarts": restarts})

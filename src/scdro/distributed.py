@@ -210,10 +210,10 @@ def initialize(backend: str | None = None, **settings: Any) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if "RANK" in os.environ and not dist.is_initialized():
-        store, rank, size = next(dist.rendezvous("env://"))
+        store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
         # After a restart the store still holds the addresses of processes that are gone.
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        own = dist.PrefixStore(f"restart {restart}", store)
+        own = dist.PrefixStore(f"restart {restart}", store)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=own, rank=rank, world_size=size, **settings)
     return device
 
