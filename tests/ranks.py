@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import scdro
 from scdro.distributed import gathered, shard
-from scdro.optim import REGISTRY, SPD, FastDRO
+from scdro.optim import ERM, REGISTRY, SPD, FastDRO
 from scdro.optim.fastdro import Multilevel
 
 N, D, K, RHO, STEPS = 60, 4, 3, 0.05, 6
@@ -160,7 +160,7 @@ def resumed(world, name):
     return second.outcome(values)
 
 
-def robust_loss(world, weighted=False, grouped=False, parts=1, sync=True, compiled=False, **settings):
+def robust_loss(world, weighted=False, grouped=False, parts=1, sync=True, compiled=False, sizes=SIZES, **settings):
     """KLRobustLoss with SGD; `parts` micro-batches to a step."""
     model = world.wrap(new_model())
     robust = scdro.KLRobustLoss(rho=0.3, beta=0.3, process_group=world.group, **settings)
@@ -169,7 +169,7 @@ def robust_loss(world, weighted=False, grouped=False, parts=1, sync=True, compil
     if parts > 1:
         robust.attach(opt)
     (x, y), values = data(), []
-    for number, joined in enumerate(batches()):
+    for number, joined in enumerate(batches(sizes)):
         opt.zero_grad()
         for k, micro in enumerate(joined.tensor_split(parts)):
             index = world.part(micro, number)
@@ -193,7 +193,7 @@ def drawn(world):
     seen = list(t.opt.batch_sampler(8000 // world.size, steps=2, seed=1))
     levels = FastDRO(t.model.parameters(), multilevel=Multilevel(2, 8), process_group=world.group)
     small = list(levels.batch_sampler(n=N, steps=20, seed=1))
-    plain = REGISTRY["ERM"].batches(levels, N, 5, seed=2)
+    plain = REGISTRY["ERM"].batches(ERM(t.model.parameters(), process_group=world.group), N, 5, seed=2)
     return {
         "weights": t.opt.weights,
         "seen": torch.tensor(seen),
@@ -271,6 +271,7 @@ def errors(world):
     return {"seen": seen, "value": value}
 
 
+HALVES = {"sizes": (16, 12, 10, 16, 6, 8), "temperature": scdro.WindowTemperature(initial=0.5)}
 TWO_POINTS = ("ASCDRO", "ASCDRO-printed", "AccMDA", "RECOVER")
 FEW = ("SCDRO", "ASCDRO", "SPD", "AccMDA")
 EVERYWHERE = {
@@ -287,7 +288,7 @@ EVERYWHERE = {
     "loss, groups": partial(robust_loss, grouped=True),
     "loss, weights and groups": partial(robust_loss, weighted=True, grouped=True),
     "loss, parts": partial(robust_loss, parts=2),
-    "loss, parts of a known start": partial(robust_loss, parts=2, temperature=scdro.WindowTemperature(initial=0.5)),
+    "loss, halves": partial(robust_loss, parts=2, **HALVES),
     "errors": errors,
 }
 WITH_DDP = {

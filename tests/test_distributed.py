@@ -13,7 +13,6 @@ import torch
 from filelock import FileLock
 
 import ranks
-import scdro
 from ranks import CASES, N, World
 
 HERE = Path(__file__).parent
@@ -89,9 +88,9 @@ def test_all_processes_agree_to_the_bit(outcomes, wrapper, size):
 
 @runs
 def test_accumulated_parts_equal_the_large_batch(outcomes, size):
-    whole = ranks.robust_loss(World(), temperature=scdro.WindowTemperature(initial=0.5))
+    whole = ranks.robust_loss(World(), **ranks.HALVES)
     for wrapper in CASES:
-        parts = outcomes[wrapper, size][0]["loss, parts of a known start"]
+        parts = outcomes[wrapper, size][0]["loss, halves"]
         for key in ("w", "lam", "recent"):
             np.testing.assert_allclose(parts[key].numpy(), whole[key].numpy(), rtol=1e-10, atol=1e-10, err_msg=key)
 

@@ -222,7 +222,7 @@ def _with_gradient(losses: Tensor, batch: Batch, value: Scalar, weights: Tensor)
         weights, value = torch.where(batch.finite, weights, 0.0), where(batch.finite, value, 0.0)
         losses = torch.where(batch.finite, losses, 0.0)
     surrogate = torch.dot(weights.to(dtype), losses.to(dtype))
-    return surrogate + (value - surrogate).detach().to(dtype)
+    return torch.as_tensor(value, dtype=dtype, device=losses.device) + (surrogate - surrogate.detach())
 
 
 def _result_dtype(losses: Tensor) -> torch.dtype:
