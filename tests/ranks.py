@@ -31,8 +31,8 @@ SIZES = (16, 16, 11, 16, 5, 8)  # of the joined batches; the fourth leaves a pro
 class World:
     """One process, or those of a group: how they wrap a model and cut a batch."""
 
-    def __init__(self, group=False, wrapper="none"):
-        self.group, self.wrapper = group, wrapper
+    def __init__(self, group=False, wrapper="none", layers=True):
+        self.group, self.wrapper, self.layers = group, wrapper, layers
         self.size = 1 if group is False else dist.get_world_size(group)
         self.rank = 0 if group is False else dist.get_rank(group)
 
@@ -41,7 +41,7 @@ class World:
             return DistributedDataParallel(model, process_group=self.group, **settings)
         if self.wrapper == "fsdp":
             mesh = DeviceMesh.from_group(self.group or dist.group.WORLD, "cpu")
-            for layer in model:
+            for layer in model if self.layers else ():
                 if list(layer.parameters()):
                     fully_shard(layer, mesh=mesh)
             return fully_shard(model, mesh=mesh)
@@ -119,7 +119,11 @@ class Training:
 
 
 def train(world, name, ddp=None, looks=False, **settings):
-    """Six steps on batches of unequal parts; `looks` evaluates the model in between."""
+    """Six steps on batches of unequal parts; `looks` evaluates the model in between.
+
+    FSDP2 keeps the parameters that the root gathered for that, though the optimizer may change them since.
+    """
+    world.layers = not looks
     t, values = Training(world, name, ddp, **settings), []
     sizes = (16, 8, 16, 16, 8, 16) if name == "FastDRO-MLMC" else SIZES
     for number, joined in enumerate(batches(sizes)):

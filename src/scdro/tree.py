@@ -56,6 +56,11 @@ class LogSumTree:
         """The mean log weight, under the weights themselves."""
         return float(self._summed(len(self._logs) - 1, slice(None))[1][0])
 
+    @property
+    def kl(self) -> float:
+        """KL(p, 1/n) of the normalised weights p: log n + mean_p(log p)."""
+        return math.log(self.n) + self.mean - self.total
+
     def update(self, index: torch.Tensor, log_weights: torch.Tensor) -> None:
         """Give the leaves at `index` (each once) new log weights."""
         nodes: Integers = index.numpy()
