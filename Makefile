@@ -29,6 +29,7 @@ test-slow: $(VENV)/.dev  ## The tests that take minutes
 benchmarks: $(VENV)/.dev  ## What the docs claim about stability and cost
 	$(BIN)/python benchmarks/stability.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/distributed.py
 	$(BIN)/python benchmarks/pipeline.py
 
 wheel: $(VENV)/.dev

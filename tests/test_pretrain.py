@@ -189,10 +189,11 @@ def test_damaged_or_foreign_files(tmp_path, kind):
         pretrain(SMALL, toy(), toy(), run, checkpoint_every=1, progress=stopping_at(6))
     (run / "checkpoint.pt").write_bytes(content)
     (run / "model.pt").write_bytes(content)
+    (run / "checkpoint.previous.pt").unlink()
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    with pytest.raises(CheckpointError, match=r"checkpoint\.pt, got a file that is damaged"):
+    with pytest.raises(CheckpointError, match="damaged"):
         pretrain(SMALL, toy(), toy(), run)
-    with pytest.raises(CheckpointError, match=r"model\.pt, got a file that is damaged"):
+    with pytest.raises(CheckpointError, match=r"damaged|cut off or changed"):
         load_pretrained(run)
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
     assert (run / "metrics.jsonl").stat().st_size > 0

@@ -8,21 +8,33 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from scdro.distributed import Joined, Share
 from scdro.errors import LossError, NonFiniteLossError
 from scdro.reading import check_shape, check_weights
 from scdro.scalar import Scalar, exp, host_reads, log, maximum, scalar
 
-__all__ = ["Batch", "Point", "read_batch"]
+__all__ = ["Batch", "Point", "checked", "read_local"]
 
 
 class Batch(NamedTuple):
     """`log_weight` is None where all weigh the same; `finite` is None where the batch may be used for certain, and
-    else a flag, not yet read, that says whether it may."""
+    else a flag, not yet read, that says whether it may. It is the batch of all processes, and `share` the part that is
+    this one's. `labels` are integers of the samples: positions or groups."""
 
     losses: Tensor
     log_weight: Tensor | None
     log_mass: Scalar
     finite: Tensor | None
+    labels: Tensor | None = None
+    share: Share | None = None
+
+    def own(self, joined: Tensor) -> Tensor:
+        """The part of a vector over the batch that is this process's."""
+        return joined if self.share is None else self.share.of(joined)
+
+    def own_weights(self, weights: Tensor) -> Tensor:
+        """Weights of this process's losses: averaged over the processes, their gradients are the batch's."""
+        return weights if self.share is None else self.share.of(weights) * self.share.ranks
 
 
 class Point(NamedTuple):
@@ -53,30 +65,31 @@ class Point(NamedTuple):
         return scalar(torch.dot(self.own_weights, losses))
 
 
-def read_batch(
-    losses: Tensor,
-    sample_weight: Tensor | None,
-    mask: Tensor | None,
-    *,
-    dtype: torch.dtype,
-    loss_bound: float | None,
-    skip_nonfinite: bool,
-) -> Batch:
-    """Check a batch of losses and put it into the log domain."""
+def read_local(
+    losses: Tensor, sample_weight: Tensor | None, mask: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """Losses in `dtype`, and the log of their base weights."""
     values = losses.detach().to(dtype)
     log_weight = _log_weight(values, sample_weight, mask)
-    log_mass: Scalar = math.log(len(values))
     if log_weight is not None:
         values = torch.where(log_weight > -math.inf, values, 0.0)
+    return values, log_weight
+
+
+def checked(joined: Joined, *, loss_bound: float | None, skip_nonfinite: bool) -> Batch:
+    """A batch that is fit for use."""
+    losses, log_weight, labels, share = joined
+    log_mass: Scalar = math.log(len(losses))
+    if log_weight is not None:
         log_mass = scalar(torch.logsumexp(log_weight, 0))
         _require(log_mass > -math.inf, LossError, "expected sample weights with a positive sum, got none above zero")
-    return Batch(values, log_weight, log_mass, _check_values(values, loss_bound, skip_nonfinite))
+    return Batch(losses, log_weight, log_mass, _check_values(losses, loss_bound, skip_nonfinite), labels, share)
 
 
-def check_losses(losses: Tensor) -> None:
+def check_losses(losses: Tensor, may_be_empty: bool = False) -> None:
     if not isinstance(losses, Tensor):
         raise LossError(f"expected a tensor with one loss per sample, got {type(losses).__name__}")
-    check_shape(losses)
+    check_shape(losses, may_be_empty)
     if not losses.is_floating_point():
         raise LossError(f"expected floating-point losses, got {losses.dtype}")
 

@@ -7,68 +7,86 @@ import math
 import torch
 from torch import Tensor
 
+from scdro.distributed import ALONE, Ranks
 from scdro.errors import CheckpointError, LossError, NonFiniteLossError
-from scdro.positions import check_samples
 from scdro.projections import tempered
-from scdro.tilt import solve_lam
+from scdro.sharding import Sharding, log_sum
 from scdro.tree import LogSumTree
 
 __all__ = ["Dual", "check_all_losses", "check_vector"]
 
 
 class Dual:
-    """p over n samples with KL(p, 1/n) <= rho, in the log domain, in the host's memory.
+    """p over n samples with KL(p, 1/n) <= rho, in the log domain, in the hosts' memory: each process has a part of it.
 
     Drawing from p and raising some of its entries cost O(log n); so does seeing whether p left the ball. Bringing it
     back costs O(n).
     """
 
-    def __init__(self, n: int, rho: float) -> None:
-        check_samples(n)
+    def __init__(self, n: int, rho: float, ranks: Ranks = ALONE) -> None:
+        self.parts = Sharding(n, ranks)
         self.n, self.rho = n, rho
-        self._tree = LogSumTree(torch.full((n,), -math.log(n), dtype=torch.float64, device="cpu"))
+        self.set(torch.full((self.parts.count,), -math.log(n), dtype=torch.float64, device="cpu"))
 
     @property
     def log_p(self) -> Tensor:
-        return self._tree.log_weights - self._tree.total
+        return self.parts.whole(self._tree.log_weights) - self._total
 
     @property
     def kl(self) -> float:
-        return self._tree.kl
+        """KL(p, 1/n) = log n + mean_p(log p)."""
+        return self._kl
 
     def at(self, index: Tensor) -> Tensor:
         """p of these samples."""
-        return torch.exp(self._tree.log_weights[index] - self._tree.total)
+        return torch.exp(self.parts.at(self._tree.log_weights, index) - self._total)
 
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
-        return self._tree.draw(size, generator)
+        """Positions drawn from p: first whose part, then which of it."""
+        if len(self._logs) == 1:
+            return self._tree.draw(size, generator)
+        mine, seed = self.parts.draw(self._logs, size, generator)
+        own = torch.Generator(device="cpu").manual_seed(seed)
+        return self.parts.collect(mine, self.parts.start + self._tree.draw(int(mine.sum()), own))
 
     def ascend(self, index: Tensor, amounts: Tensor) -> None:
         """p_i <- p_i exp(amount_i), amounts of the same sample added up, and back into the ball."""
-        where, member = torch.unique(index, return_inverse=True)
-        total = torch.zeros(len(where), dtype=torch.float64).index_add(0, member, amounts)
+        mine, here = self.parts.inside(index)
+        where, member = torch.unique(here, return_inverse=True)
+        total = torch.zeros(len(where), dtype=torch.float64).index_add(0, member, amounts[mine])
         self._tree.update(where, self._tree.log_weights[where] + total)
-        if self._tree.kl > self.rho:
-            self.set(tempered(self._tree.log_weights, self.rho))
+        self._sum_up()
+        if self.kl > self.rho:
+            self.set(tempered(self._tree.log_weights, self.rho, self.parts))
 
     def respond(self, losses: Tensor, lam0: float) -> None:
-        """The worst case of all n losses, exactly."""
+        """The worst case of all n losses, exactly, given this process's part of them."""
         if self.rho == 0.0:
             return
-        lam = solve_lam(losses, torch.zeros_like(losses), self.rho, lam0)
-        self.set(torch.log_softmax((losses - losses.max()) / lam, 0))
+        lam = self.parts.solve_lam(losses, self.rho, lam0)
+        self.set(self.parts.log_softmax((losses - self.parts.top(float(losses.max()))) / lam))
 
     def set(self, log_p: Tensor) -> None:
+        """This process's part of log p."""
         self._tree = LogSumTree(log_p.cpu())
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        """What all processes know of p: the log mass of each part, and KL."""
+        self._logs, means = self.parts.numbers(self._tree.total, self._tree.mean)
+        self._total = log_sum(self._logs)
+        shares = (math.exp(a - self._total) for a in self._logs)
+        mean = math.fsum(share * mean for share, mean in zip(shares, means, strict=True))
+        self._kl = math.log(self.n) + mean - self._total
 
     def state_dict(self) -> Tensor:
-        """The log weights as they are, unnormalised: a resumed run equals the uninterrupted one."""
-        return self._tree.log_weights.clone()
+        """The log weights of all n as they are, unnormalised: a resumed run equals the uninterrupted one."""
+        return self.parts.whole(self._tree.log_weights).clone()
 
     def load_state_dict(self, log_weights: Tensor) -> None:
-        self.set(log_weights)
-        if self._tree.kl > self.rho + 1e-9:  # It is of a larger ball.
-            self.set(tempered(self._tree.log_weights, self.rho))
+        self.set(self.parts.here(log_weights))
+        if self.kl > self.rho + 1e-9:  # It is of a larger ball.
+            self.set(tempered(self._tree.log_weights, self.rho, self.parts))
 
 
 def check_vector(values: Tensor | None, n: int) -> None:
@@ -78,12 +96,16 @@ def check_vector(values: Tensor | None, n: int) -> None:
         raise CheckpointError(f"expected the weights of n = {n} samples, got {came}; is it another data set's?")
 
 
-def check_all_losses(losses: Tensor, n: int) -> Tensor:
-    """The losses of all n samples, in float64 on the host."""
-    if not isinstance(losses, Tensor) or losses.shape != (n,):
+def check_all_losses(losses: Tensor, parts: Sharding) -> Tensor:
+    """This process's part of the losses of all n samples, in float64 on the host."""
+    if not isinstance(losses, Tensor) or losses.ndim != 1 or len(losses) not in (parts.n, parts.count):
         came = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise LossError(f"expected all_losses() to give a vector with the losses of all {n} samples, got {came}")
+        part = "" if parts.count == parts.n else f", or of the {parts.count} in this process's shard(n)"
+        raise LossError(
+            f"expected all_losses() to give a vector with the losses of all {parts.n} samples{part}, got {came}"
+        )
     losses = losses.detach().cpu().to(torch.float64)
+    losses = losses if len(losses) == parts.count else parts.here(losses)
     if not bool(torch.isfinite(losses).all()):
         raise NonFiniteLossError("expected finite losses from all_losses(), got NaN or infinity")
     return losses

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scdro.distributed import Group, Ranks
 from scdro.errors import HyperparameterError, LossError
 from scdro.functional import worst_case
 from scdro.reading import check_radius, check_trim
@@ -41,6 +42,7 @@ def evaluate(
     trim: float = 0.0,
     hardest: int = 100,
     device: torch.device | str | None = None,
+    process_group: Group = False,
 ) -> Evaluation:
     """One pass over a data set: its exact robust value, and the samples that the worst case looks at.
 
@@ -53,6 +55,9 @@ def evaluate(
         rho, lam0, trim: as in `worst_case`.
         hardest: how many of the hardest samples to name.
         device: where the model is; by default that of its first parameter.
+        process_group: the processes each of which has a part of the data set in its loader; all must call. None for all
+            processes. They get the same report, of all the data: rank 0's samples first, then rank 1's. Give them
+            contiguous parts (`scdro.distributed.shard`), and positions are those in the data set.
 
     Example:
         >>> model = torch.nn.Linear(3, 1)
@@ -74,15 +79,7 @@ def evaluate(
     finally:
         for module, mode in training.items():
             module.training = mode
-    if not parts:
-        raise LossError("expected at least one batch, got an empty loader")
-    for part in parts:
-        if part.ndim != 1:
-            raise LossError(
-                f"expected loss_fn to give one loss per sample, got shape {tuple(part.shape)}; "
-                'compute it with reduction="none"'
-            )
-    losses = torch.cat(parts)
+    losses = _joined(parts, Ranks(process_group))
     worst = worst_case(losses, rho, lam0, trim=trim)
     order = torch.argsort(losses, descending=True, stable=True)[:hardest]
     return Evaluation(
@@ -95,6 +92,20 @@ def evaluate(
         losses,
         worst.weights,
     )
+
+
+def _joined(parts: list[Tensor], ranks: Ranks) -> Tensor:
+    """The losses of all batches, of all processes."""
+    bad = next((tuple(part.shape) for part in parts if part.ndim != 1), None)
+    if bad is not None:
+        ranks.fail(torch.device("cpu"), labelled=False)
+        raise LossError(
+            f'expected loss_fn to give one loss per sample, got shape {bad}; compute it with reduction="none"'
+        )
+    losses = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+    if not parts and ranks.size == 1:
+        raise LossError("expected at least one batch, got an empty loader")
+    return ranks.join(losses, None, None).losses
 
 
 def _moved(thing: Any, device: torch.device | str) -> Any:

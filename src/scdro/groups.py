@@ -8,7 +8,7 @@ from torch import Tensor
 from scdro.errors import LossError
 from scdro.reading import check_weights
 
-__all__ = ["check_groups", "group_means"]
+__all__ = ["check_groups", "group_means", "group_weights"]
 
 
 def group_means(losses: Tensor, groups: Tensor, sample_weight: Tensor | None = None) -> Tensor:
@@ -32,14 +32,23 @@ def group_means(losses: Tensor, groups: Tensor, sample_weight: Tensor | None = N
         weight = torch.as_tensor(sample_weight, device=losses.device).to(losses.dtype)
         check_weights(weight, losses)
         losses = torch.where(weight > 0, losses, 0.0)
-    smallest = torch.finfo(losses.dtype).tiny
+    total, mass = _group_sums(weight * losses, groups), _group_sums(weight, groups)
+    return total / mass.clamp_min(torch.finfo(losses.dtype).tiny)
+
+
+def group_weights(weights: Tensor, groups: Tensor, sample_weight: Tensor | None) -> Tensor:
+    """`group_means` transposed: weights of the groups' means (one for each sample) as weights of the losses."""
+    share = torch.ones_like(weights) if sample_weight is None else sample_weight
+    mass = _group_sums(share, groups).clamp_min(torch.finfo(weights.dtype).tiny)
+    return share / mass * _group_sums(weights, groups)
+
+
+def _group_sums(values: Tensor, groups: Tensor) -> Tensor:
+    """Each value replaced by the sum over its group."""
     if torch.compiler.is_compiling():  # The number of groups is not known to the graph: O(batch^2) instead.
-        shared = (groups[:, None] == groups) * weight
-        return shared @ losses / shared.sum(1).clamp_min(smallest)
+        return (groups[:, None] == groups).to(values.dtype) @ values
     names, member = torch.unique(groups, return_inverse=True)
-    empty = torch.zeros(len(names), dtype=losses.dtype, device=losses.device)
-    total, mass = (empty.index_add(0, member, x) for x in (weight * losses, weight))
-    return (total / mass.clamp_min(smallest))[member]
+    return torch.zeros(len(names), dtype=values.dtype, device=values.device).index_add(0, member, values)[member]
 
 
 def check_groups(groups: Tensor, losses: Tensor) -> None:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from scdro.accumulation import Accumulation
-from scdro.batch import Batch, check_losses
+from scdro.batch import Batch
+from scdro.distributed import Group
 from scdro.errors import HyperparameterError, LossError
-from scdro.groups import group_means
-from scdro.reading import check_weights
-from scdro.scalar import host_reads, where
-from scdro.state import Estimate, RobustState, check_beta
+from scdro.groups import check_groups, group_means, group_weights
+from scdro.scalar import Scalar, host_reads, where
+from scdro.state import RobustState, check_beta
 from scdro.temperature import PrintedTemperature, Temperature, given_or_default
 from scdro.tilt import solve_lam, trimmed_log_weights, value_at
 
@@ -45,6 +45,9 @@ class KLRobustLoss(nn.Module):
         trim: leave out the hardest `trim` of the recent losses (wrong labels).
         window: how many recent losses decide lam; enough for rho by default.
         skip_nonfinite: leave out batches with NaN or infinite losses, and count them in `skipped`, instead of raising.
+        process_group: the processes that share each batch: None for all, where torch.distributed is initialised; False
+            for this one alone. Each call is then one step on the losses of all of them. Gradients must be averaged, as
+            DistributedDataParallel and fully_shard do. In `eval()` mode each process has its own losses.
 
     Example:
         >>> robust = KLRobustLoss(rho=0.5)
@@ -65,6 +68,7 @@ class KLRobustLoss(nn.Module):
         trim: float = 0.0,
         window: int | None = None,
         skip_nonfinite: bool = False,
+        process_group: Group = None,
     ) -> None:
         super().__init__()
         check_beta(beta)
@@ -83,6 +87,7 @@ class KLRobustLoss(nn.Module):
             trim=trim,
             window=window,
             skip_nonfinite=skip_nonfinite,
+            process_group=process_group,
         )
         self._accumulation: Accumulation | None = None
 
@@ -104,12 +109,15 @@ class KLRobustLoss(nn.Module):
                 the share of its samples. The means are the batch's own, and with `attach` each part's: let them hold
                 several samples of each group.
         """
-        if groups is not None:
-            check_losses(losses)
-            losses = group_means(losses, groups, _counted(losses, sample_weight, mask))
-        batch = self.state.read(losses, sample_weight, mask)
-        if not (self.training and torch.is_grad_enabled()):
-            return self._exact(losses, batch)
+        trains = self.training and torch.is_grad_enabled()
+        labels = None if groups is None else partial(_checked_groups, groups, losses)
+        batch = self.state.read(losses, sample_weight, mask, labels=labels, alone=not trains)
+        shares = None if batch.log_weight is None else torch.exp(batch.log_weight - batch.log_mass)
+        if batch.labels is not None:
+            batch = batch._replace(losses=group_means(batch.losses, batch.labels, shares))
+        if not trains:
+            value, weights = self._exact(batch)
+            return _with_gradient(losses, batch, value, _of_samples(weights, batch, shares))
         if not losses.requires_grad:
             raise LossError(
                 "expected losses that require grad, got detached ones; call the loss in eval() mode, or under "
@@ -122,22 +130,23 @@ class KLRobustLoss(nn.Module):
         if self._accumulation is None:
             estimate = self.state.estimate(batch, self.beta)
             self.state.commit(estimate)
-            return _with_gradient(estimate, losses)
+            return _with_gradient(losses, batch, estimate.objective, _of_samples(estimate.weights, batch, shares))
         estimate, part = self._accumulation.stage(batch, self.beta)
-        value = _with_gradient(estimate, losses)
+        batch = estimate.batch
+        value = _with_gradient(losses, batch, estimate.objective, _of_samples(estimate.weights, batch, shares))
         if not torch.compiler.is_compiling():
             value.register_hook(partial(self._accumulation.scaled, part))  # type: ignore[no-untyped-call]
         return value
 
-    def _exact(self, losses: Tensor, batch: Batch) -> Tensor:
-        """The worst case of these losses alone; differentiable, and without a trace in the state."""
+    def _exact(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The worst case of these losses alone, and its weights; it leaves no trace in the state."""
         rho, lam0, *_ = self.state.limits
         log_q = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         if self.state.trim:
             log_q = trimmed_log_weights(batch.losses, log_q, self.state.trim)
         lam = solve_lam(batch.losses, log_q, rho, lam0, iterations=40, exact=not torch.compiler.is_compiling())
-        value, _, _ = value_at(_without_padding(losses, batch), batch.losses, log_q, lam, lam0)
-        return value.to(_result_dtype(losses))
+        value, weights, _ = value_at(batch.losses, batch.losses, log_q, lam, lam0)
+        return value, weights
 
     # -- gradient accumulation, mixed precision ---------------------------------------------------------------------
 
@@ -193,31 +202,27 @@ class KLRobustLoss(nn.Module):
         return f"rho={rho:g}, beta={self.beta:g}, lam0={lam0:g}, temperature={type(self.state.temperature).__name__}"
 
 
-def _with_gradient(estimate: Estimate, losses: Tensor) -> Tensor:
-    """The objective's value with the gradient sum_j weight_j grad l_j; no gradient flows through the weights."""
-    dtype, batch = _result_dtype(losses), estimate.batch
-    weights, value, losses = estimate.weights, estimate.objective, _without_padding(losses, batch)
+def _checked_groups(groups: Tensor, losses: Tensor) -> Tensor:
+    check_groups(groups, losses)
+    return groups
+
+
+def _of_samples(weights: Tensor, batch: Batch, shares: Tensor | None) -> Tensor:
+    """Weights of the samples' own losses, where those of the batch are the means of their groups."""
+    return weights if batch.labels is None else group_weights(weights, batch.labels, shares)
+
+
+def _with_gradient(losses: Tensor, batch: Batch, value: Scalar, weights: Tensor) -> Tensor:
+    """The value with the gradient sum_j weight_j grad l_j; no gradient flows through the weights."""
+    dtype = _result_dtype(losses)
+    weights = batch.own_weights(weights)
+    if batch.log_weight is not None:  # Losses of weight zero may be anything, NaN too.
+        losses = torch.where(batch.own(batch.log_weight) > -math.inf, losses, 0.0)
     if batch.finite is not None:
         weights, value = torch.where(batch.finite, weights, 0.0), where(batch.finite, value, 0.0)
         losses = torch.where(batch.finite, losses, 0.0)
     surrogate = torch.dot(weights.to(dtype), losses.to(dtype))
-    return surrogate + (value - surrogate).detach().to(dtype)
-
-
-def _counted(losses: Tensor, sample_weight: Tensor | None, mask: Tensor | None) -> Tensor | None:
-    """Weights with zeros for padding."""
-    if mask is None:
-        return sample_weight
-    keep = torch.as_tensor(mask, device=losses.device).to(torch.bool)
-    weight = torch.ones_like(losses) if sample_weight is None else torch.as_tensor(sample_weight, device=losses.device)
-    check_weights(keep, losses)
-    check_weights(weight, losses)
-    return torch.where(keep, weight, 0.0)
-
-
-def _without_padding(losses: Tensor, batch: Batch) -> Tensor:
-    """Losses of weight zero may be anything, NaN too."""
-    return losses if batch.log_weight is None else torch.where(batch.log_weight > -math.inf, losses, 0.0)
+    return torch.as_tensor(value, dtype=dtype, device=losses.device) + (surrogate - surrogate.detach())
 
 
 def _result_dtype(losses: Tensor) -> torch.dtype:

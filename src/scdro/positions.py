@@ -34,11 +34,11 @@ def check_index(index: Tensor | None, n: int, losses: Tensor) -> Tensor:
 def check_positions(index: Tensor, n: int) -> Tensor:
     """Positions in a data set of n samples, on the host."""
     index = torch.as_tensor(index).cpu()
-    if index.is_floating_point() or index.dtype == torch.bool or index.ndim != 1 or index.numel() == 0:
+    if index.is_floating_point() or index.dtype == torch.bool or index.ndim != 1:
         raise ClosureError(
             f"expected integer positions of the samples, a vector, got {index.dtype} of shape {tuple(index.shape)}"
         )
-    low, high = int(index.min()), int(index.max())
+    low, high = (int(index.min()), int(index.max())) if len(index) else (0, 0)
     if low < 0 or high >= n:
         raise ClosureError(f"expected positions in [0, n) with n = {n}, got some from {low} to {high}")
     return index.to(torch.int64)

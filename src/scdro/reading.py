@@ -52,7 +52,7 @@ def _as_vector(losses: Any) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def check_shape(losses: Tensor) -> None:
+def check_shape(losses: Tensor, may_be_empty: bool = False) -> None:
     if losses.ndim == 0:
         raise LossError(
             "expected one loss per sample, got a single number: the loss is already reduced; "
@@ -63,7 +63,7 @@ def check_shape(losses: Tensor) -> None:
             f"expected a vector with one loss per sample, got shape {tuple(losses.shape)}; "
             "average over the other dimensions first, or flatten and pass the padding as a mask"
         )
-    if losses.numel() == 0:
+    if losses.numel() == 0 and not may_be_empty:
         raise LossError("expected at least one loss, got an empty batch; skip empty batches (drop_last=True)")
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from scdro.distributed import ALONE, Ranks
 from scdro.errors import CheckpointError, HyperparameterError
 
 __all__ = ["DrawnBatches"]
@@ -29,12 +30,13 @@ class DrawnBatches(Sampler[list[int]]):
         draw: gives the positions of one batch.
         steps: batches in an epoch.
         seed: of the random numbers.
+        ranks: the processes that share each batch; they draw the same ones, and each takes its part.
     """
 
-    def __init__(self, draw: Draw, steps: int, seed: int = 0) -> None:
+    def __init__(self, draw: Draw, steps: int, seed: int = 0, ranks: Ranks = ALONE) -> None:
         if not isinstance(steps, int) or steps < 1:
             raise HyperparameterError(f"expected at least one step in an epoch, got {steps!r}")
-        self._draw, self._steps, self._done, self._resumed = draw, steps, 0, False
+        self._draw, self._steps, self._ranks, self._done, self._resumed = draw, steps, ranks, 0, False
         self._generator = torch.Generator(device="cpu").manual_seed(seed)
 
     def __len__(self) -> int:
@@ -46,7 +48,8 @@ class DrawnBatches(Sampler[list[int]]):
         self._resumed = False
         while self._done < self._steps:
             self._done += 1
-            yield self._draw(self._generator).tolist()
+            batch = self._draw(self._generator)
+            yield batch[self._ranks.part(len(batch))].tolist()
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": self._generator.get_state(), "done": self._done, "steps": self._steps}

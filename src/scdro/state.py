@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from scdro.batch import Batch, Point
+from scdro.distributed import Group
 from scdro.errors import HyperparameterError
 from scdro.estimators import Advance, Tracker
 from scdro.reading import check_radius, check_trim
@@ -77,8 +78,9 @@ class RobustState(Tracked):
         window: int | None = None,
         skip_nonfinite: bool = False,
         mu: float = 0.0,
+        process_group: Group = None,
     ) -> None:
-        super().__init__(loss_bound=loss_bound, skip_nonfinite=skip_nonfinite)
+        super().__init__(loss_bound=loss_bound, skip_nonfinite=skip_nonfinite, process_group=process_group)
         check_radius(rho, lam0)
         check_trim(trim)
         if temperature.initial is not None and temperature.initial < lam0:

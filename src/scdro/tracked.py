@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scdro.batch import Batch, check_losses, read_batch
-from scdro.errors import CheckpointError, HyperparameterError
+from scdro.batch import Batch, check_losses, checked, read_local
+from scdro.distributed import ALONE, Group, Ranks
+from scdro.errors import CheckpointError, HyperparameterError, ScdroError
 from scdro.scalar import scalar_dtype
 
 __all__ = ["Tracked"]
@@ -21,8 +22,11 @@ class Tracked(nn.Module):
 
     skipped: Tensor  # batches left out for NaN or infinite losses
 
-    def __init__(self, *, loss_bound: float | None = None, skip_nonfinite: bool = False) -> None:
+    def __init__(
+        self, *, loss_bound: float | None = None, skip_nonfinite: bool = False, process_group: Group = None
+    ) -> None:
         super().__init__()
+        self.ranks = Ranks(process_group)
         if loss_bound is not None and not 0.0 < loss_bound < math.inf:
             raise HyperparameterError(f"expected loss_bound > 0, an upper bound of every loss, got {loss_bound}")
         self.loss_bound, self.skip_nonfinite = loss_bound, skip_nonfinite
@@ -40,19 +44,31 @@ class Tracked(nn.Module):
         """What decides the shapes of the state, for a checkpoint that does not fit."""
         return "this object"
 
-    def read(self, losses: Tensor, sample_weight: Tensor | None = None, mask: Tensor | None = None) -> Batch:
-        """Check a batch of losses and put it into the log domain. Raises before anything changes."""
-        check_losses(losses)
-        if self.skipped.device != losses.device:
-            self.to(losses.device)
-        return read_batch(
-            losses,
-            sample_weight,
-            mask,
-            dtype=self.dtype,
-            loss_bound=self.loss_bound,
-            skip_nonfinite=self.skip_nonfinite,
-        )
+    def read(
+        self,
+        losses: Tensor,
+        sample_weight: Tensor | None = None,
+        mask: Tensor | None = None,
+        *,
+        labels: Callable[[], Tensor] | None = None,
+        alone: bool = False,
+    ) -> Batch:
+        """Check a batch of losses and put it into the log domain, joined over the processes unless `alone`.
+
+        Raises before anything changes, and on all processes; `labels` checks and gives an integer for each sample.
+        """
+        ranks = ALONE if alone else self.ranks
+        try:
+            check_losses(losses, may_be_empty=ranks.size > 1)
+            if self.skipped.device != losses.device:
+                self.to(losses.device)
+            local = read_local(losses, sample_weight, mask, self.dtype)
+            joined = (*local, None if labels is None else labels().to(losses.device))
+        except ScdroError:
+            ranks.fail(getattr(losses, "device", self.skipped.device), labels is not None)
+            raise
+        mark = next((b[0] for b in self.buffers() if b.is_floating_point()), None) if ranks.size > 1 else None
+        return checked(ranks.join(*joined, mark), loss_bound=self.loss_bound, skip_nonfinite=self.skip_nonfinite)
 
     def count_skipped(self, bad: Tensor | bool) -> None:
         self.skipped += bad

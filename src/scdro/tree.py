@@ -54,10 +54,14 @@ class LogSumTree:
         return float(self._summed(len(self._logs) - 1, slice(None))[0][0])
 
     @property
+    def mean(self) -> float:
+        """The mean log weight, under the weights themselves."""
+        return float(self._summed(len(self._logs) - 1, slice(None))[1][0])
+
+    @property
     def kl(self) -> float:
         """KL(p, 1/n) of the normalised weights p: log n + mean_p(log p)."""
-        log_sum, mean = (float(x[0]) for x in self._summed(len(self._logs) - 1, slice(None)))
-        return math.log(self.n) + mean - log_sum
+        return math.log(self.n) + self.mean - self.total
 
     def update(self, index: torch.Tensor, log_weights: torch.Tensor) -> None:
         """Give the leaves at `index` (each once) new log weights."""

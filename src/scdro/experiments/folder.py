@@ -14,8 +14,8 @@ import torch
 
 import scdro
 from scdro.errors import CheckpointError, HyperparameterError
-from scdro.experiments.checkpoints import load, usable
-from scdro.experiments.storage import JsonLines, read_json, save, write_json
+from scdro.experiments.checkpoints import Checkpoints, usable
+from scdro.experiments.storage import JsonLines, read_json, write_json
 
 __all__ = ["Notice", "RunFolder", "Stopwatch", "environment", "locked", "silent"]
 
@@ -59,10 +59,12 @@ class RunFolder:
     ) -> None:
         self.path, self.identity, self.parts = path, dict(identity), parts
         self.counters: dict[str, Any] = {}
-        file = path / "checkpoint.pt"
-        state = load(file, device) if file.exists() else {}
-        if state:
-            with usable(file):
+        self.checkpoints = Checkpoints(path)
+        state = self.checkpoints.load(device)
+        for file in self.checkpoints.damaged:
+            notice(f"{file} is damaged: the one before it is used")
+        if state is not None:
+            with usable(path / "checkpoint.pt"):
                 self._check(state, newer)
                 for name, part in parts.items():
                     part.load_state_dict(state.pop(name))
@@ -76,7 +78,7 @@ class RunFolder:
 
     def checkpoint(self, **counters: Any) -> None:
         states = {name: part.state_dict() for name, part in self.parts.items()}
-        save(self.path / "checkpoint.pt", {**self.identity, **states, **counters, "log_size": self.log.size})
+        self.checkpoints.save({**self.identity, **states, **counters, "log_size": self.log.size})
 
     def _check(self, state: Mapping[str, Any], newer: Collection[str]) -> None:
         for key, own in self.identity.items():

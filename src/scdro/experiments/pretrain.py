@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from scdro.data import CropFlip, ImageData, MemoryBatches
 from scdro.errors import CheckpointError, HyperparameterError, NonFiniteLossError
 from scdro.experiments.catalog import MODELS, chosen, in_order
-from scdro.experiments.checkpoints import load, usable
+from scdro.experiments.checkpoints import load, save, usable
 from scdro.experiments.devices import as_device
 from scdro.experiments.folder import Notice, RunFolder, Stopwatch, locked
 from scdro.experiments.schedules import Schedule, one_cycle, step_decay
-from scdro.experiments.storage import read_json, save, write_json
+from scdro.experiments.storage import read_json, write_json
 from scdro.models import Network
 from scdro.scores import Scores, score
 
@@ -75,8 +75,9 @@ def pretrain(
     """Train, or go on where a run in this folder was stopped; the result is the same, bit for bit. A complete run
     stays as it is.
 
-    Writes config.json, metrics.jsonl (a line an epoch), checkpoint.pt (every `checkpoint_every` steps), and at the end
-    model.pt and scores.json. A loss that is not finite ends it before it is in any file.
+    Writes config.json, metrics.jsonl (a line an epoch), checkpoint.pt (every `checkpoint_every` steps; the one before
+    is kept, and used where the newest is damaged), and at the end model.pt and scores.json. A loss that is not finite
+    ends it before it is in any file.
     """
     _require("checkpoint_every", checkpoint_every, ">= 1", checkpoint_every >= 1)
     device = as_device(device)

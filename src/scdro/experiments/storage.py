@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from pathlib import Path
 from typing import IO, Any
 
-import torch
-
 from scdro.errors import CheckpointError
 
-__all__ = ["JsonLines", "read_json", "read_lines", "save", "write", "write_json"]
+__all__ = ["JsonLines", "read_json", "read_lines", "write", "write_json"]
 
 
 def write(path: Path, content: bytes) -> None:
@@ -22,13 +19,6 @@ def write(path: Path, content: bytes) -> None:
     with open(part, "wb") as file:
         _write_through(file, content)
     os.replace(part, path)
-
-
-def save(path: Path, state: Any) -> None:
-    """`torch.save`, all or nothing."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    write(path, buffer.getvalue())
 
 
 def write_json(path: Path, content: Any) -> None:

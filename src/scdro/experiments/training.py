@@ -13,9 +13,10 @@ from torch import Tensor
 
 from scdro.errors import NonFiniteLossError
 from scdro.experiments.assess import assess, hardest
+from scdro.experiments.checkpoints import Checkpoints, save
 from scdro.experiments.config import Run
 from scdro.experiments.folder import RunFolder, Stopwatch, locked
-from scdro.experiments.storage import read_json, save, write_json
+from scdro.experiments.storage import read_json, write_json
 from scdro.experiments.tasks import Task, make_model
 from scdro.optim import REGISTRY
 from scdro.sampling import DrawnBatches
@@ -45,7 +46,7 @@ def train(
         if not result.exists():
             found = _Training(run, task, out, device).go(progress, checkpoint_seconds, keep_model)
             write_json(result, found)
-            (out / "checkpoint.pt").unlink(missing_ok=True)
+            Checkpoints(out).remove()
         done: dict[str, Any] = read_json(result)
         return done
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
+from scdro.distributed import Group
 from scdro.errors import HyperparameterError
 from scdro.functional import objective
 from scdro.optim.base import check_same_temperature
@@ -22,8 +23,8 @@ __all__ = ["ABSGD"]
 class _AbsgdState(Tracked):
     log_u: Tensor
 
-    def __init__(self, skip_nonfinite: bool) -> None:
-        super().__init__(skip_nonfinite=skip_nonfinite)
+    def __init__(self, skip_nonfinite: bool, process_group: Group) -> None:
+        super().__init__(skip_nonfinite=skip_nonfinite, process_group=process_group)
         self.register_buffer("log_u", torch.full((1,), -math.inf, dtype=self.dtype))
 
 
@@ -35,7 +36,7 @@ class ABSGD(WeightingOptimizer):
     Args:
         lam: the temperature, in units of the loss; yours to tune.
         gamma: share of the new batch in u, in (0, 1].
-        params, lr, momentum, weight_decay, radius, skip_nonfinite: as for `ERM`.
+        params, lr, momentum, weight_decay, radius, skip_nonfinite, process_group: as for `ERM`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -56,16 +57,17 @@ class ABSGD(WeightingOptimizer):
         weight_decay: float = 0.0,
         radius: float | None = None,
         skip_nonfinite: bool = False,
+        process_group: Group = None,
     ) -> None:
         if not 0.0 < lam < math.inf:
             raise HyperparameterError(f"expected a temperature lam > 0, got {lam}")
         if not 0.0 < gamma <= 1.0:
             raise HyperparameterError(f"expected gamma in (0, 1], the share of the new batch in u, got {gamma}")
         self._lam, self._gamma = lam, gamma
-        tracked = _AbsgdState(skip_nonfinite)
+        tracked = _AbsgdState(skip_nonfinite, process_group)
         super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
 
-    def _weigh(self, batch: Batch, index: Tensor | None) -> Weighed:
+    def _weigh(self, batch: Batch) -> Weighed:
         point = point_at(batch, self._lam)
         log_u = point.log_mean
         if self._gamma < 1.0:

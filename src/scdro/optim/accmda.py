@@ -9,14 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scdro.batch import Batch
+from scdro.distributed import Group
 from scdro.dual import check_vector
 from scdro.errors import HyperparameterError
 from scdro.optim.base import Closure
 from scdro.optim.primal_dual import PrimalDual
 from scdro.optim.replay import Replay, TwoPoints, matched
-from scdro.positions import check_index, check_samples
+from scdro.positions import check_index
 from scdro.projections import Multipliers, euclidean_kl_ball
 from scdro.scalar import Scalar
+from scdro.sharding import Sharding
 
 __all__ = ["AccMDA"]
 
@@ -39,7 +42,7 @@ class AccMDA(TwoPoints, PrimalDual):
         dual_lr: step size of y.
         k, m, c: of eta_t and alpha_t; m >= k^3 keeps eta_t <= 1.
         module: as for `ASCDRO`.
-        params, lr, rho, weight_decay, radius, skip_nonfinite: as for `SCDRO`.
+        params, lr, rho, weight_decay, radius, skip_nonfinite, process_group: as for `SCDRO`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -52,7 +55,7 @@ class AccMDA(TwoPoints, PrimalDual):
 
     _own_attributes = (
         *PrimalDual._own_attributes,
-        *("_replay", "_schedule", "_t", "_multipliers", "_y", "_y_previous", "_u"),
+        *("_replay", "_schedule", "_t", "_multipliers", "_parts", "_y", "_y_previous", "_u"),
     )
 
     def __init__(
@@ -69,17 +72,25 @@ class AccMDA(TwoPoints, PrimalDual):
         weight_decay: float = 0.0,
         radius: float | None = None,
         skip_nonfinite: bool = False,
+        process_group: Group = None,
         module: nn.Module | Iterable[nn.Module] | None = None,
     ) -> None:
         super().__init__(
-            params, lr, rho, dual_lr, weight_decay=weight_decay, radius=radius, skip_nonfinite=skip_nonfinite
+            params,
+            lr,
+            rho,
+            dual_lr,
+            weight_decay=weight_decay,
+            radius=radius,
+            skip_nonfinite=skip_nonfinite,
+            process_group=process_group,
         )
-        check_samples(n)
+        self._parts = Sharding(n, self.ranks)
         if not (0.0 < k < math.inf and k**3 <= m < math.inf and 0.0 < c < math.inf):
             raise HyperparameterError(f"expected k, c > 0 and m >= k^3, got k = {k}, c = {c}, m = {m}")
         self._replay, self._schedule = Replay(module), (k, m, c)
         self._t, self._multipliers = 0, Multipliers(0.0, 0.0)
-        self._y = torch.full((n,), 1.0 / n, dtype=torch.float64, device="cpu")
+        self._y = torch.full((self._parts.count,), 1.0 / n, dtype=torch.float64, device="cpu")
         self._y_previous, self._u = self._y.clone(), torch.zeros_like(self._y)
 
     def _primal_dual_step(self, closure: Closure, index: Tensor | None) -> Scalar | None:
@@ -88,24 +99,25 @@ class AccMDA(TwoPoints, PrimalDual):
             if self._t:
                 with self._at_previous_point():
                     old_losses = self._losses(closure)
-                    old = tracked.read(old_losses)
-                    positions = check_index(index, len(self._y), old_losses)
-                    self._backward(old_losses, self._weights(self._y_previous, positions, old_losses))
-            old_gradients = {p: p.grad for p in self._parameters()}
+                    old = tracked.read(old_losses, labels=lambda: check_index(index, self._parts.n, old_losses))
+                    self._backward(old_losses, old, self._weights(self._y_previous, old))
+            old_gradients = self._kept_gradients()
             with self._replay.inspection():
                 losses = self._losses(closure)
-            batch = tracked.read(losses)
-            positions = check_index(index, len(self._y), losses)
+            batch = tracked.read(losses, labels=lambda: check_index(index, self._parts.n, losses))
             if old is not None:
                 batch = matched(batch, old)
         if self._skips(None if batch.finite is None else batch.finite.cpu()):
             restore(None)
             return None
-        weights = self._weights(self._y, positions, losses)
-        self._backward(losses, weights)
+        weights = self._weights(self._y, batch)
+        self._backward(losses, batch, weights)
+        if not self._gradients.ready(old_gradients):
+            restore(None)
+            return None
         keep = 1.0 - self._share()
         self._descend(old_gradients, keep)
-        self._ascend(positions, batch.losses.cpu(), None if old is None else old.losses.cpu(), keep)
+        self._ascend(_positions(batch), batch.losses.cpu(), None if old is None else old.losses.cpu(), keep)
         tracked.store([], batch)
         self._t += 1
         return torch.dot(weights, batch.losses)
@@ -118,12 +130,13 @@ class AccMDA(TwoPoints, PrimalDual):
         """alpha_t: the estimates of the first step are the batch's own."""
         return 1.0 if self._t == 0 else min(1.0, self._schedule[2] * self._eta(self._t - 1) ** 2)
 
-    def _weights(self, y: Tensor, index: Tensor, losses: Tensor) -> Tensor:
+    def _weights(self, y: Tensor, batch: Batch) -> Tensor:
         """n y_i over the size of the batch."""
-        weights = y[index] * (len(y) / len(index))
-        return weights.to(losses.device, self._tracked.dtype)
+        weights = self._parts.at(y, _positions(batch)) * (self._parts.n / len(batch.losses))
+        return weights.to(batch.losses)
 
-    def _descend(self, old_gradients: dict[Tensor, Tensor | None], keep: float) -> None:
+    def _descend(self, old_gradients: dict[Tensor, Tensor], keep: float) -> None:
+        clipped = self._gradients.clipped(keep, list(old_gradients.values()), keep)
         self._remember_point()
         active = [p for p in self._parameters() if p.grad is not None]
         for p in active:
@@ -135,7 +148,7 @@ class AccMDA(TwoPoints, PrimalDual):
             old = old_gradients.get(p)
             state["v"].mul_(keep).add_(p.grad)
             if old is not None:
-                state["v"].sub_(old, alpha=keep)
+                state["v"].sub_(old, alpha=float(clipped))
         targets = {p: p.detach().clone() for p in self._parameters() if p.requires_grad}
         for group in self.param_groups:
             for p in group["params"]:
@@ -148,26 +161,35 @@ class AccMDA(TwoPoints, PrimalDual):
 
     def _ascend(self, index: Tensor, losses: Tensor, old: Tensor | None, keep: float) -> None:
         change = losses if old is None else losses - keep * old
-        self._u.mul_(keep).index_add_(0, index, change.to(torch.float64), alpha=len(self._y) / len(index))
+        mine, here = self._parts.inside(index)
+        self._u.mul_(keep).index_add_(0, here, change[mine].to(torch.float64), alpha=self._parts.n / len(index))
         self._y_previous.copy_(self._y)
-        target, self._multipliers = euclidean_kl_ball(self._y + self._dual_lr * self._u, self._rho, self._multipliers)
+        raised = self._y + self._dual_lr * self._u
+        target, self._multipliers = euclidean_kl_ball(raised, self._rho, self._multipliers, self._parts)
         self._y.add_(target - self._y, alpha=self._eta(self._t))
 
     @property
     def weights(self) -> Tensor:
-        return self._y.clone()
+        """p, of all n samples. Of several processes all must ask."""
+        return self._parts.whole(self._y).clone()
 
     def _extra_state(self) -> dict[str, Any]:
-        vectors = {"y": self._y.clone(), "y_previous": self._y_previous.clone(), "u": self._u.clone()}
+        local = {"y": self._y, "y_previous": self._y_previous, "u": self._u}
+        vectors = {name: self._parts.whole(vector).clone() for name, vector in local.items()}
         return {**vectors, "t": self._t, "multipliers": list(self._multipliers)}
 
     def _check_extra_state(self, own: dict[str, Any]) -> None:
         for name in ("y", "y_previous", "u"):
-            check_vector(own.get(name), len(self._y))
+            check_vector(own.get(name), self._parts.n)
 
     def _load_extra_state(self, own: dict[str, Any]) -> None:
         for mine, came in ((self._y, "y"), (self._y_previous, "y_previous"), (self._u, "u")):
-            mine.copy_(own[came])
+            mine.copy_(self._parts.here(own[came]))
         if self.kl > self._rho + 1e-9:  # It is of a larger ball.
-            self._y.copy_(euclidean_kl_ball(self._y, self._rho)[0])
+            self._y.copy_(euclidean_kl_ball(self._y, self._rho, parts=self._parts)[0])
         self._t, self._multipliers = own["t"], Multipliers(*own["multipliers"])
+
+
+def _positions(batch: Batch) -> Tensor:
+    assert batch.labels is not None
+    return batch.labels.cpu()

@@ -67,7 +67,7 @@ class ASCDRO(TwoPoints, RobustOptimizer):
         robust, beta = self._robust, self._beta
         with self._replay.restored_on_error() as restore:
             old = self._read_previous_point(closure, sample_weight) if robust.started else None
-            old_gradients = {p: p.grad for p in self._parameters()}
+            old_gradients = self._kept_gradients()
             with self._replay.inspection():
                 losses = self._losses(closure)
             batch = robust.read(losses, sample_weight)
@@ -77,7 +77,10 @@ class ASCDRO(TwoPoints, RobustOptimizer):
             restore(None)
             return None
         estimate = robust.estimate(batch, beta, old=old)
-        self._backward(losses, estimate.weights)
+        self._backward(losses, batch, estimate.weights)
+        if not self._gradients.ready(old_gradients):
+            restore(None)
+            return None
         if batch.finite is not None:
             restore(batch.finite)
         ratio = 1.0 if robust.temperature.carries else estimate.lam / estimate.lam_past
@@ -95,12 +98,10 @@ class ASCDRO(TwoPoints, RobustOptimizer):
             losses = self._losses(closure)
             batch = self._robust.read(losses, sample_weight)
             point = self._robust.previous_point(batch)
-            self._backward(losses, point.own_weights)
+            self._backward(losses, batch, point.own_weights)
         return batch, point
 
-    def _move_estimates(
-        self, step: Advance, ratio: Scalar, old_gradients: dict[Tensor, Tensor | None], beta: float
-    ) -> None:
+    def _move_estimates(self, step: Advance, ratio: Scalar, old_gradients: dict[Tensor, Tensor], beta: float) -> None:
         """z <- keep z + new g - old g', for all parameters; and w_t becomes the previous point.
 
         `ratio` is lam_t over the temperature at which the past is expressed.
@@ -111,7 +112,8 @@ class ASCDRO(TwoPoints, RobustOptimizer):
             z, g = [self.state[p]["z"] for p in moving], [p.grad for p in moving if p.grad is not None]
             g_old = [_or_zeros(old_gradients.get(p), p) for p in moving]
             # What STORM adds to a moving average: the change of the gradient since the previous point.
-            correction = list(torch._foreach_mul(g_old, -(step.old * ratio)))
+            old = self._gradients.clipped(step.old * ratio, g_old, 1.0 - beta)
+            correction = list(torch._foreach_mul(g_old, -old))
             torch._foreach_add_(correction, g, alpha=1.0 - beta)
             clip = getattr(self._robust.tracker, "clip", None)
             if clip is not None:

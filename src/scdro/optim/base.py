@@ -9,9 +9,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from scdro.batch import Batch
+from scdro.distributed import Ranks, like
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError
+from scdro.optim.gradients import Gradients
 from scdro.projections import Ball
 from scdro.scalar import Scalar
 from scdro.tracked import Tracked
@@ -26,17 +30,24 @@ class ClosureOptimizer(Optimizer):
     """Base of every algorithm: `step(closure)`, with one `Tracked` module as its state beyond `torch.optim`'s."""
 
     _tracked: Tracked
-    _own_attributes: ClassVar[tuple[str, ...]] = ("_tracked", "_ball")
+    _own_attributes: ClassVar[tuple[str, ...]] = ("_tracked", "_ball", "_gradients")
 
     def __init__(self, params: Any, defaults: dict[str, Any], tracked: Tracked, *, radius: float | None = None) -> None:
         check_steps(defaults)
         self._ball = None if radius is None else Ball(radius)
         super().__init__(params, defaults)
         self._tracked = tracked.to(self._first_parameter().device)
+        self._gradients = Gradients(self)
 
     @torch.no_grad()
     def step(  # type: ignore[override]
-        self, closure: Closure | None = None, index: Tensor | None = None, *, sample_weight: Tensor | None = None
+        self,
+        closure: Closure | None = None,
+        index: Tensor | None = None,
+        *,
+        sample_weight: Tensor | None = None,
+        grad_scaler: GradScaler | None = None,
+        max_grad_norm: float | None = None,
     ) -> Tensor:
         """One step on one batch.
 
@@ -44,6 +55,12 @@ class ClosureOptimizer(Optimizer):
             closure: computes and returns the per-sample losses of a batch fixed outside of it; does not call backward.
             index: positions of the samples in the data set, for the methods that keep one number for each.
             sample_weight: importance weights of the samples, >= 0.
+            grad_scaler: scales the losses for float16. A step in which it finds an overflow is left out, and nothing
+                moves. Call its `update()` afterwards, as always.
+            max_grad_norm: bound on the norm of each gradient, all parameters together.
+
+        Under torch.distributed the batch is that of all processes (see `process_group`). Gradients must be averaged, as
+        DistributedDataParallel and fully_shard do.
 
         Returns:
             The method's estimate of its own objective, a 0-d tensor: the running one where it keeps one, else this
@@ -54,7 +71,11 @@ class ClosureOptimizer(Optimizer):
                 "expected step(closure) with a closure that returns per-sample losses, got none; for loops that call "
                 "backward() themselves use KLRobustLoss with any torch optimizer"
             )
-        value = self._step(closure, index, sample_weight)
+        self._gradients.begin(grad_scaler, max_grad_norm)
+        try:
+            value = self._step(closure, index, sample_weight)
+        finally:
+            self._gradients.end()
         if value is None:
             value = self._value_if_skipped()
         else:
@@ -95,8 +116,9 @@ class ClosureOptimizer(Optimizer):
             )
         return losses
 
-    def _backward(self, losses: Tensor, weights: Tensor) -> None:
-        """Gradients of sum_j weight_j l_j, by the loss's own graph."""
+    def _backward(self, losses: Tensor, batch: Batch, weights: Tensor) -> None:
+        """Gradients of sum_j weight_j l_j over the batch, by the loss's own graph; still scaled by the grad_scaler."""
+        weights = self._gradients.scaled(batch.own_weights(weights))
         try:
             torch.autograd.backward(losses, weights.to(losses.dtype))
         except RuntimeError as error:
@@ -111,12 +133,14 @@ class ClosureOptimizer(Optimizer):
                 "expected losses that depend on the parameters of this optimizer, got none that do; was it made for "
                 "another model?"
             )
+        self._tracked.ranks.check_averaged([p.grad for p in self._parameters() if p.grad is not None])
 
     def _skips(self, finite: Tensor | None) -> bool:
         """Whether to leave the step out, where the host may look; elsewhere the flag stays on the device."""
         if finite is None or (finite.device.type != "cpu" and self._tracked.started) or bool(finite):
             return False
         self._tracked.count_skipped(True)
+        self._gradients.pass_over()
         return True
 
     def _undone_unless(self, finite: Tensor | None) -> AbstractContextManager[None]:
@@ -165,6 +189,11 @@ class ClosureOptimizer(Optimizer):
             self._ball.project_([p for p in self._parameters() if p.requires_grad])
 
     @property
+    def ranks(self) -> Ranks:
+        """The processes that share each batch."""
+        return self._tracked.ranks
+
+    @property
     def skipped(self) -> Tensor:
         """How many batches were left out for NaN or infinite losses."""
         return self._tracked.skipped[0].clone()
@@ -189,11 +218,18 @@ class ClosureOptimizer(Optimizer):
         before = {k: v.clone() for k, v in self._tracked.state_dict().items()}
         self._tracked.load_state_dict(own["tracked"])  # Refuses another make, unchanged.
         try:
-            super().load_state_dict({k: v for k, v in state_dict.items() if k != _KEY})
+            super().load_state_dict(self._sharded({k: v for k, v in state_dict.items() if k != _KEY}))
         except Exception:
             self._tracked.load_state_dict(before)
             raise
         self._load_extra_state(own)
+
+    def _sharded(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Vectors as their parameters are: a state that was saved whole loads into a model in fully_shard."""
+        numbers = (i for group in state_dict["param_groups"] for i in group["params"])
+        params = dict(zip(numbers, self._parameters(), strict=True))
+        state = {i: {k: like(v, params[i]) for k, v in own.items()} for i, own in state_dict["state"].items()}
+        return {**state_dict, "state": state}
 
     def _check_vectors(self, state_dict: dict[str, Any]) -> None:
         groups = state_dict["param_groups"]

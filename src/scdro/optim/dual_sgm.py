@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
+from scdro.distributed import Group
 from scdro.errors import HyperparameterError
 from scdro.functional import worst_case
 from scdro.optim.base import check_steps
@@ -24,8 +25,8 @@ class _DualState(Tracked):
     duals: Tensor  # eta, lam
     capped: Tensor
 
-    def __init__(self, lam: float, skip_nonfinite: bool) -> None:
-        super().__init__(skip_nonfinite=skip_nonfinite)
+    def __init__(self, lam: float, skip_nonfinite: bool, process_group: Group) -> None:
+        super().__init__(skip_nonfinite=skip_nonfinite, process_group=process_group)
         self.register_buffer("duals", torch.tensor([math.nan, lam], dtype=self.dtype))
         self.register_buffer("capped", torch.zeros(1, dtype=torch.int64))
         self.register_load_state_dict_post_hook(_note_started)  # type: ignore[no-untyped-call]
@@ -49,7 +50,7 @@ class DualSGM(WeightingOptimizer):
         lam: the first temperature; eta starts at the first batch's lam log mean exp(l/lam).
         dual_lr: step size of eta and lam; None takes the model's, as it falls.
         cap: the largest a. It keeps numbers finite; it does not keep steps small: e^a is a sample's weight.
-        params, lr, momentum, weight_decay, radius, skip_nonfinite: as for `ERM`.
+        params, lr, momentum, weight_decay, radius, skip_nonfinite, process_group: as for `ERM`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -73,6 +74,7 @@ class DualSGM(WeightingOptimizer):
         weight_decay: float = 0.0,
         radius: float | None = None,
         skip_nonfinite: bool = False,
+        process_group: Group = None,
     ) -> None:
         check_radius(rho, lam0)
         if not lam0 <= lam < math.inf:
@@ -82,7 +84,7 @@ class DualSGM(WeightingOptimizer):
         if not 0.0 < cap < 700.0:
             raise HyperparameterError(f"expected a cap in (0, 700) of (l - eta)/lam, got {cap}")
         self._rho, self._lam0, self._dual_lr, self._cap = rho, lam0, dual_lr, cap
-        tracked = _DualState(lam, skip_nonfinite)
+        tracked = _DualState(lam, skip_nonfinite, process_group)
         super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
 
     @property
@@ -100,7 +102,7 @@ class DualSGM(WeightingOptimizer):
         """How many samples had their weight capped."""
         return self._tracked.capped[0].clone()
 
-    def _weigh(self, batch: Batch, index: Tensor | None) -> Weighed:
+    def _weigh(self, batch: Batch) -> Weighed:
         tracked, q = self._tracked, base_weights(batch)
         eta, lam = unpacked(tracked.duals)
         if not tracked.started:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
+from scdro.distributed import Group
 from scdro.errors import HyperparameterError, LossError
 from scdro.functional import BestResponse, WorstCase, chi2_constrained, chi2_penalized, cvar, worst_case
 from scdro.optim.weighting import Weighed, WeightingOptimizer
@@ -98,7 +99,7 @@ class FastDRO(WeightingOptimizer):
     Args:
         geometry: `KLBall(rho)` (0.5 by default), `CVaR(alpha)`, `Chi2(rho)` or `Chi2Penalty(reg)`.
         multilevel: `Multilevel(smallest, largest)`; batches then come from `batch_sampler`.
-        params, lr, momentum, weight_decay, radius, skip_nonfinite: as for `ERM`.
+        params, lr, momentum, weight_decay, radius, skip_nonfinite, process_group: as for `ERM`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -118,13 +119,14 @@ class FastDRO(WeightingOptimizer):
         weight_decay: float = 0.0,
         radius: float | None = None,
         skip_nonfinite: bool = False,
+        process_group: Group = None,
     ) -> None:
         self.geometry = KLBall(0.5) if geometry is None else geometry
         self.geometry(torch.zeros(1))  # Complains about bad settings now rather than at the first step.
         self.multilevel = multilevel
         if multilevel is not None:
             multilevel.check()
-        tracked = Tracked(skip_nonfinite=skip_nonfinite)
+        tracked = Tracked(skip_nonfinite=skip_nonfinite, process_group=process_group)
         super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
 
     def batch_sampler(self, *, n: int, steps: int | None = None, seed: int = 0) -> DrawnBatches:
@@ -139,9 +141,14 @@ class FastDRO(WeightingOptimizer):
         mean_size = sum(size * multilevel.chance(size) for size in multilevel.sizes)
         steps = math.ceil(n / mean_size) if steps is None else steps
         # With replacement: the two halves are then independent, as the telescoping sum asks.
-        return DrawnBatches(lambda g: torch.randint(n, (multilevel.draw(g),), generator=g, device="cpu"), steps, seed)
+        return DrawnBatches(
+            lambda g: torch.randint(n, (multilevel.draw(g),), generator=g, device="cpu"),
+            steps,
+            seed,
+            self.ranks,
+        )
 
-    def _weigh(self, batch: Batch, index: Tensor | None) -> Weighed:
+    def _weigh(self, batch: Batch) -> Weighed:
         value, weights = self._response(batch, slice(None))
         if self.multilevel is None:
             return Weighed(weights, scalar(value), [])

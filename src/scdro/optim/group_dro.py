@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
+from scdro.distributed import Group
 from scdro.errors import ClosureError, HyperparameterError
 from scdro.groups import check_groups
 from scdro.optim.base import Closure, check_steps
@@ -24,8 +27,8 @@ __all__ = ["GroupDRO"]
 class _GroupState(Tracked):
     log_q: Tensor
 
-    def __init__(self, count: int, skip_nonfinite: bool) -> None:
-        super().__init__(skip_nonfinite=skip_nonfinite)
+    def __init__(self, count: int, skip_nonfinite: bool, process_group: Group) -> None:
+        super().__init__(skip_nonfinite=skip_nonfinite, process_group=process_group)
         self.register_buffer("log_q", torch.full((count,), -math.log(count), dtype=self.dtype))
 
     def made_with(self) -> str:
@@ -46,7 +49,7 @@ class GroupDRO(WeightingOptimizer):
         groups: the group of every training sample, integers from 0 on; `step(closure, index)` then looks them up. Or
             the number of groups; then it is `step(closure, groups=...)` with those of the batch.
         dual_lr: step size of q. Schedulers change lr alone.
-        params, lr, momentum, weight_decay, radius, skip_nonfinite: as for `ERM`.
+        params, lr, momentum, weight_decay, radius, skip_nonfinite, process_group: as for `ERM`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -70,12 +73,13 @@ class GroupDRO(WeightingOptimizer):
         weight_decay: float = 0.0,
         radius: float | None = None,
         skip_nonfinite: bool = False,
+        process_group: Group = None,
     ) -> None:
         check_steps({"dual_lr": dual_lr})
         self._dual_lr = dual_lr
         self._groups = None if isinstance(groups, Integral) else torch.as_tensor(groups).cpu()
         count = _largest(self._groups) if self._groups is not None else _checked(groups)
-        tracked = _GroupState(count, skip_nonfinite)
+        tracked = _GroupState(count, skip_nonfinite, process_group)
         super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
 
     @torch.no_grad()
@@ -85,7 +89,7 @@ class GroupDRO(WeightingOptimizer):
         index: Tensor | None = None,
         *,
         groups: Tensor | None = None,
-        sample_weight: Tensor | None = None,
+        **settings: Any,
     ) -> Tensor:
         """One step on one batch, whose `groups` are given or looked up by `index`; else as for every algorithm."""
         if groups is None:
@@ -93,15 +97,23 @@ class GroupDRO(WeightingOptimizer):
                 asked = "index" if self._groups is not None else "groups=groups"
                 raise ClosureError(f"expected step(closure, {asked}), got no way to know the groups of the batch")
             groups = self._groups[check_positions(index, len(self._groups))]
-        return super().step(closure, groups, sample_weight=sample_weight)
+        return super().step(closure, groups, **settings)
 
-    def _weigh(self, batch: Batch, index: Tensor | None) -> Weighed:
+    def _labels(self, losses: Tensor, index: Tensor | None) -> Callable[[], Tensor]:
+        return partial(self._group_of_each, losses, index)
+
+    def _group_of_each(self, losses: Tensor, groups: Tensor | None) -> Tensor:
+        assert groups is not None
+        check_groups(groups, losses)
+        count = len(self._tracked.log_q)
+        if bool((groups < 0).any() | (groups >= count).any()):
+            raise ClosureError(f"expected groups from 0 to {count - 1}, got others")
+        return groups
+
+    def _weigh(self, batch: Batch) -> Weighed:
         log_q = self._tracked.log_q
-        assert index is not None
-        check_groups(index, batch.losses)
-        member = index.to(log_q.device, torch.int64)
-        if bool((member < 0).any() | (member >= len(log_q)).any()):
-            raise ClosureError(f"expected groups from 0 to {len(log_q) - 1}, got others")
+        assert batch.labels is not None
+        member = batch.labels.to(log_q.device, torch.int64)
         shares = base_weights(batch)
         mass = torch.zeros_like(log_q).index_add(0, member, shares)
         within = shares / mass.clamp_min(torch.finfo(shares.dtype).tiny)[member]

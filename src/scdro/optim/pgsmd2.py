@@ -30,7 +30,8 @@ class PGSMD2(SPD):
 
     Args:
         all_losses: a function that gives the losses of all n samples at the present parameters. It is called as the
-            model is: let it switch to eval() and back where dropout or BatchNorm matter.
+            model is: let it switch to eval() and back where dropout or BatchNorm matter. Of several processes each may
+            give those of its own part, `scdro.distributed.shard(n)`.
         gamma: strength of the proximal term; more than the losses' weak convexity.
         stage_steps: steps of the first stage.
         params, lr, rho, n, dual_lr, uniform, ...: as for `SPD`.
@@ -89,7 +90,7 @@ class PGSMD2(SPD):
     def _next_stage(self) -> None:
         """wbar is where the model is."""
         with torch.no_grad():
-            self._dual.respond(check_all_losses(self._all_losses(), self._dual.n), NO_LAM0)
+            self._dual.respond(check_all_losses(self._all_losses(), self._dual.parts), NO_LAM0)
         self._anchor(self._parameters())
         self._stage, self._done = self._stage + 1, 0
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scdro.distributed import Group
 from scdro.errors import LossError
 from scdro.functional import worst_case
 from scdro.optim.base import Closure, ClosureOptimizer, check_steps
@@ -35,11 +36,12 @@ class PrimalDual(ClosureOptimizer):
         weight_decay: float,
         radius: float | None,
         skip_nonfinite: bool,
+        process_group: Group,
     ) -> None:
         check_radius(rho, NO_LAM0)
         check_steps({"dual_lr": dual_lr})
         self._rho, self._dual_lr = rho, dual_lr
-        tracked = Tracked(skip_nonfinite=skip_nonfinite)
+        tracked = Tracked(skip_nonfinite=skip_nonfinite, process_group=process_group)
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, tracked, radius=radius)
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:

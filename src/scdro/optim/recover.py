@@ -23,7 +23,7 @@ class RECOVER(ASCDRO):
     Args:
         lam: the temperature, in units of the loss; yours to tune.
         beta: share of the new batch in the estimates, in (0, 1].
-        params, lr, module, weight_decay, loss_bound, radius, skip_nonfinite: as for `ASCDRO`.
+        params, lr, module, weight_decay, loss_bound, radius, skip_nonfinite, process_group: as for `ASCDRO`.
 
     Example:
         >>> import torch

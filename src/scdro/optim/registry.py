@@ -79,13 +79,17 @@ class Method:
         return self.make(params, **{need: task[need] for need in self.needs}, **own)
 
     def batches(self, optimizer: ClosureOptimizer, n: int, batch_size: int, seed: int = 0) -> Sampler[list[int]]:
-        """A batch sampler: the method's own where it draws its samples itself, else shuffled epochs."""
+        """A batch sampler: the method's own where it draws its samples itself, else shuffled epochs.
+
+        Of several processes each gets `batch_size` samples of every joint batch.
+        """
         if isinstance(optimizer, FastDRO) and optimizer.multilevel is not None:
             return optimizer.batch_sampler(n=n, seed=seed)
         if isinstance(optimizer, SPD) and not optimizer.uniform:
             return optimizer.batch_sampler(batch_size, seed=seed)
         shuffled = RandomSampler(range(n), generator=torch.Generator(device="cpu").manual_seed(seed))
-        return BatchSampler(shuffled, batch_size, drop_last=n >= batch_size)
+        joint = batch_size * optimizer.ranks.size
+        return optimizer.ranks.batches(BatchSampler(shuffled, joint, drop_last=n >= joint))
 
     def per_sample(self, class_counts: Tensor, **settings: Any) -> PerSample:
         """The per-sample loss to train on: cross-entropy for most."""

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from scdro.batch import Batch
+from scdro.distributed import reshard
 from scdro.errors import ClosureError
 from scdro.optim.base import ClosureOptimizer
 
@@ -95,12 +96,22 @@ class TwoPoints(ClosureOptimizer):
     def _at_previous_point(self) -> Iterator[None]:
         params = [p for p in self._parameters() if "previous" in self.state[p]]
         present = [p.clone() for p in params]
-        torch._foreach_copy_(params, [self.state[p]["previous"] for p in params])
+        self._move(params, [self.state[p]["previous"] for p in params])
         try:
             with self._replay.rehearsal(self._first_parameter().device), self._replay.inspection():
                 yield
         finally:
-            torch._foreach_copy_(params, present)
+            self._move(params, present)
+
+    def _move(self, params: list[Tensor], values: list[Tensor]) -> None:
+        reshard(self._replay.modules, params)
+        for p, value in zip(params, values, strict=True):
+            p.copy_(value)
+
+    def _kept_gradients(self) -> dict[Tensor, Tensor]:
+        """The gradients at the previous point. DDP may write the next ones into the same memory: keep copies."""
+        shared = self.ranks.size > 1
+        return {p: p.grad.clone() if shared else p.grad for p in self._parameters() if p.grad is not None}
 
     def _remember_point(self) -> None:
         """The present point becomes the previous one, of the parameters that have one."""

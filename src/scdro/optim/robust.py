@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from scdro.distributed import Group
 from scdro.errors import HyperparameterError
 from scdro.estimators import Tracker
 from scdro.functional import worst_case
@@ -41,6 +42,7 @@ class RobustOptimizer(ClosureOptimizer):
         window: int | None = None,
         skip_nonfinite: bool = False,
         mu: float = 0.0,
+        process_group: Group = None,
     ) -> None:
         check_beta(beta)
         temperature = given_or_default(temperature)
@@ -61,6 +63,7 @@ class RobustOptimizer(ClosureOptimizer):
             window=window,
             skip_nonfinite=skip_nonfinite,
             mu=mu,
+            process_group=process_group,
         )
         defaults = {"lr": lr, "beta": beta, "weight_decay": weight_decay}
         super().__init__(params, defaults, self._robust, radius=radius)

@@ -39,6 +39,8 @@ class SCDRO(RobustOptimizer):
         window: how many recent losses decide lam; enough for rho by default.
         skip_nonfinite: leave out batches with NaN or infinite losses, and count them in `skipped`, instead of raising.
         mu: adds mu |x|^2/2 over x = (w, lam) to the objective, as the restarted forms do.
+        process_group: the processes that share each batch: None for all, where torch.distributed is initialised; False
+            for this one alone.
 
     Example:
         >>> import torch
@@ -60,7 +62,9 @@ class SCDRO(RobustOptimizer):
         if self._skips(batch.finite):
             return None
         estimate = self._robust.estimate(batch, beta)
-        self._backward(losses, estimate.weights)
+        self._backward(losses, batch, estimate.weights)
+        if not self._gradients.ready():
+            return None
         with self._undone_unless(batch.finite):
             for group in self.param_groups:
                 self._follow(group, 1.0 - beta, beta, group["weight_decay"] + self._robust.mu)

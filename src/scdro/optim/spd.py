@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
+from scdro.distributed import Group
 from scdro.dual import Dual, check_vector
 from scdro.errors import ClosureError, HyperparameterError
 from scdro.optim.base import Closure, descend
@@ -39,7 +40,7 @@ class SPD(PrimalDual):
         n: how many training samples there are.
         dual_lr: step size of p, in units of one over the loss. Schedulers change lr alone.
         uniform: whether batches are drawn uniformly instead of from p.
-        weight_decay, radius, skip_nonfinite: as for `SCDRO`.
+        weight_decay, radius, skip_nonfinite, process_group: as for `SCDRO`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -66,11 +67,19 @@ class SPD(PrimalDual):
         weight_decay: float = 0.0,
         radius: float | None = None,
         skip_nonfinite: bool = False,
+        process_group: Group = None,
     ) -> None:
         super().__init__(
-            params, lr, rho, dual_lr, weight_decay=weight_decay, radius=radius, skip_nonfinite=skip_nonfinite
+            params,
+            lr,
+            rho,
+            dual_lr,
+            weight_decay=weight_decay,
+            radius=radius,
+            skip_nonfinite=skip_nonfinite,
+            process_group=process_group,
         )
-        self._dual, self.uniform, self._drawing = Dual(n, rho), uniform, False
+        self._dual, self.uniform, self._drawing = Dual(n, rho, self.ranks), uniform, False
 
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
         """Positions of `size` samples, drawn from p."""
@@ -80,14 +89,17 @@ class SPD(PrimalDual):
     def batch_sampler(self, batch_size: int, steps: int | None = None, seed: int = 0) -> DrawnBatches:
         """Batches drawn from p as it is when each is asked for, for `DataLoader(batch_sampler=...)`.
 
-        `steps` of them make an epoch: by default as many as cover n samples.
+        `steps` of them make an epoch: by default as many as cover n samples. Of several processes each gets
+        `batch_size` samples of one joint draw; all must ask for it.
         """
         if not isinstance(batch_size, int) or batch_size < 1:
             raise HyperparameterError(f"expected a batch of at least one sample, got {batch_size!r}")
         if self.uniform:
             raise HyperparameterError("expected an optimizer that draws from p, got one made with uniform=True")
-        steps = math.ceil(self._dual.n / batch_size) if steps is None else steps
-        return DrawnBatches(lambda generator: self.draw(batch_size, generator), steps, seed)
+        ranks = self.ranks
+        joint = batch_size * ranks.size
+        steps = math.ceil(self._dual.n / joint) if steps is None else steps
+        return DrawnBatches(lambda generator: self.draw(joint, generator), steps, seed, ranks)
 
     def _primal_dual_step(self, closure: Closure, index: Tensor | None) -> Scalar | None:
         if not self.uniform and not self._drawing:
@@ -96,15 +108,18 @@ class SPD(PrimalDual):
                 "uniform=True with a loader that shuffles"
             )
         losses = self._losses(closure)
-        batch = self._tracked.read(losses)
-        positions = check_index(index, self._dual.n, losses)
+        batch = self._tracked.read(losses, labels=lambda: check_index(index, self._dual.n, losses))
+        assert batch.labels is not None
+        positions = batch.labels.cpu()
         if self._skips(None if batch.finite is None else batch.finite.cpu()):
             return None
         self._begin()
         weights = torch.full_like(batch.losses, 1.0 / len(positions))
         if self.uniform:
             weights *= self._dual.n * self._dual.at(positions).to(weights)
-        self._backward(losses, weights)
+        self._backward(losses, batch, weights)
+        if not self._gradients.ready():
+            return None
         self._descend()
         self._dual.ascend(positions, self._rate() * self._dual_gradient(batch, positions))
         self._tracked.store([], batch)
@@ -132,6 +147,7 @@ class SPD(PrimalDual):
 
     @property
     def weights(self) -> Tensor:
+        """p, of all n samples. Of several processes all must ask."""
         return torch.exp(self._dual.log_p)
 
     def _extra_state(self) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from scdro.batch import Batch, Point
+from scdro.distributed import Group
 from scdro.optim.base import Closure, ClosureOptimizer
 from scdro.scalar import Scalar, scalar, vector
 from scdro.tracked import Tracked
@@ -39,16 +41,22 @@ class WeightingOptimizer(ClosureOptimizer):
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, defaults, tracked, radius=radius)
 
-    def _weigh(self, batch: Batch, index: Tensor | None) -> Weighed:
+    def _weigh(self, batch: Batch) -> Weighed:
         raise NotImplementedError
+
+    def _labels(self, losses: Tensor, index: Tensor | None) -> Callable[[], Tensor] | None:
+        """What checks and gives an integer for each sample, for the methods that need one."""
+        return None
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         losses = self._losses(closure)
-        batch = self._tracked.read(losses, sample_weight)
+        batch = self._tracked.read(losses, sample_weight, labels=self._labels(losses, index))
         if self._skips(batch.finite):
             return None
-        weights, value, new = self._weigh(batch, index)
-        self._backward(losses, weights)
+        weights, value, new = self._weigh(batch)
+        self._backward(losses, batch, weights)
+        if not self._gradients.ready():
+            return None
         with self._undone_unless(batch.finite):
             for group in self.param_groups:
                 self._follow(group, group["momentum"], 1.0, group["weight_decay"])
@@ -59,6 +67,11 @@ class WeightingOptimizer(ClosureOptimizer):
 
 class ERM(WeightingOptimizer):
     """The mean loss, by SGD with momentum: what everybody does, behind the common interface.
+
+    Args:
+        params: parameters or parameter groups.
+        lr, momentum, weight_decay: as for `torch.optim.SGD`.
+        radius, skip_nonfinite, process_group: as for `SCDRO`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -76,11 +89,12 @@ class ERM(WeightingOptimizer):
         weight_decay: float = 0.0,
         radius: float | None = None,
         skip_nonfinite: bool = False,
+        process_group: Group = None,
     ) -> None:
-        tracked = Tracked(skip_nonfinite=skip_nonfinite)
+        tracked = Tracked(skip_nonfinite=skip_nonfinite, process_group=process_group)
         super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
 
-    def _weigh(self, batch: Batch, index: Tensor | None) -> Weighed:
+    def _weigh(self, batch: Batch) -> Weighed:
         q = base_weights(batch)
         return Weighed(q, scalar(torch.dot(q, batch.losses)), [])
 

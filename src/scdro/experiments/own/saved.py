@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from scdro.data.images import normalised
 from scdro.errors import CheckpointError
 from scdro.experiments.architectures import image_model, row_model
+from scdro.experiments.checkpoints import save
 from scdro.experiments.own.opening import Preparation
 from scdro.experiments.own.pictures import PicturePreparation
 from scdro.experiments.own.preparation import MatrixPreparation, TablePreparation
-from scdro.experiments.storage import save, write
+from scdro.experiments.storage import write
 
 __all__ = ["SavedModel", "load_model"]
 

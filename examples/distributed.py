@@ -1,0 +1,114 @@
+"""Robust training on several processes that survives the death of any of them: a script to copy.
+
+    torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/distributed.py --out runs/distributed
+    torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/distributed.py --out runs/sharded --fsdp
+    python examples/distributed.py --out runs/one
+
+Kill a worker (`kill -9`): torchrun starts all of them again, they go on from the last checkpoint, and end as if nothing
+had been. The same file runs in one process, and on GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import scdro
+from scdro.data.order import shuffled
+from scdro.distributed import gathered, initialize, shard
+from scdro.experiments.checkpoints import Checkpoints
+from scdro.experiments.storage import JsonLines
+
+SAMPLES, BATCH = 2000, 50  # the batch of all processes together
+
+
+def data() -> tuple[Tensor, Tensor]:
+    """Two classes, and one sample in twenty for which the rule is the other way round."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(SAMPLES, 8, generator=generator, dtype=torch.float64)
+    rare = torch.rand(SAMPLES, generator=generator) < 0.05
+    x[:, 7] = torch.where(rare, 2.0, -0.1)
+    return x, ((x[:, 0] > 0) ^ rare).long()
+
+
+def build(device: torch.device, sharded: bool) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)).double().to(device)
+    if not dist.is_initialized():
+        return model
+    if not sharded:
+        return DistributedDataParallel(model)
+    fully_shard(model)
+    return model
+
+
+def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, log_size: int) -> dict[str, Any]:
+    """The same whatever the number of processes and however the model is wrapped. All processes call it."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    state: dict[str, Any] = gathered({"model": inner.state_dict(), "optimizer": optimizer.state_dict()})
+    return {**state, "step": step, "log_size": log_size}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/distributed"))
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--checkpoint-every", type=int, default=20)
+    parser.add_argument("--fsdp", action="store_true", help="shard the model (FSDP2) instead of copying it (DDP)")
+    args = parser.parse_args()
+
+    device = initialize()  # torch.distributed, where torchrun started this
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    x, y = (part.to(device) for part in data())
+    model = build(device, args.fsdp)
+    optimizer = scdro.SCDRO(model.parameters(), lr=0.5, rho=scdro.rho_for_group(0.05), beta=0.2)
+
+    checkpoints, start, log_size = Checkpoints(args.out), 0, 0
+    saved = checkpoints.load(device)  # Every process reads it: lam and log s are the same on all of them.
+    if saved is not None:
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        set_model_state_dict(inner, saved["model"], options=StateDictOptions(full_state_dict=True))
+        optimizer.load_state_dict(saved["optimizer"])
+        start, log_size = saved["step"], saved["log_size"]
+    log = JsonLines(args.out / "log.jsonl", log_size) if first else None
+
+    batches = SAMPLES // BATCH
+    for step in range(start, args.steps):
+        batch = shuffled(SAMPLES, 0, step // batches)[step % batches * BATCH :][:BATCH]
+        mine = batch[shard(len(batch))]  # this process's part
+        value = optimizer.step(partial(losses, model, x[mine], y[mine]))
+        if log is not None:
+            restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+            log.append({"step": step, "value": float(value), "lam": float(optimizer.lam), "restarts": restarts})
+        if (step + 1) % args.checkpoint_every == 0 or step + 1 == args.steps:
+            state = whole_state(model, optimizer, step + 1, log.size if log else 0)
+            if first:
+                checkpoints.save(state)
+
+    part = shard(SAMPLES)
+    report = scdro.evaluate(
+        model, [(x[part], y[part])], nn.CrossEntropyLoss(reduction="none"), rho=1.0, process_group=None
+    )
+    if first:
+        print(f"steps {start} to {args.steps}: mean loss {report.mean:.4f}, robust value {report.value:.4f}")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""A vector of n numbers, one for each sample, cut into contiguous parts, one for each process."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scdro.distributed import ALONE, Ranks
+from scdro.errors import HyperparameterError
+from scdro.positions import check_samples
+from scdro.scalar import Scalar
+from scdro.tilt import Tilt, solve_lam, solve_root, tilt
+
+__all__ = ["Sharding", "alone", "log_sum"]
+
+
+class Sharding:
+    """Which entries of a vector of n are here, and what can be known of all of them by exchanging a few numbers.
+
+    Every method but `here` and `inside` is a call that all processes make; of one process each is the plain thing.
+    """
+
+    def __init__(self, n: int, ranks: Ranks) -> None:
+        check_samples(n)
+        if n < ranks.size:
+            raise HyperparameterError(f"expected n >= {ranks.size} samples, one for each process, got {n}")
+        self.n, self._ranks = n, ranks
+        part = ranks.part(n)
+        self.start, self.stop, self.count = part.start, part.stop, len(part)
+
+    def here(self, whole: Tensor) -> Tensor:
+        """This process's part of a vector."""
+        return whole[self.start : self.stop]
+
+    def inside(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of some positions are here, and where."""
+        mine = (index >= self.start) & (index < self.stop)
+        return mine, index[mine] - self.start
+
+    # -- collective ---------------------------------------------------------------------------------------------------
+
+    def numbers(self, *local: float) -> list[list[float]]:
+        """The same few numbers of every process, each as a list in the order of the ranks."""
+        rows: list[list[float]] = self._ranks.gather(torch.tensor(local, dtype=torch.float64)).T.tolist()
+        return rows
+
+    def sums(self, *local: float) -> list[float]:
+        return [math.fsum(parts) for parts in self.numbers(*local)] if self._ranks.size > 1 else list(local)
+
+    def top(self, local: float) -> float:
+        return max(self.numbers(local)[0])
+
+    def log_softmax(self, local: Tensor) -> Tensor:
+        if self._ranks.size == 1:
+            return torch.log_softmax(local, 0)
+        return local - log_sum(self.numbers(float(torch.logsumexp(local, 0)))[0])
+
+    def at(self, local: Tensor, index: Tensor) -> Tensor:
+        """Entries of the whole vector at positions that all processes ask for alike."""
+        if self._ranks.size == 1:
+            return local[index]
+        mine, where = self.inside(index)
+        found = torch.zeros(len(index), dtype=local.dtype)
+        found[mine] = local[where]
+        return self._ranks.merged(found)
+
+    def whole(self, local: Tensor) -> Tensor:
+        if self._ranks.size == 1:
+            return local
+        padded = torch.zeros(-(-self.n // self._ranks.size), dtype=local.dtype)
+        padded[: self.count] = local
+        parts = self._ranks.gather(padded)
+        bounds = [self.n * rank // self._ranks.size for rank in range(self._ranks.size + 1)]
+        return torch.cat([part[: b - a] for part, a, b in zip(parts, bounds, bounds[1:], strict=False)])
+
+    def draw(self, log_masses: list[float], size: int, generator: torch.Generator) -> tuple[Tensor, int]:
+        """Which of `size` draws fall to this process, by the parts' masses, and a seed for them."""
+        masses = np.exp(np.array(log_masses) - max(log_masses))
+        uniform = torch.rand(size, generator=generator, dtype=torch.float64, device="cpu").numpy()
+        below = masses.cumsum()
+        owner = np.searchsorted(below, (1.0 - uniform) * below[-1])  # 0 < 1 - uniform <= 1: never beyond the last.
+        mine = torch.from_numpy(owner == self._ranks.rank)
+        seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
+        return mine, seed + self._ranks.rank
+
+    def collect(self, mine: Tensor, values: Tensor) -> Tensor:
+        """Integers of which each process has some, at the places `mine`."""
+        found = torch.zeros(len(mine), dtype=torch.int64)
+        found[mine] = values
+        return self._ranks.merged(found)
+
+    def solve_lam(self, local: Tensor, rho: float, lam0: float, start: float | None = None) -> Scalar:
+        """`tilt.solve_lam` of the whole vector, all weights alike: each process tells three numbers an iteration."""
+        if self._ranks.size == 1:
+            return solve_lam(local, torch.zeros_like(local), rho, lam0, start=start)
+        centred = local - self.top(float(local.max()))
+        log_q = torch.zeros_like(centred)
+        (total,) = self.sums(float(centred.sum()))
+        mean = total / self.n
+        (square,) = self.sums(float(((centred - mean) ** 2).sum()))
+
+        def at(lam: Scalar) -> Tilt:
+            here = tilt(centred, log_q, lam, 0.0)  # Its KL is E_p[l/lam] - log sum exp(l/lam).
+            own = float(torch.dot(here.weights, centred / lam))
+            logs, means, variances = self.numbers(own - float(here.kl), own, float(here.var))
+            log_norm = log_sum(logs)
+            shares = [math.exp(a - log_norm) for a in logs]
+            joint = math.fsum(p * m for p, m in zip(shares, means, strict=True))
+            parts = zip(shares, means, variances, strict=True)
+            variance = math.fsum(p * (v + (m - joint) ** 2) for p, m, v in parts)
+            return Tilt(here.weights, joint - log_norm + math.log(self.n), variance)
+
+        return solve_root(at, mean, math.sqrt(square / self.n), rho, lam0, start=start)
+
+
+def alone(n: int) -> Sharding:
+    """All n in this process."""
+    return Sharding(n, ALONE)
+
+
+def log_sum(logs: list[float]) -> float:
+    top = max(logs)
+    return top + math.log(math.fsum(math.exp(a - top) for a in logs))

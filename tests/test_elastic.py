@@ -1,0 +1,62 @@
+"""A worker killed under torchrun: all start again, and lose nothing but the steps since the last checkpoint."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "distributed.py"
+STEPS = 400
+
+
+def start(folder, *extra):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+    settings = ["--out", str(folder), "--steps", str(STEPS), "--checkpoint-every", "50"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, *launcher, str(SCRIPT), *settings, *extra]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def lines(folder):
+    path = folder / "log.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def workers(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the workers in /proc")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("extra", [(), pytest.param(("--fsdp",), marks=pytest.mark.slow)])
+def test_a_killed_worker(tmp_path, extra):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    process, undisturbed = start(broken, *extra), start(whole, *extra)
+    try:
+        while len(lines(broken)) < 120:
+            assert process.poll() is None
+            time.sleep(0.005)
+        os.kill(workers(process.pid)[-1], signal.SIGKILL)
+        output, _ = process.communicate(timeout=600)
+        undisturbed.communicate(timeout=300)
+    finally:
+        process.kill()
+        undisturbed.kill()
+    assert process.returncode == undisturbed.returncode == 0
+    found, expected = lines(broken), lines(whole)
+    assert [line["step"] for line in found] == [line["step"] for line in expected] == list(range(STEPS))
+    resumed = next(line["step"] for line in found if line["restarts"])
+    assert resumed % 50 == 0
+    assert resumed >= 100
+    assert f"steps {resumed} to {STEPS}" in output
+    for a, b in zip(found, expected, strict=True):
+        assert (a["value"], a["lam"]) == (b["value"], b["lam"])
+    states = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (broken, whole)]
+    for name, value in states[0]["model"].items():
+        assert torch.equal(value, states[1]["model"][name])

@@ -1,0 +1,118 @@
+"""Checkpoints: versioned, loaded with weights_only, and passed over for the one before where they are damaged."""
+
+import dataclasses
+import io
+import os
+
+import pytest
+import torch
+
+import test_pretrain
+from scdro import CheckpointError
+from scdro.experiments.checkpoints import Checkpoints, load, save
+from scdro.experiments.pretrain import pretrain
+from test_pretrain import SMALL, Stop, outcome, stopping_at, toy
+
+STATE = {"w": torch.arange(1000.0), "step": 3, "nested": {"a": [1, 2.5, "text", None]}}
+
+
+def same(a, b):
+    return torch.equal(a["w"], b["w"]) and all(a[k] == b[k] for k in ("step", "nested"))
+
+
+def test_plain_torch_reads_what_we_save(tmp_path):
+    save(tmp_path / "file.pt", STATE)
+    read = torch.load(tmp_path / "file.pt", weights_only=True)
+    assert read.pop("version") == 1
+    assert same(read, STATE)
+    assert same(load(tmp_path / "file.pt"), STATE)
+
+
+def damage(path, how):
+    content = bytearray(path.read_bytes())
+    if how == "empty":
+        content = b""
+    elif how == "flipped":
+        content[len(content) // 2] ^= 1
+    elif how == "flipped in the checksum":
+        content[-3] ^= 1
+    else:
+        content = content[: int(len(content) * how)] if isinstance(how, float) else content[:how]
+    path.write_bytes(content)
+
+
+DAMAGES = ["empty", "flipped", "flipped in the checksum", 0.1, 0.5, 0.99, -1, -2, -40, -77, -79, -100]
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_damage_is_seen_and_the_previous_one_used(tmp_path, how):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.load() is None
+    checkpoints.save(STATE)
+    checkpoints.save(STATE | {"step": 4})
+    assert checkpoints.load()["step"] == 4
+    damage(checkpoints.newest, how)
+    with pytest.raises(CheckpointError):
+        load(checkpoints.newest)
+    again = Checkpoints(tmp_path)
+    assert same(again.load(), STATE)
+    assert again.damaged == [again.newest]
+    again.save(STATE | {"step": 5})  # must not push the damaged one over the good one
+    damage(again.newest, how)
+    assert same(Checkpoints(tmp_path).load(), STATE)
+    damage(again.previous, how)
+    with pytest.raises(CheckpointError, match="damaged"):
+        Checkpoints(tmp_path).load()
+
+
+def test_killed_between_the_two_files(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(STATE)
+    calls, replace = [], os.replace
+
+    def once(a, b):
+        calls.append(a)
+        if len(calls) == 2:
+            raise Stop
+        replace(a, b)
+
+    monkeypatch.setattr(os, "replace", once)
+    with pytest.raises(Stop):
+        checkpoints.save(STATE | {"step": 4})
+    assert same(Checkpoints(tmp_path).load(), STATE)
+
+
+def test_another_version_is_refused_and_not_passed_over(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(STATE)
+    checkpoints.save(STATE | {"version": 2})
+    with pytest.raises(CheckpointError, match="version 1, got 2"):
+        checkpoints.load()
+
+
+def test_files_without_a_checksum_still_load(tmp_path):
+    buffer = io.BytesIO()
+    torch.save(STATE, buffer)
+    (tmp_path / "checkpoint.pt").write_bytes(buffer.getvalue())
+    assert same(Checkpoints(tmp_path).load(), STATE)
+    (tmp_path / "checkpoint.pt").write_bytes(buffer.getvalue()[:-30])
+    with pytest.raises(CheckpointError):
+        Checkpoints(tmp_path).load()
+
+
+def test_nothing_unsafe_is_loaded(tmp_path):
+    save(tmp_path / "file.pt", {"thing": test_pretrain.Stop})
+    with pytest.raises(CheckpointError):
+        load(tmp_path / "file.pt")
+
+
+@pytest.mark.parametrize("how", ["flipped", 0.5])
+def test_a_run_with_a_damaged_checkpoint_ends_the_same(tmp_path, how):
+    config = dataclasses.replace(SMALL, epochs=1)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    pretrain(config, toy(), toy(seed=1), whole)
+    with pytest.raises(Stop):
+        pretrain(config, toy(), toy(seed=1), broken, checkpoint_every=1, progress=stopping_at(4))
+    damage(broken / "checkpoint.pt", how)
+    pretrain(config, toy(), toy(seed=1), broken, checkpoint_every=1)
+    assert outcome(broken) == outcome(whole)
