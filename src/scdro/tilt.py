@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -89,24 +90,45 @@ def solve_lam(
     It stops when the equation holds to rounding. Where the host would have to wait to see that, it does so only with
     `exact`; without, it makes all its steps.
     """
-    positive = isinstance(rho, Tensor) or rho > 0.0
-    if not positive and mu == 0.0:
-        return math.inf
     log_total = scalar(torch.logsumexp(log_q, 0))
     q = torch.exp(log_q - log_total)
     top = torch.where(log_q > -math.inf, losses, -math.inf).amax()
     centred = losses - top
     mean = scalar(torch.dot(q, centred))
     std = scalar(torch.sqrt(torch.dot(q, (centred - mean) ** 2)))
+
+    def at(lam: Scalar) -> Tilt:
+        return tilt(centred, log_q, lam, log_total)
+
+    return root(at, mean, std, rho, lam0, mu=mu, start=start, iterations=iterations, exact=exact)
+
+
+def root(
+    tilted: Callable[[Scalar], Tilt],
+    mean: Scalar,
+    std: Scalar,
+    rho: Scalar,
+    lam0: float,
+    *,
+    mu: float = 0.0,
+    start: float | None = None,
+    iterations: int = 100,
+    exact: bool = True,
+) -> Scalar:
+    """lam* of losses known by their tilt, their mean less their top, and their spread; of many vectors of losses at
+    once where these are vectors."""
+    positive = isinstance(rho, Tensor) or rho > 0.0
+    if not positive and mu == 0.0:
+        return math.inf
     # lam0 + (max l - mean l)/rho bounds lam* from above (docs/mathematics.md).
     low: Scalar = math.log(lam0)
     high = maximum(log(lam0 - mean / rho), low) if positive else low + 700.0
     guess = std / exp(0.5 * log(2 * maximum(rho, 1e-12))) if start is None else start
     theta = clamp(log(maximum(guess, lam0)), low, high)
-    solved = tilt(centred, log_q, lam0, log_total).kl <= rho + mu * lam0
+    solved = tilted(lam0).kl <= rho + mu * lam0
     for _ in range(iterations):
         lam = exp(theta)
-        at = tilt(centred, log_q, lam, log_total)
+        at = tilted(lam)
         too_sharp = at.kl > rho + mu * lam
         low, high = where(too_sharp, theta, low), where(too_sharp, high, theta)
         proposal = theta + newton_step(at, lam, rho, mu)
@@ -116,7 +138,7 @@ def solve_lam(
         previous, theta = theta, where(inside, proposal, 0.5 * (low + high))
         change = theta - previous
         done = solved | (maximum(change, -change) <= 1e-2 * slack)
-        if (exact or isinstance(done, bool)) and bool(done):
+        if done.all() if isinstance(done, Tensor) and exact else done is True:
             break
     return where(solved, lam0, maximum(exp(theta), lam0))
 
