@@ -1,7 +1,7 @@
 """The worst case in a loop of one's own with Accelerate: accumulated gradients, mixed precision, checkpoints.
 
-    python examples/accelerate_loop.py
-    accelerate launch --mixed_precision bf16 examples/accelerate_loop.py
+python examples/accelerate_loop.py
+accelerate launch --mixed_precision bf16 examples/accelerate_loop.py
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import scdro
 
 def digits() -> tuple[Tensor, Tensor]:
     table = load_digits()
-    return torch.tensor(table.data / 16, dtype=torch.float32), torch.tensor(table.target)
+    return torch.tensor(table.data / 16, dtype=torch.get_default_dtype()), torch.tensor(table.target)
 
 
 def train(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,7 +93,7 @@ class Encoder(nn.Module):
         sizes = (3, width, 2 * width, 4 * width)
         layers = [
             nn.Sequential(nn.Conv2d(a, b, 3, 1 + (a > 3), 1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
-            for a, b in zip(sizes, sizes[1:], strict=False)
+            for a, b in pairwise(sizes)
         ]
         self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten())
         self.project = nn.Sequential(nn.Linear(16 * width, 4 * width), nn.ReLU(), nn.Linear(4 * width, 64))
@@ -111,7 +112,7 @@ def fit(loss: RobustContrastiveLoss, setting: Setting, seed: int) -> Encoder:
     steps = setting.epochs * (n // setting.batch)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5 * (1 + math.cos(math.pi * t / steps)))
     for _ in range(setting.epochs):
-        for index in torch.randperm(n, generator=rng).split(setting.batch)[: n // setting.batch]:
+        for index in torch.split(torch.randperm(n, generator=rng), setting.batch)[: n // setting.batch]:
             x = setting.train.x[index]
             both = torch.cat([view(x, rng), view(x, rng)]).contiguous(memory_format=torch.channels_last)
             first, second = model(both).chunk(2)
@@ -125,7 +126,7 @@ def fit(loss: RobustContrastiveLoss, setting: Setting, seed: int) -> Encoder:
 @torch.no_grad()
 def embedded(model: Encoder, images: Images) -> Tensor:
     model.eval()
-    return torch.cat([F.normalize(model.features(part - 0.5), dim=1) for part in images.x.split(500)])
+    return torch.cat([F.normalize(model.features(part - 0.5), dim=1) for part in torch.split(images.x, 500)])
 
 
 def scores(model: Encoder, setting: Setting) -> tuple[float, float]:
@@ -175,7 +176,9 @@ def main() -> None:
     trials = [("fixed", tau) for tau in TEMPERATURES] + [("learned", rho) for rho in RADII]
     if args.quick:
         trials = [trials[1], trials[-2]]
-    print("| temperatures | 20 nearest neighbours, % | linear classifier, % | tau: 5%, median, 95% |\n|---|---|---|---|")
+    print(
+        "| temperatures | 20 nearest neighbours, % | linear classifier, % | tau: 5%, median, 95% |\n|---|---|---|---|"
+    )
     start = time.perf_counter()
     for name, value in tqdm(trials, desc="training", unit="run", mininterval=1, disable=args.quick):
         tqdm.write(row(name, value, [run(name, value, setting, seed) for seed in range(setting.seeds)]))

@@ -1,7 +1,7 @@
 """The worst case in Lightning, two ways: a loss with any optimizer, and the paper's ASCDRO.
 
-`RobustMonitor` logs lam, KL, the effective sample size and the hardest samples. A run that is stopped continues from its
-checkpoint as if it had not been: the state of the loss or of the optimizer is in it.
+`RobustMonitor` logs lam, KL, the effective sample size and the hardest samples. A run that is stopped continues from
+its checkpoint as if it had not been: the state of the loss or of the optimizer is in it.
 
     python examples/lightning_digits.py
     python examples/lightning_digits.py --ascdro --resume PATH

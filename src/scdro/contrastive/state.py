@@ -41,4 +41,4 @@ class AnchorState(Tracked):
         full = state_dict.get(prefix + "anchors")
         if isinstance(full, Tensor) and len(full) == self.shards.n > self.shards.length:
             state_dict = {**state_dict, prefix + "anchors": self.shards.part(full)}
-        super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -71,15 +71,15 @@ class RobustMonitor(Callback):
         if len(losses) != len(index):
             raise LossError(f"expected one position for each of the {len(losses)} losses, got {len(index)}")
         top = losses.topk(min(self.count, len(losses)))
-        for loss, i in zip(top.values.tolist(), index[top.indices].tolist(), strict=True):
-            known = dict((position, value) for value, position in self.hardest)
-            known[i] = max(loss, known.get(i, loss))
-            self.hardest = heapq.nlargest(self.count, ((value, position) for position, value in known.items()))
+        known = {position: loss for loss, position in self.hardest}
+        for loss, position in zip(top.values.tolist(), index[top.indices].tolist(), strict=True):
+            known[position] = max(loss, known.get(position, loss))
+        self.hardest = heapq.nlargest(self.count, ((loss, position) for position, loss in known.items()))
 
     def _record(self) -> dict[str, float]:
         robust = self._watched
         assert robust is not None
-        numbers = {"lam": robust.lam, "kl": robust.kl, "ess": robust.ess}
+        numbers: dict[str, Tensor | float] = {"lam": robust.lam, "kl": robust.kl, "ess": robust.ess}
         for place, (loss, index) in enumerate(self.hardest, 1):
             numbers |= {f"hardest_{place}_index": index, f"hardest_{place}_loss": loss}
         return {f"{self.name}/{key}": float(value) for key, value in numbers.items()}

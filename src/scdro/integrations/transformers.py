@@ -25,13 +25,12 @@ _VERSION = 1
 
 def sequence_losses(outputs: Any, labels: Tensor) -> Losses:
     """Cross-entropy of each sequence's class: logits (b, k), labels (b,)."""
-    return F.cross_entropy(_logits(outputs).float(), labels, reduction="none")
+    return F.cross_entropy(_logits(outputs), labels, reduction="none")
 
 
 def token_losses(outputs: Any, labels: Tensor) -> Losses:
-    """Mean cross-entropy over each sequence's tokens: logits (b, t, k), labels (b, t), -100 where one does not count."""
-    logits = _logits(outputs).float()
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=-100)
+    """Mean cross-entropy of each sequence's tokens: logits (b, t, k), labels (b, t), -100 where one does not count."""
+    losses = F.cross_entropy(_logits(outputs).flatten(0, 1), labels.flatten(), reduction="none", ignore_index=-100)
     number = (labels != -100).sum(1)
     return losses.view(labels.shape).sum(1) / number.clamp_min(1), number > 0
 
@@ -43,7 +42,7 @@ def language_model_losses(outputs: Any, labels: Tensor) -> Losses:
 
 def _logits(outputs: Any) -> Tensor:
     logits: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs["logits"]
-    return logits
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class RobustTrainerLoss(TrainerCallback, ExportableState):
@@ -53,8 +52,9 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         trainer = Trainer(..., compute_loss_func=robust, callbacks=[robust])
 
     A sample is a sequence. The state moves with the optimizer's steps: gradient accumulation is one large batch, also
-    where the last part is smaller, and evaluation, which gives the exact robust value of each batch, moves nothing. lam,
-    KL and the effective sample size are in the Trainer's logs, the state in its checkpoints (in `trainer_state.json`).
+    where the last part is smaller, and evaluation, which gives the exact robust value of each batch, moves nothing.
+    lam, KL and the effective sample size are in the Trainer's logs, the state in its checkpoints
+    (`trainer_state.json`).
 
     The first step weighs all samples alike, unless the temperature has an initial value.
 
@@ -68,7 +68,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         self.robust, self.losses = robust, losses
         self._parameters: list[Tensor] = []
         self._optimizer: Optimizer | None = None
-        self._mass = 0.0  # samples in the parts of the present batch
+        self._mass, self._value = 0.0, torch.zeros(())
 
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         found = self.losses(outputs, labels)
@@ -82,13 +82,17 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
                 "pass callbacks=[robust] as well"
             )
         value = self.robust(losses, mask=mask)
-        return value * self._share(len(losses) if mask is None else float(mask.sum()))
+        part: Tensor = value * self._share(len(losses) if mask is None else float(mask.sum()))
+        # The Trainer logs the sum of the parts: let it be the objective of the whole batch.
+        before, self._value = self._value, value.detach()
+        return part + (self._value - before - part).detach()
 
     def _share(self, mass: float) -> float:
         """This part's share of the batch so far; the gradients of the parts before shrink to theirs."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        before = self._mass if gradients else 0.0  # Without gradients the step before was skipped.
-        self._mass = before + mass
+        if not gradients:  # The first part, also after a step that was skipped.
+            self._begin()
+        before, self._mass = self._mass, self._mass + mass
         if before:
             torch._foreach_mul_(gradients, before / self._mass)
         return mass / self._mass
@@ -112,17 +116,18 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
             if record is not None and "loss" in record:
                 record.update({f"robust_{key}": float(value) for key, value in numbers.items()})
 
+    def _begin(self, *_: Any) -> None:
+        """Samples in the parts of the present batch so far, and their objective."""
+        self._mass, self._value = 0.0, torch.zeros_like(self._value)
+
     def _attach(self, optimizer: Optimizer) -> None:
-        self._mass = 0.0
+        self._begin()
         if self._optimizer is optimizer:
             return
         self.robust.attach(optimizer)
-        optimizer.register_step_post_hook(self._stepped)
+        optimizer.register_step_post_hook(self._begin)
         self._optimizer = optimizer
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-
-    def _stepped(self, *_: Any) -> None:
-        self._mass = 0.0
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
