@@ -27,7 +27,7 @@ test-slow: $(VENV)/.dev  ## The tests that take minutes
 	$(BIN)/python -m pytest -n 2 -m slow --timeout 1800
 
 test-integrations: $(VENV)/.integrations  ## Lightning, transformers, accelerate and skorch, as they are
-	$(BIN)/python -m pytest -n 2 -m integration
+	$(BIN)/python -m pytest -n 2 -m integration tests
 
 benchmarks: $(VENV)/.dev  ## What the docs claim about stability and cost
 	$(BIN)/python benchmarks/stability.py

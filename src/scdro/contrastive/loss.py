@@ -152,8 +152,9 @@ class RobustContrastiveLoss(nn.Module):
         shards = self.state.shards
         value = (tau * log_u + (tau - self.tau0) * self.rho).sum()
         value, number = shards.total(torch.stack([value, torch.full_like(value, len(tau))]))
-        surrogate: Tensor = (at.weights(log_u) * losses).sum() * (shards.world / number).to(losses.dtype)
-        return surrogate + ((value / number).to(losses.dtype) - surrogate).detach()
+        surrogate = (at.weights(log_u) * losses).sum() * (shards.world / number).to(losses.dtype)
+        result: Tensor = surrogate + ((value / number).to(losses.dtype) - surrogate).detach()
+        return result
 
     def _skipped(self, losses: Tensor) -> Tensor:
         if not self.state.skip_nonfinite:
