@@ -104,7 +104,8 @@ class RobustContrastiveLoss(nn.Module):
         if len(index) != len(first):
             raise LossError(f"expected one position for each of the {len(first)} samples, got {len(index)}")
         index = index.to(first.device)
-        self.state.to(first.device)
+        if self.state.anchors.device != first.device:
+            self.state.to(first.device)
         with torch.autocast(first.device.type, enabled=False):  # At a small tau halves are too coarse.
             losses, counts = self._losses((first, second), index)
             good = torch.isfinite(losses.detach()).all()
