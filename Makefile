@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Two workers, and two threads in all: more of either only wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow lint types unit benchmarks wheel clean
+.PHONY: demo test test-slow test-integrations lint types unit benchmarks wheel clean
 
 demo: $(VENV)/.demo  ## Train on data with hidden weak groups, with and without scdro; table and picture
 	OMP_NUM_THREADS=2 $(BIN)/python examples/hidden_digits.py
@@ -25,6 +25,9 @@ unit: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev  ## The tests that take minutes
 	$(BIN)/python -m pytest -n 2 -m slow --timeout 1800
+
+test-integrations: $(VENV)/.integrations  ## Lightning, transformers, accelerate and skorch, as they are
+	$(BIN)/python -m pytest -n 2 -m integration tests
 
 benchmarks: $(VENV)/.dev  ## What the docs claim about stability and cost
 	$(BIN)/python benchmarks/stability.py
@@ -47,6 +50,10 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(PIP) -e ".[dev]"
 	touch $@ $(VENV)/.demo
+
+$(VENV)/.integrations: $(VENV)/.dev
+	$(PIP) -e ".[integrations]"
+	touch $@
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache

@@ -16,8 +16,20 @@ def code(page):
     return "\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if code(p)], ids=lambda p: p.stem)
+NEEDS = {"integrations": ("lightning", "transformers", "accelerate", "skorch")}
+
+
+RUNNABLE = [
+    pytest.param(page, id=page.stem, marks=[pytest.mark.integration] if page.stem in NEEDS else [])
+    for page in PAGES
+    if code(page)
+]
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
 def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    for package in NEEDS.get(page.stem, ()):
+        pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     exec(compile(code(page), str(page), "exec"), {})
@@ -37,3 +49,16 @@ def test_demo(tmp_path, monkeypatch, capsys):
     assert picture.stat().st_size > 10_000
     table = capsys.readouterr().out
     assert all(name in table for name in ("ERM", "class-balanced", "SCDRO", "hidden", "worst"))
+
+
+def test_contrastive_example(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["contrastive_images.py", "--quick"])
+    runpy.run_path(str(ROOT / "examples" / "contrastive_images.py"), run_name="__main__")
+    rows = [
+        line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith(("| fixed", "| learned"))
+    ]
+    assert len(rows) == 2
+    for _, _, neighbours, linear, temperatures, _ in rows:
+        assert 30 < float(neighbours) <= 100
+        assert 30 < float(linear) <= 100
+        assert len(temperatures.split(",")) == 3

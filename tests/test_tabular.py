@@ -131,7 +131,7 @@ def test_missing_and_damaged_tables(tmp_path):
         with pytest.raises(DataError, match=said):
             covertype(tmp_path)
     (tmp_path / "covtype.csv").write_text(",".join(["3"] * 10 + ["0", "1", "0", "0"] + ["0"] * 40 + ["7"]))
-    X, y, groups = covertype(tmp_path)
+    X, y, groups, _ = covertype(tmp_path)
     assert (X[0, :10].tolist(), y.tolist(), groups.tolist()) == ([0.0] * 10, [6], [["Neota"]])
 
 

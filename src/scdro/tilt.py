@@ -90,8 +90,6 @@ def solve_lam(
     It stops when the equation holds to rounding. Where the host would have to wait to see that, it does so only with
     `exact`; without, it makes all its steps.
     """
-    if not (isinstance(rho, Tensor) or rho > 0.0) and mu == 0.0:
-        return math.inf
     log_total = scalar(torch.logsumexp(log_q, 0))
     q = torch.exp(log_q - log_total)
     top = torch.where(log_q > -math.inf, losses, -math.inf).amax()
@@ -117,8 +115,11 @@ def solve_root(
     iterations: int = 100,
     exact: bool = True,
 ) -> Scalar:
-    """`solve_lam` for losses of which only their tilt is known, with mean and spread below their top."""
+    """lam* of losses known by their tilt, their mean less their top, and their spread; of many vectors of losses at
+    once where these are vectors."""
     positive = isinstance(rho, Tensor) or rho > 0.0
+    if not positive and mu == 0.0:
+        return math.inf
     # lam0 + (max l - mean l)/rho bounds lam* from above (docs/mathematics.md).
     low: Scalar = math.log(lam0)
     high = maximum(log(lam0 - mean / rho), low) if positive else low + 700.0
@@ -137,7 +138,7 @@ def solve_root(
         previous, theta = theta, where(inside, proposal, 0.5 * (low + high))
         change = theta - previous
         done = solved | (maximum(change, -change) <= 1e-2 * slack)
-        if (exact or isinstance(done, bool)) and bool(done):
+        if done.all() if isinstance(done, Tensor) and exact else done is True:
             break
     return where(solved, lam0, maximum(exp(theta), lam0))
 

@@ -1,0 +1,194 @@
+"""Contrastive learning on images: one temperature for all, the best of several, next to temperatures that are learned.
+
+A small convolutional network learns from two random views of each image and no labels. What its features are worth is
+the accuracy of nearest neighbours and of a linear classifier on them. One temperature for all anchors is tried at
+several values (SogCLR's loss); learned ones (the KL-constrained worst case over each anchor's negatives) need no such
+search, only a radius.
+
+    python examples/contrastive_images.py --data DIR     # DIR holds cifar-10-batches-py
+    python examples/contrastive_images.py --quick        # scikit-learn's digits, a few steps
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import scdro
+from scdro.contrastive import FixedTemperatures, PrintedTemperatures, RobustContrastiveLoss
+
+TEMPERATURES, RADII = (0.05, 0.1, 0.2, 0.5), (0.2, 0.5, 1.0)
+
+
+class Images(NamedTuple):
+    """Pixels in [0, 1], (n, 3, side, side), and labels, which serve the evaluation alone."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Setting(NamedTuple):
+    train: Images
+    test: Images
+    epochs: int
+    batch: int
+    width: int
+    seeds: int
+
+
+class Result(NamedTuple):
+    neighbours: float
+    linear: float
+    tau: Tensor
+
+
+def cifar(root: Path, train: bool, n: int) -> Images:
+    """The first n images at half their size."""
+    data = scdro.data.CIFAR10(root, train)
+    return Images(F.avg_pool2d(data.images[:n].float() / 255, 2), data.labels[:n])
+
+
+def digits() -> tuple[Images, Images]:
+    table = load_digits()
+    x = torch.tensor(table.images / 16, dtype=torch.float32)[:, None].expand(-1, 3, 8, 8)
+    y = torch.tensor(table.target)
+    return Images(x[:1000], y[:1000]), Images(x[1000:], y[1000:])
+
+
+def view(x: Tensor, rng: torch.Generator) -> Tensor:
+    """A random part of each image at full size, mirrored every other time, with colours changed or taken away."""
+    b = len(x)
+    u = torch.rand(8, b, generator=rng)
+    scale = torch.sqrt(0.25 + 0.75 * u[0])
+    flip = torch.where(u[1] < 0.5, -1.0, 1.0)
+    shift = (2 * u[2:4] - 1) * (1 - scale)
+    zero = torch.zeros(b)
+    affine = torch.stack([scale * flip, zero, shift[0], zero, scale, shift[1]], 1).view(b, 2, 3)
+    x = F.grid_sample(x, F.affine_grid(affine, list(x.shape), align_corners=False), align_corners=False)
+    grey = x.mean(1, keepdim=True)
+    saturation = torch.where(u[4] < 0.2, 0.0, 0.6 + 0.8 * u[5]).view(b, 1, 1, 1)
+    x = grey + saturation * (x - grey)
+    mean = x.mean((1, 2, 3), keepdim=True)
+    contrast, brightness = (0.6 + 0.8 * u[k].view(b, 1, 1, 1) for k in (6, 7))
+    return (brightness * (mean + contrast * (x - mean))).clamp(0.0, 1.0)
+
+
+class Encoder(nn.Module):
+    """Three convolutions; `project` is dropped after training, as is usual."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        sizes = (3, width, 2 * width, 4 * width)
+        layers = [
+            nn.Sequential(nn.Conv2d(a, b, 3, 1 + (a > 3), 1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
+            for a, b in pairwise(sizes)
+        ]
+        self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        self.project = nn.Sequential(nn.Linear(16 * width, 4 * width), nn.ReLU(), nn.Linear(4 * width, 64))
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.project(self.features(x - 0.5))
+        return z
+
+
+def fit(loss: RobustContrastiveLoss, setting: Setting, seed: int) -> Encoder:
+    torch.manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
+    model, n = Encoder(setting.width), len(setting.train.x)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-2)
+    steps = setting.epochs * (n // setting.batch)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5 * (1 + math.cos(math.pi * t / steps)))
+    for _ in range(setting.epochs):
+        for index in torch.split(torch.randperm(n, generator=rng), setting.batch)[: n // setting.batch]:
+            x = setting.train.x[index]
+            both = torch.cat([view(x, rng), view(x, rng)]).contiguous(memory_format=torch.channels_last)
+            first, second = model(both).chunk(2)
+            optimizer.zero_grad()
+            loss(first, second, index).backward()
+            optimizer.step()
+            schedule.step()
+    return model
+
+
+@torch.no_grad()
+def embedded(model: Encoder, images: Images) -> Tensor:
+    model.eval()
+    return torch.cat([F.normalize(model.features(part - 0.5), dim=1) for part in torch.split(images.x, 500)])
+
+
+def scores(model: Encoder, setting: Setting) -> tuple[float, float]:
+    """Accuracy of the 20 nearest neighbours, weighted by similarity, and of logistic regression."""
+    train, test = (embedded(model, part) for part in (setting.train, setting.test))
+    near = (test @ train.T).topk(20)
+    votes = torch.zeros(len(test), 10).scatter_add_(1, setting.train.y[near.indices], torch.exp(near.values / 0.1))
+    probe = LogisticRegression(C=10.0, max_iter=300).fit(train.numpy(), setting.train.y.numpy())
+    linear = float(probe.score(test.numpy(), setting.test.y.numpy()))
+    return float((votes.argmax(1) == setting.test.y).float().mean()), linear
+
+
+def run(name: str, value: float, setting: Setting, seed: int) -> Result:
+    n = len(setting.train.x)
+    loss = {
+        "fixed": lambda: RobustContrastiveLoss(n, 0.0, temperature=FixedTemperatures(value)),
+        "learned": lambda: RobustContrastiveLoss(n, value),
+        "iSogCLR's steps": lambda: RobustContrastiveLoss(
+            n, value, temperature=PrintedTemperatures(initial=0.1, lr=0.01)
+        ),
+    }[name]()
+    model = fit(loss, setting, seed)
+    return Result(*scores(model, setting), loss.tau[~loss.tau.isnan()])
+
+
+def row(name: str, value: float, results: list[Result]) -> str:
+    what = f"{name}, {'tau' if name == 'fixed' else 'rho'} = {value:g}"
+    cells = []
+    for column in (0, 1):
+        seeds = 100 * np.array([result[column] for result in results])
+        spread = f" ± {seeds.std(ddof=1):.1f}" if len(seeds) > 1 else ""
+        cells.append(f"{seeds.mean():.1f}{spread}")
+    low, middle, high = np.quantile(torch.cat([result.tau for result in results]).numpy(), [0.05, 0.5, 0.95])
+    return f"| {what} | {cells[0]} | {cells[1]} | {low:.3f}, {middle:.3f}, {high:.3f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder that holds cifar-10-batches-py")
+    parser.add_argument("--images", type=int, default=5_000, help="how many training images")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one epoch, one seed, one setting each")
+    args = parser.parse_args()
+    epochs, seeds = (1, 1) if args.quick else (args.epochs, args.seeds)
+    if args.data is None:
+        setting = Setting(*digits(), epochs, batch=200, width=8, seeds=seeds)
+    else:
+        train, test = cifar(args.data, True, args.images), cifar(args.data, False, 5_000)
+        setting = Setting(train, test, epochs, batch=256, width=16, seeds=seeds)
+    trials = [("fixed", tau) for tau in TEMPERATURES] + [("learned", rho) for rho in RADII] + [("iSogCLR's steps", 0.5)]
+    if args.quick:
+        trials = [("fixed", 0.1), ("learned", 0.5)]
+    print(
+        "| temperatures | 20 nearest neighbours, % | linear classifier, % | tau: 5%, median, 95% |\n|---|---|---|---|"
+    )
+    start = time.process_time()
+    for name, value in tqdm(trials, desc="training", unit="run", mininterval=1, disable=args.quick):
+        tqdm.write(row(name, value, [run(name, value, setting, seed) for seed in range(setting.seeds)]))
+    spent = time.process_time() - start
+    print(f"\n{len(setting.train.x)} images, {epochs} epochs, {seeds} seeds, {spent:.0f} s of CPU time in all.")
+
+
+if __name__ == "__main__":
+    main()

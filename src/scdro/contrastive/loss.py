@@ -1,0 +1,203 @@
+"""RobustContrastiveLoss: the worst case over each anchor's negatives, with a temperature for each anchor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from scdro.contrastive.negatives import Negatives, Tilts, one_tower, two_towers
+from scdro.contrastive.shards import Shards
+from scdro.contrastive.state import AnchorState
+from scdro.contrastive.temperatures import Anchors, FixedTemperatures, NewtonTemperatures, Seen, Temperatures
+from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
+from scdro.positions import check_positions, check_samples
+from scdro.reading import check_radius
+from scdro.state import check_beta
+
+__all__ = ["RobustContrastiveLoss"]
+
+
+class RobustContrastiveLoss(nn.Module):
+    r"""Contrastive learning in which each sample learns its temperature (iSogCLR; Qiu et al. 2023).
+
+    For anchor i with losses h_ij = sim(i, j) - sim(i, i+) over its negatives j, one KL-constrained problem:
+
+        min over tau_i >= tau0 of  tau_i log( mean_j exp(h_ij/tau_i) ) + (tau_i - tau0) rho
+
+    1. tau_i comes from the visits before (the first one finds its own).
+    2. u_i = (1-beta) u_i + beta mean_j exp(h_ij/tau_i) over the batch, in the log domain.
+    3. The value is the mean over anchors of tau_i log u_i + (tau_i - tau0) rho.
+    4. Its gradient is mean_j exp(h_ij/tau_i)/u_i grad h_ij: hard negatives weigh more.
+    5. tau_i moves on (`temperature`).
+
+    Steps 1 to 5 happen in training mode. In `eval()` mode, and where gradients are off, each anchor's problem is solved
+    on the batch alone, and nothing is remembered. Keep this module out of a model that DDP wraps: DDP would copy the
+    first process's anchors over the others'.
+
+    Args:
+        n: number of training samples.
+        rho: radius of each anchor's KL ball: larger looks at fewer, harder negatives, at a smaller temperature.
+        towers: 1 for two views of each sample by one network, 2 for pairs such as images and texts by two.
+        beta: share of the present batch in u_i, in (0, 1]. An anchor is seen once an epoch: the past is old.
+        tau0: the smallest temperature.
+        temperature: `NewtonTemperatures()` by default; `FixedTemperatures(tau)` is SogCLR, `PrintedTemperatures` the
+            update of iSogCLR.
+        normalize: scale embeddings to length one.
+        group: processes that share the batch, such as `torch.distributed.group.WORLD`: negatives are those of the
+            joined batch, and each process keeps n/world anchors. Gradients are right after DDP's averaging.
+        skip_nonfinite: leave out batches with NaN or infinite similarities, and count them in `skipped`.
+
+    Example:
+        >>> loss = RobustContrastiveLoss(n=100, rho=0.5)
+        >>> network = torch.nn.Linear(8, 4)
+        >>> index = torch.randperm(100)[:16]
+        >>> x, noise = torch.randn(16, 8), torch.randn(2, 16, 8)
+        >>> value = loss(network(x + 0.1 * noise[0]), network(x + 0.1 * noise[1]), index)
+        >>> value.backward()
+        >>> loss.tau[index].shape
+        torch.Size([16])
+    """
+
+    def __init__(
+        self,
+        n: int,
+        rho: float,
+        *,
+        towers: int = 1,
+        beta: float = 0.5,
+        tau0: float = 0.01,
+        temperature: Temperatures | None = None,
+        normalize: bool = True,
+        group: ProcessGroup | None = None,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        super().__init__()
+        check_samples(n)
+        check_radius(rho, tau0)
+        check_beta(beta)
+        if towers not in (1, 2):
+            raise HyperparameterError(f"expected 1 or 2 towers, got {towers}")
+        temperature = NewtonTemperatures() if temperature is None else temperature
+        if not isinstance(temperature, Temperatures):
+            raise HyperparameterError(
+                f"expected a temperature such as NewtonTemperatures() or FixedTemperatures(0.1), got {temperature!r}"
+            )
+        if rho == 0.0 and not isinstance(temperature, FixedTemperatures):
+            raise HyperparameterError("expected rho > 0 where temperatures are learned, got 0: they would be infinite")
+        self.n, self.rho, self.towers, self.beta, self.tau0 = n, rho, towers, beta, tau0
+        self.temperature, self.normalize = temperature, normalize
+        self.state = AnchorState(Shards(towers * n, group), skip_nonfinite)
+
+    def forward(self, first: Tensor, second: Tensor, index: Tensor) -> Tensor:
+        """The objective of a batch, ready for `backward`.
+
+        Args:
+            first, second: embeddings (b, d): two views of each sample, or the two towers' of each pair.
+            index: positions of the samples in the data set, (b,). A sample is no negative of itself.
+        """
+        _check_embeddings(first, second)
+        index = check_positions(index, self.n)
+        if len(index) != len(first):
+            raise LossError(f"expected one position for each of the {len(first)} samples, got {len(index)}")
+        index = index.to(first.device)
+        if self.state.anchors.device != first.device:
+            self.state.to(first.device)
+        with torch.autocast(first.device.type, enabled=False):  # At a small tau halves are too coarse.
+            losses, counts = self._losses((first, second), index)
+            good = torch.isfinite(losses.detach()).all()
+            if self.state.shards.total((~good).to(torch.int64)[None]).item():
+                return self._skipped(losses)
+            negatives = Negatives.of(losses.detach(), counts)
+            if not (self.training and torch.is_grad_enabled()):
+                return self._exact(losses, negatives)
+            rows = torch.cat([index + tower * self.n for tower in range(self.towers)])
+            return self._step(losses, negatives, rows)
+
+    def _losses(self, pair: tuple[Tensor, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
+        """h of this process's anchors against the joined batch, and which of it counts."""
+        dtype = torch.promote_types(pair[0].dtype, torch.float32)
+        first, second = (F.normalize(x.to(dtype), dim=1) if self.normalize else x.to(dtype) for x in pair)
+        shards = self.state.shards
+        different = index[:, None] != shards.joined(index)
+        if not bool(different.any()):
+            raise LossError("expected at least two different samples in a batch, got one: it has no negatives")
+        build = one_tower if self.towers == 1 else two_towers
+        return build((first, second), (shards.joined(first), shards.joined(second)), different)
+
+    def _step(self, losses: Tensor, negatives: Negatives, rows: Tensor) -> Tensor:
+        everybody = self.state.shards.joined(rows)
+        before = self.state.rows(rows, everybody)
+        tau, new = before.tau, before.new
+        if bool(new.any()):
+            unseen = Negatives(*(part[new] for part in negatives))
+            tau = tau.masked_scatter(new, self.temperature.first(unseen, self.rho, self.tau0))
+        at = negatives.at(tau)
+        moved = torch.as_tensor(self.temperature.tracker.log_s(before.soft / tau, at.log_mean, self.beta))
+        log_u = torch.where(new, at.log_mean, moved)
+        seen = Seen(before, tau, at, log_u, negatives.number, self.beta, self.rho, self.tau0)
+        self.state.write(everybody, self.temperature.advance(seen))
+        return self._value(losses, at, tau, log_u)
+
+    def _exact(self, losses: Tensor, negatives: Negatives) -> Tensor:
+        """Every anchor's problem on this batch alone; by the envelope theorem tau may be held constant."""
+        tau = self.temperature.alone(negatives, self.rho, self.tau0)
+        at = negatives.at(tau)
+        return self._value(losses, at, tau, at.log_mean)
+
+    def _value(self, losses: Tensor, at: Tilts, tau: Tensor, log_u: Tensor) -> Tensor:
+        """The mean over all processes' anchors; the gradient is this process's part of it, times their number."""
+        shards = self.state.shards
+        value = (tau * log_u + (tau - self.tau0) * self.rho).sum()
+        value, number = shards.total(torch.stack([value, torch.full_like(value, len(tau))]))
+        surrogate = (at.weights(log_u) * losses).sum() * (shards.world / number).to(losses.dtype)
+        result: Tensor = surrogate + ((value / number).to(losses.dtype) - surrogate).detach()
+        return result
+
+    def _skipped(self, losses: Tensor) -> Tensor:
+        if not self.state.skip_nonfinite:
+            raise NonFiniteLossError(
+                "expected finite similarities, got NaN or infinity; lower the learning rate, look for overflow in the "
+                "model, or pass skip_nonfinite=True to leave such batches out"
+            )
+        if self.training and torch.is_grad_enabled():
+            self.state.count_skipped(True)
+        return losses.new_zeros((), requires_grad=True)
+
+    # -- monitoring and checkpoints -----------------------------------------------------------------------------------
+
+    @property
+    def anchors(self) -> Anchors:
+        """What is kept of each anchor: the first tower's n, then the second's; with `group` this process's part."""
+        return Anchors.unpacked(self.state.anchors.clone())
+
+    @property
+    def tau(self) -> Tensor:
+        """Temperatures of the anchors, NaN where one has not been seen; of all or, with `group`, this process's."""
+        return self.anchors.tau
+
+    @property
+    def skipped(self) -> Tensor:
+        """How many batches were left out for NaN or infinite similarities."""
+        return self.state.skipped[0].clone()
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """The state_dict of all processes' anchors, to be called by all; any number of processes can load it."""
+        return {**self.state_dict(), "state.anchors": self.state.shards.joined(self.state.anchors)}
+
+    def extra_repr(self) -> str:
+        return f"n={self.n}, rho={self.rho:g}, towers={self.towers}, beta={self.beta:g}, tau0={self.tau0:g}"
+
+
+def _check_embeddings(first: Tensor, second: Tensor) -> None:
+    for x in (first, second):
+        if not isinstance(x, Tensor) or x.ndim != 2 or not x.is_floating_point() or not len(x):
+            came = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise LossError(f"expected embeddings (b, d), floating-point, got {came}")
+    if first.shape != second.shape:
+        raise LossError(
+            f"expected both views or towers to give the same shape, got {tuple(first.shape)} and {tuple(second.shape)}"
+        )

@@ -1,0 +1,114 @@
+"""A Lightning callback that shows what the worst case does, and keeps its state in checkpoints."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+
+from scdro.errors import HyperparameterError, LossError
+from scdro.loss import KLRobustLoss
+from scdro.optim.robust import RobustOptimizer
+
+__all__ = ["RobustMonitor"]
+
+Robust = KLRobustLoss | RobustOptimizer
+
+
+class RobustMonitor(Callback):
+    """Logs lam, KL, the effective sample size and the hardest samples to every logger of the Trainer.
+
+    A `KLRobustLoss` that is part of the LightningModule is found, and is in its checkpoints anyway; so is an optimizer
+    such as `ASCDRO`. A loss that is not part of it is given as `robust`, and this callback keeps it in the checkpoints.
+
+    To have the hardest samples named, return from `training_step` (with "loss", where optimization is automatic):
+
+        {"losses": per-sample losses, "index": positions in the data set}
+
+    Args:
+        robust: the loss or optimizer to watch; None finds the only one there is.
+        hardest: how many of the hardest samples since the last record to name.
+        every: steps between records; None takes the Trainer's `log_every_n_steps`.
+        name: what the names of the records begin with; other monitors need other names.
+    """
+
+    def __init__(
+        self, robust: Robust | None = None, *, hardest: int = 3, every: int | None = None, name: str = "robust"
+    ) -> None:
+        if hardest < 0:
+            raise HyperparameterError(f"expected hardest >= 0, how many samples to name, got {hardest}")
+        if every is not None and every < 1:
+            raise HyperparameterError(f"expected every >= 1, the steps between records, got {every}")
+        self.robust, self.count, self.every, self.name = robust, hardest, every, name
+        self.hardest: list[tuple[float, int]] = []  # (loss, position), hardest first
+        self._watched: Robust | None = robust
+        self._recorded = 0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.robust is None:
+            self._watched = _only_one(pl_module, trainer.optimizers)
+        self._recorded = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._note(outputs)
+        step, every = trainer.global_step, self.every or trainer.log_every_n_steps
+        if every and step // every > self._recorded // every:
+            self._recorded = step
+            for logger in trainer.loggers:
+                logger.log_metrics(self._record(), step=step)
+            self.hardest = []
+
+    def _note(self, outputs: Any) -> None:
+        """Keep the hardest samples of a batch, as far as `training_step` tells about them."""
+        if not self.count or not isinstance(outputs, Mapping) or "losses" not in outputs or "index" not in outputs:
+            return
+        losses, index = (outputs[key].detach().cpu().flatten() for key in ("losses", "index"))
+        if len(losses) != len(index):
+            raise LossError(f"expected one position for each of the {len(losses)} losses, got {len(index)}")
+        top = losses.topk(min(self.count, len(losses)))
+        known = {position: loss for loss, position in self.hardest}
+        for loss, position in zip(top.values.tolist(), index[top.indices].tolist(), strict=True):
+            known[position] = max(loss, known.get(position, loss))
+        self.hardest = heapq.nlargest(self.count, ((loss, position) for position, loss in known.items()))
+
+    def _record(self) -> dict[str, float]:
+        robust = self._watched
+        assert robust is not None
+        numbers: dict[str, Tensor | float] = {"lam": robust.lam, "kl": robust.kl, "ess": robust.ess}
+        for place, (loss, index) in enumerate(self.hardest, 1):
+            numbers |= {f"hardest_{place}_index": index, f"hardest_{place}_loss": loss}
+        return {f"{self.name}/{key}": float(value) for key, value in numbers.items()}
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    @property
+    def state_key(self) -> str:
+        return f"RobustMonitor[{self.name}]"
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"hardest": list(self.hardest)}
+        if isinstance(self.robust, nn.Module):
+            state["robust"] = {key: value.clone() for key, value in self.robust.state_dict().items()}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.hardest = [(float(loss), int(index)) for loss, index in state_dict["hardest"]]
+        if isinstance(self.robust, nn.Module):
+            own: dict[str, Tensor] = state_dict["robust"]
+            self.robust.load_state_dict(own)
+
+
+def _only_one(module: nn.Module, optimizers: list[Any]) -> Robust:
+    found: list[Robust] = [part for part in module.modules() if isinstance(part, KLRobustLoss)]
+    found += [optimizer for optimizer in optimizers if isinstance(optimizer, RobustOptimizer)]
+    if len(found) != 1:
+        raise HyperparameterError(
+            f"expected one KLRobustLoss or robust optimizer in the LightningModule, got {len(found)}; "
+            "pass the one to watch as RobustMonitor(robust=...)"
+        )
+    return found[0]

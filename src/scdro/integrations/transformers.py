@@ -1,0 +1,148 @@
+"""The robust loss in Hugging Face's Trainer: a `compute_loss_func` that is also its callback."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from scdro.errors import CheckpointError, ClosureError, HyperparameterError
+from scdro.loss import KLRobustLoss
+
+__all__ = ["RobustTrainerLoss", "language_model_losses", "sequence_losses", "token_losses"]
+
+Losses = Tensor | tuple[Tensor, Tensor | None]
+_VERSION = 1
+
+
+def sequence_losses(outputs: Any, labels: Tensor) -> Losses:
+    """Cross-entropy of each sequence's class: logits (b, k), labels (b,)."""
+    return F.cross_entropy(_logits(outputs), labels, reduction="none")
+
+
+def token_losses(outputs: Any, labels: Tensor) -> Losses:
+    """Mean cross-entropy of each sequence's tokens: logits (b, t, k), labels (b, t), -100 where one does not count."""
+    losses = F.cross_entropy(_logits(outputs).flatten(0, 1), labels.flatten(), reduction="none", ignore_index=-100)
+    number = (labels != -100).sum(1)
+    return losses.view(labels.shape).sum(1) / number.clamp_min(1), number > 0
+
+
+def language_model_losses(outputs: Any, labels: Tensor) -> Losses:
+    """Mean cross-entropy of each sequence's next tokens; labels are the input, -100 where one does not count."""
+    return token_losses({"logits": _logits(outputs)[:, :-1]}, labels[:, 1:])
+
+
+def _logits(outputs: Any) -> Tensor:
+    logits: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs["logits"]
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+class RobustTrainerLoss(TrainerCallback, ExportableState):
+    """`KLRobustLoss` for `Trainer`. Pass one object twice:
+
+        robust = RobustTrainerLoss(KLRobustLoss(rho=0.5))
+        trainer = Trainer(..., compute_loss_func=robust, callbacks=[robust])
+
+    A sample is a sequence. The state moves with the optimizer's steps: gradient accumulation is one large batch, also
+    where the last part is smaller, and evaluation, which gives the exact robust value of each batch, moves nothing.
+    lam, KL and the effective sample size are in the Trainer's logs, the state in its checkpoints
+    (`trainer_state.json`).
+
+    The first step weighs all samples alike, unless the temperature has an initial value.
+
+    Args:
+        robust: the loss.
+        losses: per-sample losses from the model's outputs and the labels, or a pair of them and a mask that is False
+            where one does not count: `sequence_losses`, `token_losses`, `language_model_losses`, or one's own.
+    """
+
+    def __init__(self, robust: KLRobustLoss, losses: Callable[[Any, Tensor], Losses] = sequence_losses) -> None:
+        self.robust, self.losses = robust, losses
+        self._parameters: list[Tensor] = []
+        self._optimizer: Optimizer | None = None
+        self._mass, self._value = 0.0, torch.zeros(())
+
+    def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        found = self.losses(outputs, labels)
+        losses, mask = found if isinstance(found, tuple) else (found, None)
+        if not (self.robust.training and torch.is_grad_enabled()):
+            value: Tensor = self.robust(losses, mask=mask)
+            return value
+        if self._optimizer is None:
+            raise ClosureError(
+                "expected to be a callback of the Trainer too, got its compute_loss_func alone; "
+                "pass callbacks=[robust] as well"
+            )
+        value = self.robust(losses, mask=mask)
+        part: Tensor = value * self._share(len(losses) if mask is None else float(mask.sum()))
+        # The Trainer logs the sum of the parts: let it be the objective of the whole batch.
+        before, self._value = self._value, value.detach()
+        return part + (self._value - before - part).detach()
+
+    def _share(self, mass: float) -> float:
+        """This part's share of the batch so far; the gradients of the parts before shrink to theirs."""
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if not gradients:  # The first part, also after a step that was skipped.
+            self._begin()
+        before, self._mass = self._mass, self._mass + mass
+        if before:
+            torch._foreach_mul_(gradients, before / self._mass)
+        return mass / self._mass
+
+    # -- what the Trainer calls ---------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        if args.world_size > 1 and args.average_tokens_across_devices:
+            raise HyperparameterError(
+                "expected TrainingArguments(average_tokens_across_devices=False) with several processes, got True: the "
+                "Trainer would multiply a mean over samples by the number of processes"
+            )
+        if state.global_step:
+            self._resume(state.stateful_callbacks.get(type(self).__name__))
+        optimizer = known["optimizer"]
+        self._attach(getattr(optimizer, "optimizer", optimizer))  # Accelerate wraps it.
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **known: Any) -> None:
+        numbers = {"lam": self.robust.lam, "kl": self.robust.kl, "ess": self.robust.ess}
+        for record in (logs, state.log_history[-1] if state.log_history else None):
+            if record is not None and "loss" in record:
+                record.update({f"robust_{key}": float(value) for key, value in numbers.items()})
+
+    def _begin(self, *_: Any) -> None:
+        """Samples in the parts of the present batch so far, and their objective."""
+        self._mass, self._value = 0.0, torch.zeros_like(self._value)
+
+    def _attach(self, optimizer: Optimizer) -> None:
+        self._begin()
+        if self._optimizer is optimizer:
+            return
+        self.robust.attach(optimizer)
+        optimizer.register_step_post_hook(self._begin)
+        self._optimizer = optimizer
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        buffer = io.BytesIO()
+        torch.save(self.robust.state_dict(), buffer)
+        own = {"version": _VERSION, "robust": base64.b64encode(buffer.getvalue()).decode()}
+        return {"args": {}, "attributes": own}
+
+    def _resume(self, saved: Any) -> None:
+        own = saved.get("attributes", {}) if isinstance(saved, dict) else {}
+        if own.get("version") != _VERSION:
+            raise CheckpointError(
+                f"expected a checkpoint with the state of {type(self).__name__}, version {_VERSION}, got "
+                f"{own.get('version', 'none')}; was it made without callbacks=[robust]?"
+            )
+        buffer = io.BytesIO(base64.b64decode(own["robust"]))
+        self.robust.load_state_dict(torch.load(buffer, weights_only=True))

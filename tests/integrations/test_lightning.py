@@ -1,0 +1,197 @@
+"""Lightning's Trainer: loops equal plain ones, a resumed run the uninterrupted one, and the log tells the truth."""
+
+import csv
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+pytest.importorskip("lightning")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
+]
+
+from equality import assert_identical  # noqa: E402
+from lightning.pytorch import LightningModule, Trainer  # noqa: E402
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+from lightning_digits import ASCDROClassifier, RobustClassifier, loader  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+import scdro  # noqa: E402
+from scdro.integrations.lightning import RobustMonitor  # noqa: E402
+
+QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+BOTH = pytest.mark.parametrize("kind", [RobustClassifier, ASCDROClassifier])
+
+
+def made(kind):
+    torch.manual_seed(0)
+    return kind()
+
+
+def fitted(model, root, epochs, *, callbacks=(), resume=None, **settings):
+    every = ModelCheckpoint(root, filename="{epoch}", save_top_k=-1)
+    trainer = Trainer(
+        max_epochs=epochs,
+        default_root_dir=root,
+        callbacks=[every, *callbacks],
+        **{"logger": False, **QUIET, **settings},
+    )
+    trainer.fit(model, loader(), ckpt_path=resume)
+    return trainer
+
+
+def states(model, trainer):
+    return {"model": model.state_dict(), "optimizer": trainer.optimizers[0].state_dict()}
+
+
+@BOTH
+def test_resumed_equals_uninterrupted(kind, tmp_path):
+    whole, watching = made(kind), RobustMonitor(every=50)
+    through = fitted(whole, tmp_path / "whole", 4, callbacks=[watching])
+    fitted(made(kind), tmp_path / "part", 2, callbacks=[RobustMonitor(every=50)])
+    torch.manual_seed(99)
+    resumed = kind()
+    monitor = RobustMonitor(every=50)
+    later = fitted(resumed, tmp_path / "part", 4, callbacks=[monitor], resume=tmp_path / "part" / "epoch=1.ckpt")
+    assert_identical(states(whole, through), states(resumed, later))
+    assert monitor.hardest == watching.hardest
+
+
+def plain_loop(model, epochs):
+    """The same training without Lightning."""
+    optimizer = model.configure_optimizers()
+    data = loader()
+    for epoch in range(epochs):
+        data.sampler.set_epoch(epoch)
+        for x, y, _ in data:
+            if isinstance(model, ASCDROClassifier):
+                optimizer.step(lambda x=x, y=y: cross_entropy(model.network(x), y, reduction="none"))
+                continue
+            optimizer.zero_grad()
+            model.robust(cross_entropy(model.network(x), y, reduction="none")).backward()
+            optimizer.step()
+    return optimizer
+
+
+@BOTH
+def test_equals_a_plain_loop(kind, tmp_path):
+    inside, outside = made(kind), made(kind)
+    trainer = fitted(inside, tmp_path, 2)
+    optimizer = plain_loop(outside, 2)
+    assert_identical(states(inside, trainer), {"model": outside.state_dict(), "optimizer": optimizer.state_dict()})
+
+
+class Accumulated(LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.network = nn.Linear(6, 3)
+        self.robust = scdro.KLRobustLoss(0.5, temperature=scdro.WindowTemperature(0.7))
+
+    def training_step(self, batch, _):
+        x, y = batch
+        return self.robust(cross_entropy(self.network(x), y, reduction="none"))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.3, momentum=0.9)
+        self.robust.attach(optimizer)
+        return optimizer
+
+
+def test_accumulated_gradients_are_those_of_the_large_batch(tmp_path):
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(96, 6, generator=g, dtype=torch.float64), torch.randint(3, (96,), generator=g)
+    found = []
+    for parts in (1, 4):
+        model = Accumulated()
+        trainer = Trainer(
+            max_epochs=3,
+            accumulate_grad_batches=parts,
+            precision="64-true",
+            logger=False,
+            enable_checkpointing=False,
+            default_root_dir=tmp_path,
+            **QUIET,
+        )
+        trainer.fit(model, DataLoader(TensorDataset(x, y), batch_size=32 // parts))
+        assert trainer.global_step == 9
+        found.append(model)
+    for key, value in found[0].state_dict().items():
+        torch.testing.assert_close(value, found[1].state_dict()[key], rtol=1e-10, atol=1e-10)
+
+
+class Recorder(RobustClassifier):
+    """Keeps what the monitor should have said."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.watched = [], {}
+
+    def training_step(self, batch, batch_idx):
+        outputs = super().training_step(batch, batch_idx)
+        self.seen += zip(outputs["losses"].tolist(), outputs["index"].tolist(), strict=True)
+        return outputs
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.global_step % 5 == 0:
+            self.watched[self.global_step] = (float(self.robust.lam), float(self.robust.kl), float(self.robust.ess))
+
+
+def test_log_of_any_logger(tmp_path):
+    torch.manual_seed(0)
+    model, logger = Recorder(), CSVLogger(tmp_path)
+    fitted(model, tmp_path, 1, callbacks=[RobustMonitor(every=5, hardest=2)], logger=logger)
+    with open(f"{logger.log_dir}/metrics.csv") as file:
+        rows = {int(row["step"]): row for row in csv.DictReader(file)}
+    assert sorted(rows) == [5, 10, 15, 20, 25] == sorted(model.watched)
+    for step, row in rows.items():
+        numbers = tuple(float(row[f"robust/{key}"]) for key in ("lam", "kl", "ess"))
+        assert numbers == pytest.approx(model.watched[step], rel=1e-6)
+        expected = sorted(model.seen[64 * (step - 5) : 64 * step], reverse=True)[:2]
+        came = [(float(row[f"robust/hardest_{k}_loss"]), float(row[f"robust/hardest_{k}_index"])) for k in (1, 2)]
+        for (loss, index), (value, position) in zip(expected, came, strict=True):
+            assert (value, position) == (pytest.approx(loss, rel=1e-6), index)
+
+
+class Elsewhere(LightningModule):
+    """A loss that is no part of the module."""
+
+    def __init__(self, robust):
+        super().__init__()
+        self.network = nn.Linear(64, 10)
+        self.criterion = [robust]
+
+    def training_step(self, batch, _):
+        x, y, _ = batch
+        return self.criterion[0](cross_entropy(self.network(x), y, reduction="none"))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_loss_outside_of_the_module_is_kept_by_the_monitor(tmp_path):
+    def run(epochs, root, resume=None):
+        torch.manual_seed(0)
+        robust = scdro.KLRobustLoss(0.5)
+        model = Elsewhere(robust)
+        fitted(model, root, epochs, callbacks=[RobustMonitor(robust)], resume=resume)
+        return {"model": model.state_dict(), "robust": robust.state_dict()}
+
+    whole = run(3, tmp_path / "whole")
+    run(1, tmp_path / "part")
+    assert_identical(whole, run(3, tmp_path / "part", tmp_path / "part" / "epoch=0.ckpt"))
+
+
+def test_nothing_to_watch(tmp_path):
+    with pytest.raises(scdro.HyperparameterError, match="expected one KLRobustLoss"):
+        fitted(Elsewhere(scdro.KLRobustLoss(0.5)), tmp_path, 1, callbacks=[RobustMonitor()])
+
+
+@pytest.mark.parametrize("settings", [{"hardest": -1}, {"every": 0}])
+def test_bad_settings(settings):
+    with pytest.raises(scdro.HyperparameterError, match="expected"):
+        RobustMonitor(**settings)

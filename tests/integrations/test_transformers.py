@@ -1,0 +1,214 @@
+"""Hugging Face's Trainer on tiny models from configurations: parts equal the whole, resumed equals uninterrupted."""
+
+import json
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+pytestmark = pytest.mark.integration
+
+import transformers_trainer as example  # noqa: E402
+from equality import assert_identical  # noqa: E402
+from transformers import (  # noqa: E402
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainingArguments,
+)
+
+from scdro import CheckpointError, ClosureError, KLRobustLoss, WindowTemperature, worst_case  # noqa: E402
+from scdro.integrations.transformers import (  # noqa: E402
+    RobustTrainerLoss,
+    language_model_losses,
+    sequence_losses,
+    token_losses,
+)
+
+LENGTH = example.LENGTH
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, labels):
+        self.tokens = torch.randint(7, 20, (len(labels), LENGTH), generator=torch.Generator().manual_seed(0))
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, i):
+        return {"input_ids": self.tokens[i], "labels": self.labels[i]}
+
+
+def generator():
+    return torch.Generator().manual_seed(3)
+
+
+def sequences(n):
+    """A model in float64, data, and the loss of each sample."""
+    return BertForSequenceClassification(example.tiny(num_labels=3)), torch.randint(3, (n,), generator=generator())
+
+
+def tokens(n):
+    labels = torch.randint(4, (n, LENGTH), generator=generator())
+    labels[torch.rand(n, LENGTH, generator=generator()) < 0.4] = -100
+    labels[2] = -100  # A sequence without any token that counts.
+    return BertForTokenClassification(example.tiny(num_labels=4)), labels
+
+
+def text(n):
+    config = GPT2Config(
+        vocab_size=20, n_positions=LENGTH, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    )
+    labels = torch.randint(20, (n, LENGTH), generator=generator())
+    labels[torch.arange(LENGTH) >= torch.randint(4, LENGTH, (n, 1), generator=generator())] = -100
+    return GPT2LMHeadModel(config), labels
+
+
+TASKS = {
+    "sequences": (sequences, sequence_losses),
+    "tokens": (tokens, token_losses),
+    "text": (text, language_model_losses),
+}
+EVERY_TASK = pytest.mark.parametrize("task", TASKS)
+
+
+def robust_for(task):
+    return RobustTrainerLoss(KLRobustLoss(0.5, temperature=WindowTemperature(0.6)), TASKS[task][1])
+
+
+def trainer(task, out, n=22, *, robust=None, **settings):
+    torch.manual_seed(0)
+    model, labels = TASKS[task][0](n)
+    robust = robust or robust_for(task)
+    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
+    arguments = {"optim": "sgd", "learning_rate": 0.1, "num_train_epochs": 3, **quiet, **settings}
+    data = Rows(labels)
+    return Trainer(
+        model.double(),
+        TrainingArguments(str(out), **arguments),
+        train_dataset=data,
+        eval_dataset=data,
+        compute_loss_func=robust,
+        callbacks=[robust],
+    )
+
+
+@EVERY_TASK
+def test_losses_are_those_of_the_model_on_each_sequence_alone(task):
+    make, losses = TASKS[task]
+    model, labels = make(6)
+    model.double().eval()
+    data = Rows(labels)
+    with torch.no_grad():
+        found = losses(model(input_ids=data.tokens), labels)
+        values, mask = found if isinstance(found, tuple) else (found, None)
+        alone = [float(model(input_ids=data.tokens[i : i + 1], labels=labels[i : i + 1]).loss) for i in range(6)]
+    for i, expected in enumerate(alone):
+        if math.isnan(expected):
+            assert not mask[i]
+        else:
+            assert float(values[i]) == pytest.approx(expected, rel=1e-5)
+            assert mask is None or mask[i]
+
+
+@EVERY_TASK
+@pytest.mark.parametrize("parts", [2, 4])
+def test_accumulated_gradients_are_those_of_the_large_batch(task, parts, tmp_path):
+    """22 samples in batches of 16: the second one is smaller, and so is its last part."""
+    runs = [
+        trainer(task, tmp_path, per_device_train_batch_size=16 // k, gradient_accumulation_steps=k) for k in (1, parts)
+    ]
+    for run in runs:
+        run.train()
+        assert run.state.global_step == 6
+    for key, value in runs[0].model.state_dict().items():
+        torch.testing.assert_close(value, runs[1].model.state_dict()[key], rtol=1e-10, atol=1e-12)
+    logged = [[record["loss"] for record in run.state.log_history if "loss" in record] for run in runs]
+    assert logged[0] == pytest.approx(logged[1], rel=1e-4)
+    states = [run.compute_loss_func.robust.state for run in runs]
+    torch.testing.assert_close(states[0].scalars, states[1].scalars, rtol=1e-10, atol=1e-12)
+
+
+def test_equals_a_plain_loop(tmp_path):
+    run = trainer("sequences", tmp_path, n=32, per_device_train_batch_size=8, max_grad_norm=0.0)
+    batches = []
+    compute = run.compute_loss
+    run.compute_loss = lambda model, inputs, **more: (batches.append(dict(inputs)), compute(model, inputs, **more))[1]
+    run.train()
+    torch.manual_seed(0)
+    model = sequences(32)[0].double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    robust = KLRobustLoss(0.5, temperature=WindowTemperature(0.6))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 - t / 12)
+    for batch in batches:
+        losses = torch.nn.functional.cross_entropy(model(batch["input_ids"]).logits, batch["labels"], reduction="none")
+        optimizer.zero_grad()
+        robust(losses).backward()
+        optimizer.step()
+        schedule.step()
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(value, run.model.state_dict()[key], rtol=1e-10, atol=1e-12)
+
+
+def test_resumed_equals_uninterrupted(tmp_path):
+    def run(out, steps, **settings):
+        robust = RobustTrainerLoss(KLRobustLoss(0.5))
+        return example.trainer(
+            out, robust, steps, lr_scheduler_type="constant", gradient_accumulation_steps=2, save_steps=5, **settings
+        )
+
+    whole = run(tmp_path / "whole", 10)
+    whole.train()
+    run(tmp_path / "part", 5).train()
+    moved = (tmp_path / "part" / "checkpoint-5").rename(tmp_path / "elsewhere")
+    resumed = run(tmp_path / "part", 10)
+    resumed.train(resume_from_checkpoint=str(moved))
+    assert_identical(whole.model.state_dict(), resumed.model.state_dict())
+    assert_identical(whole.compute_loss_func.robust.state_dict(), resumed.compute_loss_func.robust.state_dict())
+    assert_identical(whole.optimizer.state_dict(), resumed.optimizer.state_dict())
+
+
+def test_evaluation_gives_the_exact_value_and_changes_nothing(tmp_path):
+    run = trainer("text", tmp_path, per_device_train_batch_size=8, per_device_eval_batch_size=22)
+    run.train()
+    robust = run.compute_loss_func.robust
+    before = {key: value.clone() for key, value in robust.state_dict().items()}
+    came = run.evaluate()["eval_loss"]
+    assert_identical(before, robust.state_dict())
+    model = run.model.eval()
+    with torch.no_grad():
+        labels = run.eval_dataset.labels
+        outputs = model(input_ids=run.eval_dataset.tokens)
+        losses, mask = language_model_losses(outputs, labels)
+    assert mask.all()
+    assert came == pytest.approx(float(worst_case(losses, 0.5).value), rel=1e-6)
+
+
+def test_log_has_the_temperature(tmp_path):
+    run = trainer("sequences", tmp_path, per_device_train_batch_size=8)
+    run.train()
+    steps = [record for record in run.state.log_history if "loss" in record]
+    assert steps[-1]["robust_lam"] == float(run.compute_loss_func.robust.lam)
+    assert {"robust_kl", "robust_ess"} < steps[-1].keys()
+
+
+def test_loss_without_its_callback_is_an_error(tmp_path):
+    run = trainer("sequences", tmp_path)
+    run.remove_callback(run.compute_loss_func)
+    with pytest.raises(ClosureError, match="callbacks="):
+        run.train()
+
+
+def test_checkpoint_without_the_state_is_an_error(tmp_path):
+    trainer("sequences", tmp_path, save_strategy="steps", save_steps=2).train()
+    file = tmp_path / "checkpoint-2" / "trainer_state.json"
+    state = json.loads(file.read_text())
+    del state["stateful_callbacks"]["RobustTrainerLoss"]
+    file.write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match="made without"):
+        trainer("sequences", tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
