@@ -205,7 +205,7 @@ _RASCDRO = Restarts(accelerated=True, eps=2.0, mu=0.1, eta=3.0, beta=60.0, gap=0
 
 ROWS: Sequence[Row] = (
     _row("PG-SMD2", "bounded", 4, "O(n + d)", _pgsmd2, lr=1.0, dual_lr=0.01, gamma=1.0, stage_steps=10),
-    _row("AccMDA", "bounded", 3, "O(n + d)", _accmda, lr=2.0, dual_lr=3e-4, k=1.0, m=8.0, c=1.0),
+    _row("AccMDA", "bounded", 3, "O(n + d)", _accmda, lr=1.0, dual_lr=1e-4, k=1.0, m=8.0, c=1.0),
     _row("SCDRO", "bounded", 4, "O(d)", _scdro, schedule=Scdro(2.0)),
     _row("ASCDRO", "bounded", 3, "O(d)", _ascdro, schedule=Ascdro(1.0, 10.0, 0.5)),
     _row("FastDRO", "curved", 3, "O(d/eps)", _fastdro, lr=Constant(2.0), batch=Constant(1.0, 1 / 3)),
