@@ -26,6 +26,8 @@ ROWS = (
 def draw(found: Found, folder: Path, name: str) -> list[Path]:
     """{name}-samples and {name}-seconds, as PNG and SVG."""
     pyplot = _pyplot()
+    from matplotlib.ticker import EngFormatter
+
     written = []
     for axis, label in (("samples", "samples processed"), ("seconds", "seconds")):
         size = (4.2 * len(found) + 1.6, 2.5 * len(ROWS))
@@ -39,14 +41,17 @@ def draw(found: Found, folder: Path, name: str) -> list[Path]:
                 ax.spines[["top", "right"]].set_visible(False)
                 if column == 0:
                     ax.set_ylabel(title)
-                if part == "train" and score == "robust_loss":
+                if score == "robust_loss":
                     ax.set_yscale("log")
+                    _leave_out_what_diverged(ax)
             axes[0][column].set_title(study.dataset)
             axes[-1][column].set_xlabel(label)
+            axes[-1][column].xaxis.set_major_formatter(EngFormatter(sep=""))
         handles, labels = axes[0][0].get_legend_handles_labels()
         across = 3 * len(found)
         figure.legend(handles, labels, loc="upper center", ncols=min(len(labels), across), frameon=False)
-        figure.tight_layout(rect=(0, 0, 1, 1 - 0.025 * (1 + -(-len(labels) // across))))
+        rows = -(-len(labels) // across)
+        figure.tight_layout(rect=(0, 0, 1, 1 - (0.22 * rows + 0.1) / size[1]))
         for kind in ("png", "svg"):
             path = folder / f"{name}-{axis}.{kind}"
             figure.savefig(path, dpi=110, metadata={"Date": None} if kind == "svg" else None)
@@ -72,6 +77,14 @@ def _line(ax: Any, outcome: Outcome, axis: str, part: str, score: str, factor: f
     ax.plot(x, mean, color=colour, linestyle=line, linewidth=1.8, label=outcome.arm.method)
     low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
     ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _leave_out_what_diverged(ax: Any) -> None:
+    """A line that ends far above where it began goes out at the top, and the others stay legible."""
+    lines = [line.get_ydata() for line in ax.get_lines()]
+    start = max((float(y[0]) for y in lines if len(y)), default=1.0)
+    if any(max(y) > 30 * start for y in lines if len(y)):
+        ax.set_ylim(top=10 * start, bottom=0.7 * min(min(y) for y in lines if len(y)))
 
 
 def _pyplot() -> Any:

@@ -116,10 +116,10 @@ def cell(values: Sequence[float], percent: bool = True) -> str:
     good = [value for value in values if not math.isnan(value)]
     if not good:
         return "none"
-    factor, digits = (100, 2) if percent else (1, 4)
-    spread = f" ± {factor * statistics.stdev(good):.{digits}f}" if len(good) > 1 else ""
+    factor, form = (100, ".2f") if percent else (1, ".4g")
+    spread = f" ± {factor * statistics.stdev(good):{form}}" if len(good) > 1 else ""
     lost = f" ({len(values) - len(good)} lost)" if len(good) < len(values) else ""
-    return f"{factor * statistics.mean(good):.{digits}f}{spread}{lost}"
+    return f"{factor * statistics.mean(good):{form}}{spread}{lost}"
 
 
 def _settings(outcome: Outcome) -> str:
