@@ -2,8 +2,7 @@
 
 A small convolutional network learns from two random views of each image and no labels. What its features are worth is
 the accuracy of nearest neighbours and of a linear classifier on them. One temperature for all anchors is tried at
-several values (SogCLR's loss); learned ones (the KL-constrained worst case over each anchor's negatives) need no such
-search, only a radius.
+several values (SogCLR's loss), next to learned ones: the KL-constrained worst case over each anchor's negatives.
 
     python examples/contrastive_images.py --data DIR     # DIR holds cifar-10-batches-py
     python examples/contrastive_images.py --quick        # scikit-learn's digits, a few steps
@@ -187,7 +186,7 @@ def main() -> None:
     for name, value in tqdm(trials, desc="training", unit="run", mininterval=1, disable=args.quick):
         tqdm.write(row(name, value, [run(name, value, setting, seed) for seed in range(setting.seeds)]))
     spent = time.process_time() - start
-    print(f"\n{len(setting.train.x)} images, {epochs} epochs, {seeds} seeds, {spent:.0f} s of CPU time in all.")
+    print(f"\n{len(setting.train.x)} images, {epochs} epochs, seeds: {seeds}; {spent:.0f} s of CPU time in all.")
 
 
 if __name__ == "__main__":

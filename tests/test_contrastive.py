@@ -12,7 +12,10 @@ from torch.nn.functional import cosine_similarity
 
 from scdro import CheckpointError, HyperparameterError, LossError, NonFiniteLossError, worst_case
 from scdro.contrastive import FixedTemperatures, NewtonTemperatures, PrintedTemperatures, RobustContrastiveLoss
+from scdro.contrastive.negatives import Negatives
+from scdro.contrastive.temperatures import Anchors, Seen
 from scdro.errors import ClosureError
+from scdro.estimators import MovingAverage
 
 N, D, TAU0 = 12, 5, 1e-3
 TOWERS = pytest.mark.parametrize("towers", [1, 2])
@@ -129,12 +132,13 @@ def test_temperatures_found_from_small_batches_have_no_bias():
     assert float(off.std()) < 0.15
 
 
-def test_a_radius_beyond_the_batch_is_reached_over_the_visits():
-    """The worst of 15 x 4 negatives spends log 60 = 4.1 at most; a radius of 4.5 must not freeze tau at its floor."""
-    loss = RobustContrastiveLoss(128, 4.5, beta=0.05, tau0=1e-6)
-    visits(loss, 50)
-    assert float((loss.tau < 1e-4).double().mean()) < 0.02
-    assert float(loss.anchors.size.median()) > 1000
+@pytest.mark.parametrize(("rho", "beta"), [(4.5, 0.05), (6.0, 0.5)])
+def test_a_radius_that_no_batch_can_show_does_not_freeze_temperatures(rho, beta):
+    """The worst of 15 x 4 negatives spends log 60 = 4.1 at most, that of all visits pooled little more."""
+    loss = RobustContrastiveLoss(128, rho, beta=beta, tau0=1e-6)
+    visits(loss, 25)
+    assert float(loss.tau.min()) > 1e-3
+    assert torch.isfinite(loss.state.anchors).all()
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.2, 0.5])
@@ -192,13 +196,47 @@ def test_printed_update_in_lockstep_with_its_twin(towers):
     np.testing.assert_allclose(loss.tau[seen].numpy(), np.array([twin.tau for twin in twins])[seen.numpy()], rtol=1e-9)
 
 
+@pytest.mark.parametrize("beta", [0.05, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("gap", [-0.2, 0.0, 0.1, 1.0])
+def test_pooled_numbers_are_those_of_the_mixture(beta, gap):
+    """Two visits at one temperature, the second harder by a gap: KL and Var of all their negatives, those of the first
+    with weight 1 - w and those of the second with w, which is beta, or as much as `cap` makes a visit count."""
+    tau, cap = 0.05, 2.0
+    rng = np.random.default_rng(0)
+    visits = [rng.normal(size=(3, 20)) * 0.1 + shift for shift in (-gap, 0.0)]
+    kept = Anchors(
+        *(torch.full((3,), value, dtype=torch.float64) for value in (tau, math.nan, math.nan, math.nan, 1.0))
+    )
+    log_past = None
+    for h in visits:
+        negatives = Negatives.of(torch.tensor(h), torch.ones(3, 20, dtype=torch.bool))
+        at = negatives.at(kept.tau)
+        log_u = at.log_mean
+        if log_past is not None:
+            log_u = torch.as_tensor(MovingAverage(cap).log_s(log_past, at.log_mean, beta))
+        seen = Seen(kept, kept.tau, at, log_u, negatives.number, beta, 0.5, TAU0)
+        kept, log_past = FixedTemperatures(tau).advance(seen), log_u
+    for i in range(3):
+        g, past = (np.exp(h[i] / tau).mean() for h in reversed(visits))
+        w = max(beta, (g / cap - past) / (g - past)) if g > past else beta
+        q = np.repeat([(1 - w) / 20, w / 20], 20)
+        x = np.concatenate([h[i] for h in visits]) / tau
+        p = q * np.exp(x) / (q * np.exp(x)).sum()
+        known = p > 0
+        assert float(kept.kl[i]) == pytest.approx(
+            (p * np.log(p / np.where(known, q, 1), where=known, out=0 * p)).sum(), rel=1e-9
+        )
+        assert float(kept.var[i]) == pytest.approx((p * (x - (p * x).sum()) ** 2).sum(), rel=1e-9)
+
+
 @TOWERS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("temperature", [None, FixedTemperatures(1e-3), PrintedTemperatures(1e-3, lr=1e-4)])
-def test_stable_at_the_smallest_temperatures(towers, dtype, temperature):
+@pytest.mark.parametrize("beta", [0.05, 0.5])
+def test_stable_at_the_smallest_temperatures(towers, dtype, temperature, beta):
     """rho beyond what any batch can show drives tau to 1e-3; similarities of 1 are then 1,000 apart."""
-    loss = RobustContrastiveLoss(64, 30.0, towers=towers, tau0=1e-3, temperature=temperature)
-    for t in range(40):
+    loss = RobustContrastiveLoss(64, 30.0, towers=towers, beta=beta, tau0=1e-3, temperature=temperature)
+    for t in range(25):
         first, second = (x.to(dtype).requires_grad_() for x in embeddings(64, seed=t, noise=0.01 * t))
         value = loss(first, second, torch.arange(64))
         gradients = torch.autograd.grad(value, (first, second))

@@ -182,8 +182,12 @@ class FixedTemperatures(Temperatures):
 def _pooled(seen: Seen) -> tuple[Tensor, Tensor]:
     """KL and Var of the visits so far under their worst case, each visit by its share of u."""
     before, at = seen.before, seen.at
-    share = (seen.beta * torch.exp(at.log_mean - seen.log_u)).clamp_max(1.0)
-    old, fresh = before.kl + before.soft / seen.tau, at.kl + at.log_mean  # means of h/tau: KL = mean - log u
+    log_past = before.soft / seen.tau
+    now, past = torch.exp(at.log_mean - seen.log_u), torch.exp(log_past - seen.log_u).clamp_max(1e300)
+    # The batch's weight w in u = (1-w) past + w now is beta, or more where `cap` has raised u above that.
+    capped = 1.0 - (1.0 - seen.beta) * past - seen.beta * now > 1e-9
+    share = now * torch.where(capped, (1.0 - past) / (now - past), seen.beta)
+    old, fresh = before.kl + log_past, at.kl + at.log_mean  # means of h/tau: KL = mean - log u
     mean = old + share * (fresh - old)
     var = before.var + share * (at.var - before.var) + share * (1.0 - share) * (fresh - old) ** 2
     return (mean - seen.log_u).clamp_min(0.0), var
