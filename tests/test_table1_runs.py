@@ -71,13 +71,15 @@ def by_hand(problem):
 @pytest.mark.parametrize("key", ["SCDRO on bounded", "ASCDRO on bounded", "RSCDRO on flat", "RASCDRO on curved"])
 def test_a_run_is_the_algorithm_as_printed(key):
     """Against the literal twins, which know nothing of scdro, on the same samples."""
-    row, horizon = ROW[key], 40
+    row = ROW[key]
     problem, schedule = PROBLEMS[row.problem], row.settings["schedule"]
+    horizon = 400 if isinstance(schedule, Restarts) else 40
     shared = {"lam0": problem.lam0, "bound": problem.loss_bound, "radius": problem.radius}
     kind = twins.Ascdro if "AS" in row.algorithm else twins.Scdro
     eta, beta = schedule.at(horizon) if isinstance(schedule, Scdro) else (0.0, 0.0)
     if isinstance(schedule, Restarts):
         shared.update(stages=schedule.stages(horizon), mu=schedule.target(horizon)[1])
+        assert len(shared["stages"]) > 1
     twin = kind(problem.start().numpy(), problem.first_lam, problem.rho, eta, beta, **shared)
     generator = torch.Generator().manual_seed(zlib.crc32(f"{key}/{horizon}/3".encode()))
     first = horizon - schedule.stages(horizon)[-1].steps if isinstance(schedule, Restarts) else 0
