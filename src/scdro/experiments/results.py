@@ -219,6 +219,7 @@ def trial_rows(found: Found) -> list[Row]:
             "status": trial["status"],
             "validation balanced": _value(trial, "validation", "balanced"),
             "validation robust_loss": _value(trial, "validation", "robust_loss"),
+            "train robust_loss": _value(trial, "train", "robust_loss"),
         }
         for study, outcomes in found
         for outcome in outcomes
