@@ -285,6 +285,12 @@ def test_a_killed_sweep_of_several_processes_leaves_none_behind(tmp_path):
     assert _tables(tmp_path / "killed") == _tables(tmp_path / "whole")
 
 
+@pytest.mark.slow
+def test_what_is_wrong_for_all_runs_stops_a_sweep_of_several_processes(tmp_path):
+    with pytest.raises(MissingDataError, match="expected features in"):
+        sweep(study("figure1", "cifar10-st", "smoke"), tmp_path / "out", Means(Sources(tmp_path), workers=2))
+
+
 def _children(pid):
     import subprocess
 

@@ -102,10 +102,13 @@ def _in_processes(jobs: list[Job], workers: int, status: Status, show: Show) -> 
                     name, share = messages.get()
                     _moved(status, name, share, show)
                 for future in done:
-                    job = waiting.pop(future)
-                    if isinstance(future.exception(), BrokenProcessPool):
+                    job, error = waiting.pop(future), future.exception()
+                    if isinstance(error, BrokenProcessPool):
                         died.append(job)
                         status.running.clear()
+                    elif error is not None:
+                        pool.shutdown(cancel_futures=True)
+                        raise error
                     else:
                         _finished(status, job, show)
     finally:
