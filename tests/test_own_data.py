@@ -202,7 +202,7 @@ WRONG = {
     "a row too short": (text_file("a.csv", b"a,label\n1,x\n2\n"), {}, "2 cells in line 3.*got 1"),
     "two columns of a name": (text_file("a.csv", b"a,a,label\n1,2,x\n"), {}, "'a'"),
     "not UTF-8": (text_file("a.csv", "a,label\n\xe4,x\n".encode("latin-1")), {}, "UTF-8"),
-    "damaged gzip": (text_file("a.csv.gz", b"no"), {}, "can be read"),
+    "damaged gzip": (text_file("a.csv.gz", b"no"), {}, "a whole file, got a damaged one"),
     "not there": (lambda p: p / "b.csv", {}, "found none"),
     "damaged arrays": (text_file("a.npz", b"PK no"), {"target": None}, "np.savez"),
     "no y": (arrays(X=X), {"target": None}, "an array y"),
