@@ -169,7 +169,7 @@ def robust_loss(world, weighted=False, grouped=False, parts=1, sync=True, compil
     model = world.wrap(new_model())
     robust = scdro.KLRobustLoss(rho=0.3, beta=0.3, process_group=world.group, **settings)
     opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.7)
-    call = torch.compile(robust) if compiled else robust
+    call = torch.compile(robust, backend="aot_eager") if compiled else robust
     if parts > 1:
         robust.attach(opt)
     (x, y), values = data(), []
