@@ -6,16 +6,14 @@ import dataclasses
 import json
 import os
 import random
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from killing import kill_after_a_checkpoint
 from scdro import CheckpointError, HyperparameterError, NonFiniteLossError
 from scdro.cli import main
 from scdro.data import ImageData
@@ -274,17 +272,11 @@ def killed_run(folder):
 def test_kill_9_at_random_moments(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     killed_run(whole)
-    rng, checkpoint = random.Random(0), broken / "checkpoint.pt"
+    rng = random.Random(0)
     code = "import sys; from pathlib import Path; from test_pretrain import killed_run; killed_run(Path(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(broken)]
     for _ in range(2):
-        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-        process = subprocess.Popen([sys.executable, "-c", code, str(broken)], cwd=Path(__file__).parent)
-        while not (checkpoint.exists() and checkpoint.stat().st_mtime_ns > before):
-            assert process.poll() is None
-            time.sleep(0.002)
-        time.sleep(rng.uniform(0, 0.2))
-        os.kill(process.pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        kill_after_a_checkpoint(command, broken, rng.uniform(0, 0.2), cwd=Path(__file__).parent)
     assert not (broken / "model.pt").exists()
     killed_run(broken)
     assert outcome(broken) == outcome(whole)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import torch
 
+from killing import kill_after_a_checkpoint
 from own_data import read_csv, rows, write_csv, write_images
 from scdro.cli import main
 from scdro.experiments.own.fitting import fit
@@ -166,14 +164,7 @@ def test_kill_9_at_random_moments(table, tmp_path, capsys):
     command = [sys.executable, "-m", "scdro", "train", table, "--out", broken, *KILLED, "--checkpoint-seconds", "0"]
     command, quiet = [str(part) for part in command], subprocess.DEVNULL
     for _ in range(3):
-        before = newest(broken)
-        process = subprocess.Popen(command, stdout=quiet, stderr=quiet)
-        while newest(broken) <= before:
-            assert process.poll() is None, "it ended before it was killed"
-            time.sleep(0.005)
-        time.sleep(rng.uniform(0, 1.0))
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_after_a_checkpoint(command, broken, rng.uniform(0, 1.0), stdout=quiet, stderr=quiet)
         assert not (broken / "model.pt").exists()
     capsys.readouterr()
     assert run("train", table, "--out", broken, *KILLED) == 0
@@ -181,11 +172,6 @@ def test_kill_9_at_random_moments(table, tmp_path, capsys):
     assert outcome(broken) == outcome(whole)
     assert run("train", table, "--out", broken, *KILLED) == 0  # complete: nothing to do
     assert capsys.readouterr().out == first
-
-
-def newest(folder):
-    """When the last checkpoint was written."""
-    return max((path.stat().st_mtime_ns for path in folder.rglob("checkpoint.pt")), default=0)
 
 
 def test_a_folder_is_of_one_run(table, tmp_path, capsys):
