@@ -24,7 +24,7 @@ from torch import multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 import scdro
-from scdro.distributed import Ranks
+from scdro.distributed import Ranks, finish
 from scdro.models import resnet20
 
 Step = Callable[[], object]
@@ -75,7 +75,7 @@ def start_process(rank: int, size: int, folder: str, task: Callable[[Path], None
     store = dist.FileStore(f"{folder}/store", size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     task(Path(folder))
-    dist.destroy_process_group()
+    finish()
 
 
 def run(size: int, task: Callable[[Path], None]) -> list[str]:

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import scdro
 from scdro.data.order import shuffled
-from scdro.distributed import gathered, initialize, shard
+from scdro.distributed import finish, gathered, initialize, shard
 from scdro.experiments.checkpoints import Checkpoints
 from scdro.experiments.storage import JsonLines
 
@@ -106,8 +106,7 @@ def main() -> None:
     )
     if first:
         print(f"steps {start} to {args.steps}: mean loss {report.mean:.4f}, robust value {report.value:.4f}")
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    finish()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from scdro.contrastive import RobustContrastiveLoss
+from scdro.distributed import finish
 
 N, D, STEPS = 23, 6, 12
 SHARES = (5, 3)  # Uneven parts of each joined batch of eight.
@@ -59,7 +60,7 @@ def main(rank, rendezvous, out, towers):
     full = resumed.full_state_dict()
     if rank == 0:
         torch.save({"values": values, "model": model.module.state_dict(), "loss": full, "kept": kept}, out)
-    dist.destroy_process_group()
+    finish()
 
 
 if __name__ == "__main__":

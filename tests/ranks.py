@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import scdro
-from scdro.distributed import gathered, shard
+from scdro.distributed import finish, gathered, shard
 from scdro.optim import ERM, REGISTRY, SPD, FastDRO
 from scdro.optim.fastdro import Multilevel
 
@@ -316,8 +316,7 @@ def main(rank, folder, all_cases):
         for wrapper, cases in all_cases.items():
             found = {name: case(World(group, wrapper)) for name, case in cases.items()}
             torch.save(found, folder / f"{wrapper}-{size}-{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    finish()
 
 
 if __name__ == "__main__":

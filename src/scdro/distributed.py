@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("ALONE", "Group", "Joined", "RankBatches", "Ranks", "Share"),
-    *("full", "gathered", "initialize", "is_sharded", "like", "reshard", "shard"),
+    *("finish", "full", "gathered", "initialize", "is_sharded", "like", "reshard", "shard"),
 ]
 
 # None: all processes, where torch.distributed is initialised; False: each process on its own.
@@ -216,6 +216,15 @@ def initialize(backend: str | None = None, **settings: Any) -> torch.device:
         own = dist.PrefixStore(f"restart {restart}", store)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=own, rank=rank, world_size=size, **settings)
     return device
+
+
+def finish() -> None:
+    """The counterpart of `initialize`: waits for all processes, and leaves. Does nothing where there is one."""
+    if dist.is_available() and dist.is_initialized():
+        # gloo's thread may still hold tensors of the last collective, and wants the GIL to let go of them. Whoever
+        # destroys the group meanwhile, with the GIL, waits for that thread for ever. In a barrier it can finish.
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def shard(n: int, process_group: Group = None) -> range:
