@@ -374,6 +374,13 @@ def test_every_preset_is_a_study(experiment, scale):
         assert all(own.search(arm) for arm in own.arms())
 
 
+def test_a_preset_with_fewer_methods_has_the_grids_of_these():
+    assert {key for key, _ in study("figure2", "cifar10-st", "small").grid} == {
+        *("beta", "lam", "dual_lr", "DualSGM.dual_lr")
+    }
+    assert {key for key, _ in study("figure2", "cifar10-st", "small", ("SCDRO",)).grid} == {"beta"}
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

@@ -115,7 +115,7 @@ def _study(args: argparse.Namespace, dataset: str) -> Any:
     from scdro.experiments.presets import study
 
     given = {name: value for name, value in vars(args).items() if value is not None}
-    plain = study(args.experiment, dataset, args.scale)
+    plain = study(args.experiment, dataset, args.scale, None if args.methods is None else tuple(args.methods))
     own = {field.name: given[field.name] for field in fields(plain) if field.name in given}
     own = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
     if "grid" in own:

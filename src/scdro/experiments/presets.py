@@ -105,11 +105,11 @@ def datasets(experiment: str, scale: str) -> tuple[str, ...]:
     return own if scale == "paper" else tuple(name for name in own if name not in LARGE) or CIFAR
 
 
-def study(experiment: str, dataset: str, scale: str) -> Study:
-    """The configuration of an experiment on a data set, at a scale."""
-    make, _, methods, own = chosen(EXPERIMENTS, experiment, "an experiment")
+def study(experiment: str, dataset: str, scale: str, methods: tuple[str, ...] | None = None) -> Study:
+    """The configuration of an experiment on a data set, at a scale, with its own methods or others."""
+    make, _, usual, own = chosen(EXPERIMENTS, experiment, "an experiment")
     chosen(dict.fromkeys(SCALES), scale, "a scale")
-    whole = make(dataset, experiment=experiment, methods=methods, **own)
+    whole = make(dataset, experiment=experiment, methods=usual if methods is None else methods, **own)
     return whole if scale == "paper" else _shortened(whole, scale)
 
 
