@@ -169,7 +169,7 @@ class _Run:
             record |= {"test_accuracy": found.top1} | {f"test_{name}": v for name, v in _parts(found).items()}
             parts = ", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in _parts(found).items())
             text += f"  test {found.top1:.1%}" + (f" ({parts})" if parts else "")
-        self.folder.log.append(record | {"seconds": round(self.watch.seconds, 2)})
+        self.folder.append(record | {"seconds": round(self.watch.seconds, 2)})
         return text
 
     def scores(self) -> Scores:
