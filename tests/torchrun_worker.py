@@ -21,7 +21,7 @@ STUDY = Study("own", "made up", "own", tuple(REGISTRY), inputs="rows", epochs=6,
 IMAGES = Study("own", "noise", "own", ("SCDRO",), inputs="images", model="resnet8", width=4, epochs=1, batch_size=8)
 # Begun by one process, and ended by two.
 INTERRUPTED = ("SCDRO", "RASCDRO", "ERM", "DualSGM", "PGSMD2", "AccMDA", "RECOVER", "GroupDRO")
-DIVERGING = ("ERM", "PGSMD2")
+DIVERGING = ("ERM", "SPD")
 REPRODUCE = "reproduce figure1 --scale smoke --dataset digits-st --methods RSCDRO FastDRO --grid lr=.1,.5 beta=.5"
 SHORT = "--seeds 1 --epochs 1 --decay-epoch 1 --points 2"
 
