@@ -10,6 +10,7 @@ from typing import Any
 
 from scdro.cli.board import Board
 from scdro.cli.memory import keep_freed_memory
+from scdro.cli.tensorboard import TENSORBOARD, check
 from scdro.distributed import is_first
 from scdro.errors import HyperparameterError, MissingDataError
 
@@ -51,6 +52,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--workers", type=int, default=1, help="runs at a time (default: 1; under torchrun no more)")
     parser.add_argument("--image-workers", type=int, default=0, help="processes of each run that decode large images")
+    parser.add_argument("--tensorboard", action="store_true", help=TENSORBOARD)
     parser.add_argument("--checkpoint-seconds", type=float, default=20.0, help=argparse.SUPPRESS)
     _add_fields(parser)
     parser.set_defaults(run=run, shared=lambda args: args.experiment != TABLE1)
@@ -95,7 +97,9 @@ def run(args: argparse.Namespace) -> None:
     from scdro.experiments.sweep import sweep
     from scdro.experiments.tasks import Sources
 
-    means = Means(Sources(args.data, args.features, args.image_workers), args.workers, args.checkpoint_seconds)
+    check(args)
+    sources = Sources(args.data, args.features, args.image_workers)
+    means = Means(sources, args.workers, args.checkpoint_seconds, args.tensorboard)
     folder = args.out / f"{args.experiment}-{args.scale}"
     studies = [
         _study(args, name) for name in _present(args, args.dataset or datasets(args.experiment, args.scale), means)

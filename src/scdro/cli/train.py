@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scdro.cli.memory import keep_freed_memory
 from scdro.cli.progress import ProgressLine
+from scdro.cli.tensorboard import TENSORBOARD, check
 from scdro.errors import HyperparameterError
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ MODEL: dict[str, dict[str, Any]] = {
     },
     "--device": {"default": "cpu", "help": "where to train (cpu); under torchrun `cuda` is one GPU for each process"},
     "--checkpoint-seconds": {"type": float, "default": 20.0, "help": "from one checkpoint to the next (20)"},
+    "--tensorboard": {"action": "store_true", "help": TENSORBOARD},
     "--export": {"action": "store_true", "help": "write model.pt2 as well, as is done for ResNets"},
 }
 
@@ -93,6 +95,7 @@ def run(args: argparse.Namespace) -> None:
     from scdro.experiments.own.opening import open_own
     from scdro.experiments.own.summary import about_data, about_rho, summary, warnings
 
+    check(args)
     plan = _plan(args)  # before the data: a wrong option should not wait for them
     data = open_own(_wanted(args))
     print(about_data(data))
@@ -106,6 +109,7 @@ def run(args: argparse.Namespace) -> None:
         export=args.export,
         device=args.device,
         checkpoint_seconds=args.checkpoint_seconds,
+        tensorboard=args.tensorboard,
         progress=ProgressLine(),
         say=lambda text: print(text, file=sys.stderr),
     )

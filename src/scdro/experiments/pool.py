@@ -41,11 +41,13 @@ Show = Callable[[Status], None]
 
 @dataclass(frozen=True)
 class Means:
-    """What runs are made with: data files, how many at a time, seconds from one checkpoint to the next."""
+    """What runs are made with: data files, how many at a time, seconds from one checkpoint to the next, whether
+    TensorBoard's files are written."""
 
     sources: Sources
     workers: int = 1
     checkpoint_seconds: float = 20.0
+    tensorboard: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ def _perform(job: Job, moved: Callable[[str, float], None]) -> None:
             job.out,
             keep_model=job.keep_model,
             checkpoint_seconds=job.means.checkpoint_seconds,
+            tensorboard=job.means.tensorboard,
             progress=progress,
         )
     except Exception as error:

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from scdro.distributed import Ranks
 from scdro.errors import HyperparameterError, NonFiniteLossError
-from scdro.experiments.assess import assess, hardest
+from scdro.experiments.assess import Predicted, assess, hardest, predicted
 from scdro.experiments.checkpoints import Checkpoints, save
 from scdro.experiments.config import Run
+from scdro.experiments.events import Events
 from scdro.experiments.folder import RunFolder, Stopwatch, locked
 from scdro.experiments.storage import read_json, write_json
 from scdro.experiments.tasks import Task, make_model
@@ -39,18 +40,20 @@ def train(
     keep_model: bool = False,
     checkpoint_seconds: float = 20.0,
     device: torch.device | str = "cpu",
+    tensorboard: bool = False,
     progress: Progress = lambda done, total, text: None,
 ) -> dict[str, Any]:
     """Train, or go on where a run in this folder was stopped, or give the result that is there; all processes call it.
 
     Writes config.json, metrics.jsonl (a line an evaluation), checkpoint.pt while it runs, and at the end result.json
-    and, if asked to, model.pt. A run that diverges ends with a result that says so.
+    and, if asked to, model.pt, and TensorBoard's files. A run that diverges ends with a result that says so.
     """
     ranks = Ranks()
     with locked(out) if ranks.first else nullcontext():
         result = out / "result.json"
         if not ranks.agreed(result.exists):
-            found = _Training(run, task, out, device, ranks).go(progress, checkpoint_seconds, keep_model)
+            training = _Training(run, task, out, device, ranks, tensorboard)
+            found = training.go(progress, checkpoint_seconds, keep_model)
             if ranks.first:
                 write_json(result, found)
                 Checkpoints(out).remove()
@@ -61,7 +64,9 @@ def train(
 class _Training:
     """All state of a run."""
 
-    def __init__(self, run: Run, task: Task, out: Path, device: torch.device | str, ranks: Ranks) -> None:
+    def __init__(
+        self, run: Run, task: Task, out: Path, device: torch.device | str, ranks: Ranks, tensorboard: bool
+    ) -> None:
         self.run, self.task, self.out, self.device, self.ranks = run, task, out, device, ranks
         study = self.study = run.length
         self.method = REGISTRY[run.method]
@@ -93,6 +98,8 @@ class _Training:
         self.spent, self.evaluated = at.get("spent", 0), at.get("evaluated", 0)
         self.watch = Stopwatch(at.get("seconds", 0.0))
         self.saved = time.monotonic()
+        shown = tensorboard and ranks.first and not run.searches
+        self.events = Events(out, self.step_number) if shown else None
 
     def go(self, progress: Progress, checkpoint_seconds: float, keep_model: bool) -> dict[str, Any]:
         try:
@@ -102,12 +109,14 @@ class _Training:
                 self._epoch(progress, checkpoint_seconds)
         except NonFiniteLossError as error:
             return self._outcome("diverged", error=str(error))
-        scores = self._scores()
+        with self.watch.paused():
+            found = self._predicted()
+            scores = self._scores(found)
         if scores["train"]["robust_loss"] is None:
             return self._outcome("diverged", error="the losses of the training data are not finite")
         if keep_model and self.ranks.first:
             save(self.out / "model.pt", {"state_dict": self.model.state_dict()})
-        extra = {} if self.run.searches else {"hardest": self._hardest()}
+        extra = {} if self.run.searches else {"hardest": hardest(found["train"], self.run.rho)}
         return self._outcome("done", **scores, **extra)
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -176,28 +185,39 @@ class _Training:
         )
         self.saved = time.monotonic()
 
-    def _scores(self) -> dict[str, Any]:
+    def _predicted(self) -> dict[str, Predicted]:
         """Of training and validation data, and of the test data in runs that do not search."""
         parts = {"train": self.task.train, "validation": self.task.validation}
         if self.task.test is not None and not self.run.searches:
             parts["test"] = self.task.test
-        with self.watch.paused():
-            return {name: assess(self.model, self.task, part, self.run.rho, self.ranks) for name, part in parts.items()}
+        return {name: predicted(self.model, self.task, part, self.ranks) for name, part in parts.items()}
 
-    def _hardest(self) -> list[dict[str, Any]]:
-        return hardest(self.model, self.task, self.run.rho, ranks=self.ranks)
+    def _scores(self, found: dict[str, Predicted]) -> dict[str, Any]:
+        return {name: assess(part, self.task, self.run.rho) for name, part in found.items()}
 
     def _evaluate(self) -> None:
         self.evaluated = self.spent * self.study.points // self.total + 1
         if self.run.searches:
             return
         seconds = self.watch.seconds
-        scores = {name: _brief(found) for name, found in self._scores().items()}
+        with self.watch.paused():
+            self._record(round(seconds, 3))
+
+    def _record(self, seconds: float) -> None:
+        found = self._predicted()
+        scores = {name: _brief(scores) for name, scores in self._scores(found).items()}
         state = {name: _number(getattr(self.optimizer, name, None)) for name in ("lam", "kl", "ess")}
-        record = {"samples": self.spent, "step": self.step_number, "seconds": round(seconds, 3)}
-        self.folder.append({**record, **scores, **{k: v for k, v in state.items() if v is not None}})
+        record: dict[str, Any] = {"samples": self.spent, "step": self.step_number, "seconds": seconds}
+        record |= scores | {k: v for k, v in state.items() if v is not None}
+        self.folder.append(record)
+        if self.events is not None:
+            train = found["train"]
+            shapes = {"losses": train.losses(), "weights": train.weights(self.run.rho)} if train.finite else {}
+            self.events.add(record, self.step_number, shapes)
 
     def _outcome(self, status: str, **found: Any) -> dict[str, Any]:
+        if self.events is not None:
+            self.events.close()
         identity = {**self.folder.identity, "status": status}
         return {**identity, "samples": self.spent, "seconds": round(self.watch.seconds, 3), **found}
 

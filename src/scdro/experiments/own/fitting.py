@@ -46,6 +46,7 @@ def fit(
     export: bool = False,
     device: str = "cpu",
     checkpoint_seconds: float = 20.0,
+    tensorboard: bool = False,
     progress: Progress = lambda done, total, text: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Fit]:
@@ -58,6 +59,7 @@ def fit(
     ranks.agreed(lambda: _begin(plan, study, data, out))
     torch.set_num_threads(study.threads)
     means: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "device": device, "progress": progress}
+    means["tensorboard"] = tensorboard
     fits = []
     for method in study.methods:
         settings = _searched(study, method, data, out, means, say)
