@@ -6,11 +6,13 @@ and log s agree to the bit, and nobody has to broadcast them.
 """
 
 from scdro.distributed.ranks import ALONE, Group, Joined, RankBatches, Ranks, Share, shard
+from scdro.distributed.rows import Cut
 from scdro.distributed.sharded import full, gathered, is_sharded, like, reshard
 from scdro.distributed.start import first_to_fail, initialize, is_first, leave
 
 __all__ = [
     "ALONE",
+    "Cut",
     "Group",
     "Joined",
     "RankBatches",

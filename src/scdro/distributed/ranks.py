@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler
 
 from scdro.distributed.messages import Messages, Room
+from scdro.distributed.rows import Cut
 from scdro.distributed.sharded import is_sharded
 from scdro.errors import ClosureError, HyperparameterError, LossError
 
@@ -90,6 +91,17 @@ class Ranks:
         if self.size > 1:
             dist.all_reduce(local, group=self._group or None)
         return local
+
+    def total(self, local: Tensor) -> Tensor:
+        """The sum over the processes."""
+        return self.merged(local.clone(memory_format=torch.contiguous_format)) if self.size > 1 else local
+
+    def cut(self, own: int, device: torch.device) -> Cut:
+        """How rows lie over the processes, of which this one has `own`."""
+        if self.size == 1:
+            return Cut([own], 0)
+        sizes: list[int] = self.gather(torch.tensor(own, device=device)).tolist()
+        return Cut(sizes, self.rank, self._group or None)
 
     def agreed(self, found: Callable[[], T]) -> T:
         """What the first process finds, a plain value, on all of them; the others do not look."""
