@@ -90,7 +90,7 @@ def with_trainer(out):
         str(out),
         max_steps=STEPS,
         per_device_train_batch_size=BATCH // PROCESSES,
-        learning_rate=1e-2,
+        learning_rate=0.3,
         optim="sgd",
         use_cpu=True,
         report_to=[],
