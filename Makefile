@@ -26,7 +26,7 @@ unit: $(VENV)/.dev
 test-slow: $(VENV)/.dev  ## The tests that take minutes
 	$(BIN)/python -m pytest -n 2 -m slow --timeout 1800
 
-test-integrations: $(VENV)/.integrations  ## Lightning, transformers, accelerate and skorch, as they are
+test-integrations: $(VENV)/.integrations  ## Lightning, transformers, accelerate, skorch and tensorboard, as they are
 	$(BIN)/python -m pytest -n 2 -m integration tests
 
 benchmarks: $(VENV)/.dev  ## What the docs claim about stability and cost

@@ -28,11 +28,14 @@ from scdro.data import Indexed
 from scdro.integrations.lightning import RobustMonitor
 
 
+def digits() -> tuple[Tensor, Tensor]:
+    table = load_digits()
+    return torch.tensor(table.data / 16, dtype=torch.float32), torch.tensor(table.target)
+
+
 def loader(seed: int = 0, batch: int = 64) -> DataLoader[Any]:
     """Digits with their positions. The sampler shuffles by seed and epoch, so that a resumed run sees the same."""
-    digits = load_digits()
-    images = torch.tensor(digits.data / 16, dtype=torch.float32)
-    data = Indexed(TensorDataset(images, torch.tensor(digits.target)))
+    data = Indexed(TensorDataset(*digits()))
     sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=1, rank=0, seed=seed)
     return DataLoader(data, batch_size=batch, sampler=sampler)
 
@@ -78,6 +81,7 @@ class ASCDROClassifier(LightningModule):
         def closure() -> Tensor:
             losses = F.cross_entropy(self.network(x), y, reduction="none")
             kept.append(losses.detach())
+            self.trainer.strategy.pre_backward(losses)  # Of several processes: DDP is to average what follows.
             return losses
 
         self.optimizers().step(closure)

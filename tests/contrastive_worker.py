@@ -48,7 +48,7 @@ def main(rank, rendezvous, out, towers):
         return index[start : start + SHARES[rank]]
 
     def fresh():
-        return RobustContrastiveLoss(N, 0.5, towers=towers, group=dist.group.WORLD)
+        return RobustContrastiveLoss(N, 0.5, towers=towers)
 
     model = DistributedDataParallel(network())
     loss = fresh()

@@ -9,6 +9,7 @@ import torch
 from scdro import DataError, HyperparameterError, MissingDataError
 from scdro.data import CropFlip, ImageData, MemoryBatches, WorkerBatches, crop_flip
 from scdro.data.order import shuffled
+from scdro.distributed import Ranks
 from scdro.sampling import DrawnBatches
 
 
@@ -141,6 +142,33 @@ def test_the_number_of_workers_does_not_matter():
     by_workers = [list(WorkerBatches(Decoder(), 4, seed=7, workers=w).epoch(1)) for w in (0, 1, 2)]
     assert same(by_workers[0], by_workers[1])
     assert same(by_workers[0], by_workers[2])
+
+
+class OneOf(Ranks):
+    """As a process of several sees them."""
+
+    def __init__(self, rank, size):
+        super().__init__(False)
+        self._place = rank, size
+
+    rank = property(lambda self: self._place[0])
+    size = property(lambda self: self._place[1])
+
+    @classmethod
+    def sizes(cls, n, size):
+        return [len(cls(rank, size).part(n)) for rank in range(size)]
+
+
+def test_the_parts_of_several_processes_make_the_batches_of_one():
+    """Augmentation included. Of the last batch, of one sample, two of three processes have nothing."""
+    whole = [list(batches.epoch(2)) for batches in kinds()]
+    parts = [[list(batches.epoch(2)) for batches in kinds(ranks=OneOf(rank, 3))] for rank in range(3)]
+    for kind, batches in enumerate(whole):
+        queues = [iter(part[kind]) for part in parts]
+        for x, y, index in batches:
+            mine = [next(queue) for queue, size in zip(queues, OneOf.sizes(len(y), 3), strict=True) if size]
+            assert same([tuple(map(torch.cat, zip(*mine, strict=True)))], [(x, y, index)])
+        assert all(next(queue, None) is None for queue in queues)
 
 
 class FromADistribution:

@@ -363,3 +363,10 @@ def test_images_in_arrays_in_any_order_of_axes(tmp_path):
     grey = open_own(Wanted(tmp_path / "grey.npz")).task.train
     assert grey.images.shape == (32, 3, 6, 8)
     assert torch.equal(grey.images[:, 0], grey.images[:, 2])
+
+
+def test_tensorboard_is_missed_before_any_work(table, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert run("train", table, "--out", tmp_path / "run", "--target", "label", "--tensorboard") == 1
+    assert "pip install scdro[tensorboard]" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

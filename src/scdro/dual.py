@@ -106,6 +106,6 @@ def check_all_losses(losses: Tensor, parts: Sharding) -> Tensor:
         )
     losses = losses.detach().cpu().to(torch.float64)
     losses = losses if len(losses) == parts.count else parts.here(losses)
-    if not bool(torch.isfinite(losses).all()):
+    if any(parts.sums(float((~torch.isfinite(losses)).sum()))):  # on all processes, or they would wait for each other
         raise NonFiniteLossError("expected finite losses from all_losses(), got NaN or infinity")
     return losses

@@ -1,4 +1,4 @@
-"""A vector of n numbers, one for each sample, cut into contiguous parts, one for each process."""
+"""A vector of n numbers, or of n rows, one for each sample, cut into contiguous parts, one for each process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Sharding", "alone", "log_sum"]
 class Sharding:
     """Which entries of a vector of n are here, and what can be known of all of them by exchanging a few numbers.
 
-    Every method but `here` and `inside` is a call that all processes make; of one process each is the plain thing.
+    Methods but `here`, `inside` and `put` are calls that all processes make; of one process each is the plain thing.
     """
 
     def __init__(self, n: int, ranks: Ranks) -> None:
@@ -63,14 +63,19 @@ class Sharding:
         if self._ranks.size == 1:
             return local[index]
         mine, where = self.inside(index)
-        found = torch.zeros(len(index), dtype=local.dtype)
+        found = local.new_zeros(len(index), *local.shape[1:])
         found[mine] = local[where]
         return self._ranks.merged(found)
+
+    def put(self, local: Tensor, index: Tensor, values: Tensor) -> None:
+        """Write entries of the whole vector, those that are here; of one that comes twice the last stays."""
+        mine, where = self.inside(index)
+        local.index_copy_(0, where, values[mine])
 
     def whole(self, local: Tensor) -> Tensor:
         if self._ranks.size == 1:
             return local
-        padded = torch.zeros(-(-self.n // self._ranks.size), dtype=local.dtype)
+        padded = local.new_zeros(-(-self.n // self._ranks.size), *local.shape[1:])
         padded[: self.count] = local
         parts = self._ranks.gather(padded)
         bounds = [self.n * rank // self._ranks.size for rank in range(self._ranks.size + 1)]

@@ -10,6 +10,7 @@ from typing import Any
 
 from scdro.cli.memory import keep_freed_memory
 from scdro.cli.progress import ProgressLine, say
+from scdro.cli.tensorboard import TENSORBOARD, check
 
 __all__ = ["add"]
 
@@ -45,6 +46,7 @@ def add(commands: Any) -> None:
             flag = f"--{field.name.replace('_', '-')}"
             parser.add_argument(flag, type=type(field.default), default=field.default, help=known[field.name])
     parser.add_argument("--device", default="cpu", help="where to train")
+    parser.add_argument("--tensorboard", action="store_true", help=TENSORBOARD)
     parser.add_argument("--checkpoint-every", type=int, default=100, help="steps from one checkpoint to the next")
     parser.set_defaults(run=run)
 
@@ -54,6 +56,7 @@ def run(args: argparse.Namespace) -> None:
     from scdro.experiments.catalog import open_image_data
     from scdro.experiments.pretrain import Pretraining, pretrain
 
+    check(args)
     config = Pretraining(**{field.name: getattr(args, field.name) for field in fields(Pretraining)})
     train, test = open_image_data(config.dataset, args.data)
     found = pretrain(
@@ -63,6 +66,7 @@ def run(args: argparse.Namespace) -> None:
         args.out,
         device=args.device,
         checkpoint_every=args.checkpoint_every,
+        tensorboard=args.tensorboard,
         progress=ProgressLine(),
         notice=say,
     )

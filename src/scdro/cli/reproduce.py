@@ -10,6 +10,8 @@ from typing import Any
 
 from scdro.cli.board import Board
 from scdro.cli.memory import keep_freed_memory
+from scdro.cli.tensorboard import TENSORBOARD, check
+from scdro.distributed import is_first
 from scdro.errors import HyperparameterError, MissingDataError
 
 __all__ = ["add"]
@@ -27,7 +29,8 @@ def add(commands: Any) -> None:
         help="the paper's figures and tables, and what is beyond them",
         description="Run an experiment of the paper. Settings are searched on validation data, the best run with "
         "several seeds; tables and figures have the paper's numbers beside ours. Killed at any moment and run again, "
-        "it goes on where it was.",
+        "it goes on where it was. Under torchrun, `torchrun --standalone --nproc-per-node 2 -m scdro reproduce ...`, "
+        "the processes share each batch of one run after the other.",
     )
     parser.add_argument(
         "experiment", choices=[TABLE1, *EXPERIMENTS], help="what to reproduce; hidden is not in the paper"
@@ -47,11 +50,12 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--results", type=Path, default=None, help="where tables and figures go (default: with the runs)"
     )
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time (default: 1; under torchrun no more)")
     parser.add_argument("--image-workers", type=int, default=0, help="processes of each run that decode large images")
+    parser.add_argument("--tensorboard", action="store_true", help=TENSORBOARD)
     parser.add_argument("--checkpoint-seconds", type=float, default=20.0, help=argparse.SUPPRESS)
     _add_fields(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, shared=lambda args: args.experiment != TABLE1)
 
 
 def _add_fields(parser: argparse.ArgumentParser) -> None:
@@ -93,13 +97,16 @@ def run(args: argparse.Namespace) -> None:
     from scdro.experiments.sweep import sweep
     from scdro.experiments.tasks import Sources
 
-    means = Means(Sources(args.data, args.features, args.image_workers), args.workers, args.checkpoint_seconds)
+    check(args)
+    sources = Sources(args.data, args.features, args.image_workers)
+    means = Means(sources, args.workers, args.checkpoint_seconds, args.tensorboard)
     folder = args.out / f"{args.experiment}-{args.scale}"
     studies = [
         _study(args, name) for name in _present(args, args.dataset or datasets(args.experiment, args.scale), means)
     ]
     found = [(study, sweep(study, folder / study.dataset, means, Board(), _say)) for study in studies]
-    _write(found, args.results or folder, args.experiment)
+    if is_first():
+        _write(found, args.results or folder, args.experiment)
 
 
 def _run_table1(args: argparse.Namespace) -> None:

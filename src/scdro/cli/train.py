@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scdro.cli.memory import keep_freed_memory
 from scdro.cli.progress import ProgressLine
+from scdro.cli.tensorboard import TENSORBOARD, check
 from scdro.errors import HyperparameterError
 
 if TYPE_CHECKING:
@@ -55,9 +56,14 @@ MODEL: dict[str, dict[str, Any]] = {
     "--weight-decay": {"type": float, "default": 2e-4, "help": "of every method (2e-4)"},
     "--seed": {"type": int, "default": 1, "help": "of weights, order and augmentation (1)"},
     "--threads": {"type": int, "help": "of torch (as many as it takes, or as the run in the folder had)"},
-    "--workers": {"type": int, "default": 0, "help": "processes that decode images that do not fit into memory"},
-    "--device": {"default": "cpu", "help": "where to train (cpu)"},
+    "--workers": {
+        "type": int,
+        "default": 0,
+        "help": "processes that decode images that do not fit into memory; under torchrun for each of its processes",
+    },
+    "--device": {"default": "cpu", "help": "where to train (cpu); under torchrun `cuda` is one GPU for each process"},
     "--checkpoint-seconds": {"type": float, "default": 20.0, "help": "from one checkpoint to the next (20)"},
+    "--tensorboard": {"action": "store_true", "help": TENSORBOARD},
     "--export": {"action": "store_true", "help": "write model.pt2 as well, as is done for ResNets"},
 }
 
@@ -66,7 +72,8 @@ def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "train",
         help="a robust model of your own data: a CSV or .npz file, a folder or a list of images",
-        description="Train a model on your own data. Run again, it goes on where it was stopped, bit for bit.",
+        description="Train a model on your own data. Run again, it goes on where it was stopped, bit for bit. Under "
+        "torchrun, `torchrun --standalone --nproc-per-node 2 -m scdro train ...`, the processes share each batch.",
     )
     parser.add_argument(
         "data",
@@ -79,7 +86,7 @@ def add(commands: Any) -> None:
         group = parser.add_argument_group(title)
         for flag, about in options.items():
             group.add_argument(flag, **about)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, shared=lambda args: True)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -88,6 +95,7 @@ def run(args: argparse.Namespace) -> None:
     from scdro.experiments.own.opening import open_own
     from scdro.experiments.own.summary import about_data, about_rho, summary, warnings
 
+    check(args)
     plan = _plan(args)  # before the data: a wrong option should not wait for them
     data = open_own(_wanted(args))
     print(about_data(data))
@@ -101,6 +109,7 @@ def run(args: argparse.Namespace) -> None:
         export=args.export,
         device=args.device,
         checkpoint_seconds=args.checkpoint_seconds,
+        tensorboard=args.tensorboard,
         progress=ProgressLine(),
         say=lambda text: print(text, file=sys.stderr),
     )

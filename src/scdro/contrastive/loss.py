@@ -7,12 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from scdro.contrastive.negatives import Negatives, Tilts, one_tower, two_towers
-from scdro.contrastive.shards import Shards
 from scdro.contrastive.state import AnchorState
 from scdro.contrastive.temperatures import Anchors, FixedTemperatures, NewtonTemperatures, Seen, Temperatures
+from scdro.distributed import Group
 from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
 from scdro.positions import check_positions, check_samples
 from scdro.reading import check_radius
@@ -47,8 +46,9 @@ class RobustContrastiveLoss(nn.Module):
         temperature: `NewtonTemperatures()` by default; `FixedTemperatures(tau)` is SogCLR, `PrintedTemperatures` the
             update of iSogCLR.
         normalize: scale embeddings to length one.
-        group: processes that share the batch, such as `torch.distributed.group.WORLD`: negatives are those of the
-            joined batch, and each process keeps n/world anchors. Gradients are right after DDP's averaging.
+        process_group: the processes that share the batch, as for `KLRobustLoss`: all, where torch.distributed is
+            initialised. Negatives are those of the joined batch, and each process keeps n/world anchors. Gradients are
+            right after DDP's averaging.
         skip_nonfinite: leave out batches with NaN or infinite similarities, and count them in `skipped`.
 
     Example:
@@ -72,7 +72,7 @@ class RobustContrastiveLoss(nn.Module):
         tau0: float = 0.01,
         temperature: Temperatures | None = None,
         normalize: bool = True,
-        group: ProcessGroup | None = None,
+        process_group: Group = None,
         skip_nonfinite: bool = False,
     ) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class RobustContrastiveLoss(nn.Module):
             raise HyperparameterError("expected rho > 0 where temperatures are learned, got 0: they would be infinite")
         self.n, self.rho, self.towers, self.beta, self.tau0 = n, rho, towers, beta, tau0
         self.temperature, self.normalize = temperature, normalize
-        self.state = AnchorState(Shards(towers * n, group), skip_nonfinite)
+        self.state = AnchorState(towers * n, skip_nonfinite, process_group)
 
     def forward(self, first: Tensor, second: Tensor, index: Tensor) -> Tensor:
         """The objective of a batch, ready for `backward`.
@@ -109,7 +109,7 @@ class RobustContrastiveLoss(nn.Module):
         with torch.autocast(first.device.type, enabled=False):  # At a small tau halves are too coarse.
             losses, counts = self._losses((first, second), index)
             good = torch.isfinite(losses.detach()).all()
-            if self.state.shards.total((~good).to(torch.int64)[None]).item():
+            if self.state.ranks.total((~good).to(torch.int64)[None]).item():
                 return self._skipped(losses)
             negatives = Negatives.of(losses.detach(), counts)
             if not (self.training and torch.is_grad_enabled()):
@@ -121,16 +121,17 @@ class RobustContrastiveLoss(nn.Module):
         """h of this process's anchors against the joined batch, and which of it counts."""
         dtype = torch.promote_types(pair[0].dtype, torch.float32)
         first, second = (F.normalize(x.to(dtype), dim=1) if self.normalize else x.to(dtype) for x in pair)
-        shards = self.state.shards
-        different = index[:, None] != shards.joined(index)
+        cut = self.state.ranks.cut(len(index), index.device)
+        different = index[:, None] != cut.joined(index)
         if not bool(different.any()):
             raise LossError("expected at least two different samples in a batch, got one: it has no negatives")
         build = one_tower if self.towers == 1 else two_towers
-        return build((first, second), (shards.joined(first), shards.joined(second)), different)
+        return build((first, second), (cut.joined(first), cut.joined(second)), different)
 
     def _step(self, losses: Tensor, negatives: Negatives, rows: Tensor) -> Tensor:
-        everybody = self.state.shards.joined(rows)
-        before = self.state.rows(rows, everybody)
+        cut = self.state.ranks.cut(len(rows), rows.device)
+        everybody = cut.joined(rows)
+        before = self.state.rows(cut, everybody)
         tau, new = before.tau, before.new
         if bool(new.any()):
             unseen = Negatives(*(part[new] for part in negatives))
@@ -139,7 +140,7 @@ class RobustContrastiveLoss(nn.Module):
         moved = torch.as_tensor(self.temperature.tracker.log_s(before.soft / tau, at.log_mean, self.beta))
         log_u = torch.where(new, at.log_mean, moved)
         seen = Seen(before, tau, at, log_u, negatives.number, self.beta, self.rho, self.tau0)
-        self.state.write(everybody, self.temperature.advance(seen))
+        self.state.write(cut, everybody, self.temperature.advance(seen))
         return self._value(losses, at, tau, log_u)
 
     def _exact(self, losses: Tensor, negatives: Negatives) -> Tensor:
@@ -150,10 +151,10 @@ class RobustContrastiveLoss(nn.Module):
 
     def _value(self, losses: Tensor, at: Tilts, tau: Tensor, log_u: Tensor) -> Tensor:
         """The mean over all processes' anchors; the gradient is this process's part of it, times their number."""
-        shards = self.state.shards
+        ranks = self.state.ranks
         value = (tau * log_u + (tau - self.tau0) * self.rho).sum()
-        value, number = shards.total(torch.stack([value, torch.full_like(value, len(tau))]))
-        surrogate = (at.weights(log_u) * losses).sum() * (shards.world / number).to(losses.dtype)
+        value, number = ranks.total(torch.stack([value, torch.full_like(value, len(tau))]))
+        surrogate = (at.weights(log_u) * losses).sum() * (ranks.size / number).to(losses.dtype)
         result: Tensor = surrogate + ((value / number).to(losses.dtype) - surrogate).detach()
         return result
 
@@ -171,12 +172,12 @@ class RobustContrastiveLoss(nn.Module):
 
     @property
     def anchors(self) -> Anchors:
-        """What is kept of each anchor: the first tower's n, then the second's; with `group` this process's part."""
+        """What is kept of each anchor: the first tower's n, then the second's; of several processes this one's part."""
         return Anchors.unpacked(self.state.anchors.clone())
 
     @property
     def tau(self) -> Tensor:
-        """Temperatures of the anchors, NaN where one has not been seen; of all or, with `group`, this process's."""
+        """Temperatures of the anchors, NaN where one has not been seen; of several processes this one's part."""
         return self.anchors.tau
 
     @property
@@ -186,7 +187,7 @@ class RobustContrastiveLoss(nn.Module):
 
     def full_state_dict(self) -> dict[str, Any]:
         """The state_dict of all processes' anchors, to be called by all; any number of processes can load it."""
-        return {**self.state_dict(), "state.anchors": self.state.shards.joined(self.state.anchors)}
+        return {**self.state_dict(), "state.anchors": self.state.parts.whole(self.state.anchors)}
 
     def extra_repr(self) -> str:
         return f"n={self.n}, rho={self.rho:g}, towers={self.towers}, beta={self.beta:g}, tau0={self.tau0:g}"

@@ -3,7 +3,8 @@
 The order of an epoch comes from (seed, epoch), the augmentation of a batch from (seed, epoch, its number), that of an
 image decoded by a worker from (seed, epoch, number of the batch, place in it). Nothing else is random and nothing is
 carried over, so `epoch(e, start=k)` gives the same batches in a run that was never interrupted and in one that was, and
-for any number of workers. With a sampler, the order is the sampler's.
+for any number of workers. With a sampler, the order is the sampler's. Of several processes each gets its part of every
+batch, the same samples as one process would get in all.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from scdro.data.memory import Augmentation, InMemory
 from scdro.data.order import BatchSampler, Order
+from scdro.distributed import ALONE, Ranks
 from scdro.errors import DataError, HyperparameterError, ScdroError
 
 __all__ = ["Batch", "Batches", "MemoryBatches", "WorkerBatches"]
@@ -64,6 +66,7 @@ class MemoryBatches(Batches):
         shuffle, drop_last: as in a DataLoader.
         seed: of order and augmentation.
         sampler: an iterable of batches of positions, such as one that draws from a primal-dual method's distribution.
+        ranks: the processes that share each batch. A part without samples is left out.
 
     Example:
         >>> from scdro.data import Rows
@@ -82,15 +85,26 @@ class MemoryBatches(Batches):
         drop_last: bool = False,
         seed: int = 0,
         sampler: BatchSampler | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.data, self.augment, self.seed = data, augment, seed
+        self.data, self.augment, self.seed, self.ranks = data, augment, seed, ranks
         self.order = Order(len(data), batch_size, seed, shuffle, drop_last, sampler)
 
     def _batches(self, epoch: int, numbered: Numbered) -> Iterator[Batch]:
         for number, index in numbered:
-            there = index.to(self.data.device)
-            rng = None if self.augment is None else np.random.default_rng((self.seed, 1, epoch, number))
-            yield self.data.batch(there, self.augment, rng), self.data.labels[there], index
+            mine = self.ranks.part(len(index))
+            if not mine:
+                continue
+            yield self._inputs(epoch, number, index, mine), self.data.labels[self._there(index[mine])], index[mine]
+
+    def _inputs(self, epoch: int, number: int, index: Tensor, mine: range) -> Tensor:
+        if self.augment is None:
+            return self.data.batch(self._there(index[mine]))
+        rng = np.random.default_rng((self.seed, 1, epoch, number))  # of the whole batch
+        return self.data.batch(self._there(index), self.augment, rng)[mine.start : mine.stop]
+
+    def _there(self, index: Tensor) -> Tensor:
+        return index.to(self.data.device)
 
 
 class Loads(Protocol):
@@ -124,11 +138,12 @@ class WorkerBatches(Batches):
         sampler: BatchSampler | None = None,
         workers: int = 0,
         pin_memory: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         if workers < 0:
             raise HyperparameterError(f"expected workers >= 0, got {workers}")
         self.order = Order(len(data.labels), batch_size, seed, shuffle, drop_last, sampler)
-        self._tickets = _Tickets()
+        self._tickets, self._ranks = _Tickets(), ranks
         self._loader = DataLoader(
             _Decoded(data, seed),
             batch_sampler=self._tickets,
@@ -140,7 +155,7 @@ class WorkerBatches(Batches):
         )
 
     def _batches(self, epoch: int, numbered: Numbered) -> Iterator[Batch]:
-        tickets = self._tickets.current = _numbered_tickets(epoch, numbered)
+        tickets = self._tickets.current = _numbered_tickets(epoch, numbered, self._ranks)
         for batch in self._loader:
             if isinstance(batch, ScdroError):
                 raise batch
@@ -155,9 +170,11 @@ class WorkerBatches(Batches):
 Ticket = tuple[int, int, int, int]
 
 
-def _numbered_tickets(epoch: int, numbered: Numbered) -> Iterator[list[Ticket]]:
+def _numbered_tickets(epoch: int, numbered: Numbered, ranks: Ranks) -> Iterator[list[Ticket]]:
     for number, index in numbered:
-        yield [(epoch, number, place, i) for place, i in enumerate(index.tolist())]
+        mine = ranks.part(len(index))
+        if mine:
+            yield [(epoch, number, place, int(index[place])) for place in mine]
 
 
 class _Tickets:

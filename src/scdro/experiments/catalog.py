@@ -24,6 +24,7 @@ from scdro.data import (
 )
 from scdro.data.files import PathLike
 from scdro.data.memory import InMemory
+from scdro.distributed import ALONE, Ranks
 from scdro.errors import HyperparameterError
 from scdro.models import CifarResNet, Network, ResNet50
 
@@ -76,8 +77,8 @@ def open_splits(name: str, root: PathLike | None, only: Iterable[str] | None = N
     return {split: chosen(openers, split, "a split")() for split in (openers if only is None else only)}
 
 
-def in_order(data: Data, batch_size: int, workers: int = 0) -> Batches:
+def in_order(data: Data, batch_size: int, workers: int = 0, ranks: Ranks = ALONE) -> Batches:
     """Batches to evaluate on: no augmentation, in the order of the data set."""
     if isinstance(data, InMemory):
-        return MemoryBatches(data, batch_size, shuffle=False)
-    return WorkerBatches(data, batch_size, shuffle=False, workers=workers)
+        return MemoryBatches(data, batch_size, shuffle=False, ranks=ranks)
+    return WorkerBatches(data, batch_size, shuffle=False, workers=workers, ranks=ranks)

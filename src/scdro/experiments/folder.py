@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 import scdro
+from scdro.distributed import ALONE, Ranks
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.experiments.checkpoints import Checkpoints, usable
 from scdro.experiments.storage import JsonLines, read_json, write_json
@@ -40,10 +41,11 @@ class RunFolder:
         identity: what makes this run another than others; a checkpoint of another identity is refused.
         parts: whatever has state: model, optimizer, sampler.
         newer: entries of the identity that checkpoints of older versions do not have.
-        notice: told where a run goes on with another torch or number of threads, on which its numbers may depend.
+        notice: told where a run goes on with another torch, or number of threads or processes, on which its numbers
+            may depend.
+        ranks: the processes that share the run: all read the checkpoint, the first alone writes.
 
     Attributes:
-        log: of metrics, a line each.
         counters: those of the checkpoint; empty in a new run.
     """
 
@@ -56,8 +58,10 @@ class RunFolder:
         *,
         newer: Collection[str] = (),
         notice: Notice = silent,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.path, self.identity, self.parts = path, dict(identity), parts
+        self.path, self.identity, self.parts, self.first = path, dict(identity), parts, ranks.first
+        self.environment = environment(ranks)
         self.counters: dict[str, Any] = {}
         self.checkpoints = Checkpoints(path)
         state = self.checkpoints.load(device)
@@ -70,15 +74,21 @@ class RunFolder:
                     part.load_state_dict(state.pop(name))
                 size = int(state.pop("log_size"))
             self.counters = {key: value for key, value in state.items() if key not in self.identity}
-            self.log = JsonLines(path / "metrics.jsonl", size)
             self._compare(notice)
-        else:
-            self.log = JsonLines(path / "metrics.jsonl")
-            write_json(path / "config.json", {**self.identity, "environment": environment()})
+        self.log = JsonLines(path / "metrics.jsonl", 0 if state is None else size) if self.first else None
+        if state is None and self.first:
+            write_json(path / "config.json", {**self.identity, "environment": self.environment})
+
+    def append(self, record: dict[str, Any]) -> None:
+        """To the log of metrics."""
+        if self.log is not None:
+            self.log.append(record)
 
     def checkpoint(self, **counters: Any) -> None:
+        """Save all state; all processes call it."""
         states = {name: part.state_dict() for name, part in self.parts.items()}
-        self.checkpoints.save({**self.identity, **states, **counters, "log_size": self.log.size})
+        if self.log is not None:
+            self.checkpoints.save({**self.identity, **states, **counters, "log_size": self.log.size})
 
     def _check(self, state: Mapping[str, Any], newer: Collection[str]) -> None:
         for key, own in self.identity.items():
@@ -92,11 +102,11 @@ class RunFolder:
 
     def _compare(self, notice: Notice) -> None:
         try:
-            before = read_json(self.path / "config.json")["environment"]
+            before = {"processes": 1, **read_json(self.path / "config.json")["environment"]}
         except (OSError, ValueError, KeyError, TypeError):
             return
-        for key in ("torch", "threads"):
-            was, now = before.get(key), environment()[key]
+        for key in ("torch", "threads", "processes"):
+            was, now = before.get(key), self.environment[key]
             if was != now:
                 notice(
                     f"the run in {self.path} began with {key} {was} and goes on with {now}: it may not end with the "
@@ -146,7 +156,7 @@ def locked(folder: Path, notice: Notice = silent) -> Iterator[None]:
         yield
 
 
-def environment() -> dict[str, Any]:
+def environment(ranks: Ranks = ALONE) -> dict[str, Any]:
     """What numbers may depend on, beside the configuration."""
     return {
         "scdro": scdro.__version__,
@@ -154,4 +164,5 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
+        "processes": ranks.size,
     }

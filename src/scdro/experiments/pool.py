@@ -1,4 +1,5 @@
-"""Many runs in a bounded number of processes, with the progress of each."""
+"""Many runs in a bounded number of processes, with the progress of each; or one after the other, each by all processes
+that torchrun started."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from itertools import compress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from scdro.errors import ScdroError
+from scdro.distributed import Ranks
+from scdro.errors import HyperparameterError, ScdroError
 from scdro.experiments.config import Run
 from scdro.experiments.storage import write_json
 from scdro.experiments.tasks import Sources, open_task
@@ -38,11 +41,13 @@ Show = Callable[[Status], None]
 
 @dataclass(frozen=True)
 class Means:
-    """What runs are made with: data files, how many at a time, seconds from one checkpoint to the next."""
+    """What runs are made with: data files, how many at a time, seconds from one checkpoint to the next, whether
+    TensorBoard's files are written."""
 
     sources: Sources
     workers: int = 1
     checkpoint_seconds: float = 20.0
+    tensorboard: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,12 +68,17 @@ def run_all(
     *,
     keep_models: bool = False,
 ) -> None:
-    """Make the runs that have no result yet. One that fails leaves a result that says why, and the others go on."""
-    jobs = [
-        Job(run, out / run.path, means, keep_models)
-        for run in {run.path: run for run in runs}.values()
-        if not (out / run.path / "result.json").exists()
-    ]
+    """Make the runs that have no result yet. One that fails leaves a result that says why, and the others go on; of
+    several processes that share a run, one that fails ends all."""
+    ranks = Ranks()
+    if ranks.size > 1 and means.workers > 1:
+        raise HyperparameterError(
+            f"expected one run at a time under torchrun, whose processes share it, got {means.workers} workers; leave "
+            "--workers out, or torchrun"
+        )
+    every = [Job(run, out / run.path, means, keep_models) for run in {run.path: run for run in runs}.values()]
+    todo = ranks.agreed(lambda: [not (job.out / "result.json").exists() for job in every])
+    jobs = list(compress(every, todo))
     status = Status(len(jobs))
     if means.workers <= 1:
         _set_threads(jobs)
@@ -140,11 +150,14 @@ def _perform(job: Job, moved: Callable[[str, float], None]) -> None:
             job.out,
             keep_model=job.keep_model,
             checkpoint_seconds=job.means.checkpoint_seconds,
+            tensorboard=job.means.tensorboard,
             progress=progress,
         )
     except Exception as error:
         if isinstance(error, ScdroError) and not (job.out / "config.json").exists():
             raise  # before it began: what was asked for is wrong, for all of them
+        if Ranks().size > 1:
+            raise  # the others may know nothing of it
         _failed(job, "".join(traceback.format_exception(error)))
 
 

@@ -19,6 +19,7 @@ from scdro.errors import CheckpointError, HyperparameterError, NonFiniteLossErro
 from scdro.experiments.catalog import MODELS, chosen, in_order
 from scdro.experiments.checkpoints import load, save, usable
 from scdro.experiments.devices import as_device
+from scdro.experiments.events import Events
 from scdro.experiments.folder import Notice, RunFolder, Stopwatch, locked
 from scdro.experiments.schedules import Schedule, one_cycle, step_decay
 from scdro.experiments.storage import read_json, write_json
@@ -69,6 +70,7 @@ def pretrain(
     *,
     device: torch.device | str = "cpu",
     checkpoint_every: int = 100,
+    tensorboard: bool = False,
     progress: Progress = lambda done, total, text: None,
     notice: Notice = warnings.warn,
 ) -> Scores:
@@ -76,13 +78,14 @@ def pretrain(
     stays as it is.
 
     Writes config.json, metrics.jsonl (a line an epoch), checkpoint.pt (every `checkpoint_every` steps; the one before
-    is kept, and used where the newest is damaged), and at the end model.pt and scores.json. A loss that is not finite
-    ends it before it is in any file.
+    is kept, and used where the newest is damaged), and at the end model.pt and scores.json; with `tensorboard` also its
+    files. A loss that is not finite ends it before it is in any file.
     """
     _require("checkpoint_every", checkpoint_every, ">= 1", checkpoint_every >= 1)
     device = as_device(device)
     with locked(out, notice):
-        return _pretrain(_Run(config, train.to(device), test.to(device), out, notice), checkpoint_every, progress)
+        run = _Run(config, train.to(device), test.to(device), out, notice, tensorboard)
+        return _pretrain(run, checkpoint_every, progress)
 
 
 def _pretrain(run: _Run, checkpoint_every: int, progress: Progress) -> Scores:
@@ -113,7 +116,9 @@ def _require(name: str, value: float, expected: str, holds: bool) -> None:
 class _Run:
     """All state of a run; `checkpoint` saves what a fresh process cannot compute again."""
 
-    def __init__(self, config: Pretraining, train: ImageData, test: ImageData, out: Path, notice: Notice) -> None:
+    def __init__(
+        self, config: Pretraining, train: ImageData, test: ImageData, out: Path, notice: Notice, tensorboard: bool
+    ) -> None:
         self.config, self.train, self.test, self.out = config, train, test, out
         if self._complete() and not (out / "checkpoint.pt").exists():
             raise CheckpointError(
@@ -135,6 +140,7 @@ class _Run:
         self.batch: int = at.get("batch", 0)
         self.totals = at.get("totals", torch.zeros(3, dtype=torch.float64, device=train.device))  # loss, right, seen
         self.watch = Stopwatch(at.get("seconds", 0.0))
+        self.events = Events(out, self.steps) if tensorboard and not self._complete() else None
 
     @property
     def steps(self) -> int:
@@ -169,7 +175,10 @@ class _Run:
             record |= {"test_accuracy": found.top1} | {f"test_{name}": v for name, v in _parts(found).items()}
             parts = ", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in _parts(found).items())
             text += f"  test {found.top1:.1%}" + (f" ({parts})" if parts else "")
-        self.folder.log.append(record | {"seconds": round(self.watch.seconds, 2)})
+        record |= {"seconds": round(self.watch.seconds, 2)}
+        self.folder.append(record)
+        if self.events is not None:
+            self.events.add(record, self.steps)
         return text
 
     def scores(self) -> Scores:
@@ -187,6 +196,8 @@ class _Run:
         if self._complete():
             with usable(self.out / "scores.json"):
                 return Scores.from_dict(read_json(self.out / "scores.json"))
+        if self.events is not None:
+            self.events.close()
         found = self.scores()
         weights = {"model": self.config.model, "classes": self.train.classes, "dataset": self.config.dataset}
         save(self.out / "model.pt", weights | {"state_dict": self.model.state_dict()})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scdro.distributed import Ranks
 from scdro.errors import CheckpointError
 from scdro.experiments.config import Arm, Run, Study
 from scdro.experiments.folder import environment
@@ -47,8 +48,8 @@ def sweep(
     show: Show = lambda status: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Outcome]:
-    """All runs of a study; those that have a result are not made again."""
-    _begin(study, out)
+    """All runs of a study; those that have a result are not made again. Several processes share each run."""
+    Ranks().agreed(lambda: _begin(study, out))
     arms = study.arms()
     say(f"{study.experiment} on {study.dataset}: searching settings of {len(study.methods)} methods")
     run_all([run for arm in arms for run in study.search(arm)], out, means, show)
@@ -91,7 +92,7 @@ def _begin(study: Study, out: Path) -> None:
             raise CheckpointError(
                 f"expected the same study as in {out}, got another: {differences}; name another folder by --out"
             )
-    write_json(path, {"study": own, "environment": environment()})
+    write_json(path, {"study": own, "environment": environment(Ranks())})
 
 
 def _plain(value: Any) -> Any:

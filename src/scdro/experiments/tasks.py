@@ -30,6 +30,7 @@ from scdro.data import (
 )
 from scdro.data.memory import Augmentation, InMemory
 from scdro.data.order import BatchSampler
+from scdro.distributed import ALONE, Ranks
 from scdro.errors import DataError, MissingDataError
 from scdro.experiments.architectures import image_model, row_model
 from scdro.experiments.catalog import IMAGES, LISTS, chosen, in_order, open_image_data
@@ -68,18 +69,21 @@ class Task:
     augment: Augmentation | None = None
     workers: int = 0
 
-    def batches(self, batch_size: int, seed: int, sampler: BatchSampler | None = None) -> Any:
-        """Training batches; the last of an epoch is left out if it is not whole."""
+    def batches(self, batch_size: int, seed: int, sampler: BatchSampler | None = None, ranks: Ranks = ALONE) -> Any:
+        """Training batches, of several processes this one's part; the last of an epoch is left out if not whole."""
         own: dict[str, Any] = {"drop_last": len(self.train) >= batch_size, "seed": seed, "sampler": sampler}
+        own["ranks"] = ranks
         if isinstance(self.train, ImageFiles):
             return WorkerBatches(self.train, batch_size, workers=self.workers, **own)
         return MemoryBatches(self.train, batch_size, augment=self.augment, **own)
 
-    def in_order(self, samples: Samples, batch_size: int = 1000) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """All of them, as in evaluation."""
+    def in_order(
+        self, samples: Samples, batch_size: int = 1000, ranks: Ranks = ALONE
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """All of them, as in evaluation; of several processes each gets a part of every batch."""
         if isinstance(samples, ImageFiles):
             samples = samples.as_evaluated()
-        return iter(in_order(samples, batch_size, self.workers))
+        return iter(in_order(samples, batch_size, self.workers, ranks))
 
     def fingerprint(self) -> str:
         parts = [part for part in (self.train, self.validation, self.test) if part is not None]

@@ -1,25 +1,31 @@
-"""One run: a model trained by a method of the registry, evaluated as it goes, resumable to the bit."""
+"""One run: a model trained by a method of the registry, evaluated as it goes, resumable to the bit.
+
+Where torch.distributed is initialised, its processes share the run: each takes its part of every batch, the first one
+alone writes files, and all read the checkpoint.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scdro.errors import NonFiniteLossError
-from scdro.experiments.assess import assess, hardest
+from scdro.distributed import Ranks
+from scdro.errors import HyperparameterError, NonFiniteLossError
+from scdro.experiments.assess import Predicted, assess, hardest, predicted
 from scdro.experiments.checkpoints import Checkpoints, save
 from scdro.experiments.config import Run
+from scdro.experiments.events import Events
 from scdro.experiments.folder import RunFolder, Stopwatch, locked
 from scdro.experiments.storage import read_json, write_json
 from scdro.experiments.tasks import Task, make_model
 from scdro.optim import REGISTRY
-from scdro.sampling import DrawnBatches
 
 __all__ = ["Progress", "train"]
 
@@ -34,33 +40,40 @@ def train(
     keep_model: bool = False,
     checkpoint_seconds: float = 20.0,
     device: torch.device | str = "cpu",
+    tensorboard: bool = False,
     progress: Progress = lambda done, total, text: None,
 ) -> dict[str, Any]:
-    """Train, or go on where a run in this folder was stopped, or give the result that is there.
+    """Train, or go on where a run in this folder was stopped, or give the result that is there; all processes call it.
 
     Writes config.json, metrics.jsonl (a line an evaluation), checkpoint.pt while it runs, and at the end result.json
-    and, if asked to, model.pt. A run that diverges ends with a result that says so.
+    and, if asked to, model.pt, and TensorBoard's files. A run that diverges ends with a result that says so.
     """
-    with locked(out):
+    ranks = Ranks()
+    with locked(out) if ranks.first else nullcontext():
         result = out / "result.json"
-        if not result.exists():
-            found = _Training(run, task, out, device).go(progress, checkpoint_seconds, keep_model)
-            write_json(result, found)
-            Checkpoints(out).remove()
-        done: dict[str, Any] = read_json(result)
+        if not ranks.agreed(result.exists):
+            training = _Training(run, task, out, device, ranks, tensorboard)
+            found = training.go(progress, checkpoint_seconds, keep_model)
+            if ranks.first:
+                write_json(result, found)
+                Checkpoints(out).remove()
+        done: dict[str, Any] = ranks.agreed(lambda: read_json(result))
         return done
 
 
 class _Training:
     """All state of a run."""
 
-    def __init__(self, run: Run, task: Task, out: Path, device: torch.device | str) -> None:
-        self.run, self.task, self.out, self.device = run, task, out, device
+    def __init__(
+        self, run: Run, task: Task, out: Path, device: torch.device | str, ranks: Ranks, tensorboard: bool
+    ) -> None:
+        self.run, self.task, self.out, self.device, self.ranks = run, task, out, device, ranks
         study = self.study = run.length
         self.method = REGISTRY[run.method]
         self.model = make_model(study, task, run.seed).to(device)
         self.counts = task.train.counts
         self.per_sample = self.method.per_sample(self.counts, **run.settings)
+        _check_batch(min(study.batch_size, len(task.train)), ranks)
         plain = max(len(task.train) // study.batch_size, 1)  # steps of an epoch
         self.total = study.epochs * plain * min(study.batch_size, len(task.train))
         self.decay_step = study.decay_epoch * plain
@@ -72,18 +85,21 @@ class _Training:
             weight_decay=study.weight_decay,
             **settings,
         )
-        sampler = self.method.batches(self.optimizer, len(task.train), study.batch_size, run.seed)
-        self.drawn = sampler if isinstance(sampler, DrawnBatches) else None
-        self.batches = task.batches(study.batch_size, run.seed, self.drawn)
+        drawn = self.method.draws(self.optimizer, len(task.train), study.batch_size, run.seed, joint=True)
+        self.batches = task.batches(study.batch_size, run.seed, drawn, ranks)
         parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
-        parts |= {} if self.drawn is None else {"sampler": self.drawn}
+        parts |= {} if drawn is None else {"sampler": drawn}
         identity = {**run.identity(), "data": task.fingerprint()}
-        self.folder = RunFolder(out, identity, parts, device)
+        ranks.same(identity, "data and settings")
+        self.folder = RunFolder(out, identity, parts, device, ranks=ranks)
+        self.in_training = ranks.averaged(self.model)
         at = self.folder.counters
         self.epoch, self.batch, self.step_number = at.get("epoch", 0), at.get("batch", 0), at.get("step", 0)
         self.spent, self.evaluated = at.get("spent", 0), at.get("evaluated", 0)
         self.watch = Stopwatch(at.get("seconds", 0.0))
         self.saved = time.monotonic()
+        shown = tensorboard and ranks.first and not run.searches
+        self.events = Events(out, self.step_number) if shown else None
 
     def go(self, progress: Progress, checkpoint_seconds: float, keep_model: bool) -> dict[str, Any]:
         try:
@@ -93,12 +109,14 @@ class _Training:
                 self._epoch(progress, checkpoint_seconds)
         except NonFiniteLossError as error:
             return self._outcome("diverged", error=str(error))
-        scores = self._scores()
+        with self.watch.paused():
+            found = self._predicted()
+            scores = self._scores(found)
         if scores["train"]["robust_loss"] is None:
             return self._outcome("diverged", error="the losses of the training data are not finite")
-        if keep_model:
+        if keep_model and self.ranks.first:
             save(self.out / "model.pt", {"state_dict": self.model.state_dict()})
-        extra = {} if self.run.searches else {"hardest": hardest(self.model, self.task, self.run.rho)}
+        extra = {} if self.run.searches else {"hardest": hardest(found["train"], self.run.rho)}
         return self._outcome("done", **scores, **extra)
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -106,24 +124,30 @@ class _Training:
     def _epoch(self, progress: Progress, checkpoint_seconds: float) -> None:
         for x, y, index in self.batches.epoch(self.epoch, self.batch):
             self._step(x.to(self.device), y.to(self.device), index)
+            due = self._count(len(y), time.monotonic() - self.saved >= checkpoint_seconds)
             progress(min(self.spent, self.total), self.total, str(self.run))
             if self.spent >= self.total * self.evaluated / self.study.points:
                 self._evaluate()
             if self.spent >= self.total:
                 return
-            if time.monotonic() - self.saved >= checkpoint_seconds:
+            if due:
                 self._checkpoint()
         self.epoch, self.batch = self.epoch + 1, 0
 
     def _step(self, x: Tensor, y: Tensor, index: Tensor) -> None:
-        self.model.train()
+        self.in_training.train()
         if not self.method.own_schedule:
             falls = 0.1 if self.step_number >= self.decay_step else 1.0
             for group in self.optimizer.param_groups:
                 group["lr"] = self.run.settings["lr"] * falls
-        self.optimizer.step(lambda: self.per_sample(self.model(x), y), index)
-        self.spent += len(y)
+        self.optimizer.step(lambda: self.per_sample(self.in_training(x), y), index)
         self.batch, self.step_number = self.batch + 1, self.step_number + 1
+
+    def _count(self, samples: int, due: bool) -> bool:
+        """Count the samples of all processes; whether the first one finds that something is due."""
+        counts = self.ranks.gather(torch.tensor([samples, due]))
+        self.spent += int(counts[:, 0].sum())
+        return bool(counts[0, 1])
 
     def _facts(self) -> dict[str, Any]:
         """What methods may need to know of the task."""
@@ -140,13 +164,13 @@ class _Training:
     def _all_losses(self) -> Tensor:
         """Of the training data, as in evaluation; they count as samples processed."""
         self.spent += len(self.task.train)
+        self.ranks.share_buffers(self.model)
         self.model.eval()
-        parts = [
-            self.per_sample(self.model(x.to(self.device)), y.to(self.device))
-            for x, y, _ in self.task.in_order(self.task.train)
-        ]
+        losses = torch.zeros(len(self.task.train), dtype=next(self.model.parameters()).dtype)
+        for x, y, index in self.task.in_order(self.task.train, ranks=self.ranks):
+            losses[index] = self.per_sample(self.model(x.to(self.device)), y.to(self.device)).cpu()
         self.model.train()
-        return torch.cat(parts)
+        return self.ranks.merged(losses)
 
     # -- what is kept -------------------------------------------------------------------------------------------------
 
@@ -161,27 +185,48 @@ class _Training:
         )
         self.saved = time.monotonic()
 
-    def _scores(self) -> dict[str, Any]:
+    def _predicted(self) -> dict[str, Predicted]:
         """Of training and validation data, and of the test data in runs that do not search."""
         parts = {"train": self.task.train, "validation": self.task.validation}
         if self.task.test is not None and not self.run.searches:
             parts["test"] = self.task.test
-        with self.watch.paused():
-            return {name: assess(self.model, self.task, part, self.run.rho) for name, part in parts.items()}
+        return {name: predicted(self.model, self.task, part, self.ranks) for name, part in parts.items()}
+
+    def _scores(self, found: dict[str, Predicted]) -> dict[str, Any]:
+        return {name: assess(part, self.task, self.run.rho) for name, part in found.items()}
 
     def _evaluate(self) -> None:
         self.evaluated = self.spent * self.study.points // self.total + 1
         if self.run.searches:
             return
         seconds = self.watch.seconds
-        scores = {name: _brief(found) for name, found in self._scores().items()}
+        with self.watch.paused():
+            self._record(round(seconds, 3))
+
+    def _record(self, seconds: float) -> None:
+        found = self._predicted()
+        scores = {name: _brief(scores) for name, scores in self._scores(found).items()}
         state = {name: _number(getattr(self.optimizer, name, None)) for name in ("lam", "kl", "ess")}
-        record = {"samples": self.spent, "step": self.step_number, "seconds": round(seconds, 3)}
-        self.folder.log.append({**record, **scores, **{k: v for k, v in state.items() if v is not None}})
+        record: dict[str, Any] = {"samples": self.spent, "step": self.step_number, "seconds": seconds}
+        record |= scores | {k: v for k, v in state.items() if v is not None}
+        self.folder.append(record)
+        if self.events is not None:
+            train = found["train"]
+            shapes = {"losses": train.losses(), "weights": train.weights(self.run.rho)} if train.finite else {}
+            self.events.add(record, self.step_number, shapes)
 
     def _outcome(self, status: str, **found: Any) -> dict[str, Any]:
+        if self.events is not None:
+            self.events.close()
         identity = {**self.folder.identity, "status": status}
         return {**identity, "samples": self.spent, "seconds": round(self.watch.seconds, 3), **found}
+
+
+def _check_batch(size: int, ranks: Ranks) -> None:
+    if size < ranks.size:
+        raise HyperparameterError(
+            f"expected batches of at least {ranks.size} samples, one for each process, got {size}; start fewer"
+        )
 
 
 def _brief(scores: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
-from scdro.distributed import Group
+from scdro.distributed import ALONE, Group
 from scdro.errors import HyperparameterError, LossError
 from scdro.functional import BestResponse, WorstCase, chi2_constrained, chi2_penalized, cvar, worst_case
 from scdro.optim.weighting import Weighed, WeightingOptimizer
@@ -129,10 +129,11 @@ class FastDRO(WeightingOptimizer):
         tracked = Tracked(skip_nonfinite=skip_nonfinite, process_group=process_group)
         super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
 
-    def batch_sampler(self, *, n: int, steps: int | None = None, seed: int = 0) -> DrawnBatches:
+    def batch_sampler(self, *, n: int, steps: int | None = None, seed: int = 0, joint: bool = False) -> DrawnBatches:
         """Batches of random sizes out of n samples, for `DataLoader(batch_sampler=...)`; for `multilevel` only.
 
-        `steps` of them make an epoch: by default as many as cover n samples on average.
+        `steps` of them make an epoch: by default as many as cover n samples on average. Of several processes each gets
+        its part; with `joint` all get the whole batch, to be cut.
         """
         multilevel = self.multilevel
         if multilevel is None:
@@ -145,7 +146,7 @@ class FastDRO(WeightingOptimizer):
             lambda g: torch.randint(n, (multilevel.draw(g),), generator=g, device="cpu"),
             steps,
             seed,
-            self.ranks,
+            ALONE if joint else self.ranks,
         )
 
     def _weigh(self, batch: Batch) -> Weighed:

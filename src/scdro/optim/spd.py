@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
-from scdro.distributed import Group
+from scdro.distributed import ALONE, Group
 from scdro.dual import Dual, check_vector
 from scdro.errors import ClosureError, HyperparameterError
 from scdro.optim.base import Closure, descend
@@ -86,20 +86,23 @@ class SPD(PrimalDual):
         self._drawing = True
         return self._dual.draw(size, generator)
 
-    def batch_sampler(self, batch_size: int, steps: int | None = None, seed: int = 0) -> DrawnBatches:
+    def batch_sampler(
+        self, batch_size: int, steps: int | None = None, seed: int = 0, *, joint: bool = False
+    ) -> DrawnBatches:
         """Batches drawn from p as it is when each is asked for, for `DataLoader(batch_sampler=...)`.
 
         `steps` of them make an epoch: by default as many as cover n samples. Of several processes each gets
-        `batch_size` samples of one joint draw; all must ask for it.
+        `batch_size` samples of one joint draw; with `joint` all get the same `batch_size` samples, to be cut. All must
+        ask for it.
         """
         if not isinstance(batch_size, int) or batch_size < 1:
             raise HyperparameterError(f"expected a batch of at least one sample, got {batch_size!r}")
         if self.uniform:
             raise HyperparameterError("expected an optimizer that draws from p, got one made with uniform=True")
-        ranks = self.ranks
-        joint = batch_size * ranks.size
-        steps = math.ceil(self._dual.n / joint) if steps is None else steps
-        return DrawnBatches(lambda generator: self.draw(joint, generator), steps, seed, ranks)
+        ranks = ALONE if joint else self.ranks
+        size = batch_size * ranks.size
+        steps = math.ceil(self._dual.n / size) if steps is None else steps
+        return DrawnBatches(lambda generator: self.draw(size, generator), steps, seed, ranks)
 
     def _primal_dual_step(self, closure: Closure, index: Tensor | None) -> Scalar | None:
         if not self.uniform and not self._drawing:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import scdro
+from scdro.distributed import Ranks
 from scdro.errors import CheckpointError, NonFiniteLossError
 from scdro.experiments.config import Arm, Run, Study
 from scdro.experiments.folder import environment
@@ -45,17 +46,20 @@ def fit(
     export: bool = False,
     device: str = "cpu",
     checkpoint_seconds: float = 20.0,
+    tensorboard: bool = False,
     progress: Progress = lambda done, total, text: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Fit]:
-    """Train what the plan asks for, or go on where a process was killed; the last is the plan's own method.
+    """Train what the plan asks for, or go on where a process was killed; the last is the plan's own method. Where
+    torch.distributed is initialised, its processes share each run, and all call this.
 
     Writes study.json, a folder for each run, and at the end model.pt; of a network also model.pt2.
     """
-    study = plan.study(data, name)
-    _begin(plan, study, data, out)
+    study, ranks = plan.study(data, name), Ranks()
+    ranks.agreed(lambda: _begin(plan, study, data, out))
     torch.set_num_threads(study.threads)
     means: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "device": device, "progress": progress}
+    means["tensorboard"] = tensorboard
     fits = []
     for method in study.methods:
         settings = _searched(study, method, data, out, means, say)
@@ -67,7 +71,8 @@ def fit(
                 "let --search 10 find one that works"
             )
         fits.append(Fit(run, result, *_last_temperature(out / run.path)))
-    _save(fits[-1], data, out, export)
+    if ranks.first:
+        _save(fits[-1], data, out, export)
     return fits
 
 
@@ -110,7 +115,7 @@ def _begin(plan: Plan, study: Study, data: OwnData, out: Path) -> None:
             )
     elif out.is_dir() and (out / "model.pt").exists():
         raise CheckpointError(f"expected a new folder, or one of `scdro train`, got {out}, which holds another model")
-    write_json(path, plain | {"environment": environment()})
+    write_json(path, plain | {"environment": environment(Ranks())})
 
 
 def _flat(own: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,61 @@
+"""A command that torchrun started in several processes: one voice, and one message where something fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+from scdro.distributed import finish, first_to_fail, initialize, is_first
+from scdro.errors import ScdroError
+
+__all__ = ["one_voice", "run_command"]
+
+
+def run_command(name: str, run: Callable[[], None], shared: bool) -> int:
+    """The exit status: 0 if it worked, 1 if scdro or the system raised an error, 130 if it was interrupted.
+
+    What is not shared the first process does alone.
+    """
+    if not shared and not is_first():
+        return 0
+    try:
+        with one_voice():
+            if shared:
+                initialize()
+            else:
+                _say_alone(name)
+            run()
+            finish()
+        return 0
+    except (ScdroError, OSError) as error:
+        return _failed(f"scdro {name}: {error}", 1)
+    except KeyboardInterrupt:
+        return _failed("\nstopped", 130)
+    except Exception:
+        if first_to_fail():
+            raise
+        return 1  # in consequence of another's failure
+
+
+@contextlib.contextmanager
+def one_voice() -> Iterator[None]:
+    """All processes but the first are silent."""
+    if is_first():
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        yield
+
+
+def _failed(why: str, status: int) -> int:
+    if first_to_fail():
+        print(why, file=sys.stderr, flush=True)
+    return status
+
+
+def _say_alone(name: str) -> None:
+    processes = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
+    if processes > 1:
+        print(f"scdro {name}: one of the {processes} processes does this, the others have ended", file=sys.stderr)

@@ -1,0 +1,51 @@
+"""The processes that torchrun started: how they find each other, and what they do when one of them fails."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+__all__ = ["finish", "first_to_fail", "initialize", "is_first"]
+
+_store: Any = None  # where they find each other, and who failed first
+_starts = 0
+
+
+def initialize(backend: str | None = None, **settings: Any) -> torch.device:
+    """`init_process_group` where torchrun started this process; gives the device to work on."""
+    global _store, _starts
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if "RANK" in os.environ and not dist.is_initialized():
+        store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+        # The store still holds the addresses of what was before: processes that are gone, or a group that was left.
+        restart, _starts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), _starts + 1
+        _store = dist.PrefixStore(f"restart {restart} start {_starts}", store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=_store, rank=rank, world_size=size, **settings)
+    return device
+
+
+def is_first() -> bool:
+    """Whether this process is alone, or the first of those that torchrun started."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
+def first_to_fail() -> bool:
+    """Whether no process of `initialize` has asked this before: one of them is to say what went wrong."""
+    return _store is None or int(_store.add("failed", 1)) == 1
+
+
+def finish() -> None:
+    """End what `initialize` began, when all processes are done."""
+    global _store
+    if dist.is_available() and dist.is_initialized():
+        # gloo's thread may still hold tensors of the last collective, and wants the GIL to let go of them. Whoever
+        # destroys the group meanwhile, with the GIL, waits for that thread for ever. In a barrier it can finish.
+        dist.barrier()
+        dist.destroy_process_group()
+    _store = None

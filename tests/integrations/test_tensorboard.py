@@ -1,0 +1,111 @@
+"""What `--tensorboard` writes, read by TensorBoard: what metrics.jsonl has, each step once, after a kill too."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("tensorboard")
+pytestmark = pytest.mark.integration
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
+
+import torchrun_worker as worker  # noqa: E402
+from own_data import rows, write_csv  # noqa: E402
+from scdro import worst_case  # noqa: E402
+from scdro.cli import main  # noqa: E402
+from scdro.data import DigitsST  # noqa: E402
+from scdro.experiments.events import Events  # noqa: E402
+from scdro.experiments.pretrain import Pretraining, pretrain  # noqa: E402
+from scdro.experiments.training import train  # noqa: E402
+
+
+def read(folder):
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
+    found.Reload()
+    return found
+
+
+def flat(record, prefix=""):
+    pairs = {}
+    for key, value in record.items():
+        pairs |= flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: value}
+    return {key: value for key, value in pairs.items() if value is not None}
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_as_logged(folder, steps):
+    """Every number of metrics.jsonl, at the right step and once; TensorBoard keeps float32."""
+    found, expected = read(folder), {}
+    for step, record in zip(steps, lines(folder), strict=True):
+        for key, value in flat(record).items():
+            expected.setdefault(key, []).append((step, pytest.approx(value, rel=1e-6)))
+    tags = found.Tags()["scalars"]
+    assert {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in tags} == expected
+    return found
+
+
+def interrupted(samples):
+    def progress(done, total, text):
+        if done >= samples:
+            raise worker.Stop
+
+    return progress
+
+
+@pytest.mark.parametrize("stops", [(), (100, 300), (400,)])
+def test_a_run(tmp_path, stops):
+    """Stopped between evaluations, and started again from checkpoints that are older than the last of them."""
+    run, task = worker.run_of("SCDRO"), worker.rows()
+    with worker.float64():
+        for samples in stops:
+            seconds = 0.0 if samples < 300 else 1e9  # the second stop loses what came after the first
+            with pytest.raises(worker.Stop):
+                train(run, task, tmp_path, checkpoint_seconds=seconds, tensorboard=True, progress=interrupted(samples))
+        train(run, task, tmp_path, tensorboard=True)
+    steps = [line["step"] for line in lines(tmp_path)]
+    assert len(steps) == worker.STUDY.points + 1
+    found = assert_as_logged(tmp_path, steps)
+    assert {"lam", "kl", "ess", "train/robust_loss", "validation/top1"} <= set(found.Tags()["scalars"])
+    n = len(task.train)
+    for line, losses, weights in zip(
+        lines(tmp_path), found.Histograms("losses"), found.Histograms("weights"), strict=True
+    ):
+        assert (losses.step, weights.step) == (line["step"], line["step"])
+        assert (losses.histogram_value.num, weights.histogram_value.num) == (n, n)
+        assert losses.histogram_value.sum == pytest.approx(n * line["train"]["loss"])
+        assert weights.histogram_value.sum == pytest.approx(n)
+        assert weights.histogram_value.max > 1.5
+        assert sum(weights.histogram_value.bucket) == n
+
+
+def test_histograms_are_those_of_the_losses(tmp_path):
+    losses = np.random.default_rng(0).exponential(size=500)
+    weights = worst_case(losses, 0.5).weights * 500
+    events = Events(tmp_path, 0)
+    events.add({}, 3, {"weights": torch.from_numpy(np.asarray(weights))})
+    events.close()
+    (found,) = read(tmp_path).Histograms("weights")
+    edges = np.array(found.histogram_value.bucket_limit)
+    counts = np.diff(np.searchsorted(np.sort(weights), edges, side="right"), prepend=0)
+    np.testing.assert_array_equal(counts, found.histogram_value.bucket)
+
+
+def test_pretraining(tmp_path):
+    config = Pretraining("digits-st", model="resnet8", epochs=2, evaluate_every=1, batch_size=256)
+    data = [DigitsST(train=part).subset(range(300)) for part in (True, False)]
+    with pytest.raises(worker.Stop):
+        pretrain(config, *data, tmp_path, checkpoint_every=100, tensorboard=True, progress=interrupted(3))
+    pretrain(config, *data, tmp_path, tensorboard=True)
+    assert_as_logged(tmp_path, [2, 4])
+
+
+def test_the_command(tmp_path):
+    table, out = write_csv(tmp_path / "data.csv", rows(100)), tmp_path / "run"
+    assert main(["train", str(table), "--target", "label", "--epochs", "2", "--tensorboard", "--out", str(out)]) == 0
+    (folder,) = (path.parent for path in out.rglob("metrics.jsonl"))
+    assert_as_logged(folder, [line["step"] for line in lines(folder)])

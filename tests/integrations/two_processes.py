@@ -1,0 +1,137 @@
+"""One of several processes under torchrun, or all in one: Lightning, Trainer and Accelerate on shared batches.
+
+Run by `test_two_processes.py`. Everything is in float64 and without BatchNorm, so that two processes can equal one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import lightning_digits
+import torch
+import torch.nn.functional as F
+import transformers_trainer
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from lightning.pytorch import Trainer as LightningTrainer
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
+from transformers import Trainer, TrainingArguments
+
+import scdro
+from scdro.data import Indexed
+from scdro.distributed import RankBatches
+from scdro.integrations.transformers import RobustTrainerLoss
+
+BATCH, STEPS = 24, 8
+PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
+
+
+def digits():
+    x, y = lightning_digits.digits()
+    return x[: BATCH * STEPS].double(), y[: BATCH * STEPS]
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10)).double()
+
+
+def temperature():
+    return scdro.WindowTemperature(initial=1.0)
+
+
+def with_lightning(kind, out):
+    """Both loops of the example; the sampler gives each process its part of every batch."""
+    x, y = digits()
+    model = kind()
+    model.network = network()
+    if hasattr(model, "robust"):
+        model.robust = scdro.KLRobustLoss(0.5, temperature=temperature())
+    data = Indexed(TensorDataset(x, y))
+    batches = BatchSampler(SequentialSampler(data), BATCH, drop_last=False)
+    trainer = LightningTrainer(
+        max_epochs=2,
+        accelerator="cpu",
+        strategy="ddp" if PROCESSES > 1 else "auto",
+        devices=PROCESSES,
+        use_distributed_sampler=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, LazyLoader(data, batches))
+    lam = model.robust.lam if hasattr(model, "robust") else trainer.optimizers[0].lam
+    return {**model.network.state_dict(), "lam": lam}
+
+
+class LazyLoader:
+    """Cuts batches when it is asked for them: Lightning starts torch.distributed after the loader is made."""
+
+    def __init__(self, data, batches):
+        self.data, self.batches = data, batches
+
+    def __iter__(self):
+        return iter(DataLoader(self.data, batch_sampler=RankBatches(self.batches)))
+
+    def __len__(self):
+        return len(self.batches)
+
+
+def with_trainer(out):
+    robust = RobustTrainerLoss(scdro.KLRobustLoss(0.5, temperature=temperature()))
+    torch.manual_seed(0)
+    model = transformers_trainer.BertForSequenceClassification(transformers_trainer.tiny(num_labels=2)).double()
+    arguments = TrainingArguments(
+        str(out),
+        max_steps=STEPS,
+        per_device_train_batch_size=BATCH // PROCESSES,
+        learning_rate=0.3,
+        optim="sgd",
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        save_strategy="no",
+        average_tokens_across_devices=False,
+        ddp_find_unused_parameters=False,
+    )
+    data = transformers_trainer.Sequences(BATCH * STEPS, seed=0)
+    run = Trainer(model, arguments, train_dataset=data, compute_loss_func=robust, callbacks=[robust])
+    run.train()
+    return {**run.model.state_dict(), "lam": robust.robust.lam}
+
+
+def with_accelerate(out):
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True))
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    robust = scdro.KLRobustLoss(0.5, temperature=temperature()).attach(optimizer)
+    loader = DataLoader(TensorDataset(*digits()), batch_size=BATCH)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for x, y in loader:
+        accelerator.backward(robust(F.cross_entropy(model(x), y, reduction="none")))
+        optimizer.step()
+        optimizer.zero_grad()
+    return {**accelerator.unwrap_model(model).state_dict(), "lam": robust.lam}
+
+
+def main(out):
+    """All in one start: each leaves torch.distributed for the next as it found it."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    found = {
+        "Trainer": with_trainer(out),
+        "Accelerate": with_accelerate(out),
+        "Lightning": with_lightning(lightning_digits.RobustClassifier, out),
+        "Lightning, ASCDRO": with_lightning(lightning_digits.ASCDROClassifier, out),
+    }
+    return {name: {key: value.detach().clone() for key, value in state.items()} for name, state in found.items()}
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    torch.save(main(folder), folder / f"{os.environ['RANK']}.pt")
