@@ -22,10 +22,7 @@ from scdro.errors import CheckpointError, ClosureError, HyperparameterError, Los
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = [
-    *("ALONE", "Group", "Joined", "RankBatches", "Ranks", "Share"),
-    *("full", "gathered", "initialize", "is_sharded", "like", "reshard", "shard"),
-]
+__all__ = ["Group", "RankBatches", "gathered", "initialize", "shard"]
 
 # None: all processes, where torch.distributed is initialised; False: each process on its own.
 Group: TypeAlias = "ProcessGroup | Literal[False] | None"
