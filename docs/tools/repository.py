@@ -1,8 +1,8 @@
 """The repository as the site shows it.
 
-Pages link to each other as they do on GitHub, by relative path, also out of docs/. What they link to there is brought into
-the site on the way: the README as its first page, tables and figures of results/, and sources as pages of code, where a
-link `file.py::name` leads to the line of that name.
+Pages link to each other as they do on GitHub, by relative path, also out of docs/. What they link to there is brought
+into the site: the README as its first page, tables and figures of results/, and sources as pages of code, where a link
+`file.py::name` leads to the line of that name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
-LINK = re.compile(r"(?P<text>\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<target>(?!https?:|#|mailto:)[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
+LINK = re.compile(
+    r"(?P<text>\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<target>(?!https?:|#|mailto:)[^)\s#]+)(?P<anchor>#[^)\s]*)?\)"
+)
 CODE = re.compile(r"^(?P<fence>```+).*?^(?P=fence)$|^ {4}[^\n]*$", re.M | re.S)
 SHOWN = {".py": "python", ".toml": "toml", "": "text"}
 
