@@ -28,6 +28,7 @@ test-slow: $(VENV)/.dev  ## The tests that take minutes
 
 test-integrations: $(VENV)/.integrations  ## Lightning, transformers, accelerate and skorch, as they are
 	$(BIN)/python -m pytest -n 2 -m integration tests
+	$(BIN)/python -m pytest -o addopts="-q --doctest-modules" src/scdro/integrations
 
 benchmarks: $(VENV)/.dev  ## What the docs claim about stability and cost
 	$(BIN)/python benchmarks/stability.py

@@ -25,7 +25,10 @@ def test_every_type_of_error_is_shown():
 def test_the_comparison_can_fail():
     assert agrees("a ... b\nc", "a 1 2 b c")
     assert not agrees("a b", "a c")
-    page = "```python\nint('x')\n```\n```text\nValueError: no\n```\n```python\n1\n```\n```console\n$ scdro x\nscdro x: y\n```\n"
+    page = (
+        "```python\nint('x')\n```\n```text\nValueError: no\n```\n"
+        "```python\n1\n```\n```console\n$ scdro x\nscdro x: y\n```\n"
+    )
     first, second, third = blocks(page)
     assert (first.message, second.message, third.message) == ("ValueError: no", None, "scdro x: y")
     assert not agrees(first.message, outcome(first, {}))

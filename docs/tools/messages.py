@@ -34,14 +34,9 @@ def raised(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Type and message of each `raise Type("message")`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
-            parts = (
-                node.exc.args[0].values
-                if node.exc.args and isinstance(node.exc.args[0], ast.JoinedStr)
-                else node.exc.args
-            )
-            message = "".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in parts[:99])
-            if message.strip("."):
-                yield node.exc.func.id, message
+            for text in node.exc.args[:1]:
+                parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+                yield node.exc.func.id, "".join(p.value if isinstance(p, ast.Constant) else "..." for p in parts)
 
 
 def escaped(text: str) -> str:

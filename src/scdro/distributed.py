@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "RankBatches", "gathered", "initialize", "shard"]
 
-# None: all processes, where torch.distributed is initialised; False: each process on its own.
 Group: TypeAlias = "ProcessGroup | Literal[False] | None"
+"""None: all processes, where torch.distributed is initialised; False: each process on its own."""
+
 _FAILED, _HEADER = -1, 3
 
 
@@ -201,7 +202,12 @@ ALONE = Ranks(False)
 
 
 def initialize(backend: str | None = None, **settings: Any) -> torch.device:
-    """`init_process_group` where torchrun started this process; gives the device to work on."""
+    """`init_process_group` where torchrun started this process; gives the device to work on.
+
+    Example:
+        >>> initialize()  # without torchrun there is nothing to initialise
+        device(type='cpu')
+    """
     local = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
@@ -259,7 +265,14 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def gathered(state: Any) -> Any:
-    """A state_dict with every sharded tensor whole, to be saved by one process, loaded by any. All must call it."""
+    """A state_dict with every sharded tensor whole, to be saved by one process, loaded by any. All must call it.
+
+    Example:
+        >>> import scdro
+        >>> model = torch.nn.Linear(3, 2)
+        >>> opt = scdro.SCDRO(model.parameters(), lr=0.1, rho=0.5)
+        >>> checkpoint = gathered({"model": model.state_dict(), "optimizer": opt.state_dict()})
+    """
     if isinstance(state, Tensor):
         return full(state.detach())
     if isinstance(state, dict):

@@ -77,6 +77,11 @@ class MovingAverage:
     The weights of a batch sum to ghat/s <= 1/beta. A batch whose losses have just jumped therefore pushes the model
     up to 1/beta times as hard as a plain one, and does so because s is late, not because it is right; `cap` says how
     many batches one may count for.
+
+    Example:
+        >>> from scdro import WindowTemperature
+        >>> WindowTemperature(cap=3.0).one_point_tracker()
+        MovingAverage(cap=3.0)
     """
 
     cap: float | None = None
@@ -106,6 +111,12 @@ class Storm:
     s can become <= 0, in exact arithmetic too. Where it falls below max(beta ghat, 1e-8 of the largest term), all
     estimators start anew from the batch; `reset` says so. Known bounds 0 <= l <= C confine log s to [0, C/lam] and
     the tracked mean loss to [0, C]: projections that never enlarge the error.
+
+    Example:
+        >>> import torch
+        >>> from scdro import ASCDRO, PrintedTemperature
+        >>> model = torch.nn.Linear(3, 2)
+        >>> opt = ASCDRO(model.parameters(), lr=0.1, rho=0.5, temperature=PrintedTemperature(), tracker=Storm())
     """
 
     two_points = True
@@ -142,6 +153,11 @@ class NormalizedStorm(MovingAverage):
     amplify old noise without end. Here the past only ever shrinks. `clip` bounds the correction
     grad(x_t) - grad(x_{t-1}) by that multiple of the smaller of |grad(x_t)| and |z|: beyond it, the two points are too
     far apart for their difference to reduce variance.
+
+    Example:
+        >>> from scdro import WindowTemperature
+        >>> WindowTemperature().two_point_tracker()
+        NormalizedStorm(cap=2.0, clip=0.3)
     """
 
     cap: float | None = 2.0

@@ -32,6 +32,12 @@ class Batches(ABC):
 
     Attributes:
         next_epoch: the epoch that `iter` will give, and then count up; set it to resume.
+
+    Example:
+        >>> from scdro.data import DigitsST, MemoryBatches
+        >>> batches = MemoryBatches(DigitsST(), 128, seed=3)
+        >>> rest = list(batches.epoch(5, start=3))  # epoch 5, from its fourth batch on
+        >>> x, y, index = rest[0]
     """
 
     order: Order
@@ -111,6 +117,19 @@ class WorkerBatches(Batches):
             changes while the epoch runs: it is read two batches a worker ahead.
 
     One epoch at a time: when the next one begins, one that is not at its end can no longer be asked for batches.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from scdro.data import EvalTransform, ImageFiles
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in "ab":
+        ...     Image.new("RGB", (300, 300)).save(folder / f"{name}.png")
+        >>> small = EvalTransform(size=32)
+        >>> data = ImageFiles(folder, ["a.png", "b.png"], torch.tensor([0, 1]), classes=2, transform=small)
+        >>> [tuple(x.shape) for x, y, index in WorkerBatches(data, 2)]
+        [(2, 3, 32, 32)]
     """
 
     def __init__(
