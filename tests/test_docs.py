@@ -41,6 +41,13 @@ def test_links_of_a_page_resolve(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_claims_have_the_tests_they_name(page):
+    for name, target in re.findall(r"\[`(\w+)`\]\(([^)]*\.py)\)", page.read_text()):
+        source = (page.parent / target).read_text()
+        assert re.search(rf"^(def|class) {name}\b", source, re.M), f"{page.name} names {name}, which is not in {target}"
+
+
 def test_demo(tmp_path, monkeypatch, capsys):
     picture = tmp_path / "demo.png"
     monkeypatch.setattr(sys, "argv", ["hidden_digits.py", "--quick", "--out", str(picture)])

@@ -2,7 +2,7 @@
 
 Pages link to each other as they do on GitHub, by relative path, also out of docs/. What they link to there is brought
 into the site: the README as its first page, tables and figures of results/, and sources as pages of code, where a link
-`file.py::name` leads to the line of that name.
+whose text is a name leads to the line of that name.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def line_of(text: str, target: str) -> str:
-    """The anchor of `file.py::name` in the page of its source."""
-    name = re.search(r"::(\w+)", text)
+    """The anchor of a function or class in the page of its source, where the text of the link is its name."""
+    name = re.fullmatch(r"\[`(\w+)`\]", text)
     if name is None or not target.endswith(".py"):
         return ""
     lines = (ROOT / target).read_text().splitlines()
-    number = next(i for i, line in enumerate(lines, 1) if re.match(rf"\s*(def|class) {name[1]}\b|{name[1]} =", line))
-    return f"#__codelineno-0-{number}"
+    numbers = [i for i, line in enumerate(lines, 1) if re.match(rf"(def|class) {name[1]}\b", line)]
+    return f"#__codelineno-0-{numbers[0]}" if numbers else "#no-such-name"

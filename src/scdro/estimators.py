@@ -98,7 +98,7 @@ class MovingAverage:
         return Advance(self.log_s(log_s, log_mean, beta), log_mean, 1.0 - beta)
 
     def lam_gradient(self, step: Advance, kept: Scalar, at: LamTerms) -> tuple[Scalar, Scalar]:
-        """u <- (1-beta) u + beta (log s + rho - mean(exp(l/lam) l)/(s lam))   (eq. 8)."""
+        """u <- (1-beta) u + beta (log s + rho - mean(exp(l/lam) l)/(s lam))   (eq. 6)."""
         fresh = at.drift - exp(step.log_mean - step.log_s) * at.mean / at.lam
         u = step.keep * kept + (1.0 - step.keep) * fresh
         return u, u
@@ -106,7 +106,7 @@ class MovingAverage:
 
 @dataclass(frozen=True)
 class Storm:
-    r"""s <- ghat(x_t) + (1-beta)(s - ghat(x_{t-1}))   (eq. 10), as printed; v and u alike, unnormalised.
+    r"""s <- ghat(x_t) + (1-beta)(s - ghat(x_{t-1}))   (eq. 7), as printed; v and u alike, unnormalised.
 
     s can become <= 0, in exact arithmetic too. Where it falls below max(beta ghat, 1e-8 of the largest term), all
     estimators start anew from the batch; `reset` says so. Known bounds 0 <= l <= C confine log s to [0, C/lam] and
@@ -135,7 +135,7 @@ class Storm:
         return Advance(moved, log_mean, keep, old, reset & (log_mean > -math.inf))
 
     def lam_gradient(self, step: Advance, kept: Scalar, at: LamTerms) -> tuple[Scalar, Scalar]:
-        """lam u/s + log s + rho (eq. 11), by way of y = -lam^2 u/s, the tracked mean loss under p."""
+        """lam u/s + log s + rho (eq. 8), by way of y = -lam^2 u/s, the tracked mean loss under p."""
         fresh = exp(step.log_mean - step.log_s) * at.mean
         y = at.ratio**2 * (step.keep * kept - _subtracted(step, at)) + fresh
         if at.bound is not None:

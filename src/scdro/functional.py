@@ -1,7 +1,7 @@
 r"""The mathematics, stateless: the worst case of a vector of losses, the objective F, and what rho means.
 
     max_{p: KL(p, q) <= rho}  sum_i p_i l_i - lam0 KL(p, q)
-        =  min_{lam >= lam0}  F(lam) = lam log sum_i q_i exp(l_i / lam) + (lam - lam0) rho        (paper, eq. 4)
+        =  min_{lam >= lam0}  F(lam) = lam log sum_i q_i exp(l_i / lam) + (lam - lam0) rho        (paper, eq. 2)
 
 q is uniform (1/n) unless `sample_weight` says otherwise. The worst cases of the other divergences, and what else
 users try on unequal data, are here by name as well.

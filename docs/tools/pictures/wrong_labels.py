@@ -42,7 +42,7 @@ def main() -> None:
     axes[1].text(12, 100 * plain[1] + 2, "plain training, wrong labels", ha="right", fontsize=8, color="#555555")
     axes[1].set(xlabel="trim, %", ylabel="accuracy of the hidden group, %", ylim=(0, 102))
     axes[1].set_title("What trim does", fontsize=9)
-    axes[1].legend(fontsize=8)
+    axes[1].legend(fontsize=8, loc="center right")
     save(figure, "wrong_labels.png")
 
 
