@@ -69,3 +69,30 @@ def test_contrastive_example(monkeypatch, capsys):
         assert 30 < float(neighbours) <= 100
         assert 30 < float(linear) <= 100
         assert len(temperatures.split(",")) == 3
+
+
+def run_quickly(name, tmp_path, monkeypatch, capsys):
+    """The table an example prints at smoke scale, a list of its rows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setattr(sys, "argv", [name, "--quick"])
+    runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+
+
+@pytest.mark.parametrize(
+    ("name", "methods", "columns"),
+    [
+        ("imbalanced_images.py", 5, slice(1, 5)),
+        ("text_classification.py", 4, slice(1, 6)),
+        ("tabular_groups.py", 8, slice(2, 5)),
+    ],
+)
+def test_example(name, methods, columns, tmp_path, monkeypatch, capsys):
+    header, *rows = run_quickly(name, tmp_path, monkeypatch, capsys)
+    assert len(rows) == methods
+    for row in rows:
+        assert len(row) == len(header)
+        assert all(0 <= float(cell) <= 100 for cell in row[columns])
+    assert max(float(row[columns][0]) for row in rows) > 50, "no method has learnt anything"

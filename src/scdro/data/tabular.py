@@ -28,9 +28,9 @@ class Table(NamedTuple):
     names of the features.
 
     Example:
-        >>> table = Table(np.zeros((2, 1)), np.array([0, 1]), {"sex": np.array(["F", "M"])}, ("age",))
-        >>> table.groups["sex"][table.y == 1].tolist()
-        ['M']
+        >>> table = Table(np.zeros((2, 1)), np.array([0, 1]), groups=np.array([["F"], ["M"]]), names=("age",))
+        >>> table.groups[table.y == 1].tolist()
+        [['M']]
     """
 
     X: Any
