@@ -96,7 +96,8 @@ def train(data: Texts, rho: float, epochs: int, seed: int) -> nn.Module:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     robust = scdro.KLRobustLoss(rho)
     for _ in range(epochs):
-        for index in torch.randperm(len(data.labels)).split(64):
+        order: Tensor = torch.randperm(len(data.labels))
+        for index in torch.split(order, 64):
             loss = robust(cross_entropy(model(data.words[index]), data.labels[index], reduction="none"))
             optimizer.zero_grad()
             loss.backward()
@@ -116,12 +117,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed, one epoch")
     args = parser.parse_args()
-    epochs, seeds = (1, 1) if args.quick else (5, 3)
-    sets = [open_texts(seed) for seed in range(seeds)]
+    most, epochs, seeds = (300, 1, 1) if args.quick else (1500, 5, 3)
+    sets = [open_texts(most, seed) for seed in range(seeds)]
     data = sets[0][0]
-    print(
-        f"{len(data.labels)} training sentences: {dict(Counter(data.libraries))}; {seeds} seed(s), {epochs} epoch(s)\n"
-    )
+    print(f"{len(data.labels)} training sentences, {dict(Counter(data.libraries))}; {epochs} epoch(s)\n")
     print(f"| method | accuracy, % | {' | '.join(LIBRARIES)} |\n|{'---|' * (2 + len(LIBRARIES))}")
     for rho in (0.0, 0.1, 0.5, 1.0):
         found = [accuracies(train(one, rho, epochs, seed), other) for seed, (one, other) in enumerate(sets)]

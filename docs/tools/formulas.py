@@ -8,6 +8,8 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
+# A function's name and its argument stand apart, unless there is a bracket between.
+NAME = re.compile(r"<mi>(log|min|max)</mi>(?!<mo[^>]*>(?:\(|&#x00028;)|</munder>|</mrow></munder>)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
 
 
@@ -18,4 +20,8 @@ def on_page_content(page_html: str, /, **_: Any) -> str:
 def rendered(formula: re.Match[str]) -> str:
     tag, bracket, latex = formula.groups()
     mathml = convert(html.unescape(latex).strip(), display="block" if bracket == "[" else "inline")
-    return f'<{tag} class="formula">{mathml}</{tag}>'
+    return f'<{tag} class="formula">{NAME.sub(spaced, mathml)}</{tag}>'
+
+
+def spaced(name: re.Match[str]) -> str:
+    return f'{name.group()}<mspace width="0.17em"/>'
