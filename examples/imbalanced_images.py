@@ -43,10 +43,10 @@ def network() -> nn.Module:
     )
 
 
-def train(data: DigitsST, rho: float, weighted: bool, epochs: int, seed: int) -> nn.Module:
+def train(data: DigitsST, rho: float, weighted: bool, *, lr: float, epochs: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=0.01)
     batches = MemoryBatches(data, 64, seed=seed)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(batches))
     robust = scdro.KLRobustLoss(rho)
@@ -70,13 +70,15 @@ def test(model: nn.Module, data: DigitsST, train_counts: Tensor) -> Scores:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed, few epochs")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate (0.01)")
     args = parser.parse_args()
     epochs, seeds = (4, 1) if args.quick else (60, 3)
     data, held_out = DigitsST(), DigitsST(train=False)
     print(f"{len(data)} training images, by class {data.counts.tolist()}; {len(held_out)} test images\n")
     print("| method | accuracy, % | rare classes | frequent classes | worst class |\n|---|---|---|---|---|")
     for name, (rho, weighted) in METHODS.items():
-        found = [test(train(data, rho, weighted, epochs, seed), held_out, data.counts) for seed in range(seeds)]
+        models = (train(data, rho, weighted, lr=args.lr, epochs=epochs, seed=seed) for seed in range(seeds))
+        found = [test(model, held_out, data.counts) for model in models]
         columns = ([f.balanced, f.minority, f.majority, min(f.per_class)] for f in found)
         cells = (f"{100 * statistics.mean(column):.1f}" for column in zip(*columns, strict=True))
         print(f"| {name} | {' | '.join(cells)} |", flush=True)

@@ -96,3 +96,8 @@ def test_example(name, methods, columns, tmp_path, monkeypatch, capsys):
         assert len(row) == len(header)
         assert all(0 <= float(cell) <= 100 for cell in row[columns])
     assert max(float(row[columns][0]) for row in rows) > 50, "no method has learnt anything"
+
+
+def test_every_example_is_on_its_page():
+    page = (ROOT / "docs" / "examples.md").read_text()
+    assert set(re.findall(r"examples/(\w+\.py)\)", page)) == {path.name for path in (ROOT / "examples").glob("*.py")}
