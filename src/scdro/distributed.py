@@ -204,8 +204,7 @@ def initialize(backend: str | None = None, **settings: Any) -> torch.device:
     """`init_process_group` where torchrun started this process; gives the device to work on.
 
     Example:
-        >>> initialize()  # without torchrun there is nothing to initialise
-        device(type='cpu')
+        >>> device = initialize()  # without torchrun there is nothing to initialise
     """
     local = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
