@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Two workers, and two threads in all: more of either only wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow test-integrations lint types unit benchmarks wheel clean
+.PHONY: demo test test-slow test-integrations lint types unit benchmarks docs wheel clean
 
 demo: $(VENV)/.demo  ## Train on data with hidden weak groups, with and without scdro; table and picture
 	OMP_NUM_THREADS=2 $(BIN)/python examples/hidden_digits.py
@@ -28,12 +28,16 @@ test-slow: $(VENV)/.dev  ## The tests that take minutes
 
 test-integrations: $(VENV)/.integrations  ## Lightning, transformers, accelerate, skorch and tensorboard, as they are
 	$(BIN)/python -m pytest -n 2 -m integration tests
+	$(BIN)/python -m pytest -o addopts="-q --doctest-modules" src/scdro/integrations
 
 benchmarks: $(VENV)/.dev  ## What the docs claim about stability and cost
 	$(BIN)/python benchmarks/stability.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/distributed.py
 	$(BIN)/python benchmarks/pipeline.py
+
+docs: $(VENV)/.docs  ## The documentation site, in site/index.html; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --no-isolation
@@ -55,5 +59,9 @@ $(VENV)/.integrations: $(VENV)/.dev
 	$(PIP) -e ".[integrations]"
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.torch pyproject.toml
+	$(PIP) -e ".[docs]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) dist build site .mypy_cache .pytest_cache .ruff_cache

@@ -24,7 +24,8 @@ from torch import multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 import scdro
-from scdro.distributed import Ranks, finish
+from scdro.distributed import finish
+from scdro.distributed.ranks import Ranks
 from scdro.models import resnet20
 
 Step = Callable[[], object]

@@ -5,6 +5,7 @@ and the worst case (KL-DRO) over rho. Groups serve the evaluation alone, and in 
 
     python examples/tabular_groups.py --data DIR      # or SCDRO_DATA=DIR, with adult.data.gz, adult.test.gz,
                                                       # census-income-kdd.data.gz, census-income-kdd.test.gz
+    python examples/tabular_groups.py --quick         # a small table, drawn at random
 """
 
 from __future__ import annotations
@@ -40,6 +41,18 @@ class Result(NamedTuple):
     worst_cell: float  # accuracy on one class in one group
     log_loss: float
     worst_log_loss: float
+
+
+def made_up(_: Path) -> tuple[Table, Table]:
+    """A small table in which one class is rare in one group, to see the script run; its numbers mean nothing."""
+    rng = np.random.default_rng(0)
+
+    def table(n: int) -> Table:
+        groups = np.column_stack([rng.choice(["F", "M"], n), rng.choice(["a", "b"], n, p=[0.8, 0.2])])
+        y = (rng.random(n) < np.where(groups[:, 1] == "b", 0.15, 0.5)).astype(np.int64)
+        return Table(rng.normal(size=(n, 4)) + y[:, None], y, groups, ())
+
+    return table(2000), table(2000)
 
 
 def evaluate(model: KLDROClassifier, test: Table) -> Result:
@@ -102,7 +115,9 @@ def picture(all_results: dict[str, tuple[dict[str, Result], dict[str, float], fl
     from matplotlib.lines import Line2D
 
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(len(all_results), 3, figsize=(15, 4.4 * len(all_results)), layout="constrained")
+    figure, axes = plt.subplots(
+        len(all_results), 3, figsize=(15, 4.4 * len(all_results)), squeeze=False, layout="constrained"
+    )
     for (name, (results, found, rho)), (left, middle, right) in zip(all_results.items(), axes, strict=True):
         curve = np.array([results[f"KL-DRO, rho = {r:g}"] for r in RHOS])
         for axis, columns, title, unit in (
@@ -132,7 +147,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=os.environ.get("SCDRO_DATA"), help="folder with the files")
     parser.add_argument("--C", type=float, default=1.0)
     parser.add_argument("--out", type=Path, default=Path("tabular_groups.png"), help="where the picture goes")
+    parser.add_argument("--quick", action="store_true", help="a small table, drawn at random")
     args = parser.parse_args()
+    if args.quick:
+        args.data = Path()
+        SOURCES.clear()
+        SOURCES["made up"] = made_up
     if args.data is None:
         parser.error("give the folder with the data: --data DIR, or SCDRO_DATA=DIR")
     print("| data | method | accuracy, % | worst group | worst class of a group | log loss | of the worst group |")

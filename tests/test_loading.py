@@ -9,7 +9,7 @@ import torch
 from scdro import DataError, HyperparameterError, MissingDataError
 from scdro.data import CropFlip, ImageData, MemoryBatches, WorkerBatches, crop_flip
 from scdro.data.order import shuffled
-from scdro.distributed import Ranks
+from scdro.distributed.ranks import Ranks
 from scdro.sampling import DrawnBatches
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scdro.distributed import Joined, Share
+from scdro.distributed.ranks import Joined, Share
 from scdro.errors import LossError, NonFiniteLossError
 from scdro.reading import check_shape, check_weights
 from scdro.scalar import Scalar, exp, host_reads, log, maximum, scalar

@@ -24,7 +24,13 @@ __all__ = ["BestResponse", "chi2_constrained", "chi2_penalized", "cvar"]
 
 
 class BestResponse(NamedTuple):
-    """The value of a worst case, its weights p, and eta: the loss from which on samples have weight."""
+    """The value of a worst case, its weights p, and eta: the loss from which on samples have weight.
+
+    Example:
+        >>> found = cvar([0.0, 1.0, 2.0, 3.0], alpha=0.5)
+        >>> float(found.value), found.weights.tolist(), found.eta
+        (2.5, [0.0, 0.0, 0.5, 0.5], 2.0)
+    """
 
     value: Any
     weights: Any

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from scdro.distributed import ALONE, Ranks
+from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import CheckpointError, LossError, NonFiniteLossError
 from scdro.projections import tempered
 from scdro.sharding import Sharding, log_sum

@@ -77,6 +77,11 @@ class MovingAverage:
     The weights of a batch sum to ghat/s <= 1/beta. A batch whose losses have just jumped therefore pushes the model
     up to 1/beta times as hard as a plain one, and does so because s is late, not because it is right; `cap` says how
     many batches one may count for.
+
+    Example:
+        >>> from scdro import WindowTemperature
+        >>> WindowTemperature(cap=3.0).one_point_tracker()
+        MovingAverage(cap=3.0)
     """
 
     cap: float | None = None
@@ -93,7 +98,7 @@ class MovingAverage:
         return Advance(self.log_s(log_s, log_mean, beta), log_mean, 1.0 - beta)
 
     def lam_gradient(self, step: Advance, kept: Scalar, at: LamTerms) -> tuple[Scalar, Scalar]:
-        """u <- (1-beta) u + beta (log s + rho - mean(exp(l/lam) l)/(s lam))   (eq. 8)."""
+        """u <- (1-beta) u + beta (log s + rho - mean(exp(l/lam) l)/(s lam))   (eq. 6)."""
         fresh = at.drift - exp(step.log_mean - step.log_s) * at.mean / at.lam
         u = step.keep * kept + (1.0 - step.keep) * fresh
         return u, u
@@ -101,11 +106,17 @@ class MovingAverage:
 
 @dataclass(frozen=True)
 class Storm:
-    r"""s <- ghat(x_t) + (1-beta)(s - ghat(x_{t-1}))   (eq. 10), as printed; v and u alike, unnormalised.
+    r"""s <- ghat(x_t) + (1-beta)(s - ghat(x_{t-1}))   (eq. 7), as printed; v and u alike, unnormalised.
 
     s can become <= 0, in exact arithmetic too. Where it falls below max(beta ghat, 1e-8 of the largest term), all
     estimators start anew from the batch; `reset` says so. Known bounds 0 <= l <= C confine log s to [0, C/lam] and
     the tracked mean loss to [0, C]: projections that never enlarge the error.
+
+    Example:
+        >>> import torch
+        >>> from scdro import ASCDRO, PrintedTemperature
+        >>> model = torch.nn.Linear(3, 2)
+        >>> opt = ASCDRO(model.parameters(), lr=0.1, rho=0.5, temperature=PrintedTemperature(), tracker=Storm())
     """
 
     two_points = True
@@ -124,7 +135,7 @@ class Storm:
         return Advance(moved, log_mean, keep, old, reset & (log_mean > -math.inf))
 
     def lam_gradient(self, step: Advance, kept: Scalar, at: LamTerms) -> tuple[Scalar, Scalar]:
-        """lam u/s + log s + rho (eq. 11), by way of y = -lam^2 u/s, the tracked mean loss under p."""
+        """lam u/s + log s + rho (eq. 8), by way of y = -lam^2 u/s, the tracked mean loss under p."""
         fresh = exp(step.log_mean - step.log_s) * at.mean
         y = at.ratio**2 * (step.keep * kept - _subtracted(step, at)) + fresh
         if at.bound is not None:
@@ -142,6 +153,11 @@ class NormalizedStorm(MovingAverage):
     amplify old noise without end. Here the past only ever shrinks. `clip` bounds the correction
     grad(x_t) - grad(x_{t-1}) by that multiple of the smaller of |grad(x_t)| and |z|: beyond it, the two points are too
     far apart for their difference to reduce variance.
+
+    Example:
+        >>> from scdro import WindowTemperature
+        >>> WindowTemperature().two_point_tracker()
+        NormalizedStorm(cap=2.0, clip=0.3)
     """
 
     cap: float | None = 2.0

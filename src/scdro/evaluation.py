@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scdro.distributed import Group, Ranks
+from scdro.distributed import Group
+from scdro.distributed.ranks import Ranks
 from scdro.errors import HyperparameterError, LossError
 from scdro.functional import worst_case
 from scdro.reading import check_radius, check_trim
@@ -19,7 +20,14 @@ __all__ = ["Evaluation", "evaluate"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` saw. `hardest` are positions in the order of the loader, hardest first."""
+    """What `evaluate` saw. `hardest` are positions in the order of the loader, hardest first.
+
+    Example:
+        >>> model, loss_fn = torch.nn.Identity(), torch.nn.MSELoss(reduction="none")
+        >>> report = evaluate(model, [(torch.tensor([0.0, 0.0, 0.0, 2.0]), torch.zeros(4))], loss_fn, rho=0.5)
+        >>> int(report.hardest[0]), round(float(report.mean), 3), round(float(report.value), 3)
+        (3, 1.0, 2.907)
+    """
 
     value: float
     mean: float

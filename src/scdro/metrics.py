@@ -37,7 +37,13 @@ Array = npt.NDArray[Any]
 
 
 class GroupRow(NamedTuple):
-    """One group: its name, the number of its samples, their share of the weight, and accuracy."""
+    """One group: its name, the number of its samples, their share of the weight, and accuracy.
+
+    Example:
+        >>> worst = group_table([0, 0, 1, 1], [0, 0, 1, 0], ["a", "a", "b", "b"])[0]
+        >>> worst
+        GroupRow(group='b', size=2, share=0.5, accuracy=0.5)
+    """
 
     group: Any
     size: int

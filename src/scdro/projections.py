@@ -12,7 +12,7 @@ import torch
 from scipy.special import wrightomega
 from torch import Tensor
 
-from scdro.distributed import full, is_sharded
+from scdro.distributed.sharded import full, is_sharded
 from scdro.errors import HyperparameterError
 from scdro.scalar import scalar_dtype
 from scdro.sharding import Sharding, alone

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from scdro.distributed import ALONE, Ranks
+from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import CheckpointError, HyperparameterError
 
 __all__ = ["DrawnBatches"]

@@ -33,6 +33,11 @@ class Scores:
         per_group: accuracy on the samples of each group; empty where there are no groups.
         worst_group: the least of them.
         rare_groups: mean over groups with fewer than half as many training samples as the median group.
+
+    Example:
+        >>> found = score([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]], [0, 1, 1], train_counts=[100, 10])
+        >>> round(found.top1, 3), found.per_class, found.minority
+        (0.667, [1.0, 0.5], 0.5)
     """
 
     top1: float
@@ -134,7 +139,12 @@ def per_class_accuracy(predicted: Any, labels: Any, classes: int) -> Tensor:
 
 def halves(per_class: Tensor, train_counts: Tensor) -> tuple[float, float]:
     """Mean accuracy over the half of the classes with the fewest training samples, and over the others; NaN where all
-    classes have as many."""
+    classes have as many.
+
+    Example:
+        >>> halves(torch.tensor([1.0, 0.5, 0.5, 0.0]), torch.tensor([500, 400, 30, 20]))
+        (0.25, 0.75)
+    """
     if int(train_counts.min()) == int(train_counts.max()):
         return math.nan, math.nan
     order = torch.argsort(train_counts, stable=True)
@@ -143,7 +153,12 @@ def halves(per_class: Tensor, train_counts: Tensor) -> tuple[float, float]:
 
 
 def shots(per_class: Tensor, train_counts: Tensor) -> tuple[float, float, float]:
-    """Mean accuracy over classes of many (> 100), a medium number (20 to 100) and few (< 20) training samples."""
+    """Mean accuracy over classes of many (> 100), a medium number (20 to 100) and few (< 20) training samples.
+
+    Example:
+        >>> shots(torch.tensor([0.75, 0.5, 0.25]), torch.tensor([500, 50, 5]))
+        (0.75, 0.5, 0.25)
+    """
     many, few = train_counts > 100, train_counts < 20
     return _mean(per_class[many]), _mean(per_class[~many & ~few]), _mean(per_class[few])
 

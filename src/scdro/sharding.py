@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scdro.distributed import ALONE, Ranks
+from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import HyperparameterError
 from scdro.positions import check_samples
 from scdro.scalar import Scalar

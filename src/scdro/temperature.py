@@ -88,6 +88,12 @@ class WindowTemperature(Temperature):
         ceiling: a loss counts for no more than the hardest of the recent ones and so many lam; None for no bound. When
             a step goes too far, the next losses are far above all that lam knows, and one would take all the weight.
         clip: the bound on STORM's correction (`NormalizedStorm`), used by ASCDRO; None for no bound.
+
+    Example:
+        >>> from scdro import KLRobustLoss
+        >>> robust = KLRobustLoss(rho=0.5, temperature=WindowTemperature(initial=2.0, ceiling=None))
+        >>> float(robust.lam)
+        2.0
     """
 
     carries = True
@@ -130,6 +136,12 @@ class PrintedTemperature(Temperature):
     Args:
         initial: lam_1. The paper tunes it in {.1, 1, 10}.
         lr: lam's own step size; None takes the optimizer's, as the paper does.
+
+    Example:
+        >>> from scdro import SCDRO
+        >>> opt = SCDRO(torch.nn.Linear(3, 2).parameters(), lr=0.1, rho=0.5, temperature=PrintedTemperature(1.0))
+        >>> float(opt.lam)
+        1.0
     """
 
     carries = False

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from scdro.batch import Batch, check_losses, checked, read_local
-from scdro.distributed import ALONE, Group, Ranks
+from scdro.distributed import Group
+from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import CheckpointError, HyperparameterError, ScdroError
 from scdro.scalar import scalar_dtype
 

@@ -7,25 +7,45 @@ import argparse
 from collections.abc import Sequence
 
 from scdro import __version__
+from scdro.cli.parsing import EXAMPLES, Help
 from scdro.cli.together import one_voice, run_command
 
-__all__ = ["main"]
+__all__ = ["main", "parser"]
+
+EPILOG = (
+    EXAMPLES
+    + """  scdro train data.csv --target income --protect 0.1 --baseline --out run
+      a model that guards every group of at least 10% of the data, and a plain one beside it
+  scdro predict run new.csv --out predictions.csv
+      classes and probabilities of new rows
+  scdro COMMAND --help
+      all about a command
+"""
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0 if it worked, 1 if scdro or the system raised an error, 2 for wrong use."""
     with one_voice():
-        args = _parser().parse_args(argv)
+        args = parser().parse_args(argv)
     return run_command(args.command, lambda: args.run(args), args.shared(args))
 
 
-def _parser() -> argparse.ArgumentParser:
-    from scdro.cli import features, predict, pretrain, report, reproduce, train
+def parser() -> argparse.ArgumentParser:
+    """Of the command and all of its subcommands."""
+    from scdro.cli import completion, doctor, features, predict, pretrain, report, reproduce, train
 
-    parser = argparse.ArgumentParser(prog="scdro", description="KL-constrained distributionally robust optimization.")
-    parser.set_defaults(shared=lambda args: False)
-    parser.add_argument("--version", action="version", version=f"scdro {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (train, predict, reproduce, report, pretrain, features):
+    whole = argparse.ArgumentParser(
+        prog="scdro",
+        usage="scdro COMMAND [options]",
+        description="Train models on the worst case instead of the average: every group of at least a share exp(-rho) "
+        "of the data counts, whether or not anybody labelled it.",
+        epilog=EPILOG,
+        formatter_class=Help,
+    )
+    whole.set_defaults(shared=lambda args: False)
+    whole.add_argument("--version", action="version", version=f"scdro {__version__}", help="print the version")
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    for command in (train, predict, report, reproduce, pretrain, features, doctor, completion):
         command.add(commands)
-    return parser
+    return whole

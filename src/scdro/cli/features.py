@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scdro.cli.memory import keep_freed_memory
+from scdro.cli.parsing import DefaultsHelp, add_command
 from scdro.cli.progress import ProgressLine, say
 from scdro.errors import HyperparameterError
 
@@ -14,11 +15,19 @@ __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "features",
+        usage="[RUN | --model MODEL --dataset DATASET --out FOLDER] [options]",
         help="features of a pretrained network, kept on disk",
         description="Compute the features of every split of a data set, unless those of these data and weights exist.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        examples="""
+            scdro features runs/cifar10-st --data data
+                of all splits of the data that the network was trained on
+            scdro features --model resnet50 --dataset places-lt --data data --out features/places-lt
+                of the weights that torchvision has
+        """,
+        formatter=DefaultsHelp,
     )
     parser.add_argument("run_folder", type=Path, nargs="?", help="folder of `scdro pretrain`; without, see --model")
     parser.add_argument("--model", default=None, help="resnet50: torchvision's, with ImageNet's weights")
@@ -28,10 +37,10 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data")
     parser.add_argument("--out", type=Path, default=None, help="where to; by default features/ in the run's folder")
-    parser.add_argument("--dtype", choices=("float16", "float32"), default="float16")
-    parser.add_argument("--batch-size", type=int, default=500)
+    parser.add_argument("--dtype", choices=("float16", "float32"), default="float16", help="of the numbers on disk")
+    parser.add_argument("--batch-size", type=int, default=500, help="images at a time")
     parser.add_argument("--workers", type=int, default=0, help="processes that decode large images")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="where to compute")
     parser.set_defaults(run=run)
 
 

@@ -7,14 +7,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scdro.cli.parsing import add_command
+
 __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "predict",
+        usage="RUN DATA [options]",
         help="classes and probabilities of new data, by a model of `scdro train`",
         description="Predict the class of every row or image.",
+        examples="""
+            scdro predict run new.csv --out predictions.csv
+                of every row the class and the probabilities of all classes
+            scdro predict run photo.jpg
+                of one image, on the screen
+        """,
     )
     parser.add_argument("run_folder", type=Path, help="folder of `scdro train`, or its model.pt")
     parser.add_argument("data", type=Path, help="a CSV or .npz file, an image or a folder of images")

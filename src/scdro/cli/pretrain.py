@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scdro.cli.memory import keep_freed_memory
+from scdro.cli.parsing import DefaultsHelp, add_command
 from scdro.cli.progress import ProgressLine, say
 from scdro.cli.tensorboard import TENSORBOARD, check
 
@@ -32,11 +33,17 @@ def add(commands: Any) -> None:
 
     known = {**HELP, "model": f"one of {', '.join(MODELS)}"}
 
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "pretrain",
+        usage="DATASET --out FOLDER [options]",
         help="train a network by cross-entropy, the start of the convex setting",
         description="Train a network by cross-entropy. Run again, it goes on where it was stopped, bit for bit.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        examples="""
+            scdro pretrain cifar10-st --data data --out runs/cifar10-st --epochs 25 --schedule one-cycle
+                a ResNet20 in a few hours of one core
+        """,
+        formatter=DefaultsHelp,
     )
     parser.add_argument("dataset", help=f"one of {', '.join(IMAGES)}")
     parser.add_argument("--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data")

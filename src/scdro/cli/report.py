@@ -6,15 +6,23 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from scdro.cli.parsing import add_command
+
 __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "report",
+        usage="RUN_DIR [options]",
         help="what is in a folder of runs, as one HTML page",
         description="Write one HTML page that needs no network: results beside the paper's, curves, accuracy of each "
         "class, the samples that the worst case weighs most, configuration. The runs need not be finished.",
+        examples="""
+            scdro report runs/figure1-small
+                runs/figure1-small/report.html, which opens from disk
+        """,
     )
     parser.add_argument("run_dir", type=Path, help="folder of a sweep, of several, or of a run")
     parser.add_argument("--out", type=Path, default=None, help="the page; by default report.html in that folder")

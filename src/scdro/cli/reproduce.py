@@ -10,8 +10,9 @@ from typing import Any
 
 from scdro.cli.board import Board
 from scdro.cli.memory import keep_freed_memory
+from scdro.cli.parsing import add_command
 from scdro.cli.tensorboard import TENSORBOARD, check
-from scdro.distributed import is_first
+from scdro.distributed.start import is_first
 from scdro.errors import HyperparameterError, MissingDataError
 
 __all__ = ["add"]
@@ -19,21 +20,57 @@ __all__ = ["add"]
 STAND_INS = {"hidden": "digits-hidden"}
 TABLE1 = "table1"  # rates, on problems of its own; of the options it takes --scale, --out, --results and --workers
 NAMED_ELSEWHERE = ("experiment", "dataset", "scale")
+ABOUT = {
+    "methods": "names in scdro.optim.REGISTRY",
+    "inputs": "features, images or rows",
+    "model": "linear, mlp, resnet8, resnet20, resnet32 or resnet50",
+    "width": "first channels of a ResNet, or units of an mlp",
+    "part": "what is trained of a ResNet: all, last_block or classifier",
+    "pool": "make images smaller by this factor",
+    "epochs": "passes over the training data",
+    "decay_epoch": "after how many of them lr falls by ten",
+    "batch_size": "samples to a step",
+    "weight_decay": "of every method",
+    "rho": "radii, each with a result of its own",
+    "choose_rho": "one result instead, at the radius that is best on the validation data",
+    "tune_rho": "search settings at this radius alone; 0 searches at each",
+    "tune_epochs": "length of the runs that search; 0 for that of all",
+    "trials": "settings to try of each grid; 0 for all of it",
+    "grid": "values to try, such as lr=.1,.5 SCDRO.beta=.1",
+    "seeds": "runs of the best settings",
+    "points": "how often a run is evaluated",
+    "threads": "of each run",
+}
 
 
 def add(commands: Any) -> None:
     from scdro.experiments.presets import EXPERIMENTS, SCALES
 
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "reproduce",
+        usage="EXPERIMENT [options]",
         help="the paper's figures and tables, and what is beyond them",
         description="Run an experiment of the paper. Settings are searched on validation data, the best run with "
         "several seeds; tables and figures have the paper's numbers beside ours. Killed at any moment and run again, "
-        "it goes on where it was. Under torchrun, `torchrun --standalone --nproc-per-node 2 -m scdro reproduce ...`, "
-        "the processes share each batch of one run after the other.",
+        "it goes on where it was. Under torchrun the processes share each batch of one run after the other.",
+        examples="""
+            scdro reproduce figure1 --scale smoke
+                a minute, on embedded digits where there are no data
+            scdro reproduce figure2 --dataset cifar10-st --data data --workers 2
+                one data set of an experiment, two runs at a time
+            scdro reproduce table4 --methods SCDRO ERM --grid lr=.1,.5 SCDRO.beta=.1 --epochs 30
+                methods, grids and lengths of your own
+            torchrun --standalone --nproc-per-node 2 -m scdro reproduce figure2
+                in two processes
+        """,
     )
+    names = [TABLE1, *EXPERIMENTS]
     parser.add_argument(
-        "experiment", choices=[TABLE1, *EXPERIMENTS], help="what to reproduce; hidden is not in the paper"
+        "experiment",
+        metavar="EXPERIMENT",
+        choices=names,
+        help=f"one of {', '.join(names)}; the last is not in the paper",
     )
     parser.add_argument("--dataset", nargs="+", default=None, help="by default all of the experiment's, at that scale")
     parser.add_argument(
@@ -66,17 +103,15 @@ def _add_fields(parser: argparse.ArgumentParser) -> None:
     for field in fields(Study):
         if field.name in NAMED_ELSEWHERE:
             continue
-        flag = f"--{field.name.replace('_', '-')}"
+        flag, about = f"--{field.name.replace('_', '-')}", ABOUT[field.name]
         if field.name == "grid":
-            group.add_argument(
-                flag, nargs="+", type=_grid_entry, metavar="KEY=V,V", help="such as lr=.1,.5 SCDRO.beta=.1"
-            )
+            group.add_argument(flag, nargs="+", type=_grid_entry, metavar="KEY=V,V", help=about)
         elif field.name in ("methods", "rho"):
-            group.add_argument(flag, nargs="+", type=str if field.name == "methods" else float)
+            group.add_argument(flag, nargs="+", type=str if field.name == "methods" else float, help=about)
         elif isinstance(field.default, bool):
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=about)
         else:
-            group.add_argument(flag, type=type(field.default))
+            group.add_argument(flag, type=type(field.default), help=about)
 
 
 def _grid_entry(text: str) -> tuple[str, tuple[float, ...]]:

@@ -7,14 +7,15 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from scdro.distributed import finish, first_to_fail, initialize, is_first
+from scdro.distributed import finish, initialize
+from scdro.distributed.start import first_to_fail, is_first
 from scdro.errors import ScdroError
 
 __all__ = ["one_voice", "run_command"]
 
 
-def run_command(name: str, run: Callable[[], None], shared: bool) -> int:
-    """The exit status: 0 if it worked, 1 if scdro or the system raised an error, 130 if it was interrupted.
+def run_command(name: str, run: Callable[[], int | None], shared: bool) -> int:
+    """The exit status: the command's own or 0, 1 if scdro or the system raised an error, 130 if it was interrupted.
 
     What is not shared the first process does alone.
     """
@@ -26,9 +27,9 @@ def run_command(name: str, run: Callable[[], None], shared: bool) -> int:
                 initialize()
             else:
                 _say_alone(name)
-            run()
+            status = run()
             finish()
-        return 0
+        return status or 0
     except (ScdroError, OSError) as error:
         return _failed(f"scdro {name}: {error}", 1)
     except KeyboardInterrupt:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scdro.cli.memory import keep_freed_memory
+from scdro.cli.parsing import add_command
 from scdro.cli.progress import ProgressLine
 from scdro.cli.tensorboard import TENSORBOARD, check
 from scdro.errors import HyperparameterError
@@ -69,11 +70,25 @@ MODEL: dict[str, dict[str, Any]] = {
 
 
 def add(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "train",
+        usage="DATA --out FOLDER [options]",
         help="a robust model of your own data: a CSV or .npz file, a folder or a list of images",
         description="Train a model on your own data. Run again, it goes on where it was stopped, bit for bit. Under "
-        "torchrun, `torchrun --standalone --nproc-per-node 2 -m scdro train ...`, the processes share each batch.",
+        "torchrun the processes share each batch.",
+        examples="""
+            scdro train data.csv --target income --protect 0.1 --baseline --out run
+                guard every group of at least 10% of the data; show plain training beside it
+            scdro train data.csv --target income --group sex --group race --search 10 --out run
+                try ten settings; show the accuracy of each group, which the model does not see
+            scdro train photos/ --epochs 20 --size 64 --out run
+                a folder with a subfolder of images for each class
+            scdro train data.csv --target income --method FastDRO --set momentum=0.9 --out run
+                another method, with a setting of its own
+            torchrun --standalone --nproc-per-node 2 -m scdro train photos/ --out run
+                in two processes
+        """,
     )
     parser.add_argument(
         "data",

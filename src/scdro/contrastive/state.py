@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from scdro.contrastive.temperatures import Anchors
-from scdro.distributed import Cut, Group
+from scdro.distributed import Group
+from scdro.distributed.rows import Cut
 from scdro.sharding import Sharding
 from scdro.tracked import Tracked
 

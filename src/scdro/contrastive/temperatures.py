@@ -106,6 +106,10 @@ class NewtonTemperatures(Temperatures):
 
     Args:
         cap: the most visits that a single one may count for in u (`MovingAverage`); None for no bound.
+
+    Example:
+        >>> from scdro.contrastive import RobustContrastiveLoss
+        >>> loss = RobustContrastiveLoss(n=100, rho=0.5, temperature=NewtonTemperatures(cap=None))
     """
 
     cap: float | None = 2.0
@@ -137,6 +141,10 @@ class PrintedTemperatures(Temperatures):
         initial: tau_i before the first visit.
         lr: the step size of all tau_i, with no division by n.
         tau_max: the largest tau_i.
+
+    Example:
+        >>> from scdro.contrastive import RobustContrastiveLoss
+        >>> loss = RobustContrastiveLoss(n=100, rho=0.5, temperature=PrintedTemperatures(initial=0.1, lr=0.01))
     """
 
     initial: float = 0.1
@@ -163,7 +171,12 @@ class PrintedTemperatures(Temperatures):
 
 @dataclass(frozen=True)
 class FixedTemperatures(Temperatures):
-    """One temperature for all anchors and for good: the global contrastive loss of SogCLR (Yuan et al. 2022)."""
+    """One temperature for all anchors and for good: the global contrastive loss of SogCLR (Yuan et al. 2022).
+
+    Example:
+        >>> from scdro.contrastive import RobustContrastiveLoss
+        >>> loss = RobustContrastiveLoss(n=100, rho=0.0, temperature=FixedTemperatures(0.1))
+    """
 
     tau: float
 

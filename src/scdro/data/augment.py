@@ -17,6 +17,11 @@ def crop_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, pad: int 
         images: (b, c, h, w); what comes back has the same dtype, in channels_last order.
         top, left: place of the crop in the padded image, in [0, 2 pad], (b,).
         flip: whether to mirror the columns, bool, (b,).
+
+    Example:
+        >>> images, still = torch.arange(9.0).reshape(1, 1, 3, 3), torch.tensor([1])
+        >>> crop_flip(images, still, still, torch.tensor([True]), pad=1)[0, 0, 0].tolist()
+        [2.0, 1.0, 0.0]
     """
     b, _, height, width = images.shape
     padded = F.pad(images, (pad, pad, pad, pad)).permute(0, 2, 3, 1)

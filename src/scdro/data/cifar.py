@@ -64,6 +64,12 @@ class CIFAR10(ImageData):
         root: the folder that holds `cifar-10-batches-py`, or that folder itself; by default $SCDRO_DATA, or ./data.
         train: the 50,000 training images, or the 10,000 test images.
         download: fetch missing files by torchvision, which must be installed.
+
+    Example:
+        >>> test = CIFAR10("data", train=False)  # doctest: +SKIP
+        >>> CIFAR10("no/such/folder")  # where to get it
+        Traceback (most recent call last):
+        scdro.errors.MissingDataError: expected the file ...
     """
 
     def __init__(self, root: PathLike | None = None, train: bool = True, *, download: bool = False) -> None:
@@ -76,6 +82,12 @@ class CIFAR100(ImageData):
     """CIFAR-100 in memory, with fine labels, or with its superclasses as labels and fine labels as `groups`.
 
     Arguments as for `CIFAR10`, with the folder `cifar-100-python`.
+
+    Example:
+        >>> train = CIFAR100("data")  # doctest: +SKIP
+        >>> CIFAR100("no/such/folder")  # where to get it
+        Traceback (most recent call last):
+        scdro.errors.MissingDataError: expected the file ...
     """
 
     def __init__(
@@ -111,11 +123,24 @@ class CIFAR10ST(_FewOfHalf, CIFAR10):
     """The paper's CIFAR10-ST: of classes 0 to 4 only the last 100 training images; the test images as they are.
 
     Arguments as for `CIFAR10`; `keep` images remain of each of the first five classes.
+
+    Example:
+        >>> CIFAR10ST("data", keep=50).counts  # doctest: +SKIP
+        >>> CIFAR10ST("no/such/folder")  # where to get it
+        Traceback (most recent call last):
+        scdro.errors.MissingDataError: expected the file ...
     """
 
 
 class CIFAR100ST(_FewOfHalf, CIFAR100):
-    """The paper's CIFAR100-ST: of classes 0 to 49 only the last 100 training images; the test images as they are."""
+    """The paper's CIFAR100-ST: of classes 0 to 49 only the last 100 training images; the test images as they are.
+
+    Example:
+        >>> CIFAR100ST("data").counts  # doctest: +SKIP
+        >>> CIFAR100ST("no/such/folder")  # where to get it
+        Traceback (most recent call last):
+        scdro.errors.MissingDataError: expected the file ...
+    """
 
 
 class CIFAR100Hidden(CIFAR100):
@@ -123,6 +148,12 @@ class CIFAR100Hidden(CIFAR100):
 
     The two are those of the least numbers, and keep their last 50 training images. All superclasses have 1,600 training
     images, so no label tells of the imbalance. Fine labels are `groups`, for evaluation alone, `rare` the rare ones.
+
+    Example:
+        >>> CIFAR100Hidden("data").rare  # doctest: +SKIP
+        >>> CIFAR100Hidden("no/such/folder")  # where to get it
+        Traceback (most recent call last):
+        scdro.errors.MissingDataError: expected the file ...
     """
 
     def __init__(

@@ -19,7 +19,12 @@ PathLike = str | os.PathLike[str]
 
 
 def data_folder(root: PathLike | None = None) -> Path:
-    """The folder the user names, else that of the environment variable SCDRO_DATA, else ./data."""
+    """The folder the user names, else that of the environment variable SCDRO_DATA, else ./data.
+
+    Example:
+        >>> data_folder("photos").name
+        'photos'
+    """
     return Path(os.environ.get("SCDRO_DATA", "data") if root is None else root).expanduser()
 
 

@@ -85,7 +85,12 @@ def imbalanced(dataset: Any, counts: Mapping[int, int] | Sequence[int]) -> Any:
 
 
 def labels_of(dataset: Any) -> Tensor:
-    """Labels of any data set: its `labels` or `targets`, or each item's second entry."""
+    """Labels of any data set: its `labels` or `targets`, or each item's second entry.
+
+    Example:
+        >>> labels_of([("first", 3), ("second", 5)])
+        tensor([3, 5])
+    """
     if isinstance(dataset, Subset):
         return labels_of(dataset.dataset)[torch.as_tensor(dataset.indices, dtype=torch.int64)]
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:

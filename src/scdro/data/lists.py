@@ -21,7 +21,12 @@ MOST = 10_000_000  # classes
 
 @dataclass(frozen=True)
 class Size:
-    """What a list must have: lines, and the images of its largest and of its smallest class."""
+    """What a list must have: lines, and the images of its largest and of its smallest class.
+
+    Example:
+        >>> Size(115_846, 1280, 5)
+        Size(lines=115846, largest=1280, smallest=5)
+    """
 
     lines: int
     largest: int
@@ -29,7 +34,7 @@ class Size:
 
 
 class LongTailList(ImageFiles):
-    """Images named by a list file; items are (tensor, label), decoded when asked for.
+    r"""Images named by a list file; items are (tensor, label), decoded when asked for.
 
     Args:
         list_file: lines `relative/path label`, plain or gzip.
@@ -40,7 +45,11 @@ class LongTailList(ImageFiles):
         size: checked where given.
 
     Example:
-        >>> LongTailList("train.txt", "images").counts  # doctest: +SKIP
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "train.txt")
+        >>> _ = path.write_text("cat/1.jpg 0\ncat/2.jpg 0\ndog/1.jpg 1\n")
+        >>> LongTailList(path, root="photos").counts.tolist()
+        [2, 1]
     """
 
     def __init__(
@@ -67,14 +76,7 @@ class LongTailList(ImageFiles):
 
 
 class _Preset(LongTailList):
-    """A known list.
-
-    Args:
-        root: the folder with the images; by default $SCDRO_DATA, or ./data.
-        split: "train", "val" or "test", where there is one.
-        lists: the folder with the list files; by default root.
-        transform: by default random parts for training, the middle for the others.
-    """
+    """A known list."""
 
     stem: ClassVar[str]
     number: ClassVar[int]
@@ -100,7 +102,20 @@ class _Preset(LongTailList):
 
 
 class ImageNetLT(_Preset):
-    __doc__ = f"ImageNet-LT: 1,000 classes of 1,280 down to 5 training images.\n{_Preset.__doc__}"
+    """ImageNet-LT: 1,000 classes of 1,280 down to 5 training images.
+
+    Args:
+        root: the folder with the images; by default $SCDRO_DATA, or ./data.
+        split: "train", "val" or "test".
+        lists: the folder with the list files; by default root.
+        transform: by default random parts for training, the middle for the others.
+
+    Example:
+        >>> ImageNetLT("data", "train").counts  # doctest: +SKIP
+        >>> ImageNetLT("no/such/folder")  # where to get it
+        Traceback (most recent call last):
+        scdro.errors.MissingDataError: expected the file ...
+    """
 
     stem, number = "ImageNet_LT", 1000
     sizes: ClassVar = {"train": Size(115_846, 1280, 5), "val": Size(20_000, 20, 20), "test": Size(50_000, 50, 50)}
@@ -108,7 +123,14 @@ class ImageNetLT(_Preset):
 
 
 class PlacesLT(_Preset):
-    __doc__ = f"Places-LT: 365 classes of 4,980 down to 5 training images.\n{_Preset.__doc__}"
+    """Places-LT: 365 classes of 4,980 down to 5 training images. Arguments as for `ImageNetLT`.
+
+    Example:
+        >>> PlacesLT("data", "val").counts  # doctest: +SKIP
+        >>> PlacesLT("no/such/folder")  # where to get it
+        Traceback (most recent call last):
+        scdro.errors.MissingDataError: expected the file ...
+    """
 
     stem, number = "Places_LT", 365
     sizes: ClassVar = {"train": Size(62_500, 4980, 5), "val": Size(7_300, 20, 20), "test": Size(36_500, 100, 100)}
@@ -116,7 +138,15 @@ class PlacesLT(_Preset):
 
 
 class iNaturalist18(_Preset):
-    __doc__ = f"iNaturalist 2018: 8,142 classes of 1,000 down to 2 training images.\n{_Preset.__doc__}"
+    """iNaturalist 2018: 8,142 classes of 1,000 down to 2 training images. Arguments as for `ImageNetLT`; there is no
+    "test".
+
+    Example:
+        >>> iNaturalist18("data").counts  # doctest: +SKIP
+        >>> iNaturalist18("no/such/folder")  # where to get it
+        Traceback (most recent call last):
+        scdro.errors.MissingDataError: expected the file ...
+    """
 
     stem, number = "iNaturalist18", 8142
     sizes: ClassVar = {"train": Size(437_513, 1000, 2), "val": Size(24_426, 3, 3)}

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from scdro.data.memory import Augmentation, InMemory
 from scdro.data.order import BatchSampler, Order
-from scdro.distributed import ALONE, Ranks
+from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import DataError, HyperparameterError, ScdroError
 
 __all__ = ["Batch", "Batches", "MemoryBatches", "WorkerBatches"]
@@ -34,6 +34,12 @@ class Batches(ABC):
 
     Attributes:
         next_epoch: the epoch that `iter` will give, and then count up; set it to resume.
+
+    Example:
+        >>> from scdro.data import DigitsST, MemoryBatches
+        >>> batches = MemoryBatches(DigitsST(), 128, seed=3)
+        >>> rest = list(batches.epoch(5, start=3))  # epoch 5, from its fourth batch on
+        >>> x, y, index = rest[0]
     """
 
     order: Order
@@ -125,6 +131,19 @@ class WorkerBatches(Batches):
             changes while the epoch runs: it is read two batches a worker ahead.
 
     One epoch at a time: when the next one begins, one that is not at its end can no longer be asked for batches.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from scdro.data import EvalTransform, ImageFiles
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in "ab":
+        ...     Image.new("RGB", (300, 300)).save(folder / f"{name}.png")
+        >>> small = EvalTransform(size=32)
+        >>> data = ImageFiles(folder, ["a.png", "b.png"], torch.tensor([0, 1]), classes=2, transform=small)
+        >>> [tuple(x.shape) for x, y, index in WorkerBatches(data, 2)]
+        [(2, 3, 32, 32)]
     """
 
     def __init__(

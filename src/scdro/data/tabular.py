@@ -25,7 +25,13 @@ UCI = "https://archive.ics.uci.edu/dataset"
 
 class Table(NamedTuple):
     """Features (n, d), dense or sparse; labels 0, 1, ...; a column of group names for each kind of group; where known,
-    names of the features."""
+    names of the features.
+
+    Example:
+        >>> table = Table(np.zeros((2, 1)), np.array([0, 1]), groups=np.array([["F"], ["M"]]), names=("age",))
+        >>> table.groups[table.y == 1].tolist()
+        [['M']]
+    """
 
     X: Any
     y: Array
@@ -82,6 +88,12 @@ def adult(root: PathLike | None = None) -> tuple[Table, Table]:
 
     Args:
         root: the folder with adult.data and adult.test, plain or gzip; by default $SCDRO_DATA, or ./data.
+
+    Example:
+        >>> train, test = adult("data")  # doctest: +SKIP
+        >>> adult("no/such/folder")  # where to get it
+        Traceback (most recent call last):
+        scdro.errors.MissingDataError: expected the file ...
     """
     return _census(ADULT, root)
 
@@ -92,6 +104,12 @@ def census_income(root: PathLike | None = None) -> tuple[Table, Table]:
     Args:
         root: the folder with census-income-kdd.data and census-income-kdd.test, or census-income.data and
             census-income.test, as UCI has them, plain or gzip.
+
+    Example:
+        >>> train, test = census_income("data")  # doctest: +SKIP
+        >>> census_income("no/such/folder")  # where to get it
+        Traceback (most recent call last):
+        scdro.errors.MissingDataError: expected the file ...
     """
     return _census(CENSUS_INCOME, root)
 
@@ -104,6 +122,12 @@ def covertype(root: PathLike | None = None) -> Table:
 
     Args:
         root: the folder with covtype.csv or UCI's covtype.data, plain or gzip, with or without a line of column names.
+
+    Example:
+        >>> X, y, groups, names = covertype("data")  # doctest: +SKIP
+        >>> covertype("no/such/folder")  # where to get it
+        Traceback (most recent call last):
+        scdro.errors.MissingDataError: expected the file ...
     """
     path = find((data_folder(root),), ("covtype.csv", "covtype.data"), f"get it from {UCI}/31/covertype")
     table = _integers(path)

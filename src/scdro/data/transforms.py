@@ -26,6 +26,11 @@ class TrainTransform:
     by factors of up to 1 +- jitter, in random order.
 
     The part has 8 to 100% of the area and sides of 3:4 to 4:3, as in "Going deeper with convolutions".
+
+    Example:
+        >>> from PIL import Image
+        >>> TrainTransform(size=32)(Image.new("RGB", (64, 48)), np.random.default_rng(0)).shape
+        torch.Size([3, 32, 32])
     """
 
     mean: Triple = IMAGENET[0]
@@ -49,7 +54,13 @@ class TrainTransform:
 
 @dataclass(frozen=True)
 class EvalTransform:
-    """The image with its shorter side at `resize`, and of that the middle `size` x `size`."""
+    """The image with its shorter side at `resize`, and of that the middle `size` x `size`.
+
+    Example:
+        >>> from PIL import Image
+        >>> EvalTransform(resize=40, size=32)(Image.new("RGB", (64, 48)), np.random.default_rng(0)).shape
+        torch.Size([3, 32, 32])
+    """
 
     mean: Triple = IMAGENET[0]
     std: Triple = IMAGENET[1]

@@ -5,27 +5,8 @@ and a few sums. Every process receives all of it, in the order of the ranks, and
 and log s agree to the bit, and nobody has to broadcast them.
 """
 
-from scdro.distributed.ranks import ALONE, Group, Joined, RankBatches, Ranks, Share, shard
-from scdro.distributed.rows import Cut
-from scdro.distributed.sharded import full, gathered, is_sharded, like, reshard
-from scdro.distributed.start import finish, first_to_fail, initialize, is_first
+from scdro.distributed.ranks import Group, RankBatches, shard
+from scdro.distributed.sharded import gathered
+from scdro.distributed.start import finish, initialize
 
-__all__ = [
-    "ALONE",
-    "Cut",
-    "Group",
-    "Joined",
-    "RankBatches",
-    "Ranks",
-    "Share",
-    "finish",
-    "first_to_fail",
-    "full",
-    "gathered",
-    "initialize",
-    "is_first",
-    "is_sharded",
-    "like",
-    "reshard",
-    "shard",
-]
+__all__ = ["Group", "RankBatches", "finish", "gathered", "initialize", "shard"]

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ALONE", "Group", "Joined", "RankBatches", "Ranks", "Share", "shard"]
 
-# None: all processes, where torch.distributed is initialised; False: each process on its own.
 Group: TypeAlias = "ProcessGroup | Literal[False] | None"
+"""None: all processes, where torch.distributed is initialised; False: each process on its own."""
 T = TypeVar("T")
 
 

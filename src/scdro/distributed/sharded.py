@@ -23,7 +23,11 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def gathered(state: Any) -> Any:
-    """A state_dict with every sharded tensor whole, to be saved by one process, loaded by any. All must call it."""
+    """A state_dict with every sharded tensor whole, to be saved by one process, loaded by any. All must call it.
+
+    Example:
+        >>> checkpoint = gathered({"model": torch.nn.Linear(3, 2).state_dict()})
+    """
     if isinstance(state, Tensor):
         return full(state.detach())
     if isinstance(state, dict):

@@ -15,7 +15,11 @@ _starts = 0
 
 
 def initialize(backend: str | None = None, **settings: Any) -> torch.device:
-    """`init_process_group` where torchrun started this process; gives the device to work on."""
+    """`init_process_group` where torchrun started this process; gives the device to work on.
+
+    Example:
+        >>> device = initialize()  # without torchrun there is nothing to initialise
+    """
     global _store, _starts
     local = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
@@ -41,7 +45,11 @@ def first_to_fail() -> bool:
 
 
 def finish() -> None:
-    """End what `initialize` began, when all processes are done."""
+    """End what `initialize` began, when all processes are done.
+
+    Example:
+        >>> finish()  # without torchrun there is nothing to end
+    """
     global _store
     if dist.is_available() and dist.is_initialized():
         # gloo's thread may still hold tensors of the last collective, and wants the GIL to let go of them. Whoever

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scdro.distributed import ALONE, Ranks
+from scdro.distributed.ranks import ALONE, Ranks
 from scdro.experiments.tasks import Samples, Task
 from scdro.functional import worst_case
 from scdro.scores import score

@@ -24,7 +24,7 @@ from scdro.data import (
 )
 from scdro.data.files import PathLike
 from scdro.data.memory import InMemory
-from scdro.distributed import ALONE, Ranks
+from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import HyperparameterError
 from scdro.models import CifarResNet, Network, ResNet50
 

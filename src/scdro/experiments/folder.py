@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 import scdro
-from scdro.distributed import ALONE, Ranks
+from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.experiments.checkpoints import Checkpoints, usable
 from scdro.experiments.storage import JsonLines, read_json, write_json

@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from scdro.distributed import Ranks
+from scdro.distributed.ranks import Ranks
 from scdro.errors import HyperparameterError, ScdroError
 from scdro.experiments.config import Run
 from scdro.experiments.storage import write_json

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scdro.distributed import Ranks
+from scdro.distributed.ranks import Ranks
 from scdro.errors import CheckpointError
 from scdro.experiments.config import Arm, Run, Study
 from scdro.experiments.folder import environment

@@ -30,7 +30,7 @@ from scdro.data import (
 )
 from scdro.data.memory import Augmentation, InMemory
 from scdro.data.order import BatchSampler
-from scdro.distributed import ALONE, Ranks
+from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import DataError, MissingDataError
 from scdro.experiments.architectures import image_model, row_model
 from scdro.experiments.catalog import IMAGES, LISTS, chosen, in_order, open_image_data

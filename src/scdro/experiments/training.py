@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scdro.distributed import Ranks
+from scdro.distributed.ranks import Ranks
 from scdro.errors import HyperparameterError, NonFiniteLossError
 from scdro.experiments.assess import Predicted, assess, hardest, predicted
 from scdro.experiments.checkpoints import Checkpoints, save

@@ -33,6 +33,11 @@ class RobustMonitor(Callback):
         hardest: how many of the hardest samples since the last record to name.
         every: steps between records; None takes the Trainer's `log_every_n_steps`.
         name: what the names of the records begin with; other monitors need other names.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> monitor = RobustMonitor(every=4)
+        >>> trainer = Trainer(callbacks=[monitor], accelerator="cpu", logger=False, enable_checkpointing=False)
     """
 
     def __init__(

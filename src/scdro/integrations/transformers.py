@@ -24,19 +24,36 @@ _VERSION = 1
 
 
 def sequence_losses(outputs: Any, labels: Tensor) -> Losses:
-    """Cross-entropy of each sequence's class: logits (b, k), labels (b,)."""
+    """Cross-entropy of each sequence's class: logits (b, k), labels (b,).
+
+    Example:
+        >>> sequence_losses({"logits": torch.zeros(3, 2)}, torch.tensor([0, 1, 1])).tolist()
+        [0.693..., 0.693..., 0.693...]
+    """
     return F.cross_entropy(_logits(outputs), labels, reduction="none")
 
 
 def token_losses(outputs: Any, labels: Tensor) -> Losses:
-    """Mean cross-entropy of each sequence's tokens: logits (b, t, k), labels (b, t), -100 where one does not count."""
+    """Mean cross-entropy of each sequence's tokens: logits (b, t, k), labels (b, t), -100 where one does not count.
+
+    Example:
+        >>> losses, counts = token_losses({"logits": torch.zeros(1, 4, 2)}, torch.tensor([[0, 1, -100, -100]]))
+        >>> losses.tolist(), counts.tolist()
+        ([0.693...], [True])
+    """
     losses = F.cross_entropy(_logits(outputs).flatten(0, 1), labels.flatten(), reduction="none", ignore_index=-100)
     number = (labels != -100).sum(1)
     return losses.view(labels.shape).sum(1) / number.clamp_min(1), number > 0
 
 
 def language_model_losses(outputs: Any, labels: Tensor) -> Losses:
-    """Mean cross-entropy of each sequence's next tokens; labels are the input, -100 where one does not count."""
+    """Mean cross-entropy of each sequence's next tokens; labels are the input, -100 where one does not count.
+
+    Example:
+        >>> losses, counts = language_model_losses({"logits": torch.zeros(1, 4, 2)}, torch.tensor([[0, 1, 1, -100]]))
+        >>> losses.tolist()
+        [0.693...]
+    """
     return token_losses({"logits": _logits(outputs)[:, :-1]}, labels[:, 1:])
 
 
@@ -62,6 +79,9 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         robust: the loss.
         losses: per-sample losses from the model's outputs and the labels, or a pair of them and a mask that is False
             where one does not count: `sequence_losses`, `token_losses`, `language_model_losses`, or one's own.
+
+    Example:
+        >>> robust = RobustTrainerLoss(KLRobustLoss(rho=0.5), token_losses)
     """
 
     def __init__(self, robust: KLRobustLoss, losses: Callable[[Any, Tensor], Losses] = sequence_losses) -> None:

@@ -21,6 +21,12 @@ class Network(nn.Module, ABC):
 
     Attributes:
         classifier: the last linear layer.
+
+    Example:
+        >>> from scdro.models import resnet20
+        >>> model = resnet20(10).freeze_to("classifier")
+        >>> [tuple(p.shape) for p in model.trained()]
+        [(10, 64), (10,)]
     """
 
     classifier: nn.Linear

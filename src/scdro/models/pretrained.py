@@ -19,6 +19,10 @@ class ResNet50(Network):
     Args:
         classes: of the new classifier, randomly initialised.
         weights: as torchvision names them, which downloads them; None for none, to load a state_dict of one's own.
+
+    Example:
+        >>> model = ResNet50(classes=365).freeze_to("last_block")  # doctest: +SKIP
+        >>> optimizer = torch.optim.SGD(model.trained(), lr=0.1)  # doctest: +SKIP
     """
 
     def __init__(self, classes: int, weights: str | None = "IMAGENET1K_V1") -> None:

@@ -70,10 +70,20 @@ class CifarResNet(Network):
 
 
 def resnet20(classes: int = 10) -> CifarResNet:
-    """ResNet20 for CIFAR, with 64 features."""
+    """ResNet20 for CIFAR, with 64 features.
+
+    Example:
+        >>> resnet20(10)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
     return CifarResNet(20, classes)
 
 
 def resnet32(classes: int = 10) -> CifarResNet:
-    """ResNet32 for CIFAR, with 64 features."""
+    """ResNet32 for CIFAR, with 64 features.
+
+    Example:
+        >>> resnet32(10)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
     return CifarResNet(32, classes)

@@ -25,9 +25,9 @@ class ASCDRO(TwoPoints, RobustOptimizer):
     Each `step(closure)`, with l, l' the per-sample losses of the same batch at w_t and w_{t-1}:
 
     1. l', then its gradient, at w_{t-1}; then l at w_t, under the same random masks.
-    2. s_t by the tracker (lines 6-7, eq. 10).
+    2. s_t by the tracker (lines 6-7, eq. 7).
     3. z_t = keep z_{t-1} + new mean_p(grad l) - old mean_p'(grad l'),   the STORM estimate of grad F.
-    4. w_{t+1} = Proj_W(w_t - lr (z_t + wd w_t))                            (line 4, eq. 11)
+    4. w_{t+1} = Proj_W(w_t - lr (z_t + wd w_t))                            (line 4, eq. 8)
     5. lam_{t+1} by the `temperature`.
 
     With `PrintedTemperature` all of it is as the paper prints it. By default lam comes from the recent losses, both

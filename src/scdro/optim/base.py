@@ -13,7 +13,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from scdro.batch import Batch
-from scdro.distributed import Ranks, like
+from scdro.distributed.ranks import Ranks
+from scdro.distributed.sharded import like
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError
 from scdro.optim.gradients import Gradients
 from scdro.projections import Ball

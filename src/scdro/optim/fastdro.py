@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
-from scdro.distributed import ALONE, Group
+from scdro.distributed import Group
+from scdro.distributed.ranks import ALONE
 from scdro.errors import HyperparameterError, LossError
 from scdro.functional import BestResponse, WorstCase, chi2_constrained, chi2_penalized, cvar, worst_case
 from scdro.optim.weighting import Weighed, WeightingOptimizer
@@ -28,22 +29,50 @@ Geometry = Callable[..., WorstCase | BestResponse]
 
 
 def KLBall(rho: float, lam0: float = 1e-3) -> Geometry:
-    """max over KL(p, q) <= rho of sum p l - lam0 KL(p, q)."""
+    """max over KL(p, q) <= rho of sum p l - lam0 KL(p, q).
+
+    Example:
+        >>> import torch
+        >>> opt = FastDRO(torch.nn.Linear(3, 2).parameters(), lr=0.1, geometry=KLBall(0.1))
+        >>> round(float(opt.full_objective(torch.arange(4.0))), 4)
+        1.9942
+    """
     return partial(worst_case, rho=rho, lam0=lam0)
 
 
 def CVaR(alpha: float) -> Geometry:
-    """The mean of the hardest fraction alpha."""
+    """The mean of the hardest fraction alpha.
+
+    Example:
+        >>> import torch
+        >>> opt = FastDRO(torch.nn.Linear(3, 2).parameters(), lr=0.1, geometry=CVaR(0.2))
+        >>> float(opt.full_objective(torch.arange(10.0)))  # the mean of the two hardest of ten
+        8.5
+    """
     return partial(cvar, alpha=alpha)
 
 
 def Chi2(rho: float) -> Geometry:
-    """max over D(p) <= rho, D the chi-square divergence (`best_response`)."""
+    """max over D(p) <= rho, D the chi-square divergence (`best_response`).
+
+    Example:
+        >>> import torch
+        >>> opt = FastDRO(torch.nn.Linear(3, 2).parameters(), lr=0.1, geometry=Chi2(0.1))
+        >>> round(float(opt.full_objective(torch.arange(4.0))), 6)
+        2.0
+    """
     return partial(chi2_constrained, rho=rho)
 
 
 def Chi2Penalty(reg: float) -> Geometry:
-    """max of sum p l - reg D(p)."""
+    """max of sum p l - reg D(p).
+
+    Example:
+        >>> import torch
+        >>> opt = FastDRO(torch.nn.Linear(3, 2).parameters(), lr=0.1, geometry=Chi2Penalty(2.5))
+        >>> round(float(opt.full_objective(torch.arange(4.0))), 6)
+        1.75
+    """
     return partial(chi2_penalized, reg=reg)
 
 
@@ -55,6 +84,13 @@ class Multilevel(NamedTuple):
         R(first `smallest`) + (R(all) - (R(first half) + R(second half))/2) / chance
 
     has the expectation of R on the largest batch, whatever size was drawn.
+
+    Example:
+        >>> import torch
+        >>> opt = FastDRO(torch.nn.Linear(3, 2).parameters(), lr=0.1, geometry=KLBall(0.5), multilevel=Multilevel(2, 8))
+        >>> sizes = {len(index) for index in opt.batch_sampler(n=100, steps=50)}
+        >>> sizes <= {4, 8}
+        True
     """
 
     smallest: int

@@ -54,6 +54,13 @@ class Method:
         grid: settings and the values to try, the paper's where it names them.
         loss: for the methods that change the loss: makes it from `class_counts` and the settings in `loss_settings`.
         own_schedule: whether its step sizes fall by themselves, so that no schedule should lower them.
+
+    Example:
+        >>> import torch
+        >>> method, model = REGISTRY["SCDRO"], torch.nn.Linear(3, 2)
+        >>> method.needs
+        ('rho',)
+        >>> opt = method.build(model.parameters(), {"rho": 0.5}, **method.trials(count=1)[0])
     """
 
     name: str
@@ -186,3 +193,4 @@ REGISTRY: Mapping[str, Method] = {
         Method("ClassBalanced", ERM, (), {"lr": _LR, "balance": (0.99, 0.999, 0.9999)}, _class_balanced, ("balance",)),
     )
 }
+"""Every method by its name, such as `REGISTRY["SCDRO"]`, with what it needs to know of a task and what to try."""

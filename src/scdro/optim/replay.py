@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from scdro.batch import Batch
-from scdro.distributed import reshard
+from scdro.distributed.sharded import reshard
 from scdro.errors import ClosureError
 from scdro.optim.base import ClosureOptimizer
 

@@ -17,7 +17,12 @@ __all__ = ["RASCDRO", "RSCDRO", "Stage", "decay_stages", "factor_stages", "lemma
 
 
 class Stage(NamedTuple):
-    """eta_k, beta_k and T_k of one stage."""
+    """eta_k, beta_k and T_k of one stage.
+
+    Example:
+        >>> Stage(lr=0.1, beta=0.5, steps=600)
+        Stage(lr=0.1, beta=0.5, steps=600)
+    """
 
     lr: float
     beta: float
@@ -33,6 +38,10 @@ def lemma_stages(
     exp(2 C/lam0): the result is of theoretical interest unless you know a small one.
 
     In Lemma 5 eta_k is read as sqrt(mu eps_k)/(24 c L_F sigma), as its proof needs (it prints sigma^2).
+
+    Example:
+        >>> [stage.steps for stage in lemma_stages(mu=0.1, eps1=1.0, sigma=1.0, L_F=1.0, stages=2)]
+        [14745600, 29491200]
     """
     for name, value in {"mu": mu, "eps1": eps1, "sigma": sigma, "L_F": L_F}.items():
         if not 0.0 < value < math.inf:

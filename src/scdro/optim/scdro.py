@@ -17,7 +17,7 @@ class SCDRO(RobustOptimizer):
     Each `step(closure)`, with l the per-sample losses that the closure returns at w_t:
 
     1. s_t = (1-beta) s_{t-1} + beta mean exp(l/lam_t)                        (line 6)
-    2. v_t = (1-beta) v_{t-1} + beta [mean(exp(l/lam_t)/s_t grad l) + wd w_t]   (line 7, eq. 8)
+    2. v_t = (1-beta) v_{t-1} + beta [mean(exp(l/lam_t)/s_t grad l) + wd w_t]   (line 7, eq. 6)
     3. w_{t+1} = Proj_W(w_t - lr v_t)                                         (line 4)
     4. lam_{t+1} by the `temperature`.
 

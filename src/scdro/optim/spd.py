@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
-from scdro.distributed import ALONE, Group
+from scdro.distributed import Group
+from scdro.distributed.ranks import ALONE
 from scdro.dual import Dual, check_vector
 from scdro.errors import ClosureError, HyperparameterError
 from scdro.optim.base import Closure, descend

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import scdro
-from scdro.distributed import Ranks
+from scdro.distributed.ranks import Ranks
 from scdro.errors import CheckpointError, NonFiniteLossError
 from scdro.experiments.config import Arm, Run, Study
 from scdro.experiments.folder import environment

@@ -60,8 +60,8 @@ def warnings(fits: Sequence[Fit], data: OwnData) -> list[str]:
         found.append(
             f"the robust loss of the training data, {result['train']['robust_loss']:.3f}, is hardly better than that "
             f"of a model that answers 'I do not know' to all, log {len(data.classes)} = {unsure:.3f}: at this rho the "
-            "model cannot fit the worst case. Take a smaller --rho (a larger --protect) or a larger model, and do not "
-            "trust the probabilities"
+            "model cannot fit the worst case. Take a smaller --rho (a larger --protect), more --epochs or a larger "
+            "model, and do not trust the probabilities"
         )
     if fits[-1].run.study.trials and data.task.test is None:
         found.append(

@@ -1,0 +1,109 @@
+"""`scdro doctor`: what is installed, and whether it computes what it should."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from collections import defaultdict
+from typing import Any
+
+from scdro import __version__
+from scdro.cli.parsing import add_command
+
+__all__ = ["add"]
+
+REQUIREMENT = re.compile(
+    r"""(?P<name>[\w.-]+)(\[[\w,-]+\])?(>=(?P<least>[\d.]+))?.*?(extra == ['"](?P<extra>[\w-]+)['"])?$"""
+)
+DEVELOPERS = ("dev", "docs", "lint", "test")
+
+
+def add(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "doctor",
+        usage="[-h]",
+        help="versions, devices, extras, and a numeric self-test",
+        description="Print what is installed, and check on every device that the worst case, its gradient, training "
+        "and resuming give what they should. The exit status is 1 if something is wrong. Its output belongs into a "
+        "bug report.",
+        examples="""
+            scdro doctor
+                a few seconds
+        """,
+    )
+    parser.set_defaults(run=run)
+
+
+def run(_: argparse.Namespace) -> int:
+    print(f"scdro {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    wrong = [*_packages(), *_self_test()]
+    for problem in wrong:
+        print(f"scdro doctor: {problem}", file=sys.stderr)
+    print("something is wrong, see above" if wrong else "all is well")
+    return 1 if wrong else 0
+
+
+def _packages() -> list[str]:
+    """Print the versions of all that scdro can use, by extra; what is needed and missing or too old."""
+    wrong = []
+    for extra, needed in requirements().items():
+        found = {name: version_of(name) for name in needed}
+        print(f"{extra or 'needed':<14}" + ", ".join(f"{name} {version or '-'}" for name, version in found.items()))
+        for name, version in found.items():
+            least = needed[name]
+            if version is None and not extra:
+                wrong.append(f"expected {name}, which is not installed; pip install {name}")
+            elif version is not None and least and numbers(version) < numbers(least):
+                wrong.append(f"expected {name} >= {least}, got {version}; pip install --upgrade {name}")
+    return wrong
+
+
+def requirements() -> dict[str, dict[str, str]]:
+    """For each extra, "" for none, the packages and their least versions, as the package's metadata have them."""
+    try:
+        lines = importlib.metadata.requires("scdro") or []
+    except importlib.metadata.PackageNotFoundError:
+        lines = ["torch", "numpy", "scipy", "scikit-learn", "threadpoolctl"]
+    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for line in lines:
+        match = REQUIREMENT.match(line)
+        if match is not None and match["name"] != "scdro" and match["extra"] not in DEVELOPERS:
+            found[match["extra"] or ""][match["name"]] = match["least"] or ""
+    return dict(found)
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def numbers(version: str) -> list[int]:
+    """1.26.4 as [1, 26, 4], of 2.6.0a1+cpu only [2, 6, 0]."""
+    return [int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", version)[0])]
+
+
+def _self_test() -> list[str]:
+    import torch
+
+    from scdro.cli.checks import CHECKS, devices
+
+    threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch"
+    print(f"{'devices':<14}{', '.join(devices())}; {threads}")
+    wrong = []
+    for device in devices():
+        for about, check in CHECKS.items():
+            try:
+                error = check(torch.device(device))
+            except Exception as problem:  # whatever it is, the others still run
+                wrong.append(f"{device}: {about}: {type(problem).__name__}: {problem}")
+                continue
+            print(f"{'self-test':<14}{device}: {about}: {error or 'as it should be'}")
+            wrong += [f"{device}: {about}: {error}"] if error else []
+    return wrong

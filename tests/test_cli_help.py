@@ -1,0 +1,158 @@
+"""What the command says of itself: help, completion, and the doctor."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import re
+import shlex
+import shutil
+import subprocess
+
+import pytest
+
+import scdro.functional
+import scdro.state
+from scdro.cli import checks, doctor, main, parser
+from scdro.cli.completion import SHELLS, script, words
+
+COMMANDS = list(words(parser()))
+
+
+def help_of(*command):
+    shown = io.StringIO()
+    with pytest.raises(SystemExit) as stop, contextlib.redirect_stdout(shown):
+        main([*command, "--help"])
+    assert stop.value.code == 0
+    return shown.getvalue()
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)], ids=" ".join)
+def test_examples_of_the_help_are_right(command):
+    text = help_of(*command)
+    examples = re.findall(r"^  (?:eval \"\$\()?(scdro [^|)\n]*)", text.split("examples:\n")[1], re.M)
+    assert examples
+    for example in examples:
+        if "COMMAND" not in example:
+            assert parser().parse_args(shlex.split(example)[1:]).command == example.split()[1]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_explained(command):
+    for flag, action in words(parser())[command].options.items():
+        assert action.help, f"scdro {command} {flag}"
+
+
+def completed(*line):
+    """What bash offers at the end of a line."""
+    setup = f"{script('bash', parser())}\nCOMP_WORDS=({' '.join(map(shlex.quote, line))})\nCOMP_CWORD={len(line) - 1}\n"
+    found = subprocess.run(
+        ["bash", "-c", f'{setup}_scdro\nprintf "%s\\n" "${{COMPREPLY[@]}}"'], capture_output=True, text=True, check=True
+    )
+    assert not found.stderr
+    return found.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (["scdro", ""], COMMANDS),
+        (["scdro", "pre"], ["predict", "pretrain"]),
+        (["scdro", "train", "data.csv", "--pro"], ["--protect"]),
+        (["scdro", "reproduce", "fig"], ["figure1", "figure2"]),
+        (["scdro", "reproduce", "figure1", "--scale", ""], ["paper", "small", "smoke"]),
+        (["scdro", "train", "--out", ""], []),  # a file: bash's own completion
+        (["scdro", "train", "da"], []),
+        (["scdro", "completion", ""], list(SHELLS)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bash_completes(line, expected):
+    assert completed(*line) == expected
+
+
+def test_completion_has_every_option():
+    for shell in SHELLS:
+        text = script(shell, parser())
+        for command, found in words(parser()).items():
+            assert command in text
+            for flag in found.options:
+                assert (f"-l {flag.removeprefix('--')}" if shell == "fish" else flag) in text
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_shell_reads_its_script(shell, capsys):
+    assert main(["completion", shell]) == 0
+    text = capsys.readouterr().out
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell}")
+    subprocess.run([shell, "-n"], input=text, text=True, check=True)
+
+
+def test_doctor(capsys):
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"scdro {scdro.__version__}, Python ")
+    assert shown.out.endswith("all is well\n")
+    assert shown.out.count("as it should be") == len(checks.devices()) * len(checks.CHECKS)
+    assert "torch" in shown.out
+    assert not shown.err
+
+
+def slightly_wrong(find):
+    return lambda *args, **settings: find(*args, **settings) * 1.001
+
+
+def backwards(estimate):
+    def estimated(*args, **settings):
+        found = estimate(*args, **settings)
+        return found._replace(weights=found.weights.flip(0))
+
+    return estimated
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "broken", "check"),
+    [
+        (scdro.functional, "solve_lam", slightly_wrong, "worst cases of known value"),
+        (scdro.state.RobustState, "estimate", backwards, "training reaches the optimum"),
+    ],
+    ids=["lam", "weights"],
+)
+def test_doctor_sees_wrong_arithmetic(place, name, broken, check, monkeypatch, capsys):
+    monkeypatch.setattr(place, name, broken(getattr(place, name)))
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr()
+    assert re.search(rf"scdro doctor: cpu: {check}: .*expected", shown.err)
+    assert "something is wrong" in shown.out
+
+
+def test_doctor_goes_on_after_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(scdro.functional, "check_radius", lambda *_: 1 / 0)
+    assert main(["doctor"]) == 1
+    shown = capsys.readouterr()
+    assert "ZeroDivisionError" in shown.err
+    assert "resuming, bit for bit: as it should be" in shown.out
+
+
+def test_doctor_sees_missing_and_old_packages(monkeypatch, capsys):
+    lines = ["torch>=999.1", "no-such-package>=1", 'no-such-extra>=2; extra == "images"', 'pytest>=99; extra == "test"']
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: lines)
+    assert doctor.requirements() == {
+        "": {"torch": "999.1", "no-such-package": "1"},
+        "images": {"no-such-extra": "2"},
+    }
+    monkeypatch.setattr(doctor, "_self_test", list)
+    assert doctor.run(argparse.Namespace()) == 1
+    shown = capsys.readouterr()
+    assert "expected torch >= 999.1, got" in shown.err
+    assert "expected no-such-package, which is not installed" in shown.err
+    assert "images        no-such-extra -" in shown.out
+    assert "no-such-extra" not in shown.err
+
+
+def test_versions_compare_by_number():
+    assert doctor.numbers("2.13.0+cpu") == [2, 13, 0] > doctor.numbers("2.6")
+    assert doctor.numbers("3.0a1") == [3, 0]
