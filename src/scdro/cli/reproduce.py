@@ -31,6 +31,7 @@ ABOUT = {
     "decay_epoch": "after how many of them lr falls by ten",
     "batch_size": "samples to a step",
     "weight_decay": "of every method",
+    "max_grad_norm": "bound on the norm of each gradient; 0 for none",
     "rho": "radii, each with a result of its own",
     "choose_rho": "one result instead, at the radius that is best on the validation data",
     "tune_rho": "search settings at this radius alone; 0 searches at each",

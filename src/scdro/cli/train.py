@@ -55,6 +55,7 @@ MODEL: dict[str, dict[str, Any]] = {
     "--epochs": {"type": int, "default": 0, "help": "passes over the training data (about 6,000 steps' worth)"},
     "--batch-size": {"type": int, "default": 0, "help": "samples to a step (128; of fewer than 2,000 samples 32)"},
     "--weight-decay": {"type": float, "default": 2e-4, "help": "of every method (2e-4)"},
+    "--max-grad-norm": {"type": float, "default": 1.0, "help": "bound on the norm of each gradient; 0 for none (1)"},
     "--seed": {"type": int, "default": 1, "help": "of weights, order and augmentation (1)"},
     "--threads": {"type": int, "help": "of torch (as many as it takes, or as the run in the folder had)"},
     "--workers": {
@@ -146,7 +147,8 @@ def _plan(args: argparse.Namespace) -> Plan:
     rho = rho_for_group(args.protect) if args.protect is not None else 0.5 if args.rho is None else args.rho
     settings = dict(map(_setting, args.set)) | ({} if args.lr is None else {"lr": args.lr})
     threads = args.threads or remembered_threads(args.out) or torch.get_num_threads()
-    same = ("method", "model", "width", "part", "epochs", "batch_size", "weight_decay", "search", "baseline", "seed")
+    same = ["method", "model", "width", "part", "epochs", "batch_size", "weight_decay", "max_grad_norm"]
+    same += ["search", "baseline", "seed"]
     return Plan(rho=rho, settings=settings, threads=threads, **{name: getattr(args, name) for name in same})
 
 

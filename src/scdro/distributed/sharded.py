@@ -6,7 +6,6 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from scdro.errors import HyperparameterError
@@ -27,7 +26,7 @@ def gathered(state: Any) -> Any:
     """A state_dict with every sharded tensor whole, to be saved by one process, loaded by any. All must call it.
 
     Example:
-        >>> checkpoint = gathered({"model": torch.nn.Linear(3, 2).state_dict()})
+        >>> checkpoint = gathered({"model": nn.Linear(3, 2).state_dict()})
     """
     if isinstance(state, Tensor):
         return full(state.detach())

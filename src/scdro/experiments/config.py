@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -32,6 +33,7 @@ class Study:
         pool: images are made smaller by this factor.
         epochs, decay_epoch: passes over the training data, and after how many of them lr falls by ten.
         batch_size, weight_decay: of every method.
+        max_grad_norm: a bound on the norm of each gradient; 0 for none.
         rho: the radii, each with a result of its own.
         choose_rho: one result instead, at the radius that is best on the validation set.
         tune_rho: settings are searched at this radius alone, and used at all; 0 searches at each.
@@ -69,6 +71,7 @@ class Study:
     seeds: int = 5
     points: int = 12
     threads: int = 1
+    max_grad_norm: float = 0.0
 
     def __post_init__(self) -> None:
         for method in self.methods:
@@ -78,6 +81,8 @@ class Study:
         for name in ("width", "pool", "epochs", "batch_size", "seeds", "points", "threads"):
             if not getattr(self, name) >= 1:
                 raise HyperparameterError(f"expected {name} >= 1, got {getattr(self, name)}")
+        if not 0.0 <= self.max_grad_norm < math.inf:
+            raise HyperparameterError(f"expected max_grad_norm > 0, or 0 for no bound, got {self.max_grad_norm}")
         if not self.methods or not self.rho:
             raise HyperparameterError(f"expected methods and radii, got {self.methods} and {self.rho}")
         for key, values in self.grid:
@@ -87,11 +92,12 @@ class Study:
                 raise HyperparameterError(f"expected a grid of values for a setting of a method, got {key}={values}")
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without what is not used: folders made before there was a bound on gradients stay valid."""
+        return {key: value for key, value in asdict(self).items() if key != "max_grad_norm" or value}
 
     @property
     def score_rho(self) -> float:
-        """The radius of the robust objective that is reported where a method has none of its own."""
+        """The radius of the robust objective that is reported where an arm has none of its own."""
         return self.tune_rho or self.rho[len(self.rho) // 2]
 
     def arms(self) -> list[Arm]:
@@ -150,7 +156,14 @@ class Run:
 
     @property
     def rho(self) -> float:
+        """The radius to train at."""
         return float(self.settings.get("rho", self.study.score_rho))
+
+    @property
+    def scored_at(self) -> float:
+        """The radius of the robust objective that is reported: the arm's, or one for all that are to be compared."""
+        own = "rho" in REGISTRY[self.method].needs and not self.study.choose_rho
+        return self.rho if own else self.study.score_rho
 
     @property
     def length(self) -> Study:
@@ -171,7 +184,7 @@ class Run:
         """All that its result depends on."""
         shared = {key: value for key, value in self.study.as_dict().items() if key not in Study.WHICH_RUNS}
         return {
-            "study": shared | {"score_rho": self.study.score_rho},
+            "study": shared | {"score_rho": self.scored_at},
             "method": self.method,
             "settings": dict(self.settings),
             "seed": self.seed,

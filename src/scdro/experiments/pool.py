@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from scdro.distributed.ranks import Ranks
-from scdro.errors import HyperparameterError, ScdroError
+from scdro.errors import CheckpointError, HyperparameterError, ScdroError
 from scdro.experiments.config import Run
-from scdro.experiments.storage import write_json
+from scdro.experiments.storage import read_json, write_json
 from scdro.experiments.tasks import Sources, open_task
 
 __all__ = ["Means", "Show", "Status", "run_all"]
@@ -68,8 +68,8 @@ def run_all(
     *,
     keep_models: bool = False,
 ) -> None:
-    """Make the runs that have no result yet. One that fails leaves a result that says why, and the others go on; of
-    several processes that share a run, one that fails ends all."""
+    """Make the runs that have no result yet, or failed before. One that fails leaves a result that says why, and the
+    others go on; of several processes that share a run, one that fails ends all."""
     ranks = Ranks()
     if ranks.size > 1 and means.workers > 1:
         raise HyperparameterError(
@@ -77,7 +77,7 @@ def run_all(
             "--workers out, or torchrun"
         )
     every = [Job(run, out / run.path, means, keep_models) for run in {run.path: run for run in runs}.values()]
-    todo = ranks.agreed(lambda: [not (job.out / "result.json").exists() for job in every])
+    todo = ranks.agreed(lambda: [not _done(job) for job in every])
     jobs = list(compress(every, todo))
     status = Status(len(jobs))
     if means.workers <= 1:
@@ -159,6 +159,23 @@ def _perform(job: Job, moved: Callable[[str, float], None]) -> None:
         if Ranks().size > 1:
             raise  # the others may know nothing of it
         _failed(job, "".join(traceback.format_exception(error)))
+
+
+def _done(job: Job) -> bool:
+    """Whether there is a result to keep. One of a run that failed is removed: the disk may have been full."""
+    path = job.out / "result.json"
+    if not path.exists():
+        return False
+    found = read_json(path)
+    if found["status"] == "failed":
+        path.unlink()
+        return False
+    at, asked = found["study"]["score_rho"], job.run.scored_at
+    if at != asked:
+        raise CheckpointError(
+            f"expected a robust objective at rho = {asked:g}, got one at {at:g} in {path}; name another folder by --out"
+        )
+    return True
 
 
 def _failed(job: Job, why: str) -> None:

@@ -43,7 +43,7 @@ def _hidden(dataset: str, **own: Any) -> Study:
     """Weak groups that no label tells of: a small network on frozen features, or on the rows of a table."""
     inputs = "rows" if dataset == "adult" else "features"
     length = {"epochs": 20, "decay_epoch": 15, "model": "mlp", "width": 128, "trials": 15}
-    return _study(dataset, **{"inputs": inputs, **length, "rho": (0.5, 1.0, 2.0), **own})
+    return _study(dataset, **{"inputs": inputs, **length, "rho": (0.5, 1.0, 2.0), "choose_rho": True, **own})
 
 
 def _study(dataset: str, **own: Any) -> Study:

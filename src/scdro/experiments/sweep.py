@@ -14,6 +14,7 @@ from scdro.experiments.config import Arm, Run, Study
 from scdro.experiments.folder import environment
 from scdro.experiments.pool import Means, Show, run_all
 from scdro.experiments.storage import read_json, read_lines, write_json
+from scdro.experiments.tasks import open_task
 
 __all__ = ["Outcome", "best_settings", "outcomes", "sweep"]
 
@@ -48,8 +49,10 @@ def sweep(
     show: Show = lambda status: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Outcome]:
-    """All runs of a study; those that have a result are not made again. Several processes share each run."""
-    Ranks().agreed(lambda: _begin(study, out))
+    """All runs of a study; those that have a result are not made again, unless they failed. Several processes share
+    each run."""
+    task = open_task(study.inputs, study.dataset, study.pool, means.sources)
+    Ranks().agreed(lambda: _begin(study, task.fingerprint(), out))
     arms = study.arms()
     say(f"{study.experiment} on {study.dataset}: searching settings of {len(study.methods)} methods")
     run_all([run for arm in arms for run in study.search(arm)], out, means, show)
@@ -79,20 +82,22 @@ def outcomes(study: Study, out: Path) -> list[Outcome]:
     return found
 
 
-def _begin(study: Study, out: Path) -> None:
-    """Save the configuration; a folder with another one is refused."""
+def _begin(study: Study, data: str, out: Path) -> None:
+    """Save the configuration and the data's fingerprint; a folder with others is refused."""
     path = out / "study.json"
     own = study.as_dict()
     if path.exists():
-        there = read_json(path)["study"]
-        plain = _plain(own)
-        wrong = sorted(key for key in plain if key not in Study.WHICH_RUNS and there.get(key) != plain[key])
+        before = read_json(path)
+        there = {**before["study"], "data": before.get("data", data)}  # Older folders do not say.
+        here = {**_plain(own), "data": data}
+        fixed = (there.keys() | here.keys()) - set(Study.WHICH_RUNS)
+        wrong = sorted(key for key in fixed if there.get(key) != here.get(key))
         if wrong:
-            differences = ", ".join(f"{key} {there.get(key)} is not {plain[key]}" for key in wrong)
+            differences = ", ".join(f"{key} {there.get(key)} is not {here.get(key)}" for key in wrong)
             raise CheckpointError(
                 f"expected the same study as in {out}, got another: {differences}; name another folder by --out"
             )
-    write_json(path, {"study": own, "environment": environment(Ranks())})
+    write_json(path, {"study": own, "data": data, "environment": environment(Ranks())})
 
 
 def _plain(value: Any) -> Any:

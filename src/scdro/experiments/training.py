@@ -116,7 +116,7 @@ class _Training:
             return self._outcome("diverged", error="the losses of the training data are not finite")
         if keep_model and self.ranks.first:
             save(self.out / "model.pt", {"state_dict": self.model.state_dict()})
-        extra = {} if self.run.searches else {"hardest": hardest(found["train"], self.run.rho)}
+        extra = {} if self.run.searches else {"hardest": hardest(found["train"], self.run.scored_at)}
         return self._outcome("done", **scores, **extra)
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -140,7 +140,8 @@ class _Training:
             falls = 0.1 if self.step_number >= self.decay_step else 1.0
             for group in self.optimizer.param_groups:
                 group["lr"] = self.run.settings["lr"] * falls
-        self.optimizer.step(lambda: self.per_sample(self.in_training(x), y), index)
+        bound = self.study.max_grad_norm or None
+        self.optimizer.step(lambda: self.per_sample(self.in_training(x), y), index, max_grad_norm=bound)
         self.batch, self.step_number = self.batch + 1, self.step_number + 1
 
     def _count(self, samples: int, due: bool) -> bool:
@@ -193,7 +194,7 @@ class _Training:
         return {name: predicted(self.model, self.task, part, self.ranks) for name, part in parts.items()}
 
     def _scores(self, found: dict[str, Predicted]) -> dict[str, Any]:
-        return {name: assess(part, self.task, self.run.rho) for name, part in found.items()}
+        return {name: assess(part, self.task, self.run.scored_at) for name, part in found.items()}
 
     def _evaluate(self) -> None:
         self.evaluated = self.spent * self.study.points // self.total + 1
@@ -212,7 +213,7 @@ class _Training:
         self.folder.append(record)
         if self.events is not None:
             train = found["train"]
-            shapes = {"losses": train.losses(), "weights": train.weights(self.run.rho)} if train.finite else {}
+            shapes = {"losses": train.losses(), "weights": train.weights(self.run.scored_at)} if train.finite else {}
             self.events.add(record, self.step_number, shapes)
 
     def _outcome(self, status: str, **found: Any) -> dict[str, Any]:

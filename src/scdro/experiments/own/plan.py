@@ -27,6 +27,8 @@ class Plan:
         rho: the radius to train at and to report.
         model, width, part: as in a `Study`.
         settings: of the method, such as lr and beta.
+        max_grad_norm: a bound on the norm of each gradient, 0 for none. Where a few samples have most of the weight a
+            step can go far too far.
         search: so many settings of the method's grid are tried on the validation data; 0 for fixed ones.
         baseline: whether ERM is trained as well.
     """
@@ -39,6 +41,7 @@ class Plan:
     epochs: int = 0
     batch_size: int = 0
     weight_decay: float = 2e-4
+    max_grad_norm: float = 1.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     search: int = 0
     baseline: bool = False
@@ -85,19 +88,23 @@ class Plan:
             decay_epoch=max(round(0.75 * epochs), 1),
             batch_size=batch_size,
             weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
             rho=(self.rho,),
             trials=self.search,
-            grid=tuple((f"{method}.{key}", values) for method in self.methods for key, values in self._grid(method)),
+            grid=tuple(
+                (f"{method}.{key}", values) for method in self.methods for key, values in self._grid(method, batch_size)
+            ),
             seeds=1,
             points=6,
             threads=self.threads,
         )
 
-    def _grid(self, method: str) -> list[tuple[str, tuple[Any, ...]]]:
+    def _grid(self, method: str, batch_size: int) -> list[tuple[str, tuple[Any, ...]]]:
         """Values to try: those of the user, else the registry's if there is a search, else one that works."""
         own = self.settings if method == self.method else {}
         grid = REGISTRY[method].grid
-        usual = {key: tuple(values) for key, values in grid.items()} if self.search else _usual(method, self.rho)
+        every = {key: tuple(values) for key, values in grid.items()}
+        usual = every if self.search else _usual(method, self.rho, batch_size)
         return [(key, (own[key],) if key in own else usual[key]) for key in grid]
 
 
@@ -107,15 +114,16 @@ def _epochs(n: int, batch_size: int, images: bool) -> int:
     return min(max(math.ceil(6000 * batch_size / n), fewest), most)
 
 
-def _usual(method: str, rho: float) -> dict[str, tuple[Any, ...]]:
+def _usual(method: str, rho: float, batch_size: int) -> dict[str, tuple[Any, ...]]:
     """The middle of the grid, but for the learning rate.
 
     Methods that average gradients by beta take ten times the lr of those with momentum .9. A worst case at radius rho
-    looks at a share exp(-rho) of a batch, as if batches were smaller by that factor, and lr falls with it.
+    looks at a share exp(-rho) of a batch, and at one sample at least, as if batches were smaller by that factor, and lr
+    falls with it.
     """
     known = REGISTRY[method]
     usual = {key: values[len(values) // 2] for key, values in known.grid.items()}
     usual |= {"lr": 0.5, "beta": 0.1} if "beta" in known.grid else {"lr": 0.05}
     if "rho" in known.needs:
-        usual["lr"] = float(f"{usual['lr'] * math.exp(-rho):.2g}")
+        usual["lr"] = float(f"{usual['lr'] * max(math.exp(-rho), 1 / batch_size):.2g}")
     return {key: (value,) for key, value in usual.items()}

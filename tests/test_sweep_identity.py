@@ -1,0 +1,98 @@
+"""A folder holds one study: other data are refused, robust objectives are of one radius, what failed is tried again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from scdro.cli import main
+from scdro.experiments.config import Run, Study
+from scdro.experiments.presets import study
+from scdro.optim import REGISTRY
+
+QUICK = ["--scale", "smoke", "--dataset", "digits-st", "--epochs", "1", "--decay-epoch", "1", "--points", "1"]
+
+
+def reproduce(out, *more):
+    return main(["reproduce", "figure1", *QUICK, "--trials", "1", "--seeds", "1", "--out", str(out), *more])
+
+
+@pytest.fixture(scope="module")
+def erm(tmp_path_factory):
+    out = tmp_path_factory.mktemp("erm")
+    assert reproduce(out, "--methods", "ERM") == 0
+    return out
+
+
+@pytest.fixture
+def folder(erm, tmp_path):
+    shutil.copytree(erm, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_other_data_are_refused(folder, capsys):
+    path = folder / "figure1-smoke/digits-st/study.json"
+    there = json.loads(path.read_text())
+    path.write_text(json.dumps({**there, "data": "other"}))
+    assert reproduce(folder, "--methods", "ERM", "--seeds", "2") == 1
+    assert "data other is not" in capsys.readouterr().err
+    del there["data"]  # made by an older version
+    path.write_text(json.dumps(there))
+    assert reproduce(folder, "--methods", "ERM") == 0
+
+
+def test_a_bound_that_the_folder_has_and_the_study_has_not_is_refused(folder, capsys):
+    path = folder / "figure1-smoke/digits-st/study.json"
+    there = json.loads(path.read_text())
+    assert "max_grad_norm" not in there["study"]
+    there["study"]["max_grad_norm"] = 1.0
+    path.write_text(json.dumps(there))
+    assert reproduce(folder, "--methods", "ERM") == 1
+    assert "max_grad_norm 1.0 is not None" in capsys.readouterr().err
+
+
+def test_objectives_of_two_radii_do_not_stand_in_one_table(folder, capsys):
+    assert reproduce(folder, "--methods", "ERM", "--rho", "2") == 1
+    assert "expected a robust objective at rho = 2, got one at 0.5" in capsys.readouterr().err
+
+
+def test_what_failed_is_tried_again(folder):
+    path = next(folder.rglob("seed-1/result.json"))
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "status": "failed", "error": "disk full"}))
+    assert reproduce(folder, "--methods", "ERM") == 0
+    again = json.loads(path.read_text())
+    assert again["status"] == "done"
+    assert again["test"] == whole["test"]
+
+
+def test_the_radius_of_the_robust_objective():
+    """An arm's own where each radius has a result; one for all where radii are chosen, whatever a method calls rho."""
+    settings = {"lr": 0.1, "rho": 1.0}
+    every = study("table2", "cifar10-st", "paper")
+    assert {Run(every, method, settings, 1).scored_at for method in every.methods} == {0.5}
+    each = study("table4", "cifar10-st", "paper")
+    assert {Run(each, method, settings, 1).scored_at for method in each.methods} == {1.0}
+    assert Run(each, "ERM", {"lr": 0.1}, 1).scored_at == each.score_rho
+
+
+def test_the_bound_on_gradients_binds(tmp_path):
+    """With a tiny one the weights hardly move."""
+    import torch
+
+    from scdro.experiments.tasks import Sources, make_model, open_task
+    from scdro.experiments.training import train
+
+    task = open_task("features", "digits-st", 1, Sources(None, None))
+    moved = {}
+    for bound in (0.0, 1e-6):
+        own = Study("made", "digits-st", "smoke", ("ERM",), epochs=1, decay_epoch=1, points=1, max_grad_norm=bound)
+        settings = {key: values[0] for key, values in REGISTRY["ERM"].grid.items()}
+        run = Run(own, "ERM", settings, 1)
+        assert train(run, task, tmp_path / str(bound), keep_model=True)["status"] == "done"
+        weights = torch.load(tmp_path / str(bound) / "model.pt", weights_only=True)["state_dict"]
+        start = make_model(own, task, 1).state_dict()
+        moved[bound] = max(float((weights[name] - start[name]).abs().max()) for name in start)
+    assert moved[1e-6] < 1e-3 * moved[0.0]
