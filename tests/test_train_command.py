@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from killing import kill_after_a_checkpoint
+from html_page import Page
 from own_data import read_csv, rows, write_csv, write_images
 from scdro.cli import main
 from scdro.experiments.own.fitting import fit
@@ -249,6 +250,39 @@ def test_a_training_that_diverges(table, tmp_path, capsys):
     assert "lower --lr" in capsys.readouterr().err
     assert not (out / "model.pt").exists()
     assert run("train", table, "--out", out, "--target", "label", "--lr", "0.1", *SHORT) == 0
+
+
+# -- the report -------------------------------------------------------------------------------------------------------
+
+
+def report(folder):
+    assert run("report", folder, "--out", folder / "page.html") == 0
+    return Page(folder / "page.html")
+
+
+def test_a_report_of_a_training(table, tmp_path):
+    out, options = tmp_path / "runs" / "one", ["--target", "label", "--group", "site", "--seed", "7", "--baseline"]
+    assert run("train", table, "--out", out, *options, *SHORT) == 0
+    (result,) = (json.loads(path.read_text()) for path in out.glob("SCDRO/*/seed-7/result.json"))
+    page = report(out)
+    assert "own on data.csv" in page.text
+    assert "not finished" not in page.text
+    head, erm, robust = page.tables["Mean ± standard deviation over seeds"]
+    assert (erm[0], robust[0]) == ("ERM", "SCDRO, rho 0.5")
+    assert robust[head.index("validation accuracy, %")] == f"{100 * result['validation']['top1']:.2f}"
+    classes = page.tables["Validation accuracy of each class, %, mean over seeds"]
+    assert (classes[1][0], classes[1][2]) == ("no", f"{100 * result['validation']['per_class'][0]:.1f}")
+    assert {row[0] for row in page.tables["Validation accuracy of each group, %, mean over seeds"]} >= {"north"}
+    assert "validation.top1" in json.loads(page.scripts["curves-0"])["arms"][1]["values"]
+
+    test = write_csv(tmp_path / "test.csv", rows(50, seed=1))
+    searched = ["--target", "label", "--test", test, "--search", "2", "--epochs", "1", "--threads", "1"]
+    assert run("train", table, "--out", tmp_path / "runs" / "two", *searched) == 0
+    page = report(tmp_path / "runs")
+    assert "2 sweeps" in page.source
+    assert "not finished" not in page.text
+    assert "test accuracy, %" in page.source
+    assert "2 of 2 runs ended" in page.text
 
 
 # -- images -----------------------------------------------------------------------------------------------------------

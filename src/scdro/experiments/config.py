@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -113,10 +113,10 @@ class Study:
             every = random.Random(0).sample(every, self.trials)
         return [Run(self, arm.method, settings, TUNING_SEED) for settings in every]
 
-    def finals(self, arm: Arm, settings: Mapping[str, Any]) -> list[Run]:
+    def finals(self, arm: Arm, settings: Mapping[str, Any], seeds: Iterable[int] | None = None) -> list[Run]:
         """The runs that are reported, with settings that the search found."""
         at = {**settings, "rho": arm.rho} if arm.rho is not None else dict(settings)
-        return [Run(self, arm.method, at, seed) for seed in range(1, self.seeds + 1)]
+        return [Run(self, arm.method, at, seed) for seed in seeds or range(1, self.seeds + 1)]
 
     def _own_grid(self, method: str) -> Mapping[str, Sequence[Any]]:
         general = {key: values for key, values in self.grid if key in REGISTRY[method].grid}

@@ -26,6 +26,8 @@ from scdro.optim import REGISTRY
 
 __all__ = ["Fit", "fit", "remembered_threads"]
 
+FREE = ("methods", "trials", "grid")  # of a study: may differ from one call to the next
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -99,14 +101,11 @@ def _searched(
 
 def _begin(plan: Plan, study: Study, data: OwnData, out: Path) -> None:
     """Save what a run in this folder is; another one is refused, but settings and the baseline may be added."""
-    free = ("methods", "trials", "grid")
-    whole = {key: value for key, value in study.as_dict().items() if key not in free}
-    own = {"method": plan.method, "seed": plan.seed, "data": data.task.fingerprint(), "study": whole}
+    own = {"method": plan.method, "seed": plan.seed, "data": data.task.fingerprint(), "study": study.as_dict()}
     path = out / "study.json"
     plain = json.loads(json.dumps(own))
     if path.exists():
-        there = read_json(path)
-        flat, known = _flat(plain), _flat({key: there.get(key) for key in plain})
+        flat, known = _fixed(plain), _fixed(read_json(path))
         wrong = [f"{key} {known.get(key)} is not {flat[key]}" for key in flat if known.get(key) != flat[key]]
         if wrong:
             raise CheckpointError(
@@ -115,11 +114,14 @@ def _begin(plan: Plan, study: Study, data: OwnData, out: Path) -> None:
             )
     elif out.is_dir() and (out / "model.pt").exists():
         raise CheckpointError(f"expected a new folder, or one of `scdro train`, got {out}, which holds another model")
-    write_json(path, plain | {"environment": environment(Ranks())})
+    names = {"classes": list(data.classes), "groups": list(data.groups)}
+    write_json(path, plain | names | {"environment": environment(Ranks())})
 
 
-def _flat(own: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in own.items() if key != "study"} | (own.get("study") or {})
+def _fixed(saved: dict[str, Any]) -> dict[str, Any]:
+    """What every run in a folder has in common."""
+    shared = {key: value for key, value in (saved.get("study") or {}).items() if key not in FREE}
+    return shared | {key: saved.get(key) for key in ("method", "seed", "data")}
 
 
 def _last_temperature(folder: Path) -> tuple[float | None, float | None]:
