@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from killing import kill_after_a_checkpoint
 from html_page import Page
+from killing import kill_after_a_checkpoint
 from own_data import read_csv, rows, write_csv, write_images
 from scdro.cli import main
 from scdro.experiments.own.fitting import fit
@@ -23,6 +23,7 @@ from scdro.experiments.own.saved import load_model
 from scdro.optim import REGISTRY
 
 SHORT = ["--epochs", "4", "--threads", "1"]
+LONGER = ["--epochs", "20", "--threads", "1"]
 
 
 @pytest.fixture
@@ -240,8 +241,37 @@ def test_a_model_that_learnt_nothing_is_called_so(tmp_path, capsys):
     rng = np.random.default_rng(0)
     content = [{"x": f"{rng.normal():.3f}", "y": str(int(rng.integers(2)))} for _ in range(200)]
     path, out = write_csv(tmp_path / "noise.csv", content), tmp_path / "run"
-    assert run("train", path, "--target", "y", "--out", out, "--rho", "1", "--model", "linear", *SHORT) == 0
-    assert "I do not know" in capsys.readouterr().out
+    assert run("train", path, "--target", "y", "--out", out, "--rho", "1", "--model", "linear", *LONGER) == 0
+    said = capsys.readouterr().out
+    assert "hardly better" in said
+    assert "smaller --rho" in said
+
+
+def test_a_model_worse_than_knowing_nothing_is_called_so(tmp_path, capsys):
+    """Not the radius is to blame then, but the optimisation."""
+    rng = np.random.default_rng(0)
+    content = [{"x": f"{rng.normal():.3f}", "y": str(int(rng.integers(2)))} for _ in range(200)]
+    path, out = write_csv(tmp_path / "noise.csv", content), tmp_path / "run"
+    assert run("train", path, "--target", "y", "--out", out, "--model", "linear", "--lr", "50", *SHORT) == 0
+    assert result_of(out, "SCDRO")["train"]["robust_loss"] > 1.1 * math.log(2)
+    (warning,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("beware")]
+    assert "worse than" in warning
+    assert "--lr" in warning
+    assert "--search" in warning
+    assert "--rho" not in warning
+
+
+def test_rho_is_explained_only_where_a_method_has_it(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    content = [{"x": f"{rng.normal():.3f}", "g": "ab"[k % 2], "y": str(k // 2 % 2)} for k in range(100)]
+    path = write_csv(tmp_path / "noise.csv", content)
+    for method in ("SCDRO", "GroupDRO", "ERM"):
+        options = ["--target", "y", "--group", "g", "--method", method, "--model", "linear"]
+        assert run("train", path, "--out", tmp_path / method, *options, *LONGER) == 0
+        said = capsys.readouterr().out
+        assert ("guards every group" in said) == (method == "SCDRO")
+        assert ("has no rho; robust losses are at rho 0.5" in said) == (method != "SCDRO")
+        assert ("smaller --rho" in said) == (method == "SCDRO")
 
 
 def test_a_training_that_diverges(table, tmp_path, capsys):

@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> None:
         progress=ProgressLine(),
         say=lambda text: print(text, file=sys.stderr),
     )
-    print(f"{fits[-1].run}; {about_rho(plan.rho)}\n\n{summary(fits, data)}\n")
+    print(f"{fits[-1].run}; {about_rho(fits[-1].run)}\n\n{summary(fits, data)}\n")
     for warning in warnings(fits, data):
         print(f"beware: {warning}")
     print(f"model: {args.out / 'model.pt'}; predict new data by `scdro predict {args.out} FILE`")

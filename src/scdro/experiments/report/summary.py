@@ -140,9 +140,7 @@ def _line(seeds: Sequence[Sequence[Mapping[str, Any]]], keys: Sequence[str]) -> 
     """The i-th evaluations of all seeds are one point; seeds that ended before do not count in it."""
     length = max(map(len, seeds), default=0)
     points = [[seed[i] for seed in seeds if i < len(seed)] for i in range(length)]
-    values = {
-        key: [_packed(spread(looked_up(record, key) for record in point)) for point in points] for key in keys
-    }
+    values = {key: [_packed(spread(looked_up(record, key) for record in point)) for point in points] for key in keys}
     axes = {
         axis: [_short(found.mean) if (found := spread(looked_up(r, axis) for r in p)) else None for p in points]
         for axis in ("samples", "seconds")
