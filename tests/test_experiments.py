@@ -5,6 +5,7 @@ import json
 import math
 import multiprocessing
 import random
+import re
 import time
 
 import numpy as np
@@ -16,9 +17,11 @@ from scdro.cli import main
 from scdro.data import ImageData, Rows, hold_out
 from scdro.errors import CheckpointError, DataError, HyperparameterError, MissingDataError
 from scdro.experiments.config import Arm, Run, Study
+from scdro.experiments.figures import draw
 from scdro.experiments.pool import Means
 from scdro.experiments.presets import EXPERIMENTS, SCALES, datasets, study
 from scdro.experiments.results import COLUMNS, cell, comparisons, difference
+from scdro.experiments.storage import read_json, read_lines
 from scdro.experiments.sweep import Outcome, outcomes, sweep
 from scdro.experiments.tasks import Sources, Task, make_model, open_task
 from scdro.experiments.training import train
@@ -202,6 +205,40 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     assert [r["status"] for r in other.results] == ["failed", "failed"]
     assert "made to fail" in other.results[0]["error"]
     assert cell(other.values("test", "top1")) == "none"
+
+
+def test_figures_of_a_sweep_in_which_all_failed(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(REGISTRY["ERM"].make, "step", lambda *args: 1 / 0)
+    study = tiny(tmp_path, methods=("ERM",), trials=2)
+    found = sweep(study, tmp_path, Means(Sources()))
+    assert [trial["status"] for trial in found[0].trials] == ["failed", "failed"]
+    assert all(path.stat().st_size > 0 for path in draw([(study, found)], tmp_path, "figure1"))
+
+
+def test_a_method_that_needs_groups_is_refused_without_them(tmp_path, capsys):
+    data = Task(*(Rows(part.inputs, part.labels, names=part.names) for part in (rows(), rows(60, 1), rows(60, 2))))
+    with pytest.raises(HyperparameterError, match="expected a task with groups for GroupDRO"):
+        train(a_run("GroupDRO"), data, tmp_path / "one")
+    argv = ["reproduce", "figure1", "--scale", "smoke", "--dataset", "digits-st", "--out", str(tmp_path / "runs")]
+    assert main([*argv, "--methods", "ERM", "GroupDRO"]) == 1
+    assert "expected data with groups for GroupDRO, got digits-st" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["study.json", "ERM/lr-0.1/seed-0/result.json", "ERM/lr-0.1/seed-0/metrics.jsonl"])
+def test_a_damaged_file_is_named(name, tmp_path):
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('{"status": "do\n\n')
+    with pytest.raises(CheckpointError, match=f"{re.escape(str(file))}.*remove"):
+        if name.endswith("jsonl"):
+            read_lines(file)
+        else:
+            sweep(tiny(tmp_path, methods=("ERM",), grid=(("lr", (0.1, 0.5)),), trials=0), tmp_path, Means(Sources()))
+    file.write_text("[]")
+    with pytest.raises(CheckpointError, match="expected a JSON object"):
+        read_json(file)
 
 
 def test_settings_of_one_radius_serve_all_where_the_study_says_so():
@@ -388,6 +425,10 @@ def test_a_preset_with_fewer_methods_has_the_grids_of_these():
         ({"epochs": 0}, "expected epochs >= 1"),
         ({"inputs": "text"}, "expected inputs of"),
         ({"rho": ()}, "expected methods and radii"),
+        ({"rho": (0.5, -1.0)}, "expected a radius rho >= 0, got -1.0"),
+        ({"rho": (math.nan,)}, "expected a radius"),
+        ({"tune_rho": math.inf}, "expected a radius"),
+        ({"grid": (("lr", (0.1, math.nan)),)}, "expected finite values of lr, got 0.1, nan"),
         ({"grid": (("beta", (0.1,)), ("lam", (1.0,)))}, "expected a grid of values"),
     ],
 )

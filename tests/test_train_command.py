@@ -274,6 +274,15 @@ def test_rho_is_explained_only_where_a_method_has_it(tmp_path, capsys):
         assert ("smaller --rho" in said) == (method == "SCDRO")
 
 
+def test_values_that_are_no_numbers_are_refused(table, tmp_path, capsys):
+    assert run("train", table, "--out", tmp_path / "run", "--target", "label", "--lr", "nan", *SHORT) == 1
+    assert "expected finite values of SCDRO.lr, got nan" in capsys.readouterr().err
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "study.json").write_text('{"study": {"thr')
+    assert run("train", table, "--out", tmp_path / "run", "--target", "label", *SHORT) == 1
+    assert "study.json, got a damaged file" in capsys.readouterr().err
+
+
 def test_a_training_that_diverges(table, tmp_path, capsys):
     out = tmp_path / "run"
     assert run("train", table, "--out", out, "--target", "label", "--lr", "1e30", *SHORT) == 1
@@ -410,6 +419,10 @@ def test_arrays_with_parts_groups_and_gaps(tmp_path, capsys):
     assert run("predict", out, tmp_path / "d.npz", "--out", tmp_path / "p.csv") == 0
     right = np.mean([int(row["prediction"]) == k for row, k in zip(read_csv(tmp_path / "p.csv"), y[:150], strict=True)])
     assert right > 0.85
+    write_images(tmp_path / "pictures", each=2)
+    for other in (write_csv(tmp_path / "other.csv", rows(5)), tmp_path / "pictures"):
+        assert run("predict", out, other) == 1
+        assert "trained on, an .npz file with rows of numbers, X, got" in capsys.readouterr().err
     np.savez(tmp_path / "e.npz", X=x[:, :4])
     assert run("predict", out, tmp_path / "e.npz") == 1
     assert "rows of 5 numbers" in capsys.readouterr().err

@@ -167,12 +167,12 @@ def _study(args: argparse.Namespace, dataset: str) -> Any:
 
 def _present(args: argparse.Namespace, names: Any, means: Any) -> list[str]:
     """The data sets; where nothing is there to try on, the embedded digits, and we say so."""
-    from scdro.experiments.tasks import open_task
+    from scdro.experiments.tasks import check_methods, open_task
 
     try:
         for name in names:
             study = _study(args, name)
-            open_task(study.inputs, name, study.pool, means.sources)
+            check_methods(study, open_task(study.inputs, name, study.pool, means.sources))
     except MissingDataError as error:
         if args.scale != "smoke" or args.dataset is not None:
             raise

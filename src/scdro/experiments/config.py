@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -80,11 +81,16 @@ class Study:
                 raise HyperparameterError(f"expected {name} >= 1, got {getattr(self, name)}")
         if not self.methods or not self.rho:
             raise HyperparameterError(f"expected methods and radii, got {self.methods} and {self.rho}")
+        for radius in (*self.rho, self.tune_rho):
+            if not 0.0 <= radius < math.inf:
+                raise HyperparameterError(f"expected a radius rho >= 0, got {radius}")
         for key, values in self.grid:
             method, _, setting = key.rpartition(".")
             known = [m for m in self.methods if m == (method or m) and setting in REGISTRY[m].grid]
             if not known or not values:
                 raise HyperparameterError(f"expected a grid of values for a setting of a method, got {key}={values}")
+            if not all(map(math.isfinite, values)):
+                raise HyperparameterError(f"expected finite values of {key}, got {', '.join(map(str, values))}")
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

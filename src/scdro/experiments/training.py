@@ -150,8 +150,8 @@ class _Training:
         return bool(counts[0, 1])
 
     def _facts(self) -> dict[str, Any]:
-        """What methods may need to know of the task."""
-        return {
+        """What methods may need to know of the task, as far as there is such a thing."""
+        facts = {
             "rho": self.run.rho,
             "n": len(self.task.train),
             "module": self.model,
@@ -159,6 +159,7 @@ class _Training:
             "all_losses": self._all_losses,
             "milestones": [self.decay_step],
         }
+        return {name: fact for name, fact in facts.items() if fact is not None}
 
     @torch.no_grad()
     def _all_losses(self) -> Tensor:
