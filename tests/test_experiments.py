@@ -7,6 +7,7 @@ import multiprocessing
 import random
 import re
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -231,11 +232,10 @@ def test_a_damaged_file_is_named(name, tmp_path):
     file = tmp_path / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text('{"status": "do\n\n')
+    study = tiny(tmp_path, methods=("ERM",), grid=(("lr", (0.1, 0.5)),), trials=0)
+    reading = partial(read_lines, file) if name.endswith("jsonl") else partial(sweep, study, tmp_path, Means(Sources()))
     with pytest.raises(CheckpointError, match=f"{re.escape(str(file))}.*remove"):
-        if name.endswith("jsonl"):
-            read_lines(file)
-        else:
-            sweep(tiny(tmp_path, methods=("ERM",), grid=(("lr", (0.1, 0.5)),), trials=0), tmp_path, Means(Sources()))
+        reading()
     file.write_text("[]")
     with pytest.raises(CheckpointError, match="expected a JSON object"):
         read_json(file)

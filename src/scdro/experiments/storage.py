@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from typing import IO, Any
 
@@ -11,14 +14,28 @@ from scdro.errors import CheckpointError
 
 __all__ = ["JsonLines", "read_json", "read_lines", "write", "write_json"]
 
+LEFT_SECONDS = 600.0  # no write takes so long
+
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file by new content, all or nothing; one process at a time."""
+    """Replace a file by new content, all or nothing; of several processes the last one counts."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    with open(part, "wb") as file:
-        _write_through(file, content)
-    os.replace(part, path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            _write_through(file, content)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    _remove_left(path)
+
+
+def _remove_left(path: Path) -> None:
+    """By processes that were killed; those that write now are younger."""
+    for left in path.parent.glob(f".{escape(path.name)}.*.part"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_SECONDS:
+                left.unlink()
 
 
 def write_json(path: Path, content: Any) -> None:
