@@ -14,7 +14,8 @@ import pytest
 import scipy.stats
 import torch
 
-from scdro.cli import main
+from scdro.cli import main, parser
+from scdro.cli.reproduce import _studies
 from scdro.data import ImageData, Rows, hold_out
 from scdro.errors import CheckpointError, DataError, HyperparameterError, MissingDataError
 from scdro.experiments.config import Arm, Run, Study
@@ -27,6 +28,7 @@ from scdro.experiments.sweep import Outcome, outcomes, sweep
 from scdro.experiments.tasks import Sources, Task, make_model, open_task
 from scdro.experiments.training import train
 from scdro.optim import REGISTRY
+from test_tabular import write_adult
 
 KINDS = ["SCDRO", "RASCDRO", "ERM", "FastDRO-MLMC", "SPD", "PGSMD2", "AccMDA", "GroupDRO", "ClassBalanced"]
 
@@ -498,6 +500,46 @@ def test_reproduce_falls_back_to_digits_and_says_so(experiment, tmp_path, capsys
         assert (folder / name).stat().st_size > 0
     head = (folder / "results.md").read_text()
     assert all(method in head for method in EXPERIMENTS[experiment][2])
+
+
+def resolved(*options):
+    args = parser().parse_args(["reproduce", *map(str, options)])
+    return _studies(args, Means(Sources(args.data, args.features)))
+
+
+def test_options_that_would_be_ignored_are_refused(tmp_path, capsys):
+    argv = ["reproduce", "table1", "--scale", "smoke", "--out", str(tmp_path / "runs")]
+    for options in (["--seeds", "99"], ["--methods", "nonsense"], ["--dataset", "adult"], ["--tensorboard"]):
+        assert main([*argv, *options]) == 1
+        assert f"got {options[0]} too" in capsys.readouterr().err
+    for experiment in ("table1", "figure1"):  # figure1: also where the digits stand in
+        assert main(["reproduce", experiment, *argv[2:], "--workers", "0"]) == 1
+        assert "expected at least one worker, got 0" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_lr_falls_at_the_same_share_of_other_epochs():
+    on = ("figure1", "--scale", "smoke", "--dataset", "digits-st")
+    for options, expected in (((), 4), (("--epochs", 12), 8), (("--epochs", 1), 1), (("--decay-epoch", 2), 2)):
+        (study,) = resolved(*on, *options)
+        assert study.decay_epoch == expected
+    (study,) = resolved(*on, "--epochs", 12, "--decay-epoch", 5)
+    assert (study.epochs, study.decay_epoch) == (12, 5)
+
+
+def test_digits_stand_in_only_where_there_are_no_data_at_all(tmp_path, capsys):
+    write_adult(tmp_path, packed=False)
+    (study,) = resolved("hidden", "--scale", "smoke", "--data", tmp_path)
+    assert study.dataset == "adult"
+    assert "until then without cifar100-hidden" in capsys.readouterr().err
+    (study,) = resolved("hidden", "--scale", "smoke", "--data", tmp_path / "empty")
+    assert study.dataset == "digits-hidden"
+    said = capsys.readouterr().err
+    assert "in place of cifar100-hidden, adult" in said
+    assert "pretrain cifar100-hidden" in said
+    for options in (("--scale", "small"), ("--scale", "smoke", "--dataset", "adult", "cifar100-hidden")):
+        with pytest.raises(MissingDataError):
+            resolved("hidden", *options, "--data", tmp_path)
 
 
 def test_reproduce_refuses_what_it_cannot_do(tmp_path, capsys):
