@@ -283,6 +283,13 @@ def test_values_that_are_no_numbers_are_refused(table, tmp_path, capsys):
     assert "study.json, got a damaged file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("method", ["SCDRO", "RASCDRO", "ERM", "PGSMD2"])
+def test_a_learning_rate_that_no_parameter_can_hold(table, tmp_path, capsys, method):
+    options = ["--target", "label", "--method", method, "--lr", "1e300", *SHORT]
+    assert run("train", table, "--out", tmp_path / "run", *options) == 1
+    assert "expected lr <= 3.4e+38, all that parameters can hold, got 1e+300" in capsys.readouterr().err
+
+
 def test_a_training_that_diverges(table, tmp_path, capsys):
     out = tmp_path / "run"
     assert run("train", table, "--out", out, "--target", "label", "--lr", "1e30", *SHORT) == 1

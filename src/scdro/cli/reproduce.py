@@ -29,7 +29,7 @@ ABOUT = {
     "part": "what is trained of a ResNet: all, last_block or classifier",
     "pool": "make images smaller by this factor",
     "epochs": "passes over the training data",
-    "decay_epoch": "after how many of them lr falls by ten; where --epochs is given, by default at the same share of it",
+    "decay_epoch": "after how many of them lr falls by ten; with --epochs by default the same share of them",
     "batch_size": "samples to a step",
     "weight_decay": "of every method",
     "rho": "radii, each with a result of its own",
@@ -179,19 +179,14 @@ def _studies(args: argparse.Namespace, means: Any) -> list[Any]:
     from scdro.experiments.presets import datasets
 
     names = args.dataset or datasets(args.experiment, args.scale)
-    found, missing = [], []
-    for name in names:
-        try:
-            found.append(_opened(args, name, means))
-        except MissingDataError as error:
-            if args.scale != "smoke" or args.dataset is not None:
-                raise
-            missing.append(name)
-            _say(str(error))
-    if missing and found:
-        _say(f"until then without {', '.join(missing)}")
-    if found:
-        return found
+    if args.scale != "smoke" or args.dataset is not None:
+        return [_opened(args, name, means) for name in names]
+    tried = {name: _opened_or_why(args, name, means) for name in names}
+    missing = [name for name, study in tried.items() if study is None]
+    if len(missing) < len(names):
+        if missing:
+            _say(f"until then without {', '.join(missing)}")
+        return [study for study in tried.values() if study is not None]
     stand_in = STAND_INS.get(args.experiment, "digits-st")
     _say(f"until then, in place of {', '.join(names)}: scikit-learn's embedded digits, {stand_in}")
     return [_opened(args, stand_in, means)]
@@ -204,6 +199,13 @@ def _opened(args: argparse.Namespace, dataset: str, means: Any) -> Any:
     study = _study(args, dataset)
     check_methods(study, open_task(study.inputs, dataset, study.pool, means.sources))
     return study
+
+
+def _opened_or_why(args: argparse.Namespace, dataset: str, means: Any) -> Any | None:
+    try:
+        return _opened(args, dataset, means)
+    except MissingDataError as error:
+        return _say(str(error))
 
 
 def _say(text: str) -> None:
