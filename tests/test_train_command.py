@@ -187,6 +187,9 @@ def test_a_folder_is_of_one_run(table, tmp_path, capsys):
         (["--drop", "a"], "data"),
         (["--seed", "2"], "seed"),
         (["--weight-decay", "0.1"], "weight_decay"),
+        (["--lr", "1"], "is not [1.0]"),
+        (["--set", "beta=0.7"], "SCDRO.beta"),
+        (["--search", "2"], "trials 0 is not 2"),
     ):
         capsys.readouterr()
         assert run(*first, *other) == 1

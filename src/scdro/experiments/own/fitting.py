@@ -100,12 +100,14 @@ def _searched(
 
 
 def _begin(plan: Plan, study: Study, data: OwnData, out: Path) -> None:
-    """Save what a run in this folder is; another one is refused, but settings and the baseline may be added."""
+    """Save what a run in this folder is; another one is refused. A baseline may be added, and until there is a model,
+    other settings."""
     own = {"method": plan.method, "seed": plan.seed, "data": data.task.fingerprint(), "study": study.as_dict()}
     path = out / "study.json"
     plain = json.loads(json.dumps(own))
     if path.exists():
-        flat, known = _fixed(plain), _fixed(read_json(path))
+        trained = (out / "model.pt").exists()
+        flat, known = _fixed(plain, trained), _fixed(read_json(path), trained)
         wrong = [f"{key} {known.get(key)} is not {flat[key]}" for key in flat if known.get(key) != flat[key]]
         if wrong:
             raise CheckpointError(
@@ -118,9 +120,13 @@ def _begin(plan: Plan, study: Study, data: OwnData, out: Path) -> None:
     write_json(path, plain | names | {"environment": environment(Ranks())})
 
 
-def _fixed(saved: dict[str, Any]) -> dict[str, Any]:
-    """What every run in a folder has in common."""
-    shared = {key: value for key, value in (saved.get("study") or {}).items() if key not in FREE}
+def _fixed(saved: dict[str, Any], trained: bool) -> dict[str, Any]:
+    """What every run in a folder has in common; of one with a model also its settings."""
+    study = saved.get("study") or {}
+    shared = {key: value for key, value in study.items() if key not in FREE}
+    if trained:
+        own = {key: value for key, value in study.get("grid", ()) if key.startswith(f"{saved.get('method')}.")}
+        shared |= own | {"trials": study.get("trials")}
     return shared | {key: saved.get(key) for key in ("method", "seed", "data")}
 
 
