@@ -18,6 +18,7 @@ from scdro.cli import main, parser
 from scdro.cli.reproduce import _studies
 from scdro.data import ImageData, Rows, hold_out
 from scdro.errors import CheckpointError, DataError, HyperparameterError, MissingDataError
+from scdro.experiments.assess import predicted
 from scdro.experiments.config import Arm, Run, Study
 from scdro.experiments.figures import draw
 from scdro.experiments.pool import Means
@@ -119,6 +120,19 @@ def test_a_run_reports_what_its_model_is_worth(tmp_path):
     losses = torch.nn.functional.cross_entropy(model(data.train.inputs), data.train.labels, reduction="none")
     assert [h["position"] for h in hard] == torch.argsort(losses, descending=True, stable=True)[: len(hard)].tolist()
     assert sum(h["weight"] for h in hard) <= len(data.train)
+
+
+@pytest.mark.parametrize(("seed", "evaluations"), [(0, 1), (1, 5)])
+def test_each_model_is_evaluated_once(seed, evaluations, tmp_path, monkeypatch):
+    asked = []
+
+    def counted(model, task, part, ranks):
+        asked.append(part is task.train)
+        return predicted(model, task, part, ranks)
+
+    monkeypatch.setattr("scdro.experiments.training.predicted", counted)
+    assert train(a_run("ERM", seed), task(), tmp_path)["status"] == "done"
+    assert sum(asked) == evaluations
 
 
 def test_lr_falls_by_ten_after_the_epoch_that_says_so(tmp_path, monkeypatch):

@@ -53,8 +53,8 @@ def add(commands: Any) -> None:
         usage="EXPERIMENT [options]",
         help="the paper's figures and tables, and what is beyond them",
         description="Run an experiment of the paper. Settings are searched on validation data, the best run with "
-        "several seeds; tables and figures have the paper's numbers beside ours. Killed at any moment and run again, "
-        "it goes on where it was. Under torchrun the processes share each batch of one run after the other.",
+        "several seeds; tables and figures have the paper's numbers beside ours. To resume after a kill at any "
+        "moment, run the same command again. Under torchrun the processes share each batch of one run after the other.",
         examples="""
             scdro reproduce figure1 --scale smoke
                 a minute, on embedded digits where there are no data

@@ -75,8 +75,8 @@ def add(commands: Any) -> None:
         "train",
         usage="DATA --out FOLDER [options]",
         help="a robust model of your own data: a CSV or .npz file, a folder or a list of images",
-        description="Train a model on your own data. Run again, it goes on where it was stopped, bit for bit. Under "
-        "torchrun the processes share each batch.",
+        description="Train a model on your own data. To resume after a kill at any moment, run the same command again: "
+        "it goes on, bit for bit. Under torchrun the processes share each batch.",
         examples="""
             scdro train data.csv --target income --protect 0.1 --baseline --out run
                 guard every group of at least 10% of the data; show plain training beside it

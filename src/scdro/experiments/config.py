@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -111,13 +109,11 @@ class Study:
     def search(self, arm: Arm) -> list[Run]:
         """The runs that decide the settings of an arm."""
         method = REGISTRY[arm.method]
-        grid: dict[str, Sequence[Any]] = {**method.grid, **self._own_grid(arm.method)}
+        values = dict(self._own_grid(arm.method))
         if "rho" in method.needs:
-            grid["rho"] = self.rho if arm.rho is None else (self.tune_rho or arm.rho,)
-        every = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-        if 0 < self.trials < len(every):
-            every = random.Random(0).sample(every, self.trials)
-        return [Run(self, arm.method, settings, TUNING_SEED) for settings in every]
+            values["rho"] = self.rho if arm.rho is None else (self.tune_rho or arm.rho,)
+        tried = method.trials(self.trials or None, values=values)
+        return [Run(self, arm.method, settings, TUNING_SEED) for settings in tried]
 
     def finals(self, arm: Arm, settings: Mapping[str, Any], seeds: Iterable[int] | None = None) -> list[Run]:
         """The runs that are reported, with settings that the search found."""
