@@ -205,7 +205,8 @@ def _opened_or_why(args: argparse.Namespace, dataset: str, means: Any) -> Any | 
     try:
         return _opened(args, dataset, means)
     except MissingDataError as error:
-        return _say(str(error))
+        _say(str(error))
+        return None
 
 
 def _say(text: str) -> None:
