@@ -69,8 +69,8 @@ def fit(
         result = train(run, data.task, out / run.path, keep_model=True, **means)
         if result["status"] != "done":
             raise NonFiniteLossError(
-                f"expected a training that converges, got one that diverged, {run}: {result['error']}; lower --lr, or "
-                "let --search 10 find one that works"
+                f"expected a training that converges, got one that diverged, {run}: {result['error'].split(';')[0]}; "
+                "lower --lr, or let --search 10 find one that works"
             )
         fits.append(Fit(run, result, *_last_temperature(out / run.path)))
     if ranks.first:
