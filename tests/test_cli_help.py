@@ -44,6 +44,11 @@ def test_every_option_is_explained(command):
         assert action.help, f"scdro {command} {flag}"
 
 
+@pytest.mark.parametrize("command", ["train", "reproduce"])
+def test_help_says_how_to_resume(command):
+    assert "To resume after a kill at any moment, run the same command again" in " ".join(help_of(command).split())
+
+
 def completed(*line):
     """What bash offers at the end of a line."""
     setup = f"{script('bash', parser())}\nCOMP_WORDS=({' '.join(map(shlex.quote, line))})\nCOMP_CWORD={len(line) - 1}\n"

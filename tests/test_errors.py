@@ -1020,3 +1020,17 @@ def test_buffers_and_random_state_after_a_failed_rehearsal(name):
         optimizer.step(lambda: with_value(NAN)(problem.losses()))
     assert differences(before, problem.snapshot(optimizer)) == []
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 65504.0), (torch.float32, 3.4e38), (torch.float64, 1e308)])
+@pytest.mark.parametrize("setting", ["lr", "weight_decay"])
+def test_steps_that_parameters_cannot_hold(dtype, most, setting):
+    held, free = (torch.nn.Parameter(torch.ones(2, dtype=d)) for d in (dtype, torch.float64))
+    settings = {"lr": 0.1, "rho": 0.5}
+    SCDRO([held], **settings | {setting: most})
+    if most < 1e308:
+        with pytest.raises(HyperparameterError, match=f"expected {setting} <= "):
+            SCDRO(
+                [{"params": [free], setting: 1.0}, {"params": [free.detach().clone().requires_grad_(), held]}],
+                **settings | {setting: 1.1 * most},
+            )

@@ -5,24 +5,31 @@ import json
 import math
 import multiprocessing
 import random
+import re
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 import scipy.stats
 import torch
 
-from scdro.cli import main
+from scdro.cli import main, parser
+from scdro.cli.reproduce import _studies
 from scdro.data import ImageData, Rows, hold_out
 from scdro.errors import CheckpointError, DataError, HyperparameterError, MissingDataError
+from scdro.experiments.assess import predicted
 from scdro.experiments.config import Arm, Run, Study
+from scdro.experiments.figures import draw
 from scdro.experiments.pool import Means
 from scdro.experiments.presets import EXPERIMENTS, SCALES, datasets, study
 from scdro.experiments.results import COLUMNS, cell, comparisons, difference
+from scdro.experiments.storage import read_json, read_lines
 from scdro.experiments.sweep import Outcome, outcomes, sweep
 from scdro.experiments.tasks import Sources, Task, make_model, open_task
 from scdro.experiments.training import train
 from scdro.optim import REGISTRY
+from test_tabular import write_adult
 
 KINDS = ["SCDRO", "RASCDRO", "ERM", "FastDRO-MLMC", "SPD", "PGSMD2", "AccMDA", "GroupDRO", "ClassBalanced"]
 
@@ -115,6 +122,19 @@ def test_a_run_reports_what_its_model_is_worth(tmp_path):
     assert sum(h["weight"] for h in hard) <= len(data.train)
 
 
+@pytest.mark.parametrize(("seed", "evaluations"), [(0, 1), (1, 5)])
+def test_each_model_is_evaluated_once(seed, evaluations, tmp_path, monkeypatch):
+    asked = []
+
+    def counted(model, task, part, ranks):
+        asked.append(part is task.train)
+        return predicted(model, task, part, ranks)
+
+    monkeypatch.setattr("scdro.experiments.training.predicted", counted)
+    assert train(a_run("ERM", seed), task(), tmp_path)["status"] == "done"
+    assert sum(asked) == evaluations
+
+
 def test_lr_falls_by_ten_after_the_epoch_that_says_so(tmp_path, monkeypatch):
     seen = []
     from scdro.optim import ERM
@@ -202,6 +222,39 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     assert [r["status"] for r in other.results] == ["failed", "failed"]
     assert "made to fail" in other.results[0]["error"]
     assert cell(other.values("test", "top1")) == "none"
+
+
+def test_figures_of_a_sweep_in_which_all_failed(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(REGISTRY["ERM"].make, "step", lambda *args: 1 / 0)
+    study = tiny(tmp_path, methods=("ERM",), trials=2)
+    found = sweep(study, tmp_path, Means(Sources()))
+    assert [trial["status"] for trial in found[0].trials] == ["failed", "failed"]
+    assert all(path.stat().st_size > 0 for path in draw([(study, found)], tmp_path, "figure1"))
+
+
+def test_a_method_that_needs_groups_is_refused_without_them(tmp_path, capsys):
+    data = Task(*(Rows(part.inputs, part.labels, names=part.names) for part in (rows(), rows(60, 1), rows(60, 2))))
+    with pytest.raises(HyperparameterError, match="expected a task with groups for GroupDRO"):
+        train(a_run("GroupDRO"), data, tmp_path / "one")
+    argv = ["reproduce", "figure1", "--scale", "smoke", "--dataset", "digits-st", "--out", str(tmp_path / "runs")]
+    assert main([*argv, "--methods", "ERM", "GroupDRO"]) == 1
+    assert "expected data with groups for GroupDRO, got digits-st" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["study.json", "ERM/lr-0.1/seed-0/result.json", "ERM/lr-0.1/seed-0/metrics.jsonl"])
+def test_a_damaged_file_is_named(name, tmp_path):
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('{"status": "do\n\n')
+    study = tiny(tmp_path, methods=("ERM",), grid=(("lr", (0.1, 0.5)),), trials=0)
+    reading = partial(read_lines, file) if name.endswith("jsonl") else partial(sweep, study, tmp_path, Means(Sources()))
+    with pytest.raises(CheckpointError, match=f"{re.escape(str(file))}.*remove"):
+        reading()
+    file.write_text("[]")
+    with pytest.raises(CheckpointError, match="expected a JSON object"):
+        read_json(file)
 
 
 def test_settings_of_one_radius_serve_all_where_the_study_says_so():
@@ -388,6 +441,10 @@ def test_a_preset_with_fewer_methods_has_the_grids_of_these():
         ({"epochs": 0}, "expected epochs >= 1"),
         ({"inputs": "text"}, "expected inputs of"),
         ({"rho": ()}, "expected methods and radii"),
+        ({"rho": (0.5, -1.0)}, "expected a radius rho >= 0, got -1.0"),
+        ({"rho": (math.nan,)}, "expected a radius"),
+        ({"tune_rho": math.inf}, "expected a radius"),
+        ({"grid": (("lr", (0.1, math.nan)),)}, "expected finite values of lr, got 0.1, nan"),
         ({"grid": (("beta", (0.1,)), ("lam", (1.0,)))}, "expected a grid of values"),
     ],
 )
@@ -457,6 +514,46 @@ def test_reproduce_falls_back_to_digits_and_says_so(experiment, tmp_path, capsys
         assert (folder / name).stat().st_size > 0
     head = (folder / "results.md").read_text()
     assert all(method in head for method in EXPERIMENTS[experiment][2])
+
+
+def resolved(*options):
+    args = parser().parse_args(["reproduce", *map(str, options)])
+    return _studies(args, Means(Sources(args.data, args.features)))
+
+
+def test_options_that_would_be_ignored_are_refused(tmp_path, capsys):
+    argv = ["reproduce", "table1", "--scale", "smoke", "--out", str(tmp_path / "runs")]
+    for options in (["--seeds", "99"], ["--methods", "nonsense"], ["--dataset", "adult"], ["--tensorboard"]):
+        assert main([*argv, *options]) == 1
+        assert f"got {options[0]} too" in capsys.readouterr().err
+    for experiment in ("table1", "figure1"):  # figure1: also where the digits stand in
+        assert main(["reproduce", experiment, *argv[2:], "--workers", "0"]) == 1
+        assert "expected at least one worker, got 0" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_lr_falls_at_the_same_share_of_other_epochs():
+    on = ("figure1", "--scale", "smoke", "--dataset", "digits-st")
+    for options, expected in (((), 4), (("--epochs", 12), 8), (("--epochs", 1), 1), (("--decay-epoch", 2), 2)):
+        (study,) = resolved(*on, *options)
+        assert study.decay_epoch == expected
+    (study,) = resolved(*on, "--epochs", 12, "--decay-epoch", 5)
+    assert (study.epochs, study.decay_epoch) == (12, 5)
+
+
+def test_digits_stand_in_only_where_there_are_no_data_at_all(tmp_path, capsys):
+    write_adult(tmp_path, packed=False)
+    (study,) = resolved("hidden", "--scale", "smoke", "--data", tmp_path)
+    assert study.dataset == "adult"
+    assert "until then without cifar100-hidden" in capsys.readouterr().err
+    (study,) = resolved("hidden", "--scale", "smoke", "--data", tmp_path / "empty")
+    assert study.dataset == "digits-hidden"
+    said = capsys.readouterr().err
+    assert "in place of cifar100-hidden, adult" in said
+    assert "pretrain cifar100-hidden" in said
+    for options in (("--scale", "small"), ("--scale", "smoke", "--dataset", "adult", "cifar100-hidden")):
+        with pytest.raises(MissingDataError):
+            resolved("hidden", *options, "--data", tmp_path)
 
 
 def test_reproduce_refuses_what_it_cannot_do(tmp_path, capsys):

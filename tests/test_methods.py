@@ -339,3 +339,5 @@ def test_trials():
     assert len(some) == 7
     assert all(trial in every for trial in some)
     assert some == method.trials(7, seed=1) != method.trials(7, seed=2)
+    own = method.trials(values={"lr": (0.3,), "rho": (0.1, 0.5)})
+    assert own == [{"lr": 0.3, "dual_lr": d, "rho": r} for d in (1e-5, 5e-5, 1e-4, 5e-4) for r in (0.1, 0.5)]

@@ -18,7 +18,7 @@ from scdro.cli import main
 from scdro.experiments.own.labels import set_aside
 from scdro.experiments.own.opening import Wanted, open_own
 from scdro.experiments.own.plan import Plan
-from scdro.experiments.own.preparation import TablePreparation
+from scdro.experiments.own.preparation import Matrix, MatrixPreparation, TablePreparation
 from scdro.experiments.own.saved import load_model
 from scdro.experiments.own.tables import read_table
 
@@ -107,6 +107,32 @@ def test_numbers_that_are_names_and_texts_among_numbers(tmp_path):
     assert any("id" in note and "--drop" in note for note in data.notes)
     assert any("same, who" in note for note in data.notes)
     assert not {"same", "who"} & set(data.preparation.names)
+
+
+def test_decimal_commas_are_named(tmp_path):
+    content = [row | {key: row[key].replace(".", ",") for key in "ab"} for row in rows()]
+    data = open_own(Wanted(write_csv(tmp_path / "t.csv", content, ";"), target="label"))
+    assert "numbers with a decimal comma are read as texts; write them with a point: a, b" in data.notes
+    assert not any("rows do not differ" in note for note in data.notes)
+    content = [{key: row[key] for key in ("b", "label")} for row in content]
+    with pytest.raises(DataError, match="with a point and not with a comma"):
+        open_own(Wanted(write_csv(tmp_path / "u.csv", content, ";"), target="label"))
+    plain = open_own(Wanted(write_csv(tmp_path / "v.csv", rows()), target="label"))
+    assert not any("comma" in note for note in plain.notes)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_number_too_large_is_named_with_its_column_and_line(tmp_path):
+    train = read_table(write_csv(tmp_path / "train.csv", rows())).without(["label"])
+    new = rows(20)
+    new[7]["b"] = "1e300"
+    with pytest.raises(DataError, match=r"column 'b', got 1e\+300 in line 9 of .*new\.csv"):
+        TablePreparation.fit(train).features(read_table(write_csv(tmp_path / "new.csv", new)))
+    x = np.random.default_rng(0).normal(size=(20, 3))
+    prepared = MatrixPreparation.fit(Matrix(tmp_path / "a.npz", x))
+    x[4, 2] = -1e200
+    with pytest.raises(DataError, match=r"column '2', got -1e\+200 in row 4 of .*b\.npz"):
+        prepared.samples(Matrix(tmp_path / "b.npz", x), torch.zeros(20, dtype=torch.int64), names=("u",))
 
 
 def test_classes_are_numbers_in_order_or_texts(tmp_path):
@@ -201,7 +227,7 @@ WRONG = {
     "no rows": (text_file("a.csv", b"a,label\n"), {}, "rows below"),
     "a row too short": (text_file("a.csv", b"a,label\n1,x\n2\n"), {}, "2 cells in line 3.*got 1"),
     "two columns of a name": (text_file("a.csv", b"a,a,label\n1,2,x\n"), {}, "'a'"),
-    "not UTF-8": (text_file("a.csv", "a,label\n\xe4,x\n".encode("latin-1")), {}, "UTF-8"),
+    "not UTF-8": (text_file("a.csv", "a,label\n\xe4,x\n".encode("latin-1")), {}, "save it as UTF-8"),
     "damaged gzip": (text_file("a.csv.gz", b"no"), {}, "a whole file, got a damaged one"),
     "not there": (lambda p: p / "b.csv", {}, "found none"),
     "damaged arrays": (text_file("a.npz", b"PK no"), {"target": None}, "np.savez"),

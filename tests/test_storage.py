@@ -3,6 +3,8 @@
 import dataclasses
 import io
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import test_pretrain
 from scdro import CheckpointError
 from scdro.experiments.checkpoints import Checkpoints, load, save
 from scdro.experiments.pretrain import pretrain
+from scdro.experiments.storage import write
 from test_pretrain import SMALL, Stop, outcome, stopping_at, toy
 
 STATE = {"w": torch.arange(1000.0), "step": 3, "nested": {"a": [1, 2.5, "text", None]}}
@@ -80,6 +83,45 @@ def test_killed_between_the_two_files(tmp_path, monkeypatch):
     with pytest.raises(Stop):
         checkpoints.save(STATE | {"step": 4})
     assert same(Checkpoints(tmp_path).load(), STATE)
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from scdro.experiments.storage import write
+
+folder, letter = Path(sys.argv[1]), sys.argv[2]
+(folder / f"ready-{letter}").touch()
+while len(list(folder.glob("ready-*"))) < 2:
+    time.sleep(0.001)
+for _ in range(200):
+    write(folder / "out" / "results.md", letter.encode() * 20_000)
+"""
+
+
+def test_two_processes_write_one_file(tmp_path):
+    several = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), letter]) for letter in "ab"]
+    assert [process.wait() for process in several] == [0, 0]
+    assert (tmp_path / "out" / "results.md").read_text() in ("a" * 20_000, "b" * 20_000)
+    assert len(list((tmp_path / "out").iterdir())) == 1
+
+
+def test_files_left_by_killed_processes_are_removed(tmp_path):
+    old, new = tmp_path / ".file.1.part", tmp_path / ".file.2.part"
+    for left in (old, new):
+        left.write_text("half")
+    os.utime(old, (0, 0))
+    write(tmp_path / "file", b"whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".file.2.part", "file"]
+
+
+def test_a_write_that_fails_leaves_all_as_it_was(tmp_path, monkeypatch):
+    write(tmp_path / "file", b"before")
+    monkeypatch.setattr(os, "fsync", lambda file: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write(tmp_path / "file", b"after")
+    assert (tmp_path / "file").read_bytes() == b"before"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_another_version_is_refused_and_not_passed_over(tmp_path):

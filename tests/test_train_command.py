@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from html_page import Page
 from killing import kill_after_a_checkpoint
 from own_data import read_csv, rows, write_csv, write_images
 from scdro.cli import main
@@ -22,6 +23,7 @@ from scdro.experiments.own.saved import load_model
 from scdro.optim import REGISTRY
 
 SHORT = ["--epochs", "4", "--threads", "1"]
+LONGER = ["--epochs", "20", "--threads", "1"]
 
 
 @pytest.fixture
@@ -185,6 +187,9 @@ def test_a_folder_is_of_one_run(table, tmp_path, capsys):
         (["--drop", "a"], "data"),
         (["--seed", "2"], "seed"),
         (["--weight-decay", "0.1"], "weight_decay"),
+        (["--lr", "1"], "is not [1.0]"),
+        (["--set", "beta=0.7"], "SCDRO.beta"),
+        (["--search", "2"], "trials 0 is not 2"),
     ):
         capsys.readouterr()
         assert run(*first, *other) == 1
@@ -239,16 +244,96 @@ def test_a_model_that_learnt_nothing_is_called_so(tmp_path, capsys):
     rng = np.random.default_rng(0)
     content = [{"x": f"{rng.normal():.3f}", "y": str(int(rng.integers(2)))} for _ in range(200)]
     path, out = write_csv(tmp_path / "noise.csv", content), tmp_path / "run"
-    assert run("train", path, "--target", "y", "--out", out, "--rho", "1", "--model", "linear", *SHORT) == 0
-    assert "I do not know" in capsys.readouterr().out
+    assert run("train", path, "--target", "y", "--out", out, "--rho", "1", "--model", "linear", *LONGER) == 0
+    said = capsys.readouterr().out
+    assert "hardly better" in said
+    assert "smaller --rho" in said
+
+
+def test_a_model_worse_than_knowing_nothing_is_called_so(tmp_path, capsys):
+    """Not the radius is to blame then, but the optimisation."""
+    rng = np.random.default_rng(0)
+    content = [{"x": f"{rng.normal():.3f}", "y": str(int(rng.integers(2)))} for _ in range(200)]
+    path, out = write_csv(tmp_path / "noise.csv", content), tmp_path / "run"
+    assert run("train", path, "--target", "y", "--out", out, "--model", "linear", "--lr", "50", *SHORT) == 0
+    assert result_of(out, "SCDRO")["train"]["robust_loss"] > 1.1 * math.log(2)
+    (warning,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("beware")]
+    assert "worse than" in warning
+    assert "--lr" in warning
+    assert "--search" in warning
+    assert "--rho" not in warning
+
+
+def test_rho_is_explained_only_where_a_method_has_it(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    content = [{"x": f"{rng.normal():.3f}", "g": "ab"[k % 2], "y": str(k // 2 % 2)} for k in range(100)]
+    path = write_csv(tmp_path / "noise.csv", content)
+    for method in ("SCDRO", "GroupDRO", "ERM"):
+        options = ["--target", "y", "--group", "g", "--method", method, "--model", "linear"]
+        assert run("train", path, "--out", tmp_path / method, *options, *LONGER) == 0
+        said = capsys.readouterr().out
+        assert ("guards every group" in said) == (method == "SCDRO")
+        assert ("has no rho; robust losses are at rho 0.5" in said) == (method != "SCDRO")
+        assert ("smaller --rho" in said) == (method == "SCDRO")
+
+
+def test_values_that_are_no_numbers_are_refused(table, tmp_path, capsys):
+    assert run("train", table, "--out", tmp_path / "run", "--target", "label", "--lr", "nan", *SHORT) == 1
+    assert "expected finite values of SCDRO.lr, got nan" in capsys.readouterr().err
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "study.json").write_text('{"study": {"thr')
+    assert run("train", table, "--out", tmp_path / "run", "--target", "label", *SHORT) == 1
+    assert "study.json, got a damaged file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["SCDRO", "RASCDRO", "ERM", "PGSMD2"])
+def test_a_learning_rate_that_no_parameter_can_hold(table, tmp_path, capsys, method):
+    options = ["--target", "label", "--method", method, "--lr", "1e300", *SHORT]
+    assert run("train", table, "--out", tmp_path / "run", *options) == 1
+    assert "expected lr <= 3.4e+38, all that parameters can hold, got 1e+300" in capsys.readouterr().err
 
 
 def test_a_training_that_diverges(table, tmp_path, capsys):
     out = tmp_path / "run"
     assert run("train", table, "--out", out, "--target", "label", "--lr", "1e30", *SHORT) == 1
-    assert "lower --lr" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "lower --lr" in said
+    assert "skip_nonfinite" not in said  # no option of the command
     assert not (out / "model.pt").exists()
     assert run("train", table, "--out", out, "--target", "label", "--lr", "0.1", *SHORT) == 0
+
+
+# -- the report -------------------------------------------------------------------------------------------------------
+
+
+def report(folder):
+    assert run("report", folder, "--out", folder / "page.html") == 0
+    return Page(folder / "page.html")
+
+
+def test_a_report_of_a_training(table, tmp_path):
+    out, options = tmp_path / "runs" / "one", ["--target", "label", "--group", "site", "--seed", "7", "--baseline"]
+    assert run("train", table, "--out", out, *options, *SHORT) == 0
+    (result,) = (json.loads(path.read_text()) for path in out.glob("SCDRO/*/seed-7/result.json"))
+    page = report(out)
+    assert "own on data.csv" in page.text
+    assert "not finished" not in page.text
+    head, erm, robust = page.tables["Mean ± standard deviation over seeds"]
+    assert (erm[0], robust[0]) == ("ERM", "SCDRO, rho 0.5")
+    assert robust[head.index("validation accuracy, %")] == f"{100 * result['validation']['top1']:.2f}"
+    classes = page.tables["Validation accuracy of each class, %, mean over seeds"]
+    assert (classes[1][0], classes[1][2]) == ("no", f"{100 * result['validation']['per_class'][0]:.1f}")
+    assert {row[0] for row in page.tables["Validation accuracy of each group, %, mean over seeds"]} >= {"north"}
+    assert "validation.top1" in json.loads(page.scripts["curves-0"])["arms"][1]["values"]
+
+    test = write_csv(tmp_path / "test.csv", rows(50, seed=1))
+    searched = ["--target", "label", "--test", test, "--search", "2", "--epochs", "1", "--threads", "1"]
+    assert run("train", table, "--out", tmp_path / "runs" / "two", *searched) == 0
+    page = report(tmp_path / "runs")
+    assert "2 sweeps" in page.source
+    assert "not finished" not in page.text
+    assert "test accuracy, %" in page.source
+    assert "2 of 2 runs ended" in page.text
 
 
 # -- images -----------------------------------------------------------------------------------------------------------
@@ -346,6 +431,10 @@ def test_arrays_with_parts_groups_and_gaps(tmp_path, capsys):
     assert run("predict", out, tmp_path / "d.npz", "--out", tmp_path / "p.csv") == 0
     right = np.mean([int(row["prediction"]) == k for row, k in zip(read_csv(tmp_path / "p.csv"), y[:150], strict=True)])
     assert right > 0.85
+    write_images(tmp_path / "pictures", each=2)
+    for other in (write_csv(tmp_path / "other.csv", rows(5)), tmp_path / "pictures"):
+        assert run("predict", out, other) == 1
+        assert "trained on, an .npz file with rows of numbers, X, got" in capsys.readouterr().err
     np.savez(tmp_path / "e.npz", X=x[:, :4])
     assert run("predict", out, tmp_path / "e.npz") == 1
     assert "rows of 5 numbers" in capsys.readouterr().err

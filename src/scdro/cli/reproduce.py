@@ -18,7 +18,8 @@ from scdro.errors import HyperparameterError, MissingDataError
 __all__ = ["add"]
 
 STAND_INS = {"hidden": "digits-hidden"}
-TABLE1 = "table1"  # rates, on problems of its own; of the options it takes --scale, --out, --results and --workers
+TABLE1 = "table1"  # rates, on problems of its own
+TABLE1_OPTIONS = ("scale", "out", "results", "workers", "command", "experiment", "checkpoint_seconds", "run", "shared")
 NAMED_ELSEWHERE = ("experiment", "dataset", "scale")
 ABOUT = {
     "methods": "names in scdro.optim.REGISTRY",
@@ -28,7 +29,7 @@ ABOUT = {
     "part": "what is trained of a ResNet: all, last_block or classifier",
     "pool": "make images smaller by this factor",
     "epochs": "passes over the training data",
-    "decay_epoch": "after how many of them lr falls by ten",
+    "decay_epoch": "after how many of them lr falls by ten; with --epochs by default the same share of them",
     "batch_size": "samples to a step",
     "weight_decay": "of every method",
     "max_grad_norm": "bound on the norm of each gradient; 0 for none",
@@ -53,8 +54,8 @@ def add(commands: Any) -> None:
         usage="EXPERIMENT [options]",
         help="the paper's figures and tables, and what is beyond them",
         description="Run an experiment of the paper. Settings are searched on validation data, the best run with "
-        "several seeds; tables and figures have the paper's numbers beside ours. Killed at any moment and run again, "
-        "it goes on where it was. Under torchrun the processes share each batch of one run after the other.",
+        "several seeds; tables and figures have the paper's numbers beside ours. To resume after a kill at any "
+        "moment, run the same command again. Under torchrun the processes share each batch of one run after the other.",
         examples="""
             scdro reproduce figure1 --scale smoke
                 a minute, on embedded digits where there are no data
@@ -125,11 +126,12 @@ def _grid_entry(text: str) -> tuple[str, tuple[float, ...]]:
 
 def run(args: argparse.Namespace) -> None:
     keep_freed_memory()
+    if args.workers < 1:
+        raise HyperparameterError(f"expected at least one worker, got {args.workers}")
     if args.experiment == TABLE1:
         _run_table1(args)
         return
     from scdro.experiments.pool import Means
-    from scdro.experiments.presets import datasets
     from scdro.experiments.sweep import sweep
     from scdro.experiments.tasks import Sources
 
@@ -137,9 +139,7 @@ def run(args: argparse.Namespace) -> None:
     sources = Sources(args.data, args.features, args.image_workers)
     means = Means(sources, args.workers, args.checkpoint_seconds, args.tensorboard)
     folder = args.out / f"{args.experiment}-{args.scale}"
-    studies = [
-        _study(args, name) for name in _present(args, args.dataset or datasets(args.experiment, args.scale), means)
-    ]
+    studies = _studies(args, means)
     found = [(study, sweep(study, folder / study.dataset, means, Board(), _say)) for study in studies]
     if is_first():
         _write(found, args.results or folder, args.experiment)
@@ -149,6 +149,12 @@ def _run_table1(args: argparse.Namespace) -> None:
     from scdro.cli.progress import ProgressLine
     from scdro.experiments import table1
 
+    given = [name for name, value in vars(args).items() if name not in TABLE1_OPTIONS and value not in (None, False)]
+    if given:
+        raise HyperparameterError(
+            f"expected --scale, --out, --results and --workers alone for {TABLE1}, which has problems of its own, got "
+            f"{', '.join('--' + name.replace('_', '-') for name in given)} too; leave it out"
+        )
     folder = args.results or args.out / f"{TABLE1}-{args.scale}"
     table1.run(folder, args.scale, args.workers, ProgressLine())
     print((folder / "table1.md").read_text())
@@ -161,28 +167,47 @@ def _study(args: argparse.Namespace, dataset: str) -> Any:
     plain = study(args.experiment, dataset, args.scale, None if args.methods is None else tuple(args.methods))
     own = {field.name: given[field.name] for field in fields(plain) if field.name in given}
     own = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
+    if "epochs" in own and "decay_epoch" not in own:
+        own["decay_epoch"] = max(round(plain.decay_epoch * own["epochs"] / plain.epochs), 1)
     if "grid" in own:
         own["grid"] = tuple({**dict(plain.grid), **dict(own["grid"])}.items())
     return replace(plain, **{name: value for name, value in own.items() if name not in NAMED_ELSEWHERE})
 
 
-def _present(args: argparse.Namespace, names: Any, means: Any) -> list[str]:
-    """The data sets; where nothing is there to try on, the embedded digits, and we say so."""
-    from scdro.experiments.tasks import open_task
+def _studies(args: argparse.Namespace, means: Any) -> list[Any]:
+    """Those whose data are there; a smoke test does without the others, and where there are none, with the embedded
+    digits, and we say so."""
+    from scdro.experiments.presets import datasets
 
+    names = args.dataset or datasets(args.experiment, args.scale)
+    if args.scale != "smoke" or args.dataset is not None:
+        return [_opened(args, name, means) for name in names]
+    tried = {name: _opened_or_why(args, name, means) for name in names}
+    missing = [name for name, study in tried.items() if study is None]
+    if len(missing) < len(names):
+        if missing:
+            _say(f"until then without {', '.join(missing)}")
+        return [study for study in tried.values() if study is not None]
+    stand_in = STAND_INS.get(args.experiment, "digits-st")
+    _say(f"until then, in place of {', '.join(names)}: scikit-learn's embedded digits, {stand_in}")
+    return [_opened(args, stand_in, means)]
+
+
+def _opened(args: argparse.Namespace, dataset: str, means: Any) -> Any:
+    """The study of a data set that can be read and suits the methods."""
+    from scdro.experiments.tasks import check_methods, open_task
+
+    study = _study(args, dataset)
+    check_methods(study, open_task(study.inputs, dataset, study.pool, means.sources))
+    return study
+
+
+def _opened_or_why(args: argparse.Namespace, dataset: str, means: Any) -> Any | None:
     try:
-        for name in names:
-            study = _study(args, name)
-            open_task(study.inputs, name, study.pool, means.sources)
+        return _opened(args, dataset, means)
     except MissingDataError as error:
-        if args.scale != "smoke" or args.dataset is not None:
-            raise
-        stand_in = STAND_INS.get(args.experiment, "digits-st")
-        _say(f"{error}\nuntil then, in place of {', '.join(names)}: scikit-learn's embedded digits, {stand_in}")
-        return [stand_in]
-    if args.workers < 1:
-        raise HyperparameterError(f"expected at least one worker, got {args.workers}")
-    return list(names)
+        _say(str(error))
+        return None
 
 
 def _say(text: str) -> None:

@@ -76,8 +76,8 @@ def add(commands: Any) -> None:
         "train",
         usage="DATA --out FOLDER [options]",
         help="a robust model of your own data: a CSV or .npz file, a folder or a list of images",
-        description="Train a model on your own data. Run again, it goes on where it was stopped, bit for bit. Under "
-        "torchrun the processes share each batch.",
+        description="Train a model on your own data. To resume after a kill at any moment, run the same command again: "
+        "it goes on, bit for bit. Under torchrun the processes share each batch.",
         examples="""
             scdro train data.csv --target income --protect 0.1 --baseline --out run
                 guard every group of at least 10% of the data; show plain training beside it
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> None:
         progress=ProgressLine(),
         say=lambda text: print(text, file=sys.stderr),
     )
-    print(f"{fits[-1].run}; {about_rho(plan.rho)}\n\n{summary(fits, data)}\n")
+    print(f"{fits[-1].run}; {about_rho(fits[-1].run)}\n\n{summary(fits, data)}\n")
     for warning in warnings(fits, data):
         print(f"beware: {warning}")
     print(f"model: {args.out / 'model.pt'}; predict new data by `scdro predict {args.out} FILE`")

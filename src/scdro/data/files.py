@@ -51,7 +51,7 @@ def open_text(path: Path) -> Iterator[IO[str]]:
             yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"expected text in UTF-8 in {path}, got other bytes ({error}); get the file anew"
+                f"expected text in UTF-8 in {path}, got other bytes ({error}); save it as UTF-8, or get it anew"
             ) from error
 
 

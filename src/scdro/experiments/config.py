@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -85,11 +83,16 @@ class Study:
             raise HyperparameterError(f"expected max_grad_norm > 0, or 0 for no bound, got {self.max_grad_norm}")
         if not self.methods or not self.rho:
             raise HyperparameterError(f"expected methods and radii, got {self.methods} and {self.rho}")
+        for radius in (*self.rho, self.tune_rho):
+            if not 0.0 <= radius < math.inf:
+                raise HyperparameterError(f"expected a radius rho >= 0, got {radius}")
         for key, values in self.grid:
             method, _, setting = key.rpartition(".")
             known = [m for m in self.methods if m == (method or m) and setting in REGISTRY[m].grid]
             if not known or not values:
                 raise HyperparameterError(f"expected a grid of values for a setting of a method, got {key}={values}")
+            if not all(map(math.isfinite, values)):
+                raise HyperparameterError(f"expected finite values of {key}, got {', '.join(map(str, values))}")
 
     def as_dict(self) -> dict[str, Any]:
         """Without what is not used: folders made before there was a bound on gradients stay valid."""
@@ -111,18 +114,16 @@ class Study:
     def search(self, arm: Arm) -> list[Run]:
         """The runs that decide the settings of an arm."""
         method = REGISTRY[arm.method]
-        grid: dict[str, Sequence[Any]] = {**method.grid, **self._own_grid(arm.method)}
+        values = dict(self._own_grid(arm.method))
         if "rho" in method.needs:
-            grid["rho"] = self.rho if arm.rho is None else (self.tune_rho or arm.rho,)
-        every = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-        if 0 < self.trials < len(every):
-            every = random.Random(0).sample(every, self.trials)
-        return [Run(self, arm.method, settings, TUNING_SEED) for settings in every]
+            values["rho"] = self.rho if arm.rho is None else (self.tune_rho or arm.rho,)
+        tried = method.trials(self.trials or None, values=values)
+        return [Run(self, arm.method, settings, TUNING_SEED) for settings in tried]
 
-    def finals(self, arm: Arm, settings: Mapping[str, Any]) -> list[Run]:
+    def finals(self, arm: Arm, settings: Mapping[str, Any], seeds: Iterable[int] | None = None) -> list[Run]:
         """The runs that are reported, with settings that the search found."""
         at = {**settings, "rho": arm.rho} if arm.rho is not None else dict(settings)
-        return [Run(self, arm.method, at, seed) for seed in range(1, self.seeds + 1)]
+        return [Run(self, arm.method, at, seed) for seed in seeds or range(1, self.seeds + 1)]
 
     def _own_grid(self, method: str) -> Mapping[str, Sequence[Any]]:
         general = {key: values for key, values in self.grid if key in REGISTRY[method].grid}

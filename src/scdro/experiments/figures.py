@@ -41,7 +41,7 @@ def draw(found: Found, folder: Path, name: str) -> list[Path]:
                 ax.spines[["top", "right"]].set_visible(False)
                 if column == 0:
                     ax.set_ylabel(title)
-                if score == "robust_loss":
+                if score == "robust_loss" and any(len(line.get_ydata()) for line in ax.get_lines()):
                     ax.set_yscale("log")
                     _leave_out_what_diverged(ax)
             axes[0][column].set_title(study.dataset)

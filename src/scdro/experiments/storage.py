@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from typing import IO, Any
 
@@ -11,14 +14,28 @@ from scdro.errors import CheckpointError
 
 __all__ = ["JsonLines", "read_json", "read_lines", "write", "write_json"]
 
+LEFT_SECONDS = 600.0  # no write takes so long
+
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file by new content, all or nothing; one process at a time."""
+    """Replace a file by new content, all or nothing; of several processes the last one counts."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    with open(part, "wb") as file:
-        _write_through(file, content)
-    os.replace(part, path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            _write_through(file, content)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    _remove_left(path)
+
+
+def _remove_left(path: Path) -> None:
+    """By processes that were killed; those that write now are younger."""
+    for left in path.parent.glob(f".{escape(path.name)}.*.part"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_SECONDS:
+                left.unlink()
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -26,13 +43,14 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
+    """An object that `write_json` wrote."""
+    return _parsed(path.read_bytes(), path, "it")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """What `JsonLines` wrote, without a last line that is not whole; nothing where there is no file."""
-    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
-    return [json.loads(line) for line in whole.splitlines()]
+    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
+    return [_parsed(line, path, "its folder") for line in whole.splitlines()]
 
 
 class JsonLines:
@@ -54,13 +72,24 @@ class JsonLines:
         """The file as a kill left it, to go on with, and its records; a last line that was cut short is dropped."""
         content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
-        return cls(path, len(whole)), [json.loads(line) for line in whole.splitlines()]
+        return cls(path, len(whole)), [_parsed(line, path, "its folder") for line in whole.splitlines()]
 
     def append(self, record: dict[str, Any]) -> None:
         line = (json.dumps(record, allow_nan=False) + "\n").encode()
         with open(self.path, "ab") as file:
             _write_through(file, line)
         self.size += len(line)
+
+
+def _parsed(content: bytes, path: Path, removed: str) -> dict[str, Any]:
+    remedy = f"remove {removed}, and run the command again"
+    try:
+        found = json.loads(content)
+    except ValueError as error:
+        raise CheckpointError(f"expected JSON in {path}, got a damaged file ({error}); {remedy}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"expected a JSON object in {path}, got {type(found).__name__}; {remedy}")
+    return found
 
 
 def _write_through(file: IO[bytes], content: bytes) -> None:

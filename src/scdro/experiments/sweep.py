@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,13 @@ def sweep(
     return outcomes(study, out)
 
 
-def outcomes(study: Study, out: Path) -> list[Outcome]:
-    """What a folder holds, also of a sweep that is not done."""
+def outcomes(study: Study, out: Path, seeds: Iterable[int] | None = None) -> list[Outcome]:
+    """What a folder holds, also of a sweep that is not done; of these seeds, or of the study's own."""
     found = []
     for arm in study.arms():
         trials = [result for run in study.search(arm) if (result := _result(out, run)) is not None]
         settings = best_settings(out, study.search(arm))
-        runs = [] if settings is None else study.finals(arm, settings)
+        runs = [] if settings is None else study.finals(arm, settings, seeds)
         found.append(
             Outcome(
                 arm,

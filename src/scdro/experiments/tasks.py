@@ -31,13 +31,14 @@ from scdro.data import (
 from scdro.data.memory import Augmentation, InMemory
 from scdro.data.order import BatchSampler
 from scdro.distributed.ranks import ALONE, Ranks
-from scdro.errors import DataError, MissingDataError
+from scdro.errors import DataError, HyperparameterError, MissingDataError
 from scdro.experiments.architectures import image_model, row_model
 from scdro.experiments.catalog import IMAGES, LISTS, chosen, in_order, open_image_data
 from scdro.experiments.config import Study
 from scdro.experiments.features import load_features
+from scdro.optim import REGISTRY
 
-__all__ = ["Samples", "Sources", "Task", "make_model", "open_task"]
+__all__ = ["Samples", "Sources", "Task", "check_methods", "make_model", "open_task"]
 
 Samples = InMemory | ImageFiles
 EMBEDDED = ("digits-st", "digits-hidden")
@@ -94,6 +95,16 @@ class Task:
 def open_task(inputs: str, dataset: str, pool: int, sources: Sources) -> Task:
     """The data of a study, read once in a process."""
     return chosen(_OPENERS, inputs, "inputs")(dataset, pool, sources)
+
+
+def check_methods(study: Study, task: Task) -> None:
+    """Whether the data have what the methods of a study need."""
+    if getattr(task.train, "groups", None) is None:
+        for method in study.methods:
+            if "groups" in REGISTRY[method].needs:
+                raise HyperparameterError(
+                    f"expected data with groups for {method}, got {study.dataset}, which has none; leave the method out"
+                )
 
 
 def make_model(study: Study, task: Task, seed: int) -> nn.Module:

@@ -98,6 +98,7 @@ class _Training:
         self.spent, self.evaluated = at.get("spent", 0), at.get("evaluated", 0)
         self.watch = Stopwatch(at.get("seconds", 0.0))
         self.saved = time.monotonic()
+        self.final: tuple[dict[str, Predicted], dict[str, Any]] | None = None
         shown = tensorboard and ranks.first and not run.searches
         self.events = Events(out, self.step_number) if shown else None
 
@@ -110,8 +111,7 @@ class _Training:
         except NonFiniteLossError as error:
             return self._outcome("diverged", error=str(error))
         with self.watch.paused():
-            found = self._predicted()
-            scores = self._scores(found)
+            found, scores = self.final or self._assessed()
         if scores["train"]["robust_loss"] is None:
             return self._outcome("diverged", error="the losses of the training data are not finite")
         if keep_model and self.ranks.first:
@@ -151,8 +151,8 @@ class _Training:
         return bool(counts[0, 1])
 
     def _facts(self) -> dict[str, Any]:
-        """What methods may need to know of the task."""
-        return {
+        """What methods may need to know of the task, as far as there is such a thing."""
+        facts = {
             "rho": self.run.rho,
             "n": len(self.task.train),
             "module": self.model,
@@ -160,6 +160,7 @@ class _Training:
             "all_losses": self._all_losses,
             "milestones": [self.decay_step],
         }
+        return {name: fact for name, fact in facts.items() if fact is not None}
 
     @torch.no_grad()
     def _all_losses(self) -> Tensor:
@@ -193,8 +194,10 @@ class _Training:
             parts["test"] = self.task.test
         return {name: predicted(self.model, self.task, part, self.ranks) for name, part in parts.items()}
 
-    def _scores(self, found: dict[str, Predicted]) -> dict[str, Any]:
-        return {name: assess(part, self.task, self.run.scored_at) for name, part in found.items()}
+    def _assessed(self) -> tuple[dict[str, Predicted], dict[str, Any]]:
+        """What the model predicts, and the scores of it."""
+        found = self._predicted()
+        return found, {name: assess(part, self.task, self.run.scored_at) for name, part in found.items()}
 
     def _evaluate(self) -> None:
         self.evaluated = self.spent * self.study.points // self.total + 1
@@ -205,8 +208,10 @@ class _Training:
             self._record(round(seconds, 3))
 
     def _record(self, seconds: float) -> None:
-        found = self._predicted()
-        scores = {name: _brief(scores) for name, scores in self._scores(found).items()}
+        found, whole = self._assessed()
+        if self.spent >= self.total:
+            self.final = found, whole
+        scores = {name: _brief(scores) for name, scores in whole.items()}
         state = {name: _number(getattr(self.optimizer, name, None)) for name in ("lam", "kl", "ess")}
         record: dict[str, Any] = {"samples": self.spent, "step": self.step_number, "seconds": seconds}
         record |= scores | {k: v for k, v in state.items() if v is not None}

@@ -37,6 +37,8 @@ class ClosureOptimizer(Optimizer):
         check_steps(defaults)
         self._ball = None if radius is None else Ball(radius)
         super().__init__(params, defaults)
+        for group in self.param_groups:
+            _check_held(group)
         self._tracked = tracked.to(self._first_parameter().device)
         self._gradients = Gradients(self)
 
@@ -282,6 +284,13 @@ def check_steps(settings: dict[str, Any]) -> None:
             raise HyperparameterError(f"expected {name} >= 0, got {settings[name]}")
     if not 0.0 <= settings.get("momentum", 0.0) < 1.0:
         raise HyperparameterError(f"expected a momentum in [0, 1), got {settings['momentum']}")
+
+
+def _check_held(group: dict[str, Any]) -> None:
+    most = min(torch.finfo(p.dtype).max for p in group["params"])
+    for name in ("lr", "weight_decay"):
+        if float(group.get(name, 0.0)) > most:
+            raise HyperparameterError(f"expected {name} <= {most:.3g}, all that parameters can hold, got {group[name]}")
 
 
 def check_same_temperature(own: dict[str, Any], lam: float) -> None:

@@ -114,14 +114,18 @@ class Method:
             return _cross_entropy
         return self.loss(class_counts, **{k: v for k, v in settings.items() if k in self.loss_settings})
 
-    def trials(self, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
-        """All combinations of the grid, or `count` of them drawn at random.
+    def trials(
+        self, count: int | None = None, seed: int = 0, values: Mapping[str, Sequence[Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """All combinations of the grid, or `count` of them drawn at random; `values` replace those of the grid, or add
+        to them.
 
         Example:
             >>> len(REGISTRY["SCDRO"].trials()), REGISTRY["ERM"].trials()[0]
             (45, {'lr': 0.01})
         """
-        every = [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+        grid = {**self.grid, **(values or {})}
+        every = [dict(zip(grid, each, strict=True)) for each in itertools.product(*grid.values())]
         return every if count is None or count >= len(every) else random.Random(seed).sample(every, count)
 
 

@@ -26,6 +26,8 @@ from scdro.optim import REGISTRY
 
 __all__ = ["Fit", "fit", "remembered_threads"]
 
+FREE = ("methods", "trials", "grid")  # of a study: may differ from one call to the next
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -67,8 +69,8 @@ def fit(
         result = train(run, data.task, out / run.path, keep_model=True, **means)
         if result["status"] != "done":
             raise NonFiniteLossError(
-                f"expected a training that converges, got one that diverged, {run}: {result['error']}; lower --lr, or "
-                "let --search 10 find one that works"
+                f"expected a training that converges, got one that diverged, {run}: {result['error'].split(';')[0]}; "
+                "lower --lr, or let --search 10 find one that works"
             )
         fits.append(Fit(run, result, *_last_temperature(out / run.path)))
     if ranks.first:
@@ -98,15 +100,14 @@ def _searched(
 
 
 def _begin(plan: Plan, study: Study, data: OwnData, out: Path) -> None:
-    """Save what a run in this folder is; another one is refused, but settings and the baseline may be added."""
-    free = ("methods", "trials", "grid")
-    whole = {key: value for key, value in study.as_dict().items() if key not in free}
-    own = {"method": plan.method, "seed": plan.seed, "data": data.task.fingerprint(), "study": whole}
+    """Save what a run in this folder is; another one is refused. A baseline may be added, and until there is a model,
+    other settings."""
+    own = {"method": plan.method, "seed": plan.seed, "data": data.task.fingerprint(), "study": study.as_dict()}
     path = out / "study.json"
     plain = json.loads(json.dumps(own))
     if path.exists():
-        there = read_json(path)
-        flat, known = _flat(plain), _flat({key: there.get(key) for key in plain})
+        trained = (out / "model.pt").exists()
+        flat, known = _fixed(plain, trained), _fixed(read_json(path), trained)
         wrong = [f"{key} {known.get(key)} is not {flat[key]}" for key in flat if known.get(key) != flat[key]]
         if wrong:
             raise CheckpointError(
@@ -115,11 +116,18 @@ def _begin(plan: Plan, study: Study, data: OwnData, out: Path) -> None:
             )
     elif out.is_dir() and (out / "model.pt").exists():
         raise CheckpointError(f"expected a new folder, or one of `scdro train`, got {out}, which holds another model")
-    write_json(path, plain | {"environment": environment(Ranks())})
+    names = {"classes": list(data.classes), "groups": list(data.groups)}
+    write_json(path, plain | names | {"environment": environment(Ranks())})
 
 
-def _flat(own: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in own.items() if key != "study"} | (own.get("study") or {})
+def _fixed(saved: dict[str, Any], trained: bool) -> dict[str, Any]:
+    """What every run in a folder has in common; of one with a model also its settings."""
+    study = saved.get("study") or {}
+    shared = {key: value for key, value in study.items() if key not in FREE}
+    if trained:
+        own = {key: value for key, value in study.get("grid", ()) if key.startswith(f"{saved.get('method')}.")}
+        shared |= own | {"trials": study.get("trials")}
+    return shared | {key: saved.get(key) for key in ("method", "seed", "data")}
 
 
 def _last_temperature(folder: Path) -> tuple[float | None, float | None]:

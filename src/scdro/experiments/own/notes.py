@@ -26,7 +26,10 @@ def notes_on_classes(names: Sequence[str], labels: Array) -> list[str]:
 def notes_on_table(table: Table, preparation: TablePreparation) -> list[str]:
     """On the columns of the training data."""
     notes = []
-    left_out = [name for name in table.columns if name not in preparation.names]
+    commas = [name for name, column in table.columns.items() if column.mostly_decimal_commas()]
+    if commas:
+        notes.append(f"numbers with a decimal comma are read as texts; write them with a point: {_some(commas)}")
+    left_out = [name for name in table.columns if name not in (*preparation.names, *commas)]
     if left_out:
         notes.append(f"left out, since rows do not differ in them or no text is frequent: {_some(left_out)}")
     ids = [name for name in preparation.numbers.names if _counts_rows(table.columns[name])]

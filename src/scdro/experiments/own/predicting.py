@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from scdro.errors import DataError
 from scdro.experiments.catalog import in_order
 from scdro.experiments.own.arrays import as_inputs, read_arrays
 from scdro.experiments.own.pictures import ENDINGS, Pictures, read_folder, read_images
+from scdro.experiments.own.preparation import Matrix
 from scdro.experiments.own.reading import Inputs, kind_of
 from scdro.experiments.own.saved import SavedModel
 from scdro.experiments.own.tables import Table, read_table
@@ -24,6 +25,11 @@ from scdro.experiments.own.tables import Table, read_table
 __all__ = ["Predictions", "predict"]
 
 Array = npt.NDArray[Any]
+KINDS: Mapping[str, tuple[type[Inputs], str]] = {
+    "table": (Table, "a CSV file"),
+    "matrix": (Matrix, "an .npz file with rows of numbers, X"),
+    "images": (Pictures, "images"),
+}
 
 
 @dataclass(frozen=True)
@@ -55,9 +61,9 @@ class Predictions:
 def predict(saved: SavedModel, path: Path, *, batch_size: int = 500, workers: int = 0) -> Predictions:
     """Of a CSV file, the array X of an .npz file, an image or all images below a folder."""
     inputs: Any = _inputs(path)
-    expected = {"table": Table, "images": Pictures}.get(saved.preparation.as_dict()["kind"])
-    if expected is not None and not isinstance(inputs, expected):
-        raise DataError(f"expected data of the kind that the model was trained on, {expected.__name__}, got {path}")
+    expected, what = KINDS[saved.preparation.as_dict()["kind"]]
+    if not isinstance(inputs, expected):
+        raise DataError(f"expected data of the kind that the model was trained on, {what}, got {path}")
     labels = torch.zeros(len(inputs), dtype=torch.int64)
     preparation: Any = saved.preparation
     samples = preparation.samples(inputs, labels, names=saved.classes)

@@ -6,7 +6,7 @@ each text column one for every value that is frequent in training and one for al
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,18 @@ class Numbers:
         of = [tuple(values[kept].tolist()) for values in (means, stds, gaps)]
         return cls(tuple(names[j] for j in kept), *of)
 
-    def features(self, values: Array) -> Array:
-        """Of rows (n, d) of the same columns."""
+    def features(self, values: Array, where: Callable[[int], str]) -> Array:
+        """Of rows (n, d) of the same columns; `where` says where a row is from."""
         known = np.isfinite(values)
-        scaled = (values - np.array(self.means)) / np.array(self.stds)
+        with np.errstate(over="ignore"):
+            scaled = np.where(known, (values - np.array(self.means)) / np.array(self.stds), 0.0).astype(np.float32)
+        for i, j in np.argwhere(~np.isfinite(scaled))[:1]:
+            raise DataError(
+                f"expected numbers about as large as in training in column {self.names[j]!r}, got {values[i, j]:g} in "
+                f"{where(i)}; correct it, or leave it empty if it is not known"
+            )
         gaps = ~known[:, np.flatnonzero(self.gaps)]
-        return np.hstack([np.where(known, scaled, 0.0), gaps]).astype(np.float32)
+        return np.hstack([scaled, gaps.astype(np.float32)])
 
     @property
     def width(self) -> int:
@@ -124,7 +130,9 @@ class TablePreparation:
         found = [(Categories.fit(name, column), column) for name, column in rest.items()]
         made = cls(numbers, tuple(c for c, column in found if c.tells(column)))
         if not made.width:
-            raise DataError(f"expected columns of {table.path} to learn from, got none in which rows differ")
+            commas = any(column.mostly_decimal_commas() for column in table.columns.values())
+            why = "; write numbers with a point and not with a comma" if commas else ""
+            raise DataError(f"expected columns of {table.path} to learn from, got none in which rows differ{why}")
         return made
 
     @property
@@ -147,7 +155,8 @@ class TablePreparation:
             )
         numbers = _stacked([_numbers(table, name) for name in self.numbers.names], len(table))
         parts = [c.features(table.columns[c.name]) for c in self.categories]
-        return np.hstack([self.numbers.features(numbers), *parts])
+        scaled = self.numbers.features(numbers, lambda i: f"line {table.lines[i]} of {table.path}")
+        return np.hstack([scaled, *parts])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -206,7 +215,8 @@ class MatrixPreparation:
                 f"{matrix.path}"
             )
         kept = matrix.values[:, [int(name) for name in self.numbers.names]]
-        return Rows(torch.from_numpy(self.numbers.features(kept)), labels, **about)
+        features = self.numbers.features(kept, lambda i: f"row {i} of {matrix.path}")
+        return Rows(torch.from_numpy(features), labels, **about)
 
     def as_dict(self) -> dict[str, Any]:
         return {"kind": "matrix", "columns": self.columns, "numbers": self.numbers.as_list()}

@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from scdro.experiments.config import Run
 from scdro.experiments.own.fitting import Fit
 from scdro.experiments.own.opening import OwnData
+from scdro.optim import REGISTRY
 
 __all__ = ["about_data", "about_rho", "summary", "warnings"]
 
@@ -26,8 +28,11 @@ def about_data(data: OwnData) -> str:
     return f"{sizes}; {inputs}; {len(counts)} classes: {shown}"
 
 
-def about_rho(rho: float) -> str:
-    """What a radius means."""
+def about_rho(run: Run) -> str:
+    """What the radius of a run means."""
+    rho = run.rho
+    if not _takes_rho(run):
+        return f"{run.method} has no rho; robust losses are at rho {rho:.4g}"
     if rho == 0.0:
         return "rho 0: the mean loss, no group is guarded"
     return f"rho {rho:.4g}: guards every group of at least {math.exp(-rho):.2g} of the data, known or not"
@@ -53,21 +58,38 @@ def summary(fits: Sequence[Fit], data: OwnData) -> str:
 
 def warnings(fits: Sequence[Fit], data: OwnData) -> list[str]:
     """What to beware of in the last of them."""
-    result, rho = fits[-1].result, fits[-1].run.rho
-    unsure = math.log(len(data.classes))
-    found = []
-    if rho > 0 and result["train"]["robust_loss"] > 0.95 * unsure:
-        found.append(
-            f"the robust loss of the training data, {result['train']['robust_loss']:.3f}, is hardly better than that "
-            f"of a model that answers 'I do not know' to all, log {len(data.classes)} = {unsure:.3f}: at this rho the "
-            "model cannot fit the worst case. Take a smaller --rho (a larger --protect), more --epochs or a larger "
-            "model, and do not trust the probabilities"
-        )
+    found = _learnt_nothing(fits[-1], len(data.classes))
     if fits[-1].run.study.trials and data.task.test is None:
         found.append(
             "settings were chosen on the validation data, so these scores flatter; --test FILE gives honest ones"
         )
     return found
+
+
+def _learnt_nothing(fit: Fit, classes: int) -> list[str]:
+    """Whether the loss that the method minimises is that of a model that knows nothing, log(classes) in any worst case:
+    then the task is too hard. Above it the training went wrong."""
+    robust = _takes_rho(fit.run) and fit.run.rho > 0
+    loss, unsure = fit.result["train"]["robust_loss" if robust else "loss"], math.log(classes)
+    if loss <= 0.95 * unsure:
+        return []
+    what = f"the {'robust' if robust else 'mean'} loss of the training data, {loss:.3f}, is"
+    ignorant = f"that of a model that answers 'I do not know' to all, log {classes} = {unsure:.3f}"
+    if loss > 1.05 * unsure:
+        return [
+            f"{what} worse than {ignorant}: the training is too short or its steps too large. Take more --epochs or a "
+            "lower --lr, or let --search 10 find one"
+        ]
+    advice = "a smaller --rho (a larger --protect), " if robust else ""
+    why = ": at this rho the model cannot fit the worst case" if robust else ""
+    return [
+        f"{what} hardly better than {ignorant}{why}. Take {advice}more --epochs or a larger model, and do not trust "
+        "the probabilities"
+    ]
+
+
+def _takes_rho(run: Run) -> bool:
+    return "rho" in REGISTRY[run.method].needs
 
 
 def _groups(found: Sequence[dict[str, Any]], names: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scdro.data.files import open_text
 from scdro.errors import DataError
 
-__all__ = ["Column", "Table", "as_number", "is_missing", "read_table"]
+__all__ = ["Column", "Table", "as_number", "has_decimal_comma", "is_missing", "read_table"]
 
 Array = npt.NDArray[Any]
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
@@ -36,6 +36,11 @@ def as_number(text: str) -> float | None:
     except ValueError:
         return None
     return number if np.isfinite(number) else np.nan
+
+
+def has_decimal_comma(text: str) -> bool:
+    """Whether a text would be a number but for its comma."""
+    return text.count(",") == 1 and as_number(text) is None and as_number(text.replace(",", ".")) is not None
 
 
 class Column(NamedTuple):
@@ -65,6 +70,12 @@ class Column(NamedTuple):
             return None
         each = np.array([np.nan if number is None else number for number in known])
         return each[self.codes] if bool(np.isfinite(each[present]).any()) else None
+
+    def mostly_decimal_commas(self) -> bool:
+        """Whether most of its texts that are there are numbers with a comma."""
+        counts = self.counts()
+        rows = [sum(counts[[test(v) for v in self.values]]) for test in (has_decimal_comma, is_missing)]
+        return bool(rows[0] > (len(self.codes) - rows[1]) / 2)
 
     def where(self, wanted: Sequence[bool]) -> Array:
         """Positions of the rows whose value is wanted."""
@@ -110,8 +121,6 @@ def read_table(path: Path) -> Table:
             reader = csv.reader(file, delimiter=max(DELIMITERS, key=first.count), skipinitialspace=True)
             names = _header(next(reader, []), path)
             codes, lines = _cells(reader, len(names), path)
-    except UnicodeDecodeError as error:
-        raise DataError(f"expected a CSV file in UTF-8, got {path}: {error}; save it as UTF-8") from error
     except (csv.Error, EOFError, OSError) as error:
         raise DataError(f"expected a CSV file that can be read, got {path}: {error}") from error
     if not lines:

@@ -126,7 +126,7 @@ def _curves(i: int, sweep: Sweep, methods: Sequence[str]) -> list[Child]:
             class_="curves",
             data_curves=i,
         ),
-        _fold("The curve of test accuracy as a table", tables.curve_numbers(sweep)),
+        _fold(f"The curve of {sweep.part} accuracy as a table", tables.curve_numbers(sweep)),
     ]
 
 

@@ -25,6 +25,7 @@ class Sweep:
         config: of all its runs.
         outcomes: one for each row of the results.
         searched, to_search: runs of the search that ended, and all of them.
+        names, group_names: of classes and groups, where the folder tells them.
     """
 
     path: str
@@ -33,6 +34,8 @@ class Sweep:
     outcomes: list[Outcome]
     searched: int = 0
     to_search: int = 0
+    names: tuple[str, ...] = ()
+    group_names: tuple[str, ...] = ()
 
     @property
     def experiment(self) -> str:
@@ -45,6 +48,12 @@ class Sweep:
     @property
     def title(self) -> str:
         return f"{self.experiment} on {self.dataset}"
+
+    @property
+    def part(self) -> str:
+        """The data that scores are of: of one's own there may be no test data."""
+        done = [result for o in self.outcomes for result in o.results if result and result.get("status") == "done"]
+        return "validation" if done and not any("test" in result for result in done) else "test"
 
     @property
     def ended(self) -> int:
@@ -100,9 +109,13 @@ def _below(path: Path, folder: Path) -> str:
 def _sweep(path: Path, name: str) -> Sweep:
     saved = read_json(path / "study.json")
     study = _study(saved.get("study"), path / "study.json")
-    runs = {run.path for arm in study.arms() for run in study.search(arm)}
+    own = saved.get("seed")  # of `scdro train`, which has one
+    found = outcomes(study, path, None if own is None else [own])
+    trials = [study.search(arm) for arm in study.arms()]
+    runs = {run.path for tried in trials if own is None or len(tried) > 1 for run in tried}
     searched = sum((path / run / "result.json").exists() for run in runs)
-    return Sweep(name, study.as_dict(), saved.get("environment", {}), outcomes(study, path), searched, len(runs))
+    names = [tuple(saved.get(key, ())) for key in ("classes", "groups")]
+    return Sweep(name, study.as_dict(), saved.get("environment", {}), found, searched, len(runs), *names)
 
 
 def _study(saved: Any, path: Path) -> Study:

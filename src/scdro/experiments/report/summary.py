@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scdro.experiments.report.reading import Sweep
@@ -44,6 +44,10 @@ class Score:
         """Over the seeds that have it."""
         done = [result for result in outcome.results if result is not None and result.get("status") == "done"]
         return spread(looked_up(result, self.key) for result in done)
+
+    def on(self, part: str) -> Score:
+        """The same of other data, where it is one of the test data."""
+        return replace(self, key=self.key.replace("test.", f"{part}."), label=self.label.replace("test", part))
 
     def written(self, found: Spread | None) -> str:
         if found is None:
@@ -107,20 +111,22 @@ def curves(sweep: Sweep, methods: Sequence[str]) -> dict[str, Any]:
     """
     arms = [outcome.arm for outcome in sweep.outcomes]
     radii = sorted({arm.rho for arm in arms if arm.rho is not None})
+    shown = [(title, [score.on(sweep.part) for score in scores]) for title, scores in CHARTS]
+    keys = [score.key for _, scores in shown for score in scores]
     lines = [
         {
             "name": str(outcome.arm) if len(radii) > 1 else outcome.arm.method,
             "method": methods.index(outcome.arm.method),
             "rho": None if outcome.arm.rho is None else radii.index(outcome.arm.rho),
             "seeds": len(outcome.curves),
-            **_line(outcome.curves),
+            **_line(outcome.curves, keys),
         }
         for outcome in sweep.outcomes
     ]
     present = {key for line in lines for key in line["values"]}
     charts = [
         {"title": title, "choices": [vars(score) for score in scores if score.key in present]}
-        for title, scores in CHARTS
+        for title, scores in shown
     ]
     return {
         "arms": lines,
@@ -130,15 +136,11 @@ def curves(sweep: Sweep, methods: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _line(seeds: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+def _line(seeds: Sequence[Sequence[Mapping[str, Any]]], keys: Sequence[str]) -> dict[str, Any]:
     """The i-th evaluations of all seeds are one point; seeds that ended before do not count in it."""
     length = max(map(len, seeds), default=0)
     points = [[seed[i] for seed in seeds if i < len(seed)] for i in range(length)]
-    values = {
-        score.key: [_packed(spread(looked_up(record, score.key) for record in point)) for point in points]
-        for _, scores in CHARTS
-        for score in scores
-    }
+    values = {key: [_packed(spread(looked_up(record, key) for record in point)) for point in points] for key in keys}
     axes = {
         axis: [_short(found.mean) if (found := spread(looked_up(r, axis) for r in p)) else None for p in points]
         for axis in ("samples", "seconds")

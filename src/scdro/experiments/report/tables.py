@@ -9,7 +9,7 @@ from scdro.experiments.paper import reported
 from scdro.experiments.report.markup import Child, Html, table, tag
 from scdro.experiments.report.reading import Sweep, described
 from scdro.experiments.report.samples import Known
-from scdro.experiments.report.summary import Score, spread
+from scdro.experiments.report.summary import Score, looked_up, spread
 from scdro.experiments.sweep import Outcome
 
 __all__ = ["by_part", "by_radius", "configuration", "curve_numbers", "problems", "results", "search"]
@@ -30,22 +30,23 @@ OTHERS = (
 
 def results(sweep: Sweep) -> Html:
     """A row an arm: means and standard deviations over its seeds, and the paper's accuracy where it has one."""
-    others = [score for score in OTHERS if any(score.of(outcome) for outcome in sweep.outcomes)]
+    accuracy = ACCURACY.on(sweep.part)
+    others = [s for score in OTHERS if any((s := score.on(sweep.part)).of(outcome) for outcome in sweep.outcomes)]
     paper = [reported(sweep.experiment, outcome.arm) for outcome in sweep.outcomes]
     known = dict.fromkeys(name for row in paper for name in row)
     columns = [sweep.dataset] if sweep.dataset in known else list(known)
-    best = _best(sweep.outcomes)
+    best = _best(sweep.outcomes, accuracy)
     rows = [
         [
             str(outcome.arm),
             _seeds(sweep, outcome),
-            _score_cell(ACCURACY, outcome, mark=outcome is best),
+            _score_cell(accuracy, outcome, mark=outcome is best),
             *(_paper(row.get(name)) for name in columns),
             *(_score_cell(score, outcome) for score in others),
         ]
         for outcome, row in zip(sweep.outcomes, paper, strict=True)
     ]
-    head = ["method", "seeds", ACCURACY.label, *(f"paper, {name}, %" for name in columns), *(s.label for s in others)]
+    head = ["method", "seeds", accuracy.label, *(f"paper, {name}, %" for name in columns), *(s.label for s in others)]
     return table(head, rows, "Mean ± standard deviation over seeds", "results")
 
 
@@ -69,8 +70,8 @@ def by_radius(sweep: Sweep) -> Html | None:
 
 
 def by_part(sweep: Sweep, part: str, known: Known) -> Html | None:
-    """Test accuracy of every class ("per_class") or group ("per_group"), rarest first where sizes are known."""
-    arms = [_parts(outcome, part) for outcome in sweep.outcomes]
+    """Accuracy of every class ("per_class") or group ("per_group"), rarest first where sizes are known."""
+    arms = [_parts(outcome, sweep.part, part) for outcome in sweep.outcomes]
     number = max(map(len, arms), default=0)
     if not number:
         return None
@@ -88,20 +89,21 @@ def by_part(sweep: Sweep, part: str, known: Known) -> Html | None:
     what = "class" if classes else "group"
     head = [what, *(["training samples"] if sized else []), *(str(outcome.arm) for outcome in sweep.outcomes)]
     left_out = "" if len(shown) == len(order) else f"; {len(shown)} of {len(order)}, the first or rarest"
-    return table(head, rows, f"Test accuracy of each {what}, %, mean over seeds{left_out}", "heat")
+    return table(head, rows, f"{sweep.part.capitalize()} accuracy of each {what}, %, mean over seeds{left_out}", "heat")
 
 
 def curve_numbers(sweep: Sweep) -> Html | None:
-    """The chart of test accuracy as a table, for those who cannot see it."""
+    """The chart of accuracy as a table, for those who cannot see it."""
     longest = max((curve for o in sweep.outcomes for curve in o.curves), key=len, default=[])
     if not longest:
         return None
+    key = ACCURACY.on(sweep.part).key
     rows: list[list[Child]] = []
     for i, record in enumerate(longest):
-        at = [spread(_test(curve[i]) for curve in o.curves if i < len(curve)) for o in sweep.outcomes]
+        at = [spread(looked_up(curve[i], key) for curve in o.curves if i < len(curve)) for o in sweep.outcomes]
         rows.append([f"{record['samples']:,}", *map(ACCURACY.written, at)])
     head = ["samples", *(str(outcome.arm) for outcome in sweep.outcomes)]
-    return table(head, rows, "Test accuracy as training goes on, %")
+    return table(head, rows, f"{sweep.part.capitalize()} accuracy as training goes on, %")
 
 
 def search(sweep: Sweep) -> Html | None:
@@ -179,9 +181,9 @@ def _trials(outcome: Outcome) -> Html:
     return tag("details", tag("summary", f"{outcome.arm}: {len(rows)} tried"), inner)
 
 
-def _best(outcomes: Sequence[Outcome]) -> Outcome | None:
+def _best(outcomes: Sequence[Outcome], accuracy: Score) -> Outcome | None:
     """The highest mean accuracy, if it is higher than others."""
-    scored = [(found.mean, outcome) for outcome in outcomes if (found := ACCURACY.of(outcome))]
+    scored = [(found.mean, outcome) for outcome in outcomes if (found := accuracy.of(outcome))]
     return max(scored, key=lambda pair: pair[0])[1] if len(scored) > 1 else None
 
 
@@ -204,15 +206,10 @@ def _heat(value: float | None) -> Html:
     return tag("td", "–") if value is None else tag("td", f"{100 * value:.1f}", style=f"--v:{100 * value:.1f}%")
 
 
-def _parts(outcome: Outcome, part: str) -> list[list[float | None]]:
+def _parts(outcome: Outcome, data: str, part: str) -> list[list[float | None]]:
     """For each class or group the values of all seeds."""
-    lists = [r["test"].get(part) or [] for r in outcome.results if r and r["status"] == "done" and "test" in r]
+    lists = [r[data].get(part) or [] for r in outcome.results if r and r["status"] == "done" and data in r]
     return [[own[k] for own in lists if k < len(own)] for k in range(max(map(len, lists), default=0))]
-
-
-def _test(record: Mapping[str, Any]) -> float | None:
-    value: float | None = record.get("test", {}).get("top1")
-    return value
 
 
 def _plain(value: Any) -> str:
