@@ -127,7 +127,7 @@ def _fixed(saved: dict[str, Any], trained: bool) -> dict[str, Any]:
     if trained:
         own = {key: value for key, value in study.get("grid", ()) if key.startswith(f"{saved.get('method')}.")}
         shared |= own | {"trials": study.get("trials")}
-    return shared | {key: saved.get(key) for key in ("method", "seed", "data")}
+    return {key: saved.get(key) for key in ("method", "seed", "data")} | shared
 
 
 def _last_temperature(folder: Path) -> tuple[float | None, float | None]:
