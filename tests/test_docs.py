@@ -48,6 +48,7 @@ def test_claims_have_the_tests_they_name(page):
         assert re.search(rf"^(def|class) {name}\b", source, re.M), f"{page.name} names {name}, which is not in {target}"
 
 
+@pytest.mark.timeout(900)
 def test_demo(tmp_path, monkeypatch, capsys):
     picture = tmp_path / "demo.png"
     monkeypatch.setattr(sys, "argv", ["hidden_digits.py", "--quick", "--out", str(picture)])
