@@ -28,10 +28,17 @@ def initialize(backend: str | None = None, **settings: Any) -> torch.device:
     if "RANK" in os.environ and not dist.is_initialized():
         store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
         # The store still holds the addresses of what was before: processes that are gone, or a group that was left.
-        restart, _starts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), _starts + 1
-        _store = dist.PrefixStore(f"restart {restart} start {_starts}", store)  # type: ignore[attr-defined]
+        _starts += 1
+        _store = dist.PrefixStore(f"restart {_restart(size)} start {_starts}", store)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=_store, rank=rank, world_size=size, **settings)
     return device
+
+
+def _restart(size: int) -> str:
+    """Which start of all processes this is. Of several agents each counts the failures of its own workers alone, and
+    torch gives each start a new store."""
+    one_agent = int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_agent else "of several agents"
 
 
 def is_first() -> bool:
