@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from scdro.accumulation import Accumulation
 from scdro.batch import Batch
 from scdro.distributed import Group
-from scdro.errors import HyperparameterError, LossError
+from scdro.errors import HyperparameterError
 from scdro.groups import check_groups, group_means, group_weights
 from scdro.scalar import Scalar, host_reads, where
 from scdro.state import RobustState, check_beta
@@ -21,6 +21,11 @@ from scdro.temperature import PrintedTemperature, Temperature, given_or_default
 from scdro.tilt import solve_lam, trimmed_log_weights, value_at
 
 __all__ = ["KLRobustLoss"]
+
+_DETACHED = (
+    "expected losses that require grad, got detached ones; call the loss in eval() mode, or under torch.no_grad(), to "
+    "evaluate only"
+)
 
 
 class KLRobustLoss(nn.Module):
@@ -111,18 +116,14 @@ class KLRobustLoss(nn.Module):
         """
         trains = self.training and torch.is_grad_enabled()
         labels = None if groups is None else partial(_checked_groups, groups, losses)
-        batch = self.state.read(losses, sample_weight, mask, labels=labels, alone=not trains)
+        graph = _DETACHED if trains else ""
+        batch = self.state.read(losses, sample_weight, mask, labels=labels, alone=not trains, graph=graph)
         shares = None if batch.log_weight is None else torch.exp(batch.log_weight - batch.log_mass)
         if batch.labels is not None:
             batch = batch._replace(losses=group_means(batch.losses, batch.labels, shares))
         if not trains:
             value, weights = self._exact(batch)
             return _with_gradient(losses, batch, value, _of_samples(weights, batch, shares))
-        if not losses.requires_grad:
-            raise LossError(
-                "expected losses that require grad, got detached ones; call the loss in eval() mode, or under "
-                "torch.no_grad(), to evaluate only"
-            )
         if self.state.skip_nonfinite and host_reads(batch.losses) and not bool(batch.finite):
             self.state.count_skipped(True)
             # No graph: gradients stay None, and optimizers stand still.
