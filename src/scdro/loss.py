@@ -94,7 +94,7 @@ class KLRobustLoss(nn.Module):
             skip_nonfinite=skip_nonfinite,
             process_group=process_group,
         )
-        self._accumulation: Accumulation | None = None
+        self.accumulation: Accumulation | None = None
 
     def forward(
         self,
@@ -128,15 +128,15 @@ class KLRobustLoss(nn.Module):
             self.state.count_skipped(True)
             # No graph: gradients stay None, and optimizers stand still.
             return torch.zeros((), dtype=_result_dtype(losses), device=losses.device, requires_grad=True)
-        if self._accumulation is None:
+        if self.accumulation is None:
             estimate = self.state.estimate(batch, self.beta)
             self.state.commit(estimate)
             return _with_gradient(losses, batch, estimate.objective, _of_samples(estimate.weights, batch, shares))
-        estimate, part = self._accumulation.stage(batch, self.beta)
+        estimate, part = self.accumulation.stage(batch, self.beta)
         batch = estimate.batch
         value = _with_gradient(losses, batch, estimate.objective, _of_samples(estimate.weights, batch, shares))
         if not torch.compiler.is_compiling():
-            value.register_hook(partial(self._accumulation.scaled, part))  # type: ignore[no-untyped-call]
+            value.register_hook(partial(self.accumulation.scaled, part))  # type: ignore[no-untyped-call]
         return value
 
     def _exact(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -166,15 +166,19 @@ class KLRobustLoss(nn.Module):
         loss of the last part only, and attach one loss to an optimizer. With `skip_nonfinite` a bad part is left out
         on a CPU; on an accelerator, where nobody may look, the whole batch. Under torch.compile call `backward` on each
         part before the next.
+
+        Attached to another optimizer, as by a second `fit` of Lightning, the loss leaves the first; not amid a batch.
         """
-        if self._accumulation is not None:
-            raise HyperparameterError("expected one optimizer, got a second: this loss is attached already")
-        self._accumulation = Accumulation(self.state, optimizer)
+        inner = getattr(optimizer, "optimizer", None)  # Accelerate and Lightning wrap them.
+        optimizer = inner if isinstance(inner, Optimizer) else optimizer
+        before = self.accumulation
+        if before is None or before.optimizer is not optimizer:
+            self.accumulation = Accumulation(self.state, optimizer, before)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is attached to nothing."""
-        return {**self.__dict__, "_accumulation": None}
+        return {**self.__dict__, "accumulation": None}
 
     # -- monitoring ---------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from equality import assert_identical  # noqa: E402
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+from lightning.pytorch.tuner import Tuner  # noqa: E402
 from lightning_digits import ASCDROClassifier, RobustClassifier, loader  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
@@ -122,6 +123,34 @@ def test_accumulated_gradients_are_those_of_the_large_batch(tmp_path):
         found.append(model)
     for key, value in found[0].state_dict().items():
         torch.testing.assert_close(value, found[1].state_dict()[key], rtol=1e-10, atol=1e-10)
+
+
+def test_a_second_fit_and_the_tuner(tmp_path):
+    """Each calls configure_optimizers, and so attaches the loss anew."""
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(64, 6, generator=g), torch.randint(3, (64,), generator=g)
+    data = DataLoader(TensorDataset(x, y), batch_size=8)
+        TensorDataset(torch.randn(64, 6, generator=g), torch.randint(3, (64,), generator=g)), batch_size=8
+    )
+    model = Tuned()
+    quiet = {"logger": False, "enable_checkpointing": False, "default_root_dir": tmp_path, **QUIET}
+    trainer = Trainer(max_epochs=1, **quiet)
+    Tuner(trainer).lr_find(model, data, num_training=10)
+    for _ in range(2):
+        before = model.robust.lam.clone()
+        Trainer(max_epochs=1, **quiet).fit(model, data)
+        assert model.robust.lam != before
+
+
+class Tuned(Accumulated):
+    def __init__(self):
+        super().__init__()
+        self.lr = 0.1
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+        self.robust.attach(optimizer)
+        return optimizer
 
 
 class Recorder(RobustClassifier):

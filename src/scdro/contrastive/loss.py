@@ -170,7 +170,8 @@ class RobustContrastiveLoss(nn.Module):
         value = (tau * log_u + (tau - self.tau0) * self.rho).sum()
         value, number = ranks.total(torch.stack([value, torch.full_like(value, len(tau))]))
         surrogate = (at.weights(log_u) * losses).sum() * (ranks.size / number).to(losses.dtype)
-        return (value / number).to(losses.dtype) + (surrogate - surrogate.detach())
+        result: Tensor = (value / number).to(losses.dtype) + (surrogate - surrogate.detach())
+        return result
 
     def _skipped(self, losses: Tensor) -> Tensor:
         if not self.state.skip_nonfinite:
