@@ -130,8 +130,6 @@ def test_a_second_fit_and_the_tuner(tmp_path):
     g = torch.Generator().manual_seed(1)
     x, y = torch.randn(64, 6, generator=g), torch.randint(3, (64,), generator=g)
     data = DataLoader(TensorDataset(x, y), batch_size=8)
-        TensorDataset(torch.randn(64, 6, generator=g), torch.randint(3, (64,), generator=g)), batch_size=8
-    )
     model = Tuned()
     quiet = {"logger": False, "enable_checkpointing": False, "default_root_dir": tmp_path, **QUIET}
     trainer = Trainer(max_epochs=1, **quiet)
