@@ -18,9 +18,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 import scdro
-from scdro.distributed import finish, gathered, shard
+from scdro.distributed import RankBatches, finish, gathered, shard
 from scdro.optim import ERM, REGISTRY, SPD, FastDRO
 from scdro.optim.fastdro import Multilevel
 
@@ -268,6 +269,10 @@ def errors(world):
         "labels": message(lambda: robust(t.losses(four), **labels)),
         "empty": message(lambda: robust(t.losses(torch.arange(0)))),
     }
+    loader = DataLoader(TensorDataset(x), batch_sampler=RankBatches(BatchSampler(range(9), 8, False), world.group))
+    seen["small batch"] = message(lambda: list(loader))
+    lists = RankBatches([[0, 1, 2, 3], [4]], world.group)
+    seen["small list"] = message(lambda: list(lists))
     untouched = not robust.state.started
     plain = nn.Linear(D, K).double()  # not wrapped: nobody averages its gradients
     opt = scdro.SCDRO(plain.parameters(), process_group=world.group)

@@ -145,6 +145,7 @@ def test_an_error_on_one_process_is_one_on_all(outcomes, wrapper, size):
         assert "groups on all processes or on none" in seen["labels"]
         assert "empty batch" in seen["empty"]
         assert "DistributedDataParallel" in seen["plain"]
+        assert all(f"at least {size} samples" in seen[name] for name in ("small batch", "small list"))
         assert all("CheckpointError: expected one state" in seen[name] for name in ("log s", "window", "lam"))
     assert all(outcome["errors"]["untouched"] for outcome in outcomes[wrapper, size])
     values = [outcome["errors"]["value"] for outcome in outcomes[wrapper, size]]

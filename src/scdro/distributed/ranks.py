@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, Sampler
 
 from scdro.distributed.messages import FAILED, Messages, Parts, check_counts, check_marks
 from scdro.distributed.rows import Cut
@@ -222,6 +222,9 @@ def shard(n: int, process_group: Group = None) -> range:
 class RankBatches(Sampler[list[int]]):
     """This process's part of each batch that a batch sampler gives; the sampler gives the same ones on all processes.
 
+    A batch has a sample for each process, or all of them refuse it, as no loader can make a batch of nothing; where a
+    `BatchSampler` would end an epoch with a smaller one, at once.
+
     Example:
         >>> from torch.utils.data import BatchSampler
         >>> list(RankBatches(BatchSampler(range(5), 2, drop_last=False)))
@@ -232,9 +235,19 @@ class RankBatches(Sampler[list[int]]):
         self.batches, self._ranks = batches, Ranks(process_group)
 
     def __iter__(self) -> Iterator[list[int]]:
+        if isinstance(self.batches, BatchSampler) and not self.batches.drop_last:
+            self._check(len(self.batches.sampler) % self.batches.batch_size or self.batches.batch_size)  # type: ignore[arg-type]
         for batch in self.batches:
+            self._check(len(batch))
             mine = self._ranks.part(len(batch))
             yield list(batch[mine.start : mine.stop])
+
+    def _check(self, size: int) -> None:
+        if size < self._ranks.size:
+            raise HyperparameterError(
+                f"expected batches of at least {self._ranks.size} samples, one for each process, got one of {size}; "
+                "drop the last batch (drop_last=True), or choose another size"
+            )
 
     def __len__(self) -> int:
         return len(self.batches)  # type: ignore[arg-type]
