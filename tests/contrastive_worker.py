@@ -121,8 +121,8 @@ def errors(four, early_spd):
     mine, bad = four.take(index, 0), four.last
     model, loss = network(), new_loss(1)
 
-    def call(loss=loss, index=mine, width=4, detach=False, scale=1.0):
-        embeddings = [model(view[mine])[:, :width] * scale for view in x]
+    def call(loss=loss, index=mine, samples=mine, width=4, detach=False, scale=1.0):
+        embeddings = [model(view[samples])[:, :width] * scale for view in x]
         return loss(*(e.detach() if detach else e for e in embeddings), index)
 
     other = new_loss(1)
@@ -140,7 +140,8 @@ def errors(four, early_spd):
     }
     untouched = loss.tau.isnan().all().item() if four.rank else True
     skipping = new_loss(1, skip_nonfinite=True)
-    call(skipping, scale=math.nan if bad else 1.0)
+    part = four.take(index, 3)  # The first has none, and sees no NaN.
+    call(skipping, part, part, scale=math.nan if bad else 1.0)
     fresh = new_loss(1)
     value = float(call(fresh))
     if bad:

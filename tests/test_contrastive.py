@@ -412,3 +412,35 @@ def test_bad_settings(settings):
 def test_bad_temperatures(make):
     with pytest.raises(HyperparameterError, match="expected"):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: RobustContrastiveLoss(N, 0.5, tau0=0.0), "expected tau0 > 0"),
+        (lambda: FixedTemperatures(1e-46), "no less than 1e-15"),
+        (
+            lambda: RobustContrastiveLoss(N, 0.5, temperature=PrintedTemperatures(initial=0.005, tau_max=0.006)),
+            "tau_max >= tau0",
+        ),
+    ],
+)
+def test_temperatures_that_cannot_be(make, match):
+    with pytest.raises(HyperparameterError, match=match):
+        make()
+
+
+def test_the_smallest_temperature_is_finite_in_float32():
+    loss = RobustContrastiveLoss(N, 0.0, tau0=1e-15, temperature=FixedTemperatures(1e-15))
+    first, second = (x.float().requires_grad_() for x in embeddings())
+    for _ in range(3):
+        loss(first, second, torch.arange(N)).backward()
+    assert all(torch.isfinite(x).all() for x in (first.grad, second.grad, loss.state.anchors))
+
+
+def test_tau_max_is_the_largest():
+    printed = PrintedTemperatures(initial=0.1, lr=100.0, tau_max=0.25)
+    loss = RobustContrastiveLoss(N, 0.01, temperature=printed)
+    for seed in range(3):
+        loss(*(x.requires_grad_() for x in embeddings(seed=seed)), torch.arange(N))
+    assert float(loss.tau.max()) == 0.25

@@ -213,6 +213,25 @@ def test_a_loss_outside_of_the_module_is_kept_by_the_monitor(tmp_path):
     assert_identical(whole, run(3, tmp_path / "part", tmp_path / "part" / "epoch=0.ckpt"))
 
 
+@pytest.mark.parametrize("saved", [[], [RobustMonitor()]])
+def test_a_checkpoint_without_the_loss_that_the_monitor_keeps(saved, tmp_path):
+    fitted(RobustClassifier(), tmp_path, 1, callbacks=saved)
+    robust = scdro.KLRobustLoss(0.5)
+    model = RobustClassifier()
+    model.robust = robust
+    with pytest.raises(scdro.CheckpointError, match="kept the loss"):
+        fitted(model, tmp_path, 2, callbacks=[RobustMonitor(robust)], resume=tmp_path / "epoch=0.ckpt")
+
+
+def test_hardest_samples_in_any_form():
+    """One that comes again counts with the largest of its losses."""
+    monitor = RobustMonitor(hardest=2)
+    monitor._note({"losses": torch.tensor([3.0, 1.0]), "index": [7, 8]})
+    monitor._note({"losses": torch.tensor([2.0]), "index": 7})
+    monitor._note({"losses": [0.5, 2.5], "index": torch.tensor([7, 9])})
+    assert monitor.hardest == [(3.0, 7), (2.5, 9)]
+
+
 def test_nothing_to_watch(tmp_path):
     with pytest.raises(scdro.HyperparameterError, match="expected one KLRobustLoss"):
         fitted(Elsewhere(scdro.KLRobustLoss(0.5)), tmp_path, 1, callbacks=[RobustMonitor()])

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from scdro.contrastive.negatives import Negatives, Tilts, one_tower, two_towers
 from scdro.contrastive.state import AnchorState
-from scdro.contrastive.temperatures import Anchors, FixedTemperatures, NewtonTemperatures, Seen, Temperatures
+from scdro.contrastive.temperatures import (
+    Anchors,
+    FixedTemperatures,
+    NewtonTemperatures,
+    PrintedTemperatures,
+    Seen,
+    Temperatures,
+    check_temperature,
+)
 from scdro.distributed import Group
 from scdro.distributed.ranks import ALONE, Ranks
 from scdro.distributed.rows import Cut
@@ -78,7 +86,8 @@ class RobustContrastiveLoss(nn.Module):
     ) -> None:
         super().__init__()
         check_samples(n)
-        check_radius(rho, tau0)
+        check_radius(rho, 1.0)
+        check_temperature(tau0, "tau0")
         check_beta(beta)
         if towers not in (1, 2):
             raise HyperparameterError(f"expected 1 or 2 towers, got {towers}")
@@ -89,6 +98,8 @@ class RobustContrastiveLoss(nn.Module):
             )
         if rho == 0.0 and not isinstance(temperature, FixedTemperatures):
             raise HyperparameterError("expected rho > 0 where temperatures are learned, got 0: they would be infinite")
+        if isinstance(temperature, PrintedTemperatures) and temperature.tau_max < tau0:
+            raise HyperparameterError(f"expected tau_max >= tau0 = {tau0}, got {temperature.tau_max}")
         self.n, self.rho, self.towers, self.beta, self.tau0 = n, rho, towers, beta, tau0
         self.temperature, self.normalize = temperature, normalize
         self.state = AnchorState(n, towers, skip_nonfinite, process_group)
