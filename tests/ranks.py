@@ -18,9 +18,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 import scdro
-from scdro.distributed import finish, gathered, shard
+from scdro.distributed import RankBatches, finish, gathered, shard
 from scdro.optim import ERM, REGISTRY, SPD, FastDRO
 from scdro.optim.fastdro import Multilevel
 
@@ -178,7 +179,7 @@ def robust_loss(world, weighted=False, grouped=False, parts=1, sync=True, compil
         for k, micro in enumerate(joined.tensor_split(parts)):
             index = world.part(micro, number)
             extra = {"groups": y[index]} if grouped else {}
-            if weighted and number != 2:  # one batch in between has none
+            if weighted and number not in (0, 2):  # the first batch and one in between have none
                 extra |= {"sample_weight": 0.5 + (index % 3), "mask": index % 7 != 0}
             last = sync or k == parts - 1
             with nullcontext() if last or world.wrapper != "ddp" else model.no_sync():
@@ -256,23 +257,36 @@ def errors(world):
     x, y = data()
     robust = scdro.KLRobustLoss(rho=0.3, process_group=world.group)
     bad = world.rank == world.size - 1
-    cases = [
-        lambda: t.opt.step(lambda: t.losses(torch.arange(4)) * (math.nan if bad else 1.0)),
-        lambda: t.opt.step(lambda: t.losses(torch.arange(4)).reshape((2, 2) if bad else (4,))),
-        lambda: robust(t.losses(torch.arange(4)), sample_weight=torch.full((4,), -1.0 if bad else 1.0)),
-        lambda: robust(t.losses(torch.arange(4)), groups=torch.zeros(3 if bad else 4, dtype=torch.int64)),
-        lambda: robust(t.losses(torch.arange(0))),
-    ]
-    seen = [message(case) for case in cases]
+    four = torch.arange(4)
+    labels = {"groups": four % 2} if bad else {}
+    seen = {
+        "NaN": message(lambda: t.opt.step(lambda: t.losses(four) * (math.nan if bad else 1.0))),
+        "shape": message(lambda: t.opt.step(lambda: t.losses(four).reshape((2, 2) if bad else (4,)))),
+        "detached": message(lambda: t.opt.step(lambda: t.losses(four).detach() if bad else t.losses(four))),
+        "weights": message(lambda: robust(t.losses(four), sample_weight=torch.full((4,), -1.0 if bad else 1.0))),
+        "groups": message(lambda: robust(t.losses(four), groups=torch.zeros(3 if bad else 4, dtype=torch.int64))),
+        "detached loss": message(lambda: robust(t.losses(four).detach() if bad else t.losses(four))),
+        "labels": message(lambda: robust(t.losses(four), **labels)),
+        "empty": message(lambda: robust(t.losses(torch.arange(0)))),
+    }
+    loader = DataLoader(TensorDataset(x), batch_sampler=RankBatches(BatchSampler(range(9), 8, False), world.group))
+    seen["small batch"] = message(lambda: list(loader))
+    lists = RankBatches([[0, 1, 2, 3], [4]], world.group)
+    seen["small list"] = message(lambda: list(lists))
+    untouched = not robust.state.started
     plain = nn.Linear(D, K).double()  # not wrapped: nobody averages its gradients
     opt = scdro.SCDRO(plain.parameters(), process_group=world.group)
-    mine = torch.arange(4) + world.rank
-    seen.append(message(lambda: opt.step(lambda: F.cross_entropy(plain(x[mine]), y[mine], reduction="none"))))
+    mine = four + world.rank
+    seen["plain"] = message(lambda: opt.step(lambda: F.cross_entropy(plain(x[mine]), y[mine], reduction="none")))
     value = t.step(torch.arange(8), 0)
-    if bad:
-        t.opt._robust.scalars[0] *= 2.0  # as if it alone had loaded a checkpoint
-    seen.append(message(lambda: t.step(torch.arange(8), 1)))
-    return {"seen": seen, "value": value}
+    for name, buffer, place in (("log s", "scalars", 2), ("window", "recent", (0, -3)), ("lam", "scalars", 0)):
+        numbers = getattr(t.opt._robust, buffer)
+        before = numbers[place].clone()
+        numbers[place] *= 2.0 if bad else 1.0  # as if it alone had loaded a checkpoint
+        seen[name] = message(lambda: t.step(torch.arange(8), 1))
+        numbers[place] = before
+    t.step(torch.arange(8), 1)
+    return {"seen": seen, "value": value, "untouched": untouched}
 
 
 HALVES = {"sizes": (16, 12, 10, 16, 6, 8), "temperature": scdro.WindowTemperature(initial=0.5)}

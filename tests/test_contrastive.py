@@ -333,13 +333,22 @@ def test_resumed_equals_uninterrupted(temperature):
     assert torch.equal(whole.state.anchors.nan_to_num(-7), resumed.state.anchors.nan_to_num(-7))
 
 
-def test_state_of_another_size_is_refused():
-    with pytest.raises(CheckpointError, match="12 anchors"):
-        RobustContrastiveLoss(N, 0.5).load_state_dict(RobustContrastiveLoss(N + 1, 0.5).state_dict())
+@pytest.mark.parametrize("other", [(N + 1, 1), (N // 2, 2)])  # the second has as many anchors
+def test_state_of_another_make_is_refused(other):
+    n, towers = other
+    with pytest.raises(CheckpointError, match="12 samples and 1 towers"):
+        RobustContrastiveLoss(N, 0.5).load_state_dict(RobustContrastiveLoss(n, 0.5, towers=towers).state_dict())
+
+
+def test_a_state_without_its_anchors_is_refused():
+    state = RobustContrastiveLoss(N, 0.5).state_dict()
+    del state["state.part"]
+    with pytest.raises(CheckpointError, match="12 samples"):
+        RobustContrastiveLoss(N, 0.5).load_state_dict(state)
 
 
 def bad(**changes):
-    pair = embeddings()
+    pair = [x.requires_grad_() for x in embeddings()]
     settings = {"first": pair[0], "second": pair[1], "index": torch.arange(N), **changes}
     return settings.values()
 
@@ -353,6 +362,7 @@ def bad(**changes):
         ({"index": torch.arange(N - 1)}, LossError, "one position"),
         ({"index": torch.arange(N) + 1}, ClosureError, "positions in"),
         ({"index": torch.zeros(N, dtype=torch.int64)}, LossError, "no negatives"),
+        ({"first": torch.randn(N, D), "second": torch.randn(N, D)}, LossError, "require grad"),
         ({"first": torch.full((N, D), math.nan, dtype=torch.float64)}, NonFiniteLossError, "finite"),
     ],
 )
@@ -402,3 +412,35 @@ def test_bad_settings(settings):
 def test_bad_temperatures(make):
     with pytest.raises(HyperparameterError, match="expected"):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: RobustContrastiveLoss(N, 0.5, tau0=0.0), "expected tau0 > 0"),
+        (lambda: FixedTemperatures(1e-46), "no less than 1e-15"),
+        (
+            lambda: RobustContrastiveLoss(N, 0.5, temperature=PrintedTemperatures(initial=0.005, tau_max=0.006)),
+            "tau_max >= tau0",
+        ),
+    ],
+)
+def test_temperatures_that_cannot_be(make, match):
+    with pytest.raises(HyperparameterError, match=match):
+        make()
+
+
+def test_the_smallest_temperature_is_finite_in_float32():
+    loss = RobustContrastiveLoss(N, 0.0, tau0=1e-15, temperature=FixedTemperatures(1e-15))
+    first, second = (x.float().requires_grad_() for x in embeddings())
+    for _ in range(3):
+        loss(first, second, torch.arange(N)).backward()
+    assert all(torch.isfinite(x).all() for x in (first.grad, second.grad, loss.state.anchors))
+
+
+def test_tau_max_is_the_largest():
+    printed = PrintedTemperatures(initial=0.1, lr=100.0, tau_max=0.25)
+    loss = RobustContrastiveLoss(N, 0.01, temperature=printed)
+    for seed in range(3):
+        loss(*(x.requires_grad_() for x in embeddings(seed=seed)), torch.arange(N))
+    assert float(loss.tau.max()) == 0.25

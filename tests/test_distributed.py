@@ -130,18 +130,24 @@ def test_joint_draws(outcomes, size):
 @pytest.mark.parametrize("wrapper", CASES)
 def test_an_error_on_one_process_is_one_on_all(outcomes, wrapper, size):
     *others, last = (outcome["errors"]["seen"] for outcome in outcomes[wrapper, size])
+    told = {"shape", "detached", "weights", "groups", "detached loss"}
     for seen in others:
-        assert [text.split(":")[0] for text in seen] == [
-            "NonFiniteLossError",
-            *["LossError"] * 4,
-            "ClosureError",
-            "CheckpointError",
-        ]
-        assert all(f"rank [{size - 1}]" in text for text in seen[1:4])
-        assert "DistributedDataParallel" in seen[5]
-    assert "got shape (2, 2)" in last[1]
-    assert "negative" in last[2]
-    assert "one group per loss" in last[3]
+        assert all(
+            f"LossError: expected a batch from every process, got an error on rank [{size - 1}]" in seen[name]
+            for name in told
+        )
+    assert "got shape (2, 2)" in last["shape"]
+    assert "negative" in last["weights"]
+    assert "one group per loss" in last["groups"]
+    assert all("require grad" in last[name] for name in ("detached", "detached loss"))
+    for seen in (*others, last):
+        assert seen["NaN"].startswith("NonFiniteLossError")
+        assert "groups on all processes or on none" in seen["labels"]
+        assert "empty batch" in seen["empty"]
+        assert "DistributedDataParallel" in seen["plain"]
+        assert all(f"at least {size} samples" in seen[name] for name in ("small batch", "small list"))
+        assert all("CheckpointError: expected one state" in seen[name] for name in ("log s", "window", "lam"))
+    assert all(outcome["errors"]["untouched"] for outcome in outcomes[wrapper, size])
     values = [outcome["errors"]["value"] for outcome in outcomes[wrapper, size]]
     assert all(value == values[0] for value in values)
 

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,8 +17,11 @@ SCRIPT = Path(__file__).parents[1] / "examples" / "distributed.py"
 STEPS = 400
 
 
-def start(folder, *extra):
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+ONE_AGENT = ("--standalone", "--nproc-per-node=2", "--max-restarts=2")
+
+
+def start(folder, *extra, agents=ONE_AGENT):
+    launcher = ["-m", "torch.distributed.run", *agents]
     settings = ["--out", str(folder), "--steps", str(STEPS), "--checkpoint-every", "50"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, *launcher, str(SCRIPT), *settings, *extra]
@@ -49,14 +54,50 @@ def test_a_killed_worker(tmp_path, extra):
         process.kill()
         undisturbed.kill()
     assert process.returncode == undisturbed.returncode == 0
+    assert_nothing_lost(broken, whole, output)
+
+
+def assert_nothing_lost(broken, whole, output):
     found, expected = lines(broken), lines(whole)
     assert [line["step"] for line in found] == [line["step"] for line in expected] == list(range(STEPS))
-    resumed = next(line["step"] for line in found if line["restarts"])
+    resumed = int(re.search(rf"steps (\d+) to {STEPS}", output)[1])
     assert resumed % 50 == 0
     assert resumed >= 100
-    assert f"steps {resumed} to {STEPS}" in output
     for a, b in zip(found, expected, strict=True):
         assert (a["value"], a["lam"]) == (b["value"], b["lam"])
     states = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (broken, whole)]
     for name, value in states[0]["model"].items():
         assert torch.equal(value, states[1]["model"][name])
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the workers in /proc")
+@pytest.mark.timeout(900)
+def test_a_killed_worker_of_one_agent_among_two(tmp_path):
+    """As on two machines: each agent counts the failures of its own worker alone."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=two"]
+    settings = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=2", *meeting]
+    agents = [start(broken, agents=settings) for _ in range(2)]
+    try:
+        while len(lines(broken)) < 120:
+            assert all(agent.poll() is None for agent in agents)
+            time.sleep(0.005)
+        os.kill(workers(agents[1].pid)[-1], signal.SIGKILL)
+        outputs = [agent.communicate(timeout=300)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0]
+    undisturbed = start(whole)
+    try:
+        undisturbed.communicate(timeout=300)
+    finally:
+        undisturbed.kill()
+    assert_nothing_lost(broken, whole, "".join(outputs))

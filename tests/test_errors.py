@@ -493,7 +493,8 @@ def test_bad_schedules():
 def test_attaching_twice():
     model = nn.Linear(3, 1)
     robust = KLRobustLoss(0.5).attach(torch.optim.SGD(model.parameters(), 0.1))
-    with pytest.raises(HyperparameterError, match="one optimizer, got a second"):
+    robust(model(torch.randn(4, 3)).flatten())
+    with pytest.raises(HyperparameterError, match="between two batches, got it amid one"):
         robust.attach(torch.optim.SGD(model.parameters(), 0.1))
 
 

@@ -582,11 +582,59 @@ def test_attached_loss_waits_for_the_step():
     assert_same_state(robust.state, after)
 
 
-def test_a_second_optimizer_is_refused():
+def test_a_loss_moves_to_a_second_optimizer():
+    """Between two batches; and leaves the first as it was."""
+    batches = data(6)
+    runs = []
+    for moves in (False, True):
+        model, robust = linear(), KLRobustLoss(0.4)
+        first, second = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
+        robust.attach(first)
+        for k, (x, y) in enumerate(batches):
+            if k == 3 and moves:
+                robust.attach(second)
+            optimizer = second if k >= 3 and moves else first
+            optimizer.zero_grad()
+            robust(losses_of(model, x, y)).backward()
+            optimizer.step()
+        runs.append((flat(model), robust))
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert_same_state(runs[0][1], runs[1][1])
+    assert first.zero_grad.__func__ is torch.optim.Optimizer.zero_grad
+    before = copy.deepcopy(robust.state)
+    robust(losses_of(model, *batches[0])).backward()
+    first.step()
+    assert_same_state(robust.state, before)
+    KLRobustLoss(0.4).attach(first)  # It is free.
+
+
+def test_a_second_optimizer_amid_a_batch_is_refused():
     model, robust = linear(), KLRobustLoss(0.4)
-    robust.attach(torch.optim.SGD(model.parameters(), 0.1))
-    with pytest.raises(scdro.HyperparameterError, match="attached already"):
-        robust.attach(torch.optim.SGD(model.parameters(), 0.1))
+    first, second = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
+    robust.attach(first).attach(first)
+    robust(losses_of(model, *data(1)[0])).backward()
+    with pytest.raises(scdro.HyperparameterError, match="between two batches"):
+        robust.attach(second)
+    first.step()
+    assert robust.state.started
+    robust.attach(second)
+
+
+class Wrapped(torch.optim.Optimizer):
+    """As Accelerate's prepare() gives it."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+def test_a_wrapped_optimizer():
+    model, robust = linear(), KLRobustLoss(0.4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    robust.attach(Wrapped(optimizer))
+    robust(losses_of(model, *data(1)[0])).backward()
+    assert not robust.state.started
+    optimizer.step()
+    assert robust.state.started
 
 
 # -- gradient scaling ---

@@ -16,6 +16,7 @@ from filelock import FileLock
 import torchrun_worker as worker
 from own_data import rows, write_csv
 from scdro.cli import main
+from scdro.distributed import initialize
 from scdro.experiments.assess import predicted
 from scdro.experiments.tasks import make_model
 from scdro.optim import REGISTRY
@@ -147,6 +148,30 @@ def test_errors_are_told_once(shared):
     assert said.count("scdro train: expected") == 1
     assert "expected the same data and settings on all processes, got others on rank 1" in said
     assert "Connection" not in said  # what follows from it for the others
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"), [(None, "cuda:1"), ("cuda", "cuda:1"), ("cuda:3", "cuda:3"), ("cpu", "cpu")]
+)
+def test_each_process_has_its_gpu_if_it_asks_for_one(monkeypatch, asked, given):
+    """As if there were GPUs."""
+    seen = []
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: seen.append(str(device)))
+    assert str(initialize(device=asked)) == given
+    assert seen == [given] * (given != "cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "touched"), [([], []), (["--device", "cpu"], []), (["--device", "cuda"], ["cuda:0"])]
+)
+def test_a_command_touches_a_gpu_only_if_told_to(monkeypatch, tmp_path, options, touched):
+    seen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: seen.append(str(device)))
+    assert main(["train", str(tmp_path / "none.csv"), "--target", "label", "--out", str(tmp_path), *options]) == 1
+    assert seen == touched
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the workers in /proc")

@@ -39,24 +39,49 @@ class Accumulation:
        zero_grad between forward and backward.
     """
 
-    def __init__(self, state: RobustState, optimizer: Optimizer) -> None:
+    def __init__(self, state: RobustState, optimizer: Optimizer, before: Accumulation | None = None) -> None:
         if isinstance(getattr(optimizer.zero_grad, "__self__", None), Accumulation):
             raise HyperparameterError(
                 "expected one loss for each optimizer, got a second: it would rescale the gradients of the first; "
                 "add up the per-sample losses instead"
             )
+        if before is not None:
+            before.leave()
         self.state, self.optimizer = state, optimizer
         self._parts: list[Part] = []
         self._staged: Estimate | None = None
         self._zero_grad = optimizer.zero_grad
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
-        optimizer.register_step_pre_hook(self._drop_bad_gradients)
-        optimizer.register_step_post_hook(self._commit)
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._drop_bad_gradients),
+            optimizer.register_step_post_hook(self._commit),
+        ]
+
+    def leave(self) -> None:
+        """Let go of the optimizer, between two batches."""
+        self._drop_abandoned()
+        if self._parts:
+            raise HyperparameterError(
+                "expected to be attached to another optimizer between two batches, got it amid one; call step() or "
+                "zero_grad() of the first optimizer before"
+            )
+        self.optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
+        for hook in self._hooks:
+            hook.remove()
+
+    @property
+    def shares(self) -> list[Scalar]:
+        """Of each part's samples, by weight, in the batch so far; of all processes."""
+        masses = [exp(part.batch.log_mass) for part in self._parts]
+        return [mass / sum(masses) for mass in masses]
+
+    def rescale(self, scale: Scalar) -> None:
+        """All gradients so far, times a number."""
+        _rescale(self._gradients(), scale)
 
     def stage(self, batch: Batch, beta: float) -> tuple[Estimate, Part]:
         gradients = self._gradients()
-        # Abandoned: dropped with its gradients by model.zero_grad(), or left before a zero_grad and never used.
-        self._keep([p for p in self._parts if (gradients if self._differentiated(p) else not p.before_zero_grad)])
+        self._drop_abandoned()
         before = self._staged
         if before is not None and batch.finite is not None and before.batch.finite is not None:
             batch = batch._replace(finite=batch.finite & before.batch.finite)
@@ -84,6 +109,11 @@ class Accumulation:
 
     def _differentiated(self, part: Part) -> bool:
         return part.differentiated if part.marks is None else part.marks != self._marks()
+
+    def _drop_abandoned(self) -> None:
+        """Parts dropped with their gradients by model.zero_grad(), or left before a zero_grad and never used."""
+        gradients = self._gradients()
+        self._keep([p for p in self._parts if (gradients if self._differentiated(p) else not p.before_zero_grad)])
 
     def _keep(self, parts: list[Part]) -> None:
         """Forget the other parts, and what they did to s."""

@@ -106,7 +106,7 @@ def _joined(parts: list[Tensor], ranks: Ranks) -> Tensor:
     """The losses of all batches, of all processes."""
     bad = next((tuple(part.shape) for part in parts if part.ndim != 1), None)
     if bad is not None:
-        ranks.fail(torch.device("cpu"), labelled=False)
+        ranks.fail(torch.device("cpu"))
         raise LossError(
             f'expected loss_fn to give one loss per sample, got shape {bad}; compute it with reduction="none"'
         )

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from scdro.accumulation import Accumulation
 from scdro.batch import Batch
 from scdro.distributed import Group
-from scdro.errors import HyperparameterError, LossError
+from scdro.errors import HyperparameterError
 from scdro.groups import check_groups, group_means, group_weights
 from scdro.scalar import Scalar, host_reads, where
 from scdro.state import RobustState, check_beta
@@ -21,6 +21,11 @@ from scdro.temperature import PrintedTemperature, Temperature, given_or_default
 from scdro.tilt import solve_lam, trimmed_log_weights, value_at
 
 __all__ = ["KLRobustLoss"]
+
+_DETACHED = (
+    "expected losses that require grad, got detached ones; call the loss in eval() mode, or under torch.no_grad(), to "
+    "evaluate only"
+)
 
 
 class KLRobustLoss(nn.Module):
@@ -89,7 +94,7 @@ class KLRobustLoss(nn.Module):
             skip_nonfinite=skip_nonfinite,
             process_group=process_group,
         )
-        self._accumulation: Accumulation | None = None
+        self.accumulation: Accumulation | None = None
 
     def forward(
         self,
@@ -111,31 +116,27 @@ class KLRobustLoss(nn.Module):
         """
         trains = self.training and torch.is_grad_enabled()
         labels = None if groups is None else partial(_checked_groups, groups, losses)
-        batch = self.state.read(losses, sample_weight, mask, labels=labels, alone=not trains)
+        graph = _DETACHED if trains else ""
+        batch = self.state.read(losses, sample_weight, mask, labels=labels, alone=not trains, graph=graph)
         shares = None if batch.log_weight is None else torch.exp(batch.log_weight - batch.log_mass)
         if batch.labels is not None:
             batch = batch._replace(losses=group_means(batch.losses, batch.labels, shares))
         if not trains:
             value, weights = self._exact(batch)
             return _with_gradient(losses, batch, value, _of_samples(weights, batch, shares))
-        if not losses.requires_grad:
-            raise LossError(
-                "expected losses that require grad, got detached ones; call the loss in eval() mode, or under "
-                "torch.no_grad(), to evaluate only"
-            )
         if self.state.skip_nonfinite and host_reads(batch.losses) and not bool(batch.finite):
             self.state.count_skipped(True)
             # No graph: gradients stay None, and optimizers stand still.
             return torch.zeros((), dtype=_result_dtype(losses), device=losses.device, requires_grad=True)
-        if self._accumulation is None:
+        if self.accumulation is None:
             estimate = self.state.estimate(batch, self.beta)
             self.state.commit(estimate)
             return _with_gradient(losses, batch, estimate.objective, _of_samples(estimate.weights, batch, shares))
-        estimate, part = self._accumulation.stage(batch, self.beta)
+        estimate, part = self.accumulation.stage(batch, self.beta)
         batch = estimate.batch
         value = _with_gradient(losses, batch, estimate.objective, _of_samples(estimate.weights, batch, shares))
         if not torch.compiler.is_compiling():
-            value.register_hook(partial(self._accumulation.scaled, part))  # type: ignore[no-untyped-call]
+            value.register_hook(partial(self.accumulation.scaled, part))  # type: ignore[no-untyped-call]
         return value
 
     def _exact(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -165,15 +166,19 @@ class KLRobustLoss(nn.Module):
         loss of the last part only, and attach one loss to an optimizer. With `skip_nonfinite` a bad part is left out
         on a CPU; on an accelerator, where nobody may look, the whole batch. Under torch.compile call `backward` on each
         part before the next.
+
+        Attached to another optimizer, as by a second `fit` of Lightning, the loss leaves the first; not amid a batch.
         """
-        if self._accumulation is not None:
-            raise HyperparameterError("expected one optimizer, got a second: this loss is attached already")
-        self._accumulation = Accumulation(self.state, optimizer)
+        inner = getattr(optimizer, "optimizer", None)  # Accelerate and Lightning wrap them.
+        optimizer = inner if isinstance(inner, Optimizer) else optimizer
+        before = self.accumulation
+        if before is None or before.optimizer is not optimizer:
+            self.accumulation = Accumulation(self.state, optimizer, before)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is attached to nothing."""
-        return {**self.__dict__, "_accumulation": None}
+        return {**self.__dict__, "accumulation": None}
 
     # -- monitoring ---------------------------------------------------------------------------------------------------
 

@@ -20,16 +20,25 @@ __all__ = ["Sharding", "alone", "log_sum"]
 class Sharding:
     """Which entries of a vector of n are here, and what can be known of all of them by exchanging a few numbers.
 
-    Methods but `here`, `inside` and `put` are calls that all processes make; of one process each is the plain thing.
+    Methods but `check`, `here`, `inside` and `put` are calls that all processes make; of one process each is the plain
+    thing.
     """
 
     def __init__(self, n: int, ranks: Ranks) -> None:
         check_samples(n)
         if n < ranks.size:
             raise HyperparameterError(f"expected n >= {ranks.size} samples, one for each process, got {n}")
-        self.n, self._ranks = n, ranks
+        self.n, self.size, self._ranks = n, ranks.size, ranks
         part = ranks.part(n)
         self.start, self.stop, self.count = part.start, part.stop, len(part)
+
+    def check(self) -> None:
+        """Refuse other processes than those that it was cut for."""
+        if self.size != self._ranks.size:
+            raise HyperparameterError(
+                f"expected to work in {self.size} processes, as when this was constructed, got {self._ranks.size}; "
+                "construct it after initialize() or init_process_group()"
+            )
 
     def here(self, whole: Tensor) -> Tensor:
         """This process's part of a vector."""
@@ -44,6 +53,7 @@ class Sharding:
 
     def numbers(self, *local: float) -> list[list[float]]:
         """The same few numbers of every process, each as a list in the order of the ranks."""
+        self.check()
         rows: list[list[float]] = self._ranks.gather(torch.tensor(local, dtype=torch.float64)).T.tolist()
         return rows
 

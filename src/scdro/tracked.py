@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from scdro.batch import Batch, check_losses, checked, read_local
 from scdro.distributed import Group
 from scdro.distributed.ranks import ALONE, Ranks
-from scdro.errors import CheckpointError, HyperparameterError, ScdroError
+from scdro.errors import CheckpointError, HyperparameterError, LossError
 from scdro.scalar import scalar_dtype
 
 __all__ = ["Tracked"]
@@ -53,23 +53,33 @@ class Tracked(nn.Module):
         *,
         labels: Callable[[], Tensor] | None = None,
         alone: bool = False,
+        graph: str = "",
     ) -> Batch:
         """Check a batch of losses and put it into the log domain, joined over the processes unless `alone`.
 
         Raises before anything changes, and on all processes; `labels` checks and gives an integer for each sample.
+        Where `graph` is given, losses must require grad, or it is the error.
         """
         ranks = ALONE if alone else self.ranks
-        try:
+        with ranks.joining(getattr(losses, "device", self.skipped.device)):
             check_losses(losses, may_be_empty=ranks.size > 1)
+            if graph and not losses.requires_grad:
+                raise LossError(graph)
             if self.skipped.device != losses.device:
                 self.to(losses.device)
             local = read_local(losses, sample_weight, mask, self.dtype)
             joined = (*local, None if labels is None else labels().to(losses.device))
-        except ScdroError:
-            ranks.fail(getattr(losses, "device", self.skipped.device), labels is not None)
-            raise
-        mark = next((b[0] for b in self.buffers() if b.is_floating_point()), None) if ranks.size > 1 else None
+        mark = self._mark() if ranks.size > 1 else None
         return checked(ranks.join(*joined, mark), loss_bound=self.loss_bound, skip_nonfinite=self.skip_nonfinite)
+
+    def _mark(self) -> Tensor | None:
+        """A number in which every bit of the state counts: the same on all processes, or their states differ."""
+        numbers = [b.detach().reshape(-1) for b in self.buffers() if b.dtype == torch.float64]
+        if not numbers:
+            return None
+        bits = torch.cat(numbers).view(torch.int64)
+        odd = torch.arange(1, 2 * len(bits), 2, device=bits.device) * 0x9E3779B97F4A7C1  # it wraps around
+        return ((bits ^ (bits >> 29)) * odd).sum() >> 11  # 53 bits, exact in float64
 
     def count_skipped(self, bad: Tensor | bool) -> None:
         self.skipped += bad

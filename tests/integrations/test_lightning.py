@@ -17,6 +17,7 @@ from equality import assert_identical  # noqa: E402
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+from lightning.pytorch.tuner import Tuner  # noqa: E402
 from lightning_digits import ASCDROClassifier, RobustClassifier, loader  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
@@ -124,6 +125,32 @@ def test_accumulated_gradients_are_those_of_the_large_batch(tmp_path):
         torch.testing.assert_close(value, found[1].state_dict()[key], rtol=1e-10, atol=1e-10)
 
 
+def test_a_second_fit_and_the_tuner(tmp_path):
+    """Each calls configure_optimizers, and so attaches the loss anew."""
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(64, 6, generator=g), torch.randint(3, (64,), generator=g)
+    data = DataLoader(TensorDataset(x, y), batch_size=8)
+    model = Tuned()
+    quiet = {"logger": False, "enable_checkpointing": False, "default_root_dir": tmp_path, **QUIET}
+    trainer = Trainer(max_epochs=1, **quiet)
+    Tuner(trainer).lr_find(model, data, num_training=10)
+    for _ in range(2):
+        before = model.robust.lam.clone()
+        Trainer(max_epochs=1, **quiet).fit(model, data)
+        assert model.robust.lam != before
+
+
+class Tuned(Accumulated):
+    def __init__(self):
+        super().__init__()
+        self.lr = 0.1
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+        self.robust.attach(optimizer)
+        return optimizer
+
+
 class Recorder(RobustClassifier):
     """Keeps what the monitor should have said."""
 
@@ -184,6 +211,25 @@ def test_a_loss_outside_of_the_module_is_kept_by_the_monitor(tmp_path):
     whole = run(3, tmp_path / "whole")
     run(1, tmp_path / "part")
     assert_identical(whole, run(3, tmp_path / "part", tmp_path / "part" / "epoch=0.ckpt"))
+
+
+@pytest.mark.parametrize("saved", [[], [RobustMonitor()]])
+def test_a_checkpoint_without_the_loss_that_the_monitor_keeps(saved, tmp_path):
+    fitted(RobustClassifier(), tmp_path, 1, callbacks=saved)
+    robust = scdro.KLRobustLoss(0.5)
+    model = RobustClassifier()
+    model.robust = robust
+    with pytest.raises(scdro.CheckpointError, match="kept the loss"):
+        fitted(model, tmp_path, 2, callbacks=[RobustMonitor(robust)], resume=tmp_path / "epoch=0.ckpt")
+
+
+def test_hardest_samples_in_any_form():
+    """One that comes again counts with the largest of its losses."""
+    monitor = RobustMonitor(hardest=2)
+    monitor._note({"losses": torch.tensor([3.0, 1.0]), "index": [7, 8]})
+    monitor._note({"losses": torch.tensor([2.0]), "index": 7})
+    monitor._note({"losses": [0.5, 2.5], "index": torch.tensor([7, 9])})
+    assert monitor.hardest == [(3.0, 7), (2.5, 9)]
 
 
 def test_nothing_to_watch(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,14 @@ from transformers import (  # noqa: E402
     TrainingArguments,
 )
 
-from scdro import CheckpointError, ClosureError, KLRobustLoss, WindowTemperature, worst_case  # noqa: E402
+from scdro import (  # noqa: E402
+    CheckpointError,
+    ClosureError,
+    HyperparameterError,
+    KLRobustLoss,
+    WindowTemperature,
+    worst_case,
+)
 from scdro.integrations.transformers import (  # noqa: E402
     RobustTrainerLoss,
     language_model_losses,
@@ -212,3 +220,67 @@ def test_checkpoint_without_the_state_is_an_error(tmp_path):
     file.write_text(json.dumps(state))
     with pytest.raises(CheckpointError, match="made without"):
         trainer("sequences", tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+def test_callback_without_its_loss_is_an_error(tmp_path):
+    run = trainer("sequences", tmp_path)
+    run.compute_loss_func = None
+    with pytest.raises(ClosureError, match="compute_loss_func="):
+        run.train()
+
+
+def truncated(own):
+    own["robust"] = own["robust"][:200]
+
+
+def changed(own):
+    text = own["robust"]
+    own["robust"] = text[:900] + ("A" if text[900] != "A" else "B") + text[901:]
+
+
+def unmarked(own):
+    del own["sha256"]
+
+
+@pytest.mark.parametrize("damage", [truncated, changed, unmarked])
+def test_a_damaged_state_is_an_error(damage, tmp_path):
+    trainer("sequences", tmp_path, save_strategy="steps", save_steps=2).train()
+    file = tmp_path / "checkpoint-2" / "trainer_state.json"
+    state = json.loads(file.read_text())
+    damage(state["stateful_callbacks"]["RobustTrainerLoss"]["attributes"])
+    file.write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match="damaged"):
+        trainer("sequences", tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+def test_one_loss_in_two_trainers_one_after_the_other(tmp_path):
+    robust = robust_for("sequences")
+    for _ in range(2):
+        run = trainer("sequences", tmp_path, robust=robust, max_steps=2)
+        run.train()
+        assert run.state.global_step == 2
+
+
+def test_a_step_that_was_skipped_leaves_no_share_behind():
+    """As after an overflow: gradients are dropped, and no step is taken."""
+    found = []
+    for skipped in (False, True):
+        torch.manual_seed(0)
+        model, robust = torch.nn.Linear(4, 3).double(), robust_for("sequences")
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        arguments = SimpleNamespace(world_size=1, average_tokens_across_devices=True)
+        robust.on_train_begin(arguments, SimpleNamespace(global_step=0), None, optimizer=optimizer)
+        x, y = torch.randn(8, 4).double(), torch.randint(3, (8,))
+        if skipped:
+            robust({"logits": model(x[:5])}, y[:5]).backward()
+            model.zero_grad()
+        value = robust({"logits": model(x)}, y)
+        value.backward()
+        found.append((value.detach(), model.weight.grad))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=0)
+
+
+def test_several_processes_must_not_average_tokens():
+    arguments = SimpleNamespace(world_size=2, average_tokens_across_devices=True)
+    with pytest.raises(HyperparameterError, match="average_tokens_across_devices=False"):
+        robust_for("sequences").on_train_begin(arguments, SimpleNamespace(global_step=0), None)

@@ -19,12 +19,12 @@ from accelerate.utils import DataLoaderConfiguration
 from lightning.pytorch import Trainer as LightningTrainer
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
-from transformers import Trainer, TrainingArguments
+from transformers import BertForTokenClassification, Trainer, TrainingArguments
 
 import scdro
 from scdro.data import Indexed
 from scdro.distributed import RankBatches
-from scdro.integrations.transformers import RobustTrainerLoss
+from scdro.integrations.transformers import RobustTrainerLoss, sequence_losses, token_losses
 
 BATCH, STEPS = 24, 8
 PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
@@ -82,14 +82,40 @@ class LazyLoader:
         return len(self.batches)
 
 
-def with_trainer(out):
-    robust = RobustTrainerLoss(scdro.KLRobustLoss(0.5, temperature=temperature()))
+class Tokens(transformers_trainer.Sequences):
+    """Labels of tokens; some sequences have none that counts, among them all of one process's part of a batch."""
+
+    def __getitem__(self, i):
+        tokens = super().__getitem__(i)["input_ids"]
+        gone = i % BATCH < BATCH // 4 or i % 7 == 0
+        return {"input_ids": tokens, "labels": torch.full_like(tokens, -100) if gone else tokens % 3}
+
+
+def with_masks(out):
+    """Parts of two batches to a step: how many sequences count differs from part to part and process to process."""
+    torch.manual_seed(0)
+    model = BertForTokenClassification(transformers_trainer.tiny(num_labels=3)).double()
+    return with_trainer(out, model, Tokens(BATCH * STEPS, seed=0), token_losses, parts=2)
+
+
+def with_sequences(out):
     torch.manual_seed(0)
     model = transformers_trainer.BertForSequenceClassification(transformers_trainer.tiny(num_labels=2)).double()
+    return with_trainer(out, model, transformers_trainer.Sequences(BATCH * STEPS, seed=0), sequence_losses)
+
+
+class InOrder(Trainer):
+    def _get_train_sampler(self, *_):
+        return SequentialSampler(self.train_dataset)
+
+
+def with_trainer(out, model, data, losses, parts=1):
+    robust = RobustTrainerLoss(scdro.KLRobustLoss(0.5, temperature=temperature()), losses)
     arguments = TrainingArguments(
         str(out),
         max_steps=STEPS,
-        per_device_train_batch_size=BATCH // PROCESSES,
+        gradient_accumulation_steps=parts,
+        per_device_train_batch_size=BATCH // parts // PROCESSES,
         learning_rate=0.3,
         optim="sgd",
         use_cpu=True,
@@ -99,8 +125,7 @@ def with_trainer(out):
         average_tokens_across_devices=False,
         ddp_find_unused_parameters=False,
     )
-    data = transformers_trainer.Sequences(BATCH * STEPS, seed=0)
-    run = Trainer(model, arguments, train_dataset=data, compute_loss_func=robust, callbacks=[robust])
+    run = InOrder(model, arguments, train_dataset=data, compute_loss_func=robust, callbacks=[robust])
     run.train()
     return {**run.model.state_dict(), "lam": robust.robust.lam}
 
@@ -124,7 +149,8 @@ def main(out):
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     found = {
-        "Trainer": with_trainer(out),
+        "Trainer": with_sequences(out),
+        "Trainer, masks": with_masks(out),
         "Accelerate": with_accelerate(out),
         "Lightning": with_lightning(lightning_digits.RobustClassifier, out),
         "Lightning, ASCDRO": with_lightning(lightning_digits.ASCDROClassifier, out),

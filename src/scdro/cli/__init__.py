@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0 if it worked, 1 if scdro or the system raised an error, 2 for wrong use."""
     with one_voice():
         args = parser().parse_args(argv)
-    return run_command(args.command, lambda: args.run(args), args.shared(args))
+    return run_command(args.command, lambda: args.run(args), args.shared(args), getattr(args, "device", "cpu"))
 
 
 def parser() -> argparse.ArgumentParser:

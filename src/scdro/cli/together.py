@@ -14,7 +14,7 @@ from scdro.errors import ScdroError
 __all__ = ["one_voice", "run_command"]
 
 
-def run_command(name: str, run: Callable[[], int | None], shared: bool) -> int:
+def run_command(name: str, run: Callable[[], int | None], shared: bool, device: str = "cpu") -> int:
     """The exit status: the command's own or 0, 1 if scdro or the system raised an error, 130 if it was interrupted.
 
     What is not shared the first process does alone.
@@ -24,7 +24,7 @@ def run_command(name: str, run: Callable[[], int | None], shared: bool) -> int:
     try:
         with one_voice():
             if shared:
-                initialize()
+                initialize(device="cuda" if device == "cuda" else "cpu")  # Any other is the command's to try.
             else:
                 _say_alone(name)
             status = run()

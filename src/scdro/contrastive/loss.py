@@ -10,8 +10,18 @@ from torch import Tensor, nn
 
 from scdro.contrastive.negatives import Negatives, Tilts, one_tower, two_towers
 from scdro.contrastive.state import AnchorState
-from scdro.contrastive.temperatures import Anchors, FixedTemperatures, NewtonTemperatures, Seen, Temperatures
+from scdro.contrastive.temperatures import (
+    Anchors,
+    FixedTemperatures,
+    NewtonTemperatures,
+    PrintedTemperatures,
+    Seen,
+    Temperatures,
+    check_temperature,
+)
 from scdro.distributed import Group
+from scdro.distributed.ranks import ALONE, Ranks
+from scdro.distributed.rows import Cut
 from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
 from scdro.positions import check_positions, check_samples
 from scdro.reading import check_radius
@@ -34,8 +44,7 @@ class RobustContrastiveLoss(nn.Module):
     5. tau_i moves on (`temperature`).
 
     Steps 1 to 5 happen in training mode. In `eval()` mode, and where gradients are off, each anchor's problem is solved
-    on the batch alone, and nothing is remembered. Keep this module out of a model that DDP wraps: DDP would copy the
-    first process's anchors over the others'.
+    on the batch alone, this process's own, and nothing is remembered.
 
     Args:
         n: number of training samples.
@@ -77,7 +86,8 @@ class RobustContrastiveLoss(nn.Module):
     ) -> None:
         super().__init__()
         check_samples(n)
-        check_radius(rho, tau0)
+        check_radius(rho, 1.0)
+        check_temperature(tau0, "tau0")
         check_beta(beta)
         if towers not in (1, 2):
             raise HyperparameterError(f"expected 1 or 2 towers, got {towers}")
@@ -88,9 +98,11 @@ class RobustContrastiveLoss(nn.Module):
             )
         if rho == 0.0 and not isinstance(temperature, FixedTemperatures):
             raise HyperparameterError("expected rho > 0 where temperatures are learned, got 0: they would be infinite")
+        if isinstance(temperature, PrintedTemperatures) and temperature.tau_max < tau0:
+            raise HyperparameterError(f"expected tau_max >= tau0 = {tau0}, got {temperature.tau_max}")
         self.n, self.rho, self.towers, self.beta, self.tau0 = n, rho, towers, beta, tau0
         self.temperature, self.normalize = temperature, normalize
-        self.state = AnchorState(towers * n, skip_nonfinite, process_group)
+        self.state = AnchorState(n, towers, skip_nonfinite, process_group)
 
     def forward(self, first: Tensor, second: Tensor, index: Tensor) -> Tensor:
         """The objective of a batch, ready for `backward`.
@@ -99,37 +111,50 @@ class RobustContrastiveLoss(nn.Module):
             first, second: embeddings (b, d): two views of each sample, or the two towers' of each pair.
             index: positions of the samples in the data set, (b,). A sample is no negative of itself.
         """
-        _check_embeddings(first, second)
+        trains = self.training and torch.is_grad_enabled()
+        ranks = self.state.ranks if trains else ALONE
+        with ranks.cutting(getattr(first, "device", self.state.last.device)):
+            index = self._checked(first, second, index, trains, may_be_empty=ranks.size > 1)
+        if self.state.last.device != first.device:
+            self.state.to(first.device)
+        if trains:
+            self.state.settle()
+        cut = ranks.cut(len(index), first.device, first.shape[1], float(self.state.last) if ranks.size > 1 else 0.0)
+        with torch.autocast(first.device.type, enabled=False):  # At a small tau halves are too coarse.
+            losses, counts = self._losses((first, second), index, cut)
+            good = torch.isfinite(losses.detach()).all()
+            if ranks.total((~good).to(torch.int64)[None]).item():
+                return self._skipped(losses)
+            negatives = Negatives.of(losses.detach(), counts)
+            if not trains:
+                return self._exact(losses, negatives)
+            rows = torch.cat([index + tower * self.n for tower in range(self.towers)])
+            return self._step(losses, negatives, rows, cut._replace(sizes=[self.towers * size for size in cut.sizes]))
+
+    def _checked(self, first: Tensor, second: Tensor, index: Tensor, trains: bool, may_be_empty: bool) -> Tensor:
+        """The positions of embeddings that are fit for use."""
+        _check_embeddings(first, second, may_be_empty)
         index = check_positions(index, self.n)
         if len(index) != len(first):
             raise LossError(f"expected one position for each of the {len(first)} samples, got {len(index)}")
-        index = index.to(first.device)
-        if self.state.anchors.device != first.device:
-            self.state.to(first.device)
-        with torch.autocast(first.device.type, enabled=False):  # At a small tau halves are too coarse.
-            losses, counts = self._losses((first, second), index)
-            good = torch.isfinite(losses.detach()).all()
-            if self.state.ranks.total((~good).to(torch.int64)[None]).item():
-                return self._skipped(losses)
-            negatives = Negatives.of(losses.detach(), counts)
-            if not (self.training and torch.is_grad_enabled()):
-                return self._exact(losses, negatives)
-            rows = torch.cat([index + tower * self.n for tower in range(self.towers)])
-            return self._step(losses, negatives, rows)
+        if trains and not (first.requires_grad or second.requires_grad):
+            raise LossError(
+                "expected embeddings that require grad, got detached ones; call the loss in eval() mode, or under "
+                "torch.no_grad(), to evaluate only"
+            )
+        return index.to(first.device)
 
-    def _losses(self, pair: tuple[Tensor, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
+    def _losses(self, pair: tuple[Tensor, Tensor], index: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
         """h of this process's anchors against the joined batch, and which of it counts."""
         dtype = torch.promote_types(pair[0].dtype, torch.float32)
         first, second = (F.normalize(x.to(dtype), dim=1) if self.normalize else x.to(dtype) for x in pair)
-        cut = self.state.ranks.cut(len(index), index.device)
-        different = index[:, None] != cut.joined(index)
-        if not bool(different.any()):
+        everybody = cut.joined(index)
+        if not bool((everybody != everybody[:1]).any()):
             raise LossError("expected at least two different samples in a batch, got one: it has no negatives")
         build = one_tower if self.towers == 1 else two_towers
-        return build((first, second), (cut.joined(first), cut.joined(second)), different)
+        return build((first, second), (cut.joined(first), cut.joined(second)), index[:, None] != everybody)
 
-    def _step(self, losses: Tensor, negatives: Negatives, rows: Tensor) -> Tensor:
-        cut = self.state.ranks.cut(len(rows), rows.device)
+    def _step(self, losses: Tensor, negatives: Negatives, rows: Tensor, cut: Cut) -> Tensor:
         everybody = cut.joined(rows)
         before = self.state.rows(cut, everybody)
         tau, new = before.tau, before.new
@@ -140,22 +165,23 @@ class RobustContrastiveLoss(nn.Module):
         moved = torch.as_tensor(self.temperature.tracker.log_s(before.soft / tau, at.log_mean, self.beta))
         log_u = torch.where(new, at.log_mean, moved)
         seen = Seen(before, tau, at, log_u, negatives.number, self.beta, self.rho, self.tau0)
+        value = self._value(losses, at, tau, log_u, self.state.ranks)
         self.state.write(cut, everybody, self.temperature.advance(seen))
-        return self._value(losses, at, tau, log_u)
+        self.state.last.copy_(value.detach())
+        return value
 
     def _exact(self, losses: Tensor, negatives: Negatives) -> Tensor:
         """Every anchor's problem on this batch alone; by the envelope theorem tau may be held constant."""
         tau = self.temperature.alone(negatives, self.rho, self.tau0)
         at = negatives.at(tau)
-        return self._value(losses, at, tau, at.log_mean)
+        return self._value(losses, at, tau, at.log_mean, ALONE)
 
-    def _value(self, losses: Tensor, at: Tilts, tau: Tensor, log_u: Tensor) -> Tensor:
+    def _value(self, losses: Tensor, at: Tilts, tau: Tensor, log_u: Tensor, ranks: Ranks) -> Tensor:
         """The mean over all processes' anchors; the gradient is this process's part of it, times their number."""
-        ranks = self.state.ranks
         value = (tau * log_u + (tau - self.tau0) * self.rho).sum()
         value, number = ranks.total(torch.stack([value, torch.full_like(value, len(tau))]))
         surrogate = (at.weights(log_u) * losses).sum() * (ranks.size / number).to(losses.dtype)
-        result: Tensor = surrogate + ((value / number).to(losses.dtype) - surrogate).detach()
+        result: Tensor = (value / number).to(losses.dtype) + (surrogate - surrogate.detach())
         return result
 
     def _skipped(self, losses: Tensor) -> Tensor:
@@ -187,15 +213,15 @@ class RobustContrastiveLoss(nn.Module):
 
     def full_state_dict(self) -> dict[str, Any]:
         """The state_dict of all processes' anchors, to be called by all; any number of processes can load it."""
-        return {**self.state_dict(), "state.anchors": self.state.parts.whole(self.state.anchors)}
+        return {**self.state_dict(), **{f"state.{name}": value for name, value in self.state.whole().items()}}
 
     def extra_repr(self) -> str:
         return f"n={self.n}, rho={self.rho:g}, towers={self.towers}, beta={self.beta:g}, tau0={self.tau0:g}"
 
 
-def _check_embeddings(first: Tensor, second: Tensor) -> None:
+def _check_embeddings(first: Tensor, second: Tensor, may_be_empty: bool) -> None:
     for x in (first, second):
-        if not isinstance(x, Tensor) or x.ndim != 2 or not x.is_floating_point() or not len(x):
+        if not isinstance(x, Tensor) or x.ndim != 2 or not x.is_floating_point() or not (len(x) or may_be_empty):
             came = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise LossError(f"expected embeddings (b, d), floating-point, got {came}")
     if first.shape != second.shape:

@@ -152,7 +152,7 @@ class PrintedTemperatures(Temperatures):
     tau_max: float = math.inf
 
     def __post_init__(self) -> None:
-        _check_temperature(self.initial)
+        check_temperature(self.initial)
         if not 0.0 <= self.lr < math.inf:
             raise HyperparameterError(f"expected a step size lr >= 0 for the temperatures, got {self.lr}")
         if not self.initial <= self.tau_max:
@@ -181,7 +181,7 @@ class FixedTemperatures(Temperatures):
     tau: float
 
     def __post_init__(self) -> None:
-        _check_temperature(self.tau)
+        check_temperature(self.tau)
 
     def first(self, negatives: Negatives, rho: float, tau0: float) -> Tensor:
         return torch.full_like(negatives.top, self.tau)
@@ -206,6 +206,7 @@ def _pooled(seen: Seen) -> tuple[Tensor, Tensor]:
     return (mean - seen.log_u).clamp_min(0.0), var
 
 
-def _check_temperature(tau: float) -> None:
-    if not 0.0 < tau < math.inf:
-        raise HyperparameterError(f"expected a temperature > 0, got {tau}")
+def check_temperature(tau: float, name: str = "a temperature") -> None:
+    """Similarities over tau, and their squares, must be finite in float32."""
+    if not 1e-15 <= tau < math.inf:
+        raise HyperparameterError(f"expected {name} > 0, and no less than 1e-15, got {tau}")

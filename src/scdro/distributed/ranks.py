@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, Sampler
 
-from scdro.distributed.messages import Messages, Room
+from scdro.distributed.messages import FAILED, Messages, Parts, check_counts, check_marks
 from scdro.distributed.rows import Cut
 from scdro.distributed.sharded import is_sharded
-from scdro.errors import ClosureError, HyperparameterError, LossError
+from scdro.errors import ClosureError, HyperparameterError, LossError, ScdroError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -96,12 +97,27 @@ class Ranks:
         """The sum over the processes."""
         return self.merged(local.clone(memory_format=torch.contiguous_format)) if self.size > 1 else local
 
-    def cut(self, own: int, device: torch.device) -> Cut:
-        """How rows lie over the processes, of which this one has `own`."""
+    def cut(self, own: int, device: torch.device, width: int = 0, mark: float = 0.0) -> Cut:
+        """How rows lie over the processes, of which this one has `own`; `width` and `mark` must be alike on all."""
         if self.size == 1:
             return Cut([own], 0)
-        sizes: list[int] = self.gather(torch.tensor(own, device=device)).tolist()
-        return Cut(sizes, self.rank, self._group or None)
+        header = torch.tensor([own, width, mark], dtype=torch.float64, device=device)
+        sizes, widths, marks = self.gather(header).T.tolist()
+        check_counts(sizes)
+        if len(set(widths)) > 1:
+            raise LossError(f"expected rows of one length on all processes, got {[int(w) for w in widths]}")
+        check_marks(marks)
+        return Cut([int(size) for size in sizes], self.rank, self._group or None)
+
+    @contextmanager
+    def cutting(self, device: torch.device) -> Iterator[None]:
+        """Before a `cut`: an error of this process is told to the others, who wait there."""
+        try:
+            yield
+        except ScdroError:
+            if self.size > 1:
+                self.gather(torch.tensor([FAILED, 0, 0], dtype=torch.float64, device=device))
+            raise
 
     def agreed(self, found: Callable[[], T]) -> T:
         """What the first process finds, a plain value, on all of them; the others do not look."""
@@ -135,25 +151,24 @@ class Ranks:
         """All losses of a batch whose parts the processes hold. `mark` is a number of their state, the same on all."""
         if self.size == 1:
             return Joined(losses, log_weight, labels, None)
-        rows = [losses, torch.zeros_like(losses) if log_weight is None else log_weight]
-        if labels is not None:
-            rows.append(labels.to(losses))
-        own = Room(len(losses), log_weight is not None)
-        parts, counts, weighted = self._messages.exchange(torch.stack(rows), own, mark)
-        joined = torch.cat([part[:, :count] for part, count in zip(parts, counts, strict=True)], 1)
-        if joined.shape[1] == 0:
+        parts, counts = self._messages.exchange(Parts(losses, log_weight, labels), mark)
+        if not sum(counts):
             raise LossError("expected at least one loss, got an empty batch on every process; leave it out")
-        return Joined(
-            joined[0],
-            joined[1] if weighted else None,
-            None if labels is None else joined[2].to(torch.int64),
-            Share(sum(counts[: self.rank]), len(losses), self.size),
-        )
+        return Joined(*parts, Share(sum(counts[: self.rank]), len(losses), self.size))
 
-    def fail(self, device: torch.device, labelled: bool) -> None:
+    @contextmanager
+    def joining(self, device: torch.device) -> Iterator[None]:
+        """Before a `join`: an error of this process is told to the others, who wait there."""
+        try:
+            yield
+        except ScdroError:
+            self.fail(device)
+            raise
+
+    def fail(self, device: torch.device) -> None:
         """Tell the others, who are joining a batch, that this process has none."""
         if self.size > 1:
-            self._messages.fail(device, labelled)
+            self._messages.fail(device)
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
@@ -207,6 +222,9 @@ def shard(n: int, process_group: Group = None) -> range:
 class RankBatches(Sampler[list[int]]):
     """This process's part of each batch that a batch sampler gives; the sampler gives the same ones on all processes.
 
+    A batch has a sample for each process, or all of them refuse it, as no loader can make a batch of nothing; where a
+    `BatchSampler` would end an epoch with a smaller one, at once.
+
     Example:
         >>> from torch.utils.data import BatchSampler
         >>> list(RankBatches(BatchSampler(range(5), 2, drop_last=False)))
@@ -217,9 +235,19 @@ class RankBatches(Sampler[list[int]]):
         self.batches, self._ranks = batches, Ranks(process_group)
 
     def __iter__(self) -> Iterator[list[int]]:
+        if isinstance(self.batches, BatchSampler) and not self.batches.drop_last:
+            self._check(len(self.batches.sampler) % self.batches.batch_size or self.batches.batch_size)  # type: ignore[arg-type]
         for batch in self.batches:
+            self._check(len(batch))
             mine = self._ranks.part(len(batch))
             yield list(batch[mine.start : mine.stop])
+
+    def _check(self, size: int) -> None:
+        if size < self._ranks.size:
+            raise HyperparameterError(
+                f"expected batches of at least {self._ranks.size} samples, one for each process, got one of {size}; "
+                "drop the last batch (drop_last=True), or choose another size"
+            )
 
     def __len__(self) -> int:
         return len(self.batches)  # type: ignore[arg-type]

@@ -14,24 +14,36 @@ _store: Any = None  # where they find each other, and who failed first
 _starts = 0
 
 
-def initialize(backend: str | None = None, **settings: Any) -> torch.device:
+def initialize(backend: str | None = None, *, device: str | None = None, **settings: Any) -> torch.device:
     """`init_process_group` where torchrun started this process; gives the device to work on.
+
+    Args:
+        backend: as for `init_process_group`; with none, gloo for tensors on CPUs and NCCL for those on GPUs.
+        device: "cpu", or "cuda" for this process's own GPU; None for a GPU where there is one.
+        settings: more for `init_process_group`.
 
     Example:
         >>> device = initialize()  # without torchrun there is nothing to initialise
     """
     global _store, _starts
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if name == "cuda" else name)
+    if chosen.type == "cuda" and torch.cuda.is_available():
+        torch.cuda.set_device(chosen)
     if "RANK" in os.environ and not dist.is_initialized():
         store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
         # The store still holds the addresses of what was before: processes that are gone, or a group that was left.
-        restart, _starts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), _starts + 1
-        _store = dist.PrefixStore(f"restart {restart} start {_starts}", store)  # type: ignore[attr-defined]
+        _starts += 1
+        _store = dist.PrefixStore(f"restart {_restart(size)} start {_starts}", store)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=_store, rank=rank, world_size=size, **settings)
-    return device
+    return chosen
+
+
+def _restart(size: int) -> str:
+    """Which start of all processes this is. Of several agents each counts the failures of its own workers alone, and
+    torch gives each start a new store."""
+    one_agent = int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_agent else "of several agents"
 
 
 def is_first() -> bool:

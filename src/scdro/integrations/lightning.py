@@ -6,10 +6,11 @@ import heapq
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
-from scdro.errors import HyperparameterError, LossError
+from scdro.errors import CheckpointError, HyperparameterError, LossError
 from scdro.loss import KLRobustLoss
 from scdro.optim.robust import RobustOptimizer
 
@@ -27,6 +28,8 @@ class RobustMonitor(Callback):
     To have the hardest samples named, return from `training_step` (with "loss", where optimization is automatic):
 
         {"losses": per-sample losses, "index": positions in the data set}
+
+    Of several processes the first one alone logs, and names the hardest of its own samples.
 
     Args:
         robust: the loss or optimizer to watch; None finds the only one there is.
@@ -72,7 +75,7 @@ class RobustMonitor(Callback):
         """Keep the hardest samples of a batch, as far as `training_step` tells about them."""
         if not self.count or not isinstance(outputs, Mapping) or "losses" not in outputs or "index" not in outputs:
             return
-        losses, index = (outputs[key].detach().cpu().flatten() for key in ("losses", "index"))
+        losses, index = (torch.as_tensor(outputs[key]).detach().cpu().flatten() for key in ("losses", "index"))
         if len(losses) != len(index):
             raise LossError(f"expected one position for each of the {len(losses)} losses, got {len(index)}")
         top = losses.topk(min(self.count, len(losses)))
@@ -104,8 +107,16 @@ class RobustMonitor(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.hardest = [(float(loss), int(index)) for loss, index in state_dict["hardest"]]
         if isinstance(self.robust, nn.Module):
-            own: dict[str, Tensor] = state_dict["robust"]
-            self.robust.load_state_dict(own)
+            self.robust.load_state_dict(state_dict["robust"])
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """A loss that this callback keeps must be in the checkpoint."""
+        kept = checkpoint["callbacks"].get(self.state_key, {})
+        if isinstance(self.robust, nn.Module) and "robust" not in kept:
+            raise CheckpointError(
+                f"expected a checkpoint in which {self.state_key} kept the loss it was given, got one without; resume "
+                "with the monitor that was there when it was saved"
+            )
 
 
 def _only_one(module: nn.Module, optimizers: list[Any]) -> Robust:

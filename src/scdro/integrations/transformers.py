@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +11,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.optim import Optimizer
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError
 from scdro.loss import KLRobustLoss
+from scdro.scalar import Scalar
 
 __all__ = ["RobustTrainerLoss", "language_model_losses", "sequence_losses", "token_losses"]
 
@@ -86,9 +87,8 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
 
     def __init__(self, robust: KLRobustLoss, losses: Callable[[Any, Tensor], Losses] = sequence_losses) -> None:
         self.robust, self.losses = robust, losses
-        self._parameters: list[Tensor] = []
-        self._optimizer: Optimizer | None = None
-        self._mass, self._value = 0.0, torch.zeros(())
+        self._attached, self._used = False, False
+        self._value = torch.zeros(())  # the objective of the present batch's parts so far
 
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         found = self.losses(outputs, labels)
@@ -96,26 +96,29 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         if not (self.robust.training and torch.is_grad_enabled()):
             value: Tensor = self.robust(losses, mask=mask)
             return value
-        if self._optimizer is None:
+        if not self._attached:
             raise ClosureError(
                 "expected to be a callback of the Trainer too, got its compute_loss_func alone; "
                 "pass callbacks=[robust] as well"
             )
+        self._used = True
         value = self.robust(losses, mask=mask)
-        part: Tensor = value * self._share(len(losses) if mask is None else float(mask.sum()))
+        if value.grad_fn is None:  # A bad batch that was left out.
+            return value
+        part: Tensor = value * self._share()
         # The Trainer logs the sum of the parts: let it be the objective of the whole batch.
         before, self._value = self._value, value.detach()
         return part + (self._value - before - part).detach()
 
-    def _share(self, mass: float) -> float:
+    def _share(self) -> Scalar:
         """This part's share of the batch so far; the gradients of the parts before shrink to theirs."""
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        if not gradients:  # The first part, also after a step that was skipped.
-            self._begin()
-        before, self._mass = self._mass, self._mass + mass
+        assert self.robust.accumulation is not None
+        *before, share = self.robust.accumulation.shares
         if before:
-            torch._foreach_mul_(gradients, before / self._mass)
-        return mass / self._mass
+            self.robust.accumulation.rescale(1.0 - share)
+        else:
+            self._value = torch.zeros_like(self._value)
+        return share
 
     # -- what the Trainer calls ---------------------------------------------------------------------------------------
 
@@ -127,8 +130,15 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
             )
         if state.global_step:
             self._resume(state.stateful_callbacks.get(type(self).__name__))
-        optimizer = known["optimizer"]
-        self._attach(getattr(optimizer, "optimizer", optimizer))  # Accelerate wraps it.
+        self.robust.attach(known["optimizer"])
+        self._attached, self._used = True, False
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        if not self._used:
+            raise ClosureError(
+                "expected to be the Trainer's compute_loss_func too, got its callback alone; "
+                "pass compute_loss_func=robust as well"
+            )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **known: Any) -> None:
         numbers = {"lam": self.robust.lam, "kl": self.robust.kl, "ess": self.robust.ess}
@@ -136,25 +146,13 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
             if record is not None and "loss" in record:
                 record.update({f"robust_{key}": float(value) for key, value in numbers.items()})
 
-    def _begin(self, *_: Any) -> None:
-        """Samples in the parts of the present batch so far, and their objective."""
-        self._mass, self._value = 0.0, torch.zeros_like(self._value)
-
-    def _attach(self, optimizer: Optimizer) -> None:
-        self._begin()
-        if self._optimizer is optimizer:
-            return
-        self.robust.attach(optimizer)
-        optimizer.register_step_post_hook(self._begin)
-        self._optimizer = optimizer
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         buffer = io.BytesIO()
         torch.save(self.robust.state_dict(), buffer)
-        own = {"version": _VERSION, "robust": base64.b64encode(buffer.getvalue()).decode()}
+        raw = buffer.getvalue()
+        own = {"version": _VERSION, "robust": base64.b64encode(raw).decode(), "sha256": hashlib.sha256(raw).hexdigest()}
         return {"args": {}, "attributes": own}
 
     def _resume(self, saved: Any) -> None:
@@ -164,5 +162,12 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
                 f"expected a checkpoint with the state of {type(self).__name__}, version {_VERSION}, got "
                 f"{own.get('version', 'none')}; was it made without callbacks=[robust]?"
             )
-        buffer = io.BytesIO(base64.b64decode(own["robust"]))
-        self.robust.load_state_dict(torch.load(buffer, weights_only=True))
+        try:
+            raw = base64.b64decode(own["robust"])
+        except (KeyError, ValueError):
+            raw = b""
+        if hashlib.sha256(raw).hexdigest() != own.get("sha256"):
+            raise CheckpointError(
+                "expected the state of the loss as it was saved, got a damaged one; resume from an older checkpoint"
+            )
+        self.robust.load_state_dict(torch.load(io.BytesIO(raw), weights_only=True))

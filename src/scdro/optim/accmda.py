@@ -122,6 +122,10 @@ class AccMDA(TwoPoints, PrimalDual):
         self._t += 1
         return torch.dot(weights, batch.losses)
 
+    @property
+    def _sharding(self) -> Sharding:
+        return self._parts
+
     def _eta(self, t: int) -> float:
         k, m, _ = self._schedule
         return float(k / (m + t) ** (1 / 3))

@@ -107,6 +107,11 @@ class ClosureOptimizer(Optimizer):
             p.grad = None
         with torch.enable_grad():
             losses = closure()
+        with self.ranks.joining(self._first_parameter().device):
+            self._check_closure(losses)
+        return losses
+
+    def _check_closure(self, losses: Tensor) -> None:
         if any(p.grad is not None for p in self._parameters()):
             raise ClosureError(
                 "expected a closure that only computes the per-sample losses, got one that called backward(); "
@@ -117,7 +122,6 @@ class ClosureOptimizer(Optimizer):
                 "expected losses that require grad, got detached ones; is the closure under torch.no_grad(), or the "
                 "model frozen?"
             )
-        return losses
 
     def _backward(self, losses: Tensor, batch: Batch, weights: Tensor) -> None:
         """Gradients of sum_j weight_j l_j over the batch, by the loss's own graph; still scaled by the grad_scaler."""

@@ -13,6 +13,7 @@ from scdro.functional import worst_case
 from scdro.optim.base import Closure, ClosureOptimizer, check_steps
 from scdro.reading import check_radius
 from scdro.scalar import Scalar
+from scdro.sharding import Sharding
 from scdro.tracked import Tracked
 
 __all__ = ["NO_LAM0", "PrimalDual"]
@@ -47,7 +48,13 @@ class PrimalDual(ClosureOptimizer):
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         if sample_weight is not None:
             raise LossError(f"expected no sample_weight, got one: {type(self).__name__} weighs by its own p")
+        self._sharding.check()
         return self._primal_dual_step(closure, index)
+
+    @property
+    def _sharding(self) -> Sharding:
+        """How p is cut over the processes."""
+        raise NotImplementedError
 
     def _primal_dual_step(self, closure: Closure, index: Tensor | None) -> Scalar | None:
         raise NotImplementedError

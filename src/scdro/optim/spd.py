@@ -18,6 +18,7 @@ from scdro.optim.primal_dual import PrimalDual
 from scdro.positions import check_index
 from scdro.sampling import DrawnBatches
 from scdro.scalar import Scalar
+from scdro.sharding import Sharding
 
 __all__ = ["SPD"]
 
@@ -84,6 +85,7 @@ class SPD(PrimalDual):
 
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
         """Positions of `size` samples, drawn from p."""
+        self._sharding.check()
         self._drawing = True
         return self._dual.draw(size, generator)
 
@@ -128,6 +130,10 @@ class SPD(PrimalDual):
         self._dual.ascend(positions, self._rate() * self._dual_gradient(batch, positions))
         self._tracked.store([], batch)
         return torch.dot(weights, batch.losses)
+
+    @property
+    def _sharding(self) -> Sharding:
+        return self._dual.parts
 
     def _begin(self) -> None:
         """For the methods in stages."""
