@@ -20,12 +20,14 @@ STEPS = 400
 ONE_AGENT = ("--standalone", "--nproc-per-node=2", "--max-restarts=2")
 
 
-def start(folder, *extra, agents=ONE_AGENT):
-    launcher = ["-m", "torch.distributed.run", *agents]
-    settings = ["--out", str(folder), "--steps", str(STEPS), "--checkpoint-every", "50"]
+def torchrun(*command, agents=ONE_AGENT):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, *launcher, str(SCRIPT), *settings, *extra]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    launched = [sys.executable, "-m", "torch.distributed.run", *agents, *map(str, command)]
+    return subprocess.Popen(launched, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def start(folder, *extra, agents=ONE_AGENT):
+    return torchrun(SCRIPT, "--out", folder, "--steps", STEPS, "--checkpoint-every", 50, *extra, agents=agents)
 
 
 def lines(folder):
@@ -101,3 +103,13 @@ def test_a_killed_worker_of_one_agent_among_two(tmp_path):
     finally:
         undisturbed.kill()
     assert_nothing_lost(broken, whole, "".join(outputs))
+
+
+def test_processes_end():
+    """torch's own end, while a model still holds the group, hangs within a few of these."""
+    process = torchrun(Path(__file__).with_name("finish_worker.py"))
+    try:
+        process.communicate(timeout=240)
+    finally:
+        process.kill()
+    assert process.returncode == 0

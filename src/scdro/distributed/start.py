@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import torch
@@ -64,8 +65,9 @@ def finish() -> None:
     """
     global _store
     if dist.is_available() and dist.is_initialized():
-        # gloo's thread may still hold tensors of the last collective, and wants the GIL to let go of them. Whoever
-        # destroys the group meanwhile, with the GIL, waits for that thread for ever. In a barrier it can finish.
+        # gloo's threads drop the last collective's tensors after it has ended, and need the GIL for that. Whoever frees
+        # the group holding the GIL, as DDP does with its own reference, waits for those threads for ever.
         dist.barrier()
+        time.sleep(0.1)
         dist.destroy_process_group()
     _store = None
