@@ -2,10 +2,12 @@
 
 A small convolutional network learns from two random views of each image and no labels. What its features are worth is
 the accuracy of nearest neighbours and of a linear classifier on them. One temperature for all anchors is tried at
-several values (SogCLR's loss), next to learned ones: the KL-constrained worst case over each anchor's negatives.
+several values (SogCLR's loss), next to learned ones: the KL-constrained worst case over each anchor's negatives. The
+settings are chosen on half of the test images, and compared on the other half.
 
-    python examples/contrastive_images.py --data DIR     # DIR holds cifar-10-batches-py
-    python examples/contrastive_images.py --quick        # scikit-learn's digits, a few steps
+    python examples/contrastive_images.py --data DIR                # DIR holds cifar-10-batches-py
+    python examples/contrastive_images.py --data DIR --tail 0.02    # the last class has 2% of the first one's images
+    python examples/contrastive_images.py --quick                   # scikit-learn's digits, a few steps
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Images(NamedTuple):
 
 class Setting(NamedTuple):
     train: Images
+    validation: Images
     test: Images
     epochs: int
     batch: int
@@ -48,15 +51,18 @@ class Setting(NamedTuple):
 
 
 class Result(NamedTuple):
+    """Accuracy of nearest neighbours on the validation and test images, of a linear classifier on the latter."""
+
+    validation: float
     neighbours: float
     linear: float
     tau: Tensor
 
 
-def cifar(root: Path, train: bool, n: int) -> Images:
-    """The first n images at half their size."""
+def cifar(root: Path, train: bool) -> Images:
+    """At half their size."""
     data = scdro.data.CIFAR10(root, train)
-    return Images(F.avg_pool2d(data.images[:n].float() / 255, 2), data.labels[:n])
+    return Images(F.avg_pool2d(data.images.float() / 255, 2), data.labels)
 
 
 def digits() -> tuple[Images, Images]:
@@ -64,6 +70,18 @@ def digits() -> tuple[Images, Images]:
     x = torch.tensor(table.images / 16, dtype=torch.float32)[:, None].expand(-1, 3, 8, 8)
     y = torch.tensor(table.target)
     return Images(x[:1000], y[:1000]), Images(x[1000:], y[1000:])
+
+
+def thinned(images: Images, n: int, tail: float) -> Images:
+    """About n images, whose classes become rarer, each by the same factor, down to `tail` times the first."""
+    share = tail ** torch.linspace(0, 1, 10)
+    counts = (n * share / share.sum()).round().long()
+    first = torch.cat([torch.nonzero(images.y == k).flatten()[:count] for k, count in enumerate(counts.tolist())])
+    return Images(images.x[first.sort().values], images.y[first.sort().values])
+
+
+def halves(images: Images) -> tuple[Images, Images]:
+    return Images(images.x[::2], images.y[::2]), Images(images.x[1::2], images.y[1::2])
 
 
 def view(x: Tensor, rng: torch.Generator) -> Tensor:
@@ -128,14 +146,18 @@ def embedded(model: Encoder, images: Images) -> Tensor:
     return torch.cat([F.normalize(model.features(part - 0.5), dim=1) for part in torch.split(images.x, 500)])
 
 
-def scores(model: Encoder, setting: Setting) -> tuple[float, float]:
+def scores(model: Encoder, setting: Setting) -> tuple[float, float, float]:
     """Accuracy of the 20 nearest neighbours, weighted by similarity, and of logistic regression."""
-    train, test = (embedded(model, part) for part in (setting.train, setting.test))
-    near = (test @ train.T).topk(20)
-    votes = torch.zeros(len(test), 10).scatter_add_(1, setting.train.y[near.indices], torch.exp(near.values / 0.1))
+    train, validation, test = (embedded(model, part) for part in (setting.train, setting.validation, setting.test))
+
+    def neighbours(x: Tensor, y: Tensor) -> float:
+        near = (x @ train.T).topk(20)
+        votes = torch.zeros(len(x), 10).scatter_add_(1, setting.train.y[near.indices], torch.exp(near.values / 0.1))
+        return float((votes.argmax(1) == y).float().mean())
+
     probe = LogisticRegression(C=10.0, max_iter=300).fit(train.numpy(), setting.train.y.numpy())
     linear = float(probe.score(test.numpy(), setting.test.y.numpy()))
-    return float((votes.argmax(1) == setting.test.y).float().mean()), linear
+    return neighbours(validation, setting.validation.y), neighbours(test, setting.test.y), linear
 
 
 def run(name: str, value: float, setting: Setting, seed: int) -> Result:
@@ -151,42 +173,55 @@ def run(name: str, value: float, setting: Setting, seed: int) -> Result:
     return Result(*scores(model, setting), loss.tau[~loss.tau.isnan()])
 
 
-def row(name: str, value: float, results: list[Result]) -> str:
-    what = f"{name}, {'tau' if name == 'fixed' else 'rho'} = {value:g}"
-    cells = []
-    for column in (0, 1):
-        seeds = 100 * np.array([result[column] for result in results])
-        spread = f" ± {seeds.std(ddof=1):.1f}" if len(seeds) > 1 else ""
-        cells.append(f"{seeds.mean():.1f}{spread}")
+def cell(results: list[Result], column: str) -> str:
+    seeds = 100 * np.array([getattr(result, column) for result in results])
+    return f"{seeds.mean():.1f}" + (f" ± {seeds.std(ddof=1):.1f}" if len(seeds) > 1 else "")
+
+
+def row(what: str, results: list[Result]) -> str:
+    cells = [cell(results, column) for column in ("validation", "neighbours", "linear")]
     low, middle, high = np.quantile(torch.cat([result.tau for result in results]).numpy(), [0.05, 0.5, 0.95])
-    return f"| {what} | {cells[0]} | {cells[1]} | {low:.3f}, {middle:.3f}, {high:.3f} |"
+    return f"| {what} | {' | '.join(cells)} | {low:.3f}, {middle:.3f}, {high:.3f} |"
+
+
+def setting_of(args: argparse.Namespace) -> Setting:
+    epochs, seeds = (1, 1) if args.quick else (args.epochs, args.seeds)
+    if args.data is None:
+        train, test = digits()
+        return Setting(train, *halves(test), epochs, batch=200, width=8, seeds=seeds)
+    train = thinned(cifar(args.data, True), args.images, args.tail)
+    return Setting(train, *halves(cifar(args.data, False)), epochs, batch=256, width=16, seeds=seeds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder that holds cifar-10-batches-py")
     parser.add_argument("--images", type=int, default=5_000, help="how many training images")
+    parser.add_argument("--tail", type=float, default=1.0, help="the rarest class's share of the first one's images")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one epoch, one seed, one setting each")
     args = parser.parse_args()
-    epochs, seeds = (1, 1) if args.quick else (args.epochs, args.seeds)
-    if args.data is None:
-        setting = Setting(*digits(), epochs, batch=200, width=8, seeds=seeds)
-    else:
-        train, test = cifar(args.data, True, args.images), cifar(args.data, False, 5_000)
-        setting = Setting(train, test, epochs, batch=256, width=16, seeds=seeds)
+    setting = setting_of(args)
     trials = [("fixed", tau) for tau in TEMPERATURES] + [("learned", rho) for rho in RADII] + [("iSogCLR's steps", 0.5)]
     if args.quick:
         trials = [("fixed", 0.1), ("learned", 0.5)]
-    print(
-        "| temperatures | 20 nearest neighbours, % | linear classifier, % | tau: 5%, median, 95% |\n|---|---|---|---|"
-    )
+    print("| temperatures | neighbours, validation, % | neighbours, % | linear, % | tau: 5%, median, 95% |")
+    print("|---|---|---|---|---|")
     start = time.process_time()
+    found: dict[str, list[tuple[str, list[Result]]]] = {}
     for name, value in tqdm(trials, desc="training", unit="run", mininterval=1, disable=args.quick):
-        tqdm.write(row(name, value, [run(name, value, setting, seed) for seed in range(setting.seeds)]))
+        results = [run(name, value, setting, seed) for seed in range(setting.seeds)]
+        what = f"{name}, {'tau' if name == 'fixed' else 'rho'} = {value:g}"
+        found.setdefault(name, []).append((what, results))
+        tqdm.write(row(what, results))
     spent = time.process_time() - start
-    print(f"\n{len(setting.train.x)} images, {epochs} epochs, seeds: {seeds}; {spent:.0f} s of CPU time in all.")
+    print(
+        f"\n{len(setting.train.x)} images, {setting.epochs} epochs, {setting.seeds} seeds; {spent:.0f} s of CPU time."
+    )
+    for tried in found.values():
+        what, results = max(tried, key=lambda one: np.mean([result.validation for result in one[1]]))
+        print(f"Chosen of {len(tried)}: {what}: {cell(results, 'neighbours')} and {cell(results, 'linear')}.")
 
 
 if __name__ == "__main__":

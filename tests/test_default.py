@@ -459,6 +459,16 @@ def test_the_ceiling_moves_with_the_losses():
     torch.testing.assert_close(runs[0], runs[1], rtol=1e-7, atol=1e-9)
 
 
+def test_a_fall_of_lam_leaves_lam_log_s_near():
+    """lam falls to a hundredth of its start, and log s rises as much within steps that mix in 5% of each batch."""
+    losses = torch.rand(64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    robust = scdro.KLRobustLoss(0.5, beta=0.05, temperature=WindowTemperature(initial=30.0, cap=None))
+    for _ in range(12):
+        value = robust(losses.requires_grad_()).item()
+    assert robust.lam.item() < 0.3
+    assert value == pytest.approx(scdro.worst_case(losses.detach(), 0.5).value.item(), rel=0.2)
+
+
 def test_views_before_the_first_batch_are_nan():
     module = torch.nn.Linear(2, 1)
     for source in (SCDRO(module.parameters(), rho=0.5), scdro.KLRobustLoss(0.5)):

@@ -36,7 +36,7 @@ def raised(tree: ast.AST) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
             for text in node.exc.args[:1]:
                 parts = text.values if isinstance(text, ast.JoinedStr) else [text]
-                yield node.exc.func.id, "".join(p.value if isinstance(p, ast.Constant) else "..." for p in parts)
+                yield node.exc.func.id, "".join(str(p.value) if isinstance(p, ast.Constant) else "..." for p in parts)
 
 
 def escaped(text: str) -> str:

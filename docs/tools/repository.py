@@ -57,7 +57,12 @@ def with_links(text: str, change: Callable[[re.Match[str]], str]) -> str:
 def targets(path: str, text: str) -> list[str]:
     """Files of the repository that a page at `path` links to."""
     found: list[str] = []
-    with_links(text, lambda link: found.append(resolved(path, link["target"])) or link.group())
+
+    def note(link: re.Match[str]) -> str:
+        found.append(resolved(path, link["target"]))
+        return link.group()
+
+    with_links(text, note)
     return found
 
 
