@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import distributed as dist
+
+from scdro.distributed import initialize
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "distributed.py"
 STEPS = 400
@@ -22,6 +25,8 @@ ONE_AGENT = ("--standalone", "--nproc-per-node=2", "--max-restarts=2")
 
 def torchrun(*command, agents=ONE_AGENT):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    if agents != ONE_AGENT:
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     launched = [sys.executable, "-m", "torch.distributed.run", *agents, *map(str, command)]
     return subprocess.Popen(launched, env=environment, stdout=subprocess.PIPE, text=True)
 
@@ -113,3 +118,15 @@ def test_processes_end():
     finally:
         process.kill()
     assert process.returncode == 0
+
+
+def test_agents_that_share_a_store_are_told(monkeypatch):
+    """Two agents in this process's eyes: it is one of two, and alone on its machine."""
+    given = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    given |= {"MASTER_PORT": str(free_port()), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dist, "rendezvous", lambda url: iter([(dist.HashStore(), 0, 2)]))
+    monkeypatch.setattr(dist, "init_process_group", lambda *args, **settings: None)
+    with pytest.warns(UserWarning, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        initialize()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from typing import Any
 
 import torch
@@ -35,16 +36,22 @@ def initialize(backend: str | None = None, *, device: str | None = None, **setti
         store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
         # The store still holds the addresses of what was before: processes that are gone, or a group that was left.
         _starts += 1
-        _store = dist.PrefixStore(f"restart {_restart(size)} start {_starts}", store)  # type: ignore[attr-defined]
+        _store = dist.PrefixStore(f"restart {_restart(rank, size)} start {_starts}", store)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=_store, rank=rank, world_size=size, **settings)
     return chosen
 
 
-def _restart(size: int) -> str:
-    """Which start of all processes this is. Of several agents each counts the failures of its own workers alone, and
-    torch gives each start a new store."""
-    one_agent = int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_agent else "of several agents"
+def _restart(rank: int, size: int) -> str:
+    """Which start of all processes this is. Of several agents each counts the failures of its own workers alone."""
+    if int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size:
+        return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        warnings.warn(
+            "several torchrun agents share one store: after a restart their processes may not find each other. Set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for all agents, and each start gets a store of its own",
+            stacklevel=3,
+        )
+    return "of several agents"
 
 
 def is_first() -> bool:
