@@ -15,6 +15,7 @@ import torch
 from torch import distributed as dist
 
 from scdro.distributed import initialize
+from scdro.distributed import start as start_of_processes
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "distributed.py"
 STEPS = 400
@@ -126,6 +127,7 @@ def test_agents_that_share_a_store_are_told(monkeypatch):
     given |= {"MASTER_PORT": str(free_port()), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(start_of_processes, "_store", None)
     monkeypatch.setattr(dist, "rendezvous", lambda url: iter([(dist.HashStore(), 0, 2)]))
     monkeypatch.setattr(dist, "init_process_group", lambda *args, **settings: None)
     with pytest.warns(UserWarning, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
