@@ -24,6 +24,7 @@ from scdro.experiments.tasks import Sources, open_task
 from scdro.linear_model import KLDROClassifier
 
 ROOT = Path(__file__).parents[1]
+TASKS = {"adult": "rows", "digits-hidden": "features", "digits-st": "features"}
 Array = npt.NDArray[Any]
 
 
@@ -35,28 +36,48 @@ class Part(NamedTuple):
 
 def parts(dataset: str, folder: Path | None) -> tuple[Part, Part]:
     """Training and test data."""
-    if dataset == "adult":
-        task: Any = open_task("rows", dataset, 1, Sources(folder))
-        train, test = ([p.inputs.numpy(), p.labels.numpy(), p.groups.numpy()] for p in (task.train, task.test))
+    if dataset in TASKS:
+        task: Any = open_task(TASKS[dataset], dataset, 1, Sources(folder))
+        both = (task.train, task.test)
+        train, test = ([p.inputs, p.labels, p.labels if p.groups is None else p.groups] for p in both)
     else:
         features = (load_features(ROOT / "results" / "features" / dataset, split) for split in ("train", "test"))
         train, test = ([f.x, f.y, f.y if f.groups is None else f.groups] for f in features)
-    return Part(np.asarray(train[0], np.float64), *train[1:]), Part(np.asarray(test[0], np.float64), *test[1:])
+    first, second = (Part(np.asarray(p[0], np.float64), np.asarray(p[1]), np.asarray(p[2])) for p in (train, test))
+    return first, second
+
+
+def rare_groups(train: Part) -> Array:
+    counts = np.bincount(train.groups)
+    rare: Array = counts < counts.mean()
+    return rare
+
+
+def accuracies(model: KLDROClassifier, test: Part, groups: int) -> Array:
+    """Of each group, in per cent."""
+    right = model.predict(test.x) == test.y
+    return 100 * np.array([right[test.groups == group].mean() for group in range(groups)])
+
+
+def rare_weight(model: KLDROClassifier, train: Part, rho: float) -> float:
+    """What the worst case of a model's training losses gives to samples of rare groups, in per cent."""
+    weights = functional.worst_case(torch.from_numpy(losses_of(model, train)), rho).weights.numpy()
+    return 100 * float(weights[rare_groups(train)[train.groups]].sum() / weights.sum())
+
+
+def losses_of(model: KLDROClassifier, part: Part) -> Array:
+    losses: Array = -model.predict_log_proba(part.x)[np.arange(len(part.y)), part.y]
+    return losses
 
 
 def row(dataset: str, train: Part, test: Part, rho: float, c: float) -> str:
     model = KLDROClassifier(rho=rho, C=c).fit(train.x, train.y)
-    right = model.predict(test.x) == test.y
-    counts = np.bincount(train.groups)
-    rare = counts < counts.mean()
-    accuracy = 100 * np.array([right[test.groups == group].mean() for group in range(len(counts))])
-    losses = -model.predict_log_proba(train.x)[np.arange(len(train.y)), train.y]
-    weights = functional.worst_case(torch.from_numpy(losses), rho).weights.numpy()
-    share = weights[rare[train.groups]].sum() / weights.sum()
-    shown = [100 * right.mean(), accuracy[rare].mean(), accuracy[~rare].mean(), accuracy.min()]
-    accuracies = " | ".join(f"{value:.2f}" for value in shown)
-    values = f"{losses.mean():.3f} | {model.robust_value_:.3f} | {100 * share:.1f}"
-    return f"| {dataset} | {rho:g} | {accuracies} | {values} |"
+    rare = rare_groups(train)
+    accuracy = accuracies(model, test, len(rare))
+    overall = 100 * float((model.predict(test.x) == test.y).mean())
+    shown = " | ".join(f"{a:.2f}" for a in (overall, accuracy[rare].mean(), accuracy[~rare].mean(), accuracy.min()))
+    values = f"{losses_of(model, train).mean():.3f} | {model.robust_value_:.3f} | {rare_weight(model, train, rho):.1f}"
+    return f"| {dataset} | {rho:g} | {shown} | {values} |"
 
 
 def main() -> None:
