@@ -26,7 +26,7 @@ ROWS = (
 def draw(found: Found, folder: Path, name: str) -> list[Path]:
     """{name}-samples and {name}-seconds, as PNG and SVG."""
     pyplot = _pyplot()
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, LogFormatter
 
     written = []
     for axis, label in (("samples", "samples processed"), ("seconds", "seconds")):
@@ -43,6 +43,8 @@ def draw(found: Found, folder: Path, name: str) -> list[Path]:
                     ax.set_ylabel(title)
                 if score == "robust_loss" and any(len(line.get_ydata()) for line in ax.get_lines()):
                     ax.set_yscale("log")
+                    ax.yaxis.set_major_formatter(LogFormatter())
+                    ax.yaxis.set_minor_formatter(LogFormatter())
                     _leave_out_what_diverged(ax)
             axes[0][column].set_title(study.dataset)
             axes[-1][column].set_xlabel(label)
@@ -66,15 +68,24 @@ def _shown(outcomes: Any, rho: float) -> list[Outcome]:
 
 
 def _line(ax: Any, outcome: Outcome, axis: str, part: str, score: str, factor: float, colour: str, line: Any) -> None:
-    """Mean over seeds, and the range of one standard deviation."""
-    curves = [curve for curve in outcome.curves if curve]
-    points = list(zip(*curves, strict=False))
+    """Mean over the seeds that came to the end, and the range of one standard deviation."""
+    longest = max(map(len, outcome.curves), default=0)
+    curves = [curve for curve in outcome.curves if len(curve) == longest]
+    lost = len(outcome.curves) - len(curves)
+    points = list(zip(*curves, strict=True))
     values = [[p[part][score] for p in point if p[part].get(score) is not None] for point in points]
     kept = [(point, own) for point, own in zip(points, values, strict=True) if own]
     x = [statistics.mean(p[axis] for p in point) for point, _ in kept]
     mean = [factor * statistics.mean(own) for _, own in kept]
     spread = [factor * statistics.stdev(own) if len(own) > 1 else 0.0 for _, own in kept]
-    ax.plot(x, mean, color=colour, linestyle=line, linewidth=1.8, label=outcome.arm.method)
+    ax.plot(
+        x,
+        mean,
+        color=colour,
+        linestyle=line,
+        linewidth=1.8,
+        label=outcome.arm.method + (f" ({lost} lost)" if lost else ""),
+    )
     low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
     ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 
