@@ -23,7 +23,7 @@ from scdro.experiments.config import Arm, Run, Study
 from scdro.experiments.figures import draw
 from scdro.experiments.pool import Means
 from scdro.experiments.presets import EXPERIMENTS, SCALES, datasets, study
-from scdro.experiments.results import COLUMNS, cell, comparisons, difference
+from scdro.experiments.results import COLUMNS, cell, comparisons, difference, markdown
 from scdro.experiments.storage import read_json, read_lines
 from scdro.experiments.sweep import Outcome, outcomes, sweep
 from scdro.experiments.tasks import Sources, Task, make_model, open_task
@@ -199,6 +199,15 @@ def test_the_best_on_validation_is_what_gets_seeds(tmp_path):
         assert [r["seed"] for r in outcome.results] == [1, 2]
         assert all(r["settings"] == best["settings"] for r in outcome.results)
     assert outcomes(tiny(tmp_path, trials=3), tmp_path) == found
+
+
+def test_one_setting_needs_no_search(tmp_path):
+    own = tiny(tmp_path, trials=1)
+    found = sweep(own, tmp_path, Means(Sources()))
+    assert [outcome.trials for outcome in found] == [[], []]
+    assert not list(tmp_path.rglob("seed-0"))
+    assert all(r["status"] == "done" for outcome in found for r in outcome.results)
+    assert markdown([(own, found)]).count("one setting, no search") == 2
 
 
 def test_a_sweep_can_be_extended_but_not_changed(tmp_path):
@@ -510,8 +519,9 @@ def test_reproduce_falls_back_to_digits_and_says_so(experiment, tmp_path, capsys
     written = capsys.readouterr()
     assert "embedded digits" in written.err
     folder = tmp_path / "runs" / f"{experiment}-smoke"
-    for name in ("results.md", "seeds.csv", "trials.csv", "curves.csv", f"{experiment}-samples.png"):
+    for name in ("results.md", "seeds.csv", "curves.csv", f"{experiment}-samples.png"):
         assert (folder / name).stat().st_size > 0
+    assert (folder / "trials.csv").read_text() == ""  # one setting each
     head = (folder / "results.md").read_text()
     assert all(method in head for method in EXPERIMENTS[experiment][2])
 

@@ -81,7 +81,7 @@ def _table(study: Study, outcomes: Iterable[Outcome]) -> str:
             str(outcome.arm),
             *(cell(outcome.values(c.part, c.name), c.percent) for c in shown),
             _settings(outcome),
-            f"{sum(t['status'] == 'done' for t in outcome.trials)} of {len(outcome.trials)}",
+            _searched(outcome),
         ]
         for outcome in outcomes
     ]
@@ -120,6 +120,11 @@ def cell(values: Sequence[float], percent: bool = True) -> str:
     spread = f" ± {factor * statistics.stdev(good):{form}}" if len(good) > 1 else ""
     lost = f" ({len(values) - len(good)} lost)" if len(good) < len(values) else ""
     return f"{factor * statistics.mean(good):{form}}{spread}{lost}"
+
+
+def _searched(outcome: Outcome) -> str:
+    ended = sum(trial["status"] == "done" for trial in outcome.trials)
+    return f"{ended} of {len(outcome.trials)}" if outcome.trials else "one setting, no search"
 
 
 def _settings(outcome: Outcome) -> str:

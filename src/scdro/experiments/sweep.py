@@ -55,7 +55,8 @@ def sweep(
     Ranks().agreed(lambda: _begin(study, task.fingerprint(), out))
     arms = study.arms()
     say(f"{study.experiment} on {study.dataset}: searching settings of {len(study.methods)} methods")
-    run_all([run for arm in arms for run in study.search(arm)], out, means, show)
+    tried = [study.search(arm) for arm in arms]
+    run_all([run for runs in tried if len(runs) > 1 for run in runs], out, means, show)
     best = [(arm, best_settings(out, study.search(arm))) for arm in arms]
     say(f"{study.experiment} on {study.dataset}: {study.seeds} seeds of the best")
     runs = [run for arm, settings in best if settings is not None for run in study.finals(arm, settings)]
@@ -108,7 +109,8 @@ def _plain(value: Any) -> Any:
 
 
 def best_settings(out: Path, runs: Sequence[Run]) -> dict[str, Any] | None:
-    """Settings of the highest mean accuracy over the validation data's classes; of equals the lowest robust loss."""
+    """Settings of the highest mean accuracy over the validation data's classes; of equals the lowest robust loss. One
+    setting alone needs no run."""
     if len(runs) == 1:
         return dict(runs[0].settings)
     found = [(run, result) for run in runs if (result := _result(out, run)) and result["status"] == "done"]

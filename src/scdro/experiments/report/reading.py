@@ -112,7 +112,7 @@ def _sweep(path: Path, name: str) -> Sweep:
     own = saved.get("seed")  # of `scdro train`, which has one
     found = outcomes(study, path, None if own is None else [own])
     trials = [study.search(arm) for arm in study.arms()]
-    runs = {run.path for tried in trials if own is None or len(tried) > 1 for run in tried}
+    runs = {run.path for tried in trials if len(tried) > 1 for run in tried}
     searched = sum((path / run / "result.json").exists() for run in runs)
     names = [tuple(saved.get(key, ())) for key in ("classes", "groups")]
     return Sweep(name, study.as_dict(), saved.get("environment", {}), found, searched, len(runs), *names)
