@@ -155,8 +155,9 @@ def test_defaults_follow_the_number_of_samples(tmp_path, n, images, epochs, batc
     data.task.train.inputs, data.task.train.labels = torch.zeros(n, 3), torch.zeros(n, dtype=torch.int64)
     study = Plan().study(data, "x")
     assert (study.epochs, study.batch_size, study.model) == (epochs, batch_size, "mlp")
-    assert dict(study.grid)["SCDRO.lr"] == (0.3,)
-    assert dict(Plan(rho=2.3026).study(data, "x").grid)["SCDRO.lr"] == (0.05,)
+    assert dict(study.grid)["SCDRO.lr"] == dict(Plan(rho=2.3026).study(data, "x").grid)["SCDRO.lr"] == (0.5,)
+    unbounded = [Plan(rho=rho, max_grad_norm=0.0).study(data, "x") for rho in (0.5, 2.3026)]
+    assert [dict(study.grid)["SCDRO.lr"] for study in unbounded] == [(0.3,), (0.05,)]
 
 
 # -- what a user can get wrong ----------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ class Plan:
         own = self.settings if method == self.method else {}
         grid = REGISTRY[method].grid
         every = {key: tuple(values) for key, values in grid.items()}
-        usual = every if self.search else _usual(method, self.rho, batch_size)
+        usual = every if self.search else _usual(method, self.rho, batch_size, bounded=self.max_grad_norm > 0)
         return [(key, (own[key],) if key in own else usual[key]) for key in grid]
 
 
@@ -114,16 +114,16 @@ def _epochs(n: int, batch_size: int, images: bool) -> int:
     return min(max(math.ceil(6000 * batch_size / n), fewest), most)
 
 
-def _usual(method: str, rho: float, batch_size: int) -> dict[str, tuple[Any, ...]]:
+def _usual(method: str, rho: float, batch_size: int, *, bounded: bool) -> dict[str, tuple[Any, ...]]:
     """The middle of the grid, but for the learning rate.
 
-    Methods that average gradients by beta take ten times the lr of those with momentum .9. A worst case at radius rho
-    looks at a share exp(-rho) of a batch, and at one sample at least, as if batches were smaller by that factor, and lr
-    falls with it.
+    Methods that average gradients by beta take ten times the lr of those with momentum .9: the longest step is then the
+    same. Where gradients are not bounded, lr falls with rho: a worst case looks at a share exp(-rho) of a batch, and at
+    one sample at least, as if batches were smaller by that factor.
     """
     known = REGISTRY[method]
     usual = {key: values[len(values) // 2] for key, values in known.grid.items()}
     usual |= {"lr": 0.5, "beta": 0.1} if "beta" in known.grid else {"lr": 0.05}
-    if "rho" in known.needs:
+    if "rho" in known.needs and not bounded:
         usual["lr"] = float(f"{usual['lr'] * max(math.exp(-rho), 1 / batch_size):.2g}")
     return {key: (value,) for key, value in usual.items()}
