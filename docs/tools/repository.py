@@ -101,6 +101,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     here = page.file.src_uri
     if here.startswith(("source/", "results/")) or here.endswith("/contents.md"):
         page.meta["search"] = {"exclude": True}
+    if page.parent is None:  # a page without others beside it needs no list of them
+        page.meta["hide"] = ["navigation"]
     if here.startswith("source/"):
         return markdown
     path = of_repository(here)
