@@ -5,17 +5,24 @@ from __future__ import annotations
 import re
 from typing import Any
 
-BLOCK = re.compile(r"(<pre\b.*?</pre>)", re.S)
-CODE = re.compile(r"(?<=<code>)[^<]*(?=</code>)")
+WRAPPED = '<div class="language-text highlight">'  # by site.css; other blocks scroll
+BLOCK = re.compile(rf"((?:{WRAPPED})?<pre\b.*?</pre>)", re.S)
+INLINE = re.compile(r"(?<=<code>)[^<]*(?=</code>)")
+TEXT = re.compile(r"(?<=>)[^<]+")
 OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
 IMAGE = re.compile(r'(?:<a\b[^>]*>)?(<img\b[^>]*?\bsrc="([^"]+)"[^>]*>)(?:</a>)?')
 
 
 def on_page_content(page_html: str, /, **_: Any) -> str:
-    parts = BLOCK.split(page_html)
-    parts[::2] = [CODE.sub(whole_options, part) for part in parts[::2]]
+    parts = [with_whole_options(part) for part in BLOCK.split(page_html)]
     return IMAGE.sub(r'<a class="image" href="\2">\1</a>', "".join(parts))
 
 
-def whole_options(code: re.Match[str]) -> str:
+def with_whole_options(part: str) -> str:
+    if part.startswith("<pre"):
+        return part
+    return (TEXT if part.startswith(WRAPPED) else INLINE).sub(whole, part)
+
+
+def whole(code: re.Match[str]) -> str:
     return OPTION.sub(r'<span class="whole">\g<0></span>', code.group())
