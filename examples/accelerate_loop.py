@@ -46,6 +46,8 @@ def train(
             with accelerator.accumulate(model):
                 losses = F.cross_entropy(model(x), y, reduction="none")
                 accelerator.backward(robust(losses))
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
         progress.epochs = epoch + 1

@@ -170,7 +170,9 @@ def report(accuracy: dict[str, list[list[float]]], shares: list[float]) -> str:
         columns = np.stack([table @ shares, table[:, rest].mean(1), table[:, hidden].mean(1), table.min(1)], 1)
         for seed, row in enumerate(columns):
             lines.append(f"{method:>16} {seed:>5} " + " ".join(f"{100 * v:>11.1f}%" for v in row))
-        spread = columns.std(0, ddof=1) if len(columns) > 1 else np.zeros(4)
+        if len(columns) == 1:
+            continue
+        spread = columns.std(0, ddof=1)
         cells = (f"{100 * m:.1f} ± {100 * s:.1f}%" for m, s in zip(columns.mean(0), spread, strict=True))
         lines.append(f"{method:>16} {'mean':>5} " + " ".join(f"{cell:>12}" for cell in cells))
     return "\n".join(lines)

@@ -84,7 +84,7 @@ class ASCDROClassifier(LightningModule):
             self.trainer.strategy.pre_backward(losses)  # Of several processes: DDP is to average what follows.
             return losses
 
-        self.optimizers().step(closure)
+        self.optimizers().step(closure, max_grad_norm=1.0)
         return {"losses": kept[-1], "index": index}
 
     def configure_optimizers(self) -> Optimizer:
@@ -104,6 +104,7 @@ def main() -> None:
     logger = CSVLogger(args.out)
     trainer = Trainer(
         max_epochs=args.epochs,
+        gradient_clip_val=None if args.ascdro else 1.0,  # a closure's step has a bound of its own
         accelerator="cpu",
         logger=logger,
         callbacks=[RobustMonitor(every=20)],

@@ -518,6 +518,7 @@ def test_reproduce_falls_back_to_digits_and_says_so(experiment, tmp_path, capsys
     assert main(argv) == 0
     written = capsys.readouterr()
     assert "embedded digits" in written.err
+    assert "smoke scale: that it runs, nothing more" in written.err
     folder = tmp_path / "runs" / f"{experiment}-smoke"
     for name in ("results.md", "seeds.csv", "curves.csv", f"{experiment}-samples.png"):
         assert (folder / name).stat().st_size > 0

@@ -2,7 +2,7 @@
 
 Pages link to each other as they do on GitHub, by relative path, also out of docs/. What they link to there is brought
 into the site: the README as its first page, tables and figures of results/, and sources as pages of code, where a link
-whose text is a name leads to the line of that name.
+whose text is a name leads to the line of that name. The search leaves these out, but for the README and its like.
 """
 
 from __future__ import annotations
@@ -99,6 +99,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     here = page.file.src_uri
+    if here.startswith(("source/", "results/")) or here.endswith("/contents.md"):
+        page.meta["search"] = {"exclude": True}
+    if page.parent is None:  # a page without others beside it needs no list of them
+        page.meta["hide"] = ["navigation"]
     if here.startswith("source/"):
         return markdown
     path = of_repository(here)
@@ -109,6 +113,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"{link['text']}({where}{link['anchor'] or line_of(link['text'], target)})"
 
     return with_links(markdown, change)
+
+
+def on_post_template(output: str, template_name: str, **_: Any) -> str:
+    """The page of what is not there, read from disk as all others."""
+    if template_name != "404.html":
+        return output
+    return re.sub(r'(href="|src="|new URL\(")/', r"\1./", output)
 
 
 def line_of(text: str, target: str) -> str:

@@ -58,7 +58,7 @@ def group_table(y_true: Any, y_pred: Any, groups: Any, sample_weight: Any = None
         y_true, y_pred: labels, (n,).
         groups: to which group each sample belongs: labels, (n,), or several columns, (n, m), for their combinations.
             Samples whose label is missing (None, NaN) are a group of their own, None.
-        sample_weight: >= 0, (n,).
+        sample_weight: at least 0, (n,).
 
     Example:
         >>> for row in group_table([0, 1, 1, 0], [0, 1, 0, 0], ["a", "a", "b", "b"]):

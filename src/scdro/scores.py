@@ -24,11 +24,17 @@ class Scores:
     """Accuracies are shares in [0, 1], NaN where there is nothing to average.
 
     Attributes:
-        top1, top5: of all samples, the right class among the 1 and the 5 of the largest scores.
-        loss, robust_loss, kl: mean cross-entropy, its worst case within KL distance rho, and the KL that this spends.
+        top1: of all samples, those whose class has the largest score.
+        top5: those whose class is among the five largest.
+        loss: mean cross-entropy.
+        robust_loss: its worst case within KL distance rho.
+        kl: the KL that this spends.
         per_class: accuracy on the samples of each class.
-        minority, majority: mean over the halves of the classes with fewer and with more training samples.
-        many, medium, few: mean over classes of more than 100, of 20 to 100, and of fewer than 20 training samples.
+        minority: mean over the half of the classes with fewer training samples.
+        majority: mean over the other half.
+        many: mean over classes of more than 100 training samples.
+        medium: of 20 to 100.
+        few: of fewer than 20.
         balanced: mean over classes.
         per_group: accuracy on the samples of each group; empty where there are no groups.
         worst_group: the least of them.

@@ -70,7 +70,8 @@ def plain_loop(model, epochs):
         data.sampler.set_epoch(epoch)
         for x, y, _ in data:
             if isinstance(model, ASCDROClassifier):
-                optimizer.step(lambda x=x, y=y: cross_entropy(model.network(x), y, reduction="none"))
+                closure = lambda x=x, y=y: cross_entropy(model.network(x), y, reduction="none")  # noqa: E731
+                optimizer.step(closure, max_grad_norm=1.0)
                 continue
             optimizer.zero_grad()
             model.robust(cross_entropy(model.network(x), y, reduction="none")).backward()

@@ -143,6 +143,8 @@ def run(args: argparse.Namespace) -> None:
     found = [(study, sweep(study, folder / study.dataset, means, Board(), _say)) for study in studies]
     if is_first():
         _write(found, args.results or folder, args.experiment)
+        if args.scale == "smoke":
+            _say("smoke scale: that it runs, nothing more; which method is ahead means nothing")
 
 
 def _run_table1(args: argparse.Namespace) -> None:

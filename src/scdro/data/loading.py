@@ -124,8 +124,9 @@ class Loads(Protocol):
 class WorkerBatches(Batches):
     """Batches of a data set that decodes its images, by `workers` processes, which live as long as this object.
 
-    Arguments as for `MemoryBatches`, and
+    Further arguments as for `MemoryBatches`.
 
+    Args:
         data: has `labels` and `load(index, rng)`, as a `LongTailList` has.
         workers: processes that decode; 0 decodes in this one. The batches are the same for any number, unless a sampler
             changes while the epoch runs: it is read two batches a worker ahead.

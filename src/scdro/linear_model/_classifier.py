@@ -41,7 +41,11 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         learning_rate: their first step size; None finds one from the first batch.
 
     Attributes:
-        coef_, intercept_, classes_, n_features_in_, feature_names_in_: as in scikit-learn.
+        coef_: as in scikit-learn.
+        intercept_: as in scikit-learn.
+        classes_: as in scikit-learn.
+        n_features_in_: as in scikit-learn.
+        feature_names_in_: as in scikit-learn.
         n_iter_: Newton steps until `tol`, or epochs, or batches of a stream. Steps that go on for the sake of the
             certificate, and may improve an answer that met `tol`, are not counted.
         lam_: the temperature; inf where rho = 0.

@@ -38,7 +38,13 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
             `KLDROClassifier`. lam0 is in the units of the loss.
 
     Attributes:
-        coef_, (d,), intercept_, lam_, robust_value_, dual_gap_, n_iter_, n_features_in_: as for `KLDROClassifier`.
+        coef_: the coefficients, (d,).
+        intercept_: as for `KLDROClassifier`.
+        lam_: as for `KLDROClassifier`.
+        robust_value_: as for `KLDROClassifier`.
+        dual_gap_: as for `KLDROClassifier`.
+        n_iter_: as for `KLDROClassifier`.
+        n_features_in_: as for `KLDROClassifier`.
 
     Example:
         >>> X = np.arange(12.0).reshape(6, 2) % 5

@@ -82,5 +82,6 @@ class ABSGD(WeightingOptimizer):
         check_same_temperature(own, self._lam)
 
     def full_objective(self, losses: Tensor) -> Tensor:
+        """The tilted mean lam log mean exp(loss/lam) of the losses of all training samples."""
         value: Tensor = objective(losses, self._lam, rho=0.0)
         return value

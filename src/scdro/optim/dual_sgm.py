@@ -118,5 +118,6 @@ class DualSGM(WeightingOptimizer):
         return Weighed(weights, value, [(tracked.duals, moved), (tracked.capped, [count])])
 
     def full_objective(self, losses: Tensor) -> Tensor:
+        """The worst case of the losses of all training samples."""
         value: Tensor = worst_case(losses, self._rho, self._lam0).value
         return value

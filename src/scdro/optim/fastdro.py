@@ -208,5 +208,6 @@ class FastDRO(WeightingOptimizer):
         return found.value, found.weights
 
     def full_objective(self, losses: Tensor) -> Tensor:
+        """The worst case of the losses of all training samples, in the method's geometry."""
         value: Tensor = self.geometry(losses).value
         return value

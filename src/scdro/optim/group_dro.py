@@ -123,6 +123,7 @@ class GroupDRO(WeightingOptimizer):
         return Weighed(weights, scalar(torch.dot(weights, batch.losses)), [(log_q, list(moved.unbind()))])
 
     def full_objective(self, losses: Tensor) -> Tensor:
+        """The largest mean loss of a group, given the losses of all training samples."""
         if self._groups is None:
             raise HyperparameterError("expected GroupDRO made with the groups of all samples, got their number only")
         names = torch.unique(self._groups)

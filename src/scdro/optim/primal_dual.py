@@ -60,6 +60,7 @@ class PrimalDual(ClosureOptimizer):
         raise NotImplementedError
 
     def full_objective(self, losses: Tensor) -> Tensor:
+        """The worst case of the losses of all training samples, without lam0."""
         value: Tensor = worst_case(losses, self._rho, NO_LAM0).value
         return value
 

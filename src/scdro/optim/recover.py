@@ -47,5 +47,6 @@ class RECOVER(ASCDRO):
         check_same_temperature(own, self._frozen_lam)
 
     def full_objective(self, losses: Tensor) -> Tensor:
+        """The tilted mean lam log mean exp(loss/lam) of the losses of all training samples."""
         value: Tensor = objective(losses, self._frozen_lam, rho=0.0)
         return value

@@ -99,6 +99,7 @@ class ERM(WeightingOptimizer):
         return Weighed(q, scalar(torch.dot(q, batch.losses)), [])
 
     def full_objective(self, losses: Tensor) -> Tensor:
+        """Their mean, given the losses of all training samples."""
         return losses.mean()
 
 
