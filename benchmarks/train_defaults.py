@@ -34,8 +34,8 @@ ABOUT = """# Does `scdro train` work untouched?
     python benchmarks/train_defaults.py --data FOLDER     # with credit_default.csv.gz and covtype.csv.gz
 
 - **data**: breast cancer, digits and wine of scikit-learn, 8,000 rows of credit_default and 10,000 of Covertype; 70% to
-  train on, 30% to test on; and a folder of images: the digits, of three of whose classes fifteen are left, at 16 x 16 and
-  30 epochs. One seed, rho = 0.5, all else as `scdro train` has it.
+  train on, 30% to test on; and a folder of images: the digits, of three of whose classes fifteen are left, at 16 x 16
+  and 30 epochs. One seed, rho = 0.5, all else as `scdro train` has it.
 - **lr**: what it takes by itself, 0.5, or 0.5 exp(-rho) = 0.3 where gradients are not bounded, and two smaller ones.
 - **gradients**: bounded to a norm of 1, the default, or as they are (`--max-grad-norm 0`).
 - **robust loss, training**: the worst case of the training losses at rho = 0.5, which is what is minimised. Of two
