@@ -111,7 +111,7 @@ def test_curves_are_means_over_seeds(folder):
                 assert point == pytest.approx(expected, rel=1e-5)
     assert [chart["title"] for chart in curves["charts"]] == [
         "Accuracy",
-        "Robust objective",
+        "Robust loss",
         "Temperature lam",
         "KL of the worst case",
     ]
@@ -247,8 +247,9 @@ def test_a_run_alone(folder, tmp_path):
     shutil.copytree(path.parent, run)
     page = report(run)
     (found,) = read([path])
-    _, row = page.tables["Mean ± standard deviation over seeds"]
+    head, row = page.tables["Scores, of one seed"]
     assert row[:3] == ["SCDRO", "1", f"{100 * found['test']['top1']:.2f}"]
+    assert "robust loss at rho 0.5, train" in head
     assert "finished" in page.text
     assert any(name == "img" for name, _ in page.elements)
 

@@ -61,10 +61,10 @@ def test_a_table_from_file_to_predictions(table, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "241 to train on, 59 to validate on, 100 to test on" in said
     assert "guards every group of at least 0.1 of the data" in said
-    lines = {line[:18].strip(): line[18:].split() for line in said.splitlines()}
+    lines = {line[:24].strip(): line[24:].split() for line in said.splitlines()}
     erm, robust = result_of(out, "ERM"), result_of(out, "SCDRO")
-    assert lines["accuracy"] == [f"{100 * r['test']['top1']:.1f}%" for r in (erm, robust)]
-    assert lines["robust loss"] == [f"{r['test']['robust_loss']:.3f}" for r in (erm, robust)]
+    assert lines["accuracy"] == ["100", *(f"{100 * r['test']['top1']:.1f}%" for r in (erm, robust))]
+    assert lines["robust loss at rho 2.303"] == [f"{r['test']['robust_loss']:.3f}" for r in (erm, robust)]
     assert lines["worst class"][0] == f"{100 * min(erm['test']['per_class']):.1f}%"
     assert f"{100 * robust['test']['worst_group']:.1f}% (" in said
     assert robust["settings"]["rho"] == pytest.approx(math.log(10))
@@ -72,7 +72,7 @@ def test_a_table_from_file_to_predictions(table, tmp_path, capsys):
 
     assert run("predict", out, test, "--out", tmp_path / "p.csv") == 0
     found, truth = read_csv(tmp_path / "p.csv"), rows(100, seed=1)
-    assert list(found[0]) == ["prediction", "p(no)", "p(yes)"]
+    assert list(found[0]) == ["line", "prediction", "p(no)", "p(yes)"]
     right = np.mean([p["prediction"] == t["label"] for p, t in zip(found, truth, strict=True)])
     assert right == pytest.approx(robust["test"]["top1"])
     each = np.array([[float(p["p(no)"]), float(p["p(yes)"])] for p in found])
@@ -316,15 +316,29 @@ def test_a_report_of_a_training(table, tmp_path):
     assert run("train", table, "--out", out, *options, *SHORT) == 0
     (result,) = (json.loads(path.read_text()) for path in out.glob("SCDRO/*/seed-7/result.json"))
     page = report(out)
-    assert "own on data.csv" in page.text
+    assert "data.csv – scdro report" in page.source
+    assert "model mlp · inputs rows · 4 epochs · 32 to a batch · your own data" in page.text
+    assert not {"scale", "experiment"} & {row[0] for row in page.tables["Configuration"]}
     assert "not finished" not in page.text
-    head, erm, robust = page.tables["Mean ± standard deviation over seeds"]
+    assert "over seeds" not in page.text
+    head, erm, robust = page.tables["Scores, of one seed"]
     assert (erm[0], robust[0]) == ("ERM", "SCDRO, rho 0.5")
     assert robust[head.index("validation accuracy, %")] == f"{100 * result['validation']['top1']:.2f}"
-    classes = page.tables["Validation accuracy of each class, %, mean over seeds"]
-    assert (classes[1][0], classes[1][2]) == ("no", f"{100 * result['validation']['per_class'][0]:.1f}")
-    assert {row[0] for row in page.tables["Validation accuracy of each group, %, mean over seeds"]} >= {"north"}
-    assert "validation.top1" in json.loads(page.scripts["curves-0"])["arms"][1]["values"]
+    accuracies = [100 * share for share in result["validation"]["per_class"]]
+    assert robust[head.index("worst class, %")] == f"{min(accuracies):.2f}"
+    assert robust[head.index("robust loss at rho 0.5, train")] == f"{result['train']['robust_loss']:.3f}"
+    assert not any("rarer" in text for text in head)
+    classes = page.tables["Validation accuracy of each class, %"]
+    named = [(row[0], row[3]) for row in classes[1:]]
+    assert named == [("yes", f"{accuracies[1]:.1f}"), ("no", f"{accuracies[0]:.1f}")]  # the rarer one first
+    groups = page.tables["Validation accuracy of each group, %"]
+    assert [row[0] for row in groups] == ["group", "south", "north"]
+    for table_of in (classes, groups):
+        assert sum(int(row[1]) for row in table_of[1:]) == 241
+    curves = json.loads(page.scripts["curves-0"])
+    assert "validation.top1" in curves["arms"][1]["values"]
+    assert curves["charts"][1]["title"] == "Robust loss at rho 0.5"
+    assert not any("rarer" in choice["label"] for chart in curves["charts"] for choice in chart["choices"])
 
     test = write_csv(tmp_path / "test.csv", rows(50, seed=1))
     searched = ["--target", "label", "--test", test, "--search", "2", "--epochs", "1", "--threads", "1"]

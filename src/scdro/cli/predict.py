@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
         description="Predict the class of every row or image.",
         examples="""
             scdro predict run new.csv --out predictions.csv
-                of every row the class and the probabilities of all classes
+                of every row its line, the class and the probabilities of all classes
             scdro predict run photo.jpg
                 of one image, on the screen
         """,

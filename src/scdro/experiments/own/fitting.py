@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import scdro
 from scdro.distributed.ranks import Ranks
 from scdro.errors import CheckpointError, NonFiniteLossError
+from scdro.experiments.assess import predicted
 from scdro.experiments.config import Arm, Run, Study
 from scdro.experiments.folder import environment
+from scdro.experiments.own.hardest import tell
 from scdro.experiments.own.opening import OwnData
 from scdro.experiments.own.plan import Plan
 from scdro.experiments.own.saved import SavedModel
@@ -31,12 +35,16 @@ FREE = ("methods", "trials", "grid")  # of a study: may differ from one call to 
 
 @dataclass(frozen=True)
 class Fit:
-    """What came of one method: its settings, the engine's result, and lam and KL at the end where it has them."""
+    """What came of one method: its settings, the engine's result, and lam and KL at the end where it has them.
+
+    `right` says which of the evaluated samples it predicts rightly, where there are two methods to compare.
+    """
 
     run: Run
     result: dict[str, Any]
     lam: float | None
     kl: float | None
+    right: Tensor | None = None
 
 
 def fit(
@@ -72,9 +80,12 @@ def fit(
                 f"expected a training that converges, got one that diverged, {run}: {result['error'].split(';')[0]}; "
                 "lower --lr, or let --search 10 find one that works"
             )
+        result = ranks.agreed(partial(tell, result, data, out, out / run.path))
         fits.append(Fit(run, result, *_last_temperature(out / run.path)))
     if ranks.first:
-        _save(fits[-1], data, out, export)
+        _save(_saved(fits[-1], data, out), out, export)
+    if ranks.first and len(fits) > 1:
+        fits = [replace(fit, right=_right(_saved(fit, data, out).model().to(device), data)) for fit in fits]
     return fits
 
 
@@ -116,8 +127,15 @@ def _begin(plan: Plan, study: Study, data: OwnData, out: Path) -> None:
             )
     elif out.is_dir() and (out / "model.pt").exists():
         raise CheckpointError(f"expected a new folder, or one of `scdro train`, got {out}, which holds another model")
-    names = {"classes": list(data.classes), "groups": list(data.groups)}
-    write_json(path, plain | names | {"environment": environment(Ranks())})
+    write_json(path, plain | _described(data) | {"environment": environment(Ranks())})
+
+
+def _described(data: OwnData) -> dict[str, Any]:
+    """Names of classes and groups, and the training samples of each."""
+    groups = getattr(data.task.train, "groups", None)
+    sizes = [] if groups is None else torch.bincount(groups, minlength=len(data.groups)).tolist()
+    counts = {"class_counts": data.task.train.counts.tolist(), "group_counts": sizes}
+    return {"classes": list(data.classes), "groups": list(data.groups), **counts}
 
 
 def _fixed(saved: dict[str, Any], trained: bool) -> dict[str, Any]:
@@ -135,11 +153,16 @@ def _last_temperature(folder: Path) -> tuple[float | None, float | None]:
     return last.get("lam"), last.get("kl")
 
 
-def _save(fitted: Fit, data: OwnData, out: Path, export: bool) -> None:
+def _right(model: nn.Module, data: OwnData) -> Tensor:
+    found = predicted(model, data.task, data.evaluated)
+    return found.logits.argmax(1) == found.labels
+
+
+def _saved(fitted: Fit, data: OwnData, out: Path) -> SavedModel:
     run = fitted.run
     weights = torch.load(out / run.path / "model.pt", map_location="cpu", weights_only=True)["state_dict"]
     study = run.study
-    saved = SavedModel(
+    return SavedModel(
         {
             "name": study.model,
             "shape": list(data.preparation.shape),
@@ -153,6 +176,9 @@ def _save(fitted: Fit, data: OwnData, out: Path, export: bool) -> None:
         {"method": run.method, "settings": dict(run.settings), "rho": run.rho, "seed": run.seed}
         | {"epochs": study.epochs, "batch_size": study.batch_size, "scdro": scdro.__version__},
     )
+
+
+def _save(saved: SavedModel, out: Path, export: bool) -> None:
     saved.save(out / "model.pt")
     if export or isinstance(saved.model(), Network):
         saved.export(out / "model.pt2")

@@ -16,7 +16,7 @@ from scdro.experiments.own.pictures import Fitted, PicturePreparation
 from scdro.experiments.own.preparation import Matrix, MatrixPreparation, TablePreparation
 from scdro.experiments.own.reading import Inputs, Part, Wanted, read_parts
 from scdro.experiments.own.tables import Table
-from scdro.experiments.tasks import Task
+from scdro.experiments.tasks import Samples, Task
 
 __all__ = ["OwnData", "Preparation", "Wanted", "open_own"]
 
@@ -26,7 +26,8 @@ Preparation = TablePreparation | MatrixPreparation | PicturePreparation
 
 @dataclass(frozen=True)
 class OwnData:
-    """A task, how it was made, the names of classes, groups and columns, and what to tell the user."""
+    """A task, how it was made, the names of classes, groups and columns, what to tell the user, and the training
+    samples as they were read."""
 
     task: Task
     preparation: Preparation
@@ -34,6 +35,16 @@ class OwnData:
     groups: tuple[str, ...]
     columns: tuple[str, ...]
     notes: list[str]
+    inputs: Inputs
+
+    @property
+    def part(self) -> str:
+        """What scores are of: the test data, where there are any."""
+        return "validation" if self.task.test is None else "test"
+
+    @property
+    def evaluated(self) -> Samples:
+        return self.task.validation if self.task.test is None else self.task.test
 
     @property
     def images(self) -> bool:
@@ -64,7 +75,7 @@ def open_own(wanted: Wanted) -> OwnData:
     if isinstance(train.inputs, Table) and isinstance(preparation, TablePreparation):
         notes += notes_on_table(train.inputs, preparation)
         columns = (*train.inputs.columns, wanted.target or "", *wanted.groups, *wanted.drop)
-    return OwnData(task, preparation, classes.names, tuple(groups.names), columns, notes)
+    return OwnData(task, preparation, classes.names, tuple(groups.names), columns, notes, parts["train"].inputs)
 
 
 def _encoded(part: Part, classes: Classes, groups: Groups) -> tuple[Array, Array | None]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from scdro.data import CropFlip, ImageData, ImageFiles
+from scdro.data.files import open_text
 from scdro.data.image_files import decoded
 from scdro.data.images import normalised
 from scdro.data.lists import read_list
@@ -34,19 +35,38 @@ MEMORY = 2_000_000_000  # bytes that all images of a part may take
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images by their paths below `root`, or as one array (n, 3, h, w) of uint8."""
+    """Images by their paths below `root`, or as one array (n, 3, h, w) of uint8.
+
+    `places` are lines of the list that names them, or rows of the array where they are not all of it.
+    """
 
     root: Path
     paths: tuple[str, ...] = ()
     pixels: Array | None = None
+    places: Array | None = None
 
     def __len__(self) -> int:
         return len(self.paths) if self.pixels is None else len(self.pixels)
 
     def take(self, index: Array) -> Pictures:
+        places = None if self.places is None else self.places[index]
         if self.pixels is not None:
-            return Pictures(self.root, (), self.pixels[index])
-        return Pictures(self.root, tuple(self.paths[i] for i in index))
+            return Pictures(self.root, (), self.pixels[index], index if places is None else places)
+        return Pictures(self.root, tuple(self.paths[i] for i in index), None, places)
+
+    def origin(self, i: int) -> dict[str, Any]:
+        """Where to find an image: its path, and its line where a list names it; of an array its row, from 0."""
+        if self.pixels is not None:
+            return {"row": i if self.places is None else int(self.places[i])}
+        line = {} if self.places is None else {"line": int(self.places[i])}
+        return {"path": self.paths[i]} | line
+
+    def picture(self, i: int) -> Tensor:
+        """uint8, (3, h, w), of its own size."""
+        if self.pixels is not None:
+            return torch.from_numpy(self.pixels[i])
+        image = decoded(self.root, self.paths[i])
+        return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1)
 
 
 def read_folder(folder: Path, labelled: bool = True) -> tuple[Pictures, Column | None]:
@@ -68,7 +88,10 @@ def read_folder(folder: Path, labelled: bool = True) -> tuple[Pictures, Column |
 def read_image_list(path: Path, root: Path | None = None) -> tuple[Pictures, Column]:
     """The images of a list file of lines `relative/path label`, below `root` or the folder of the list."""
     paths, labels = read_list(path)
-    return read_images(path.parent if root is None else root, paths), Column.of([str(k) for k in labels.tolist()])
+    with open_text(path) as file:
+        lines = np.array([number for number, line in enumerate(file, 1) if line.strip()])
+    pictures = replace(read_images(path.parent if root is None else root, paths), places=lines)
+    return pictures, Column.of([str(k) for k in labels.tolist()])
 
 
 def _is_image(path: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,14 @@ KINDS: Mapping[str, tuple[type[Inputs], str]] = {
 
 @dataclass(frozen=True)
 class Predictions:
-    """Probabilities (n, classes) of samples in their order; `paths` are those of images in files.
+    """Probabilities (n, classes) of samples in their order, and where each is from: its line, row or path.
 
     `unknown` are columns that the training data did not have.
     """
 
     classes: Sequence[str]
     probabilities: Array
-    paths: Sequence[str]
+    origins: Sequence[Mapping[str, Any]]
     unknown: Sequence[str]
 
     @property
@@ -49,12 +49,12 @@ class Predictions:
         return [self.classes[k] for k in self.probabilities.argmax(1)]
 
     def as_csv(self) -> str:
-        """A line for each sample: its path if it is an image in a file, the class, and a probability for each class."""
+        """A line for each sample: where it is from, the class, and a probability for each class."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([*(["path"] if self.paths else []), "prediction", *(f"p({name})" for name in self.classes)])
-        for path, name, each in zip(self.paths or _nothing(), self.predicted, self.probabilities, strict=False):
-            writer.writerow([*([path] if self.paths else []), name, *(f"{p:.6f}" for p in each)])
+        writer.writerow([*self.origins[0], "prediction", *(f"p({name})" for name in self.classes)])
+        for origin, name, each in zip(self.origins, self.predicted, self.probabilities, strict=True):
+            writer.writerow([*origin.values(), name, *(f"{p:.6f}" for p in each)])
         return text.getvalue()
 
 
@@ -72,8 +72,8 @@ def predict(saved: SavedModel, path: Path, *, batch_size: int = 500, workers: in
         parts = [model(x).double().softmax(1) for x, _, _ in in_order(samples, batch_size, workers)]
     columns = tuple(inputs.columns) if isinstance(inputs, Table) else ()
     unknown = [name for name in columns if name not in saved.columns]
-    paths = inputs.paths if isinstance(inputs, Pictures) else ()
-    return Predictions(saved.classes, np.asarray(torch.cat(parts)), paths, unknown)
+    origins = [inputs.origin(i) for i in range(len(inputs))]
+    return Predictions(saved.classes, np.asarray(torch.cat(parts)), origins, unknown)
 
 
 def _inputs(path: Path) -> Inputs:
@@ -90,8 +90,3 @@ def _inputs(path: Path) -> Inputs:
     if kind == "list":
         raise DataError(f"expected a folder of images, or one image, to predict, got the list {path}")
     return read_folder(path, labelled=False)[0]
-
-
-def _nothing() -> Iterator[str]:
-    while True:
-        yield ""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from scdro.data import Rows
 from scdro.errors import DataError
-from scdro.experiments.own.tables import Column, Table, as_number
+from scdro.experiments.own.tables import MOST_SHOWN, Column, Table, as_number
 
 __all__ = ["Categories", "Matrix", "MatrixPreparation", "Numbers", "TablePreparation"]
 
@@ -177,16 +177,24 @@ class TablePreparation:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows of numbers without names, (n, d)."""
+    """Rows of numbers without names, (n, d); `rows` are their places in the file, where they are not all of it."""
 
     path: Path
     values: Array
+    rows: Array | None = None
 
     def __len__(self) -> int:
         return len(self.values)
 
     def take(self, index: Array) -> Matrix:
-        return Matrix(self.path, self.values[index])
+        return Matrix(self.path, self.values[index], index if self.rows is None else self.rows[index])
+
+    def origin(self, i: int) -> dict[str, Any]:
+        """Where to find a row; the first is 0."""
+        return {"row": i if self.rows is None else int(self.rows[i])}
+
+    def values_of(self, i: int) -> dict[str, str]:
+        return {str(j): f"{value:.6g}" for j, value in enumerate(self.values[i, :MOST_SHOWN].tolist())}
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,19 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from scdro.experiments.config import Run
+from scdro.experiments.own.comparing import verdict
 from scdro.experiments.own.fitting import Fit
 from scdro.experiments.own.opening import OwnData
 from scdro.optim import REGISTRY
 
 __all__ = ["about_data", "about_rho", "summary", "warnings"]
 
-MOST_GROUPS = 20
+MOST_SHOWN = 20  # classes or groups
+OTHER_BALLS = ("FastDRO-chi2",)  # whose rho is not that of the robust loss
+Row = tuple[str, int | None, Sequence[str]]  # a name, the number of samples, a cell for each method
 
 
 def about_data(data: OwnData) -> str:
@@ -39,26 +44,28 @@ def about_rho(run: Run) -> str:
 
 
 def summary(fits: Sequence[Fit], data: OwnData) -> str:
-    """A table of all methods, side by side, on the test data where there are any."""
-    part = "test" if data.task.test is not None else "validation"
-    found = [fit.result[part] for fit in fits]
-    rows: list[tuple[str, list[str]]] = [(part, [fit.run.method for fit in fits])]
-    rows.append(("accuracy", [_percent(f["top1"]) for f in found]))
-    rows.append(("mean over classes", [_percent(f["balanced"]) for f in found]))
-    rows.append(("worst class", [_worst(f["per_class"], data.classes) for f in found]))
+    """A table of all methods, side by side, on the test data where there are any; of two also whether they differ."""
+    samples, found = data.evaluated, [fit.result[data.part] for fit in fits]
+    rows: list[Row] = [
+        ("accuracy", len(samples), [_percent(f["top1"]) for f in found]),
+        ("mean over classes", None, [_percent(f["balanced"]) for f in found]),
+        *_parts("class", found, data.classes, samples.labels),
+    ]
     if all("per_group" in f for f in found):
-        rows.append(("worst group", [_worst(f["per_group"], data.groups) for f in found]))
-        rows += _groups(found, data.groups)
-    rows.append(("mean loss", [f"{f['loss']:.3f}" for f in found]))
-    rows.append(("robust loss", [f"{f['robust_loss']:.3f}" for f in found]))
-    rows.append(("lam (training)", [_number(fit.lam) for fit in fits]))
-    rows.append(("KL (training)", [_number(fit.kl) for fit in fits]))
-    return _aligned(rows)
+        rows += _parts("group", found, data.groups, getattr(samples, "groups", None))
+    rows += [
+        ("mean loss", None, [f"{f['loss']:.3f}" for f in found]),
+        (f"robust loss at rho {fits[-1].run.scored_at:.4g}", None, [f"{f['robust_loss']:.3f}" for f in found]),
+        ("lam (training)", None, [_number(fit.lam) for fit in fits]),
+        ("KL (training)", None, [_number(fit.kl) for fit in fits]),
+    ]
+    table = _aligned(data.part, [fit.run.method for fit in fits], rows)
+    return "\n".join([table, *(f"\n{line}" for line in verdict(fits, data))])
 
 
 def warnings(fits: Sequence[Fit], data: OwnData) -> list[str]:
     """What to beware of in the last of them."""
-    found = _learnt_nothing(fits[-1], len(data.classes))
+    found = _learnt_nothing(fits[-1], len(data.classes)) + _beaten(fits[0], fits[-1])
     if fits[-1].run.study.trials and data.task.test is None:
         found.append(
             "settings were chosen on the validation data, so these scores flatter; --test FILE gives honest ones"
@@ -88,17 +95,32 @@ def _learnt_nothing(fit: Fit, classes: int) -> list[str]:
     ]
 
 
+def _beaten(plain: Fit, own: Fit) -> list[str]:
+    """Whether plain training minimised the robust loss better than the method that is made for it."""
+    if not _takes_rho(own.run) or own.run.method in OTHER_BALLS:
+        return []
+    theirs, ours = (fit.result["train"]["robust_loss"] for fit in (plain, own))
+    if ours - theirs <= max(0.005, 0.05 * ours):
+        return []
+    return [
+        f"plain training has the lower robust loss on the training data ({theirs:.3f} against {ours:.3f}): "
+        f"{own.run.method} was not trained well; try more --epochs, or --search 10"
+    ]
+
+
 def _takes_rho(run: Run) -> bool:
     return "rho" in REGISTRY[run.method].needs
 
 
-def _groups(found: Sequence[dict[str, Any]], names: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """The groups that are there, the worst of the last method first."""
-    last = found[-1]["per_group"]
-    order = sorted((g for g, value in enumerate(last) if value is not None), key=lambda g: (last[g], g))
-    rows = [(f"  {names[g]}", [_percent(f["per_group"][g]) for f in found]) for g in order[:MOST_GROUPS]]
-    more = len(order) - len(rows)
-    return rows + ([(f"  and {more} better ones", [""] * len(found))] if more > 0 else [])
+def _parts(what: str, found: Sequence[dict[str, Any]], names: Sequence[str], members: Any) -> list[Row]:
+    """The classes or groups that are there, the worst of the last method first."""
+    shares = [f[f"per_{what}"] for f in found]
+    counts = torch.bincount(members.cpu(), minlength=len(names)).tolist()
+    order = sorted((k for k, value in enumerate(shares[-1]) if value is not None), key=lambda k: (shares[-1][k], k))
+    rows: list[Row] = [(f"worst {what}", None, [_worst(each, names) for each in shares])]
+    rows += [(f"  {names[k]}", counts[k], [_percent(each[k]) for each in shares]) for k in order[:MOST_SHOWN]]
+    more = len(order) - MOST_SHOWN
+    return rows + ([(f"  and {more} better ones", None, [""] * len(found))] if more > 0 else [])
 
 
 def _worst(values: Sequence[float | None], names: Sequence[str]) -> str:
@@ -114,11 +136,12 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _aligned(rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    first = max(len(name) for name, _ in rows)
-    widths = [max(len(cells[k]) for _, cells in rows) for k in range(len(rows[0][1]))]
+def _aligned(title: str, heads: Sequence[str], rows: Sequence[Row]) -> str:
+    texts = [[title, "n", *heads]]
+    texts += [[name, "" if n is None else f"{n:,}", *cells] for name, n, cells in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines = [
-        name.ljust(first) + "".join(f"   {cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
-        for name, cells in rows
+        "   ".join(f"{text:{'>' if k == 1 else '<'}{widths[k]}}" for k, text in enumerate(line)).rstrip()
+        for line in texts
     ]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(lines)

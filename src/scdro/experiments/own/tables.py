@@ -6,6 +6,7 @@ import csv
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ __all__ = ["Column", "Table", "as_number", "has_decimal_comma", "is_missing", "r
 Array = npt.NDArray[Any]
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 DELIMITERS = ",;\t|"
+MOST_SHOWN, MOST_TEXT = 30, 80  # values of a row that are told, and characters of each
 
 
 def is_missing(text: str) -> bool:
@@ -96,6 +98,14 @@ class Table:
     def take(self, index: Array) -> Table:
         columns = {name: column.take(index) for name, column in self.columns.items()}
         return Table(self.path, columns, self.lines[index])
+
+    def origin(self, i: int) -> dict[str, Any]:
+        """Where to find a row; the line of the column names is 1."""
+        return {"line": int(self.lines[i])}
+
+    def values_of(self, i: int) -> dict[str, str]:
+        shown = islice(self.columns.items(), MOST_SHOWN)
+        return {name: column.values[column.codes[i]][:MOST_TEXT] for name, column in shown}
 
     def without(self, names: Sequence[str]) -> Table:
         kept = {name: column for name, column in self.columns.items() if name not in names}

@@ -95,7 +95,7 @@ def _head(sweep: Sweep) -> Html:
         if key in config
     ]
     scale = config.get("scale")
-    facts += [f"scale {scale}"] if scale else []
+    facts += ["your own data"] if sweep.own else [f"scale {scale}"] if scale else []
     claim = CLAIMS.get(sweep.experiment)
     ours = [tag("b", "The paper: "), claim] if sweep.experiment not in BEYOND else claim
     short = f" This sweep is {SHORTENED}." if scale != "paper" and sweep.experiment not in BEYOND else ""

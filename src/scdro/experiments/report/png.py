@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["data_uri", "png"]
+__all__ = ["data_uri", "png", "small"]
 
 LARGEST = 64  # pixels on the page; larger images are made smaller
 
@@ -25,13 +25,18 @@ def png(image: Tensor) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(map(_chunk, *zip(*parts, strict=True)))
 
 
-def data_uri(image: Tensor) -> str:
-    """The image inside an address, at no more than `LARGEST` pixels a side."""
+def small(image: Tensor) -> Tensor:
+    """The image at no more than `LARGEST` pixels a side."""
     factor = max(image.shape[1:]) / LARGEST
-    if factor > 1:
-        size = [max(round(side / factor), 1) for side in image.shape[1:]]
-        image = F.interpolate(image[None].float(), size, mode="area")[0].round().to(torch.uint8)
-    return "data:image/png;base64," + base64.b64encode(png(image)).decode()
+    if factor <= 1:
+        return image
+    size = [max(round(side / factor), 1) for side in image.shape[1:]]
+    return F.interpolate(image[None].float(), size, mode="area")[0].round().to(torch.uint8)
+
+
+def data_uri(content: bytes) -> str:
+    """A PNG inside an address."""
+    return "data:image/png;base64," + base64.b64encode(content).decode()
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:

@@ -13,7 +13,10 @@ from scdro.experiments.config import Arm, Study
 from scdro.experiments.storage import read_json, read_lines
 from scdro.experiments.sweep import Outcome, outcomes
 
-__all__ = ["Sweep", "described", "read_sweeps"]
+__all__ = ["OWN", "Sweep", "described", "read_sweeps"]
+
+OWN = "own"  # experiment of `scdro train`
+TOLD = {"names": "classes", "group_names": "groups", "counts": "class_counts", "group_counts": "group_counts"}
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Sweep:
         outcomes: one for each row of the results.
         searched, to_search: runs of the search that ended, and all of them.
         names, group_names: of classes and groups, where the folder tells them.
+        counts, group_counts: training samples of each, likewise.
+        folder: where it is.
     """
 
     path: str
@@ -36,6 +41,14 @@ class Sweep:
     to_search: int = 0
     names: tuple[str, ...] = ()
     group_names: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
+    group_counts: tuple[int, ...] = ()
+    folder: Path | None = None
+
+    @property
+    def own(self) -> bool:
+        """Whether it is of `scdro train`."""
+        return self.experiment == OWN
 
     @property
     def experiment(self) -> str:
@@ -47,13 +60,24 @@ class Sweep:
 
     @property
     def title(self) -> str:
-        return f"{self.experiment} on {self.dataset}"
+        return self.dataset if self.own else f"{self.experiment} on {self.dataset}"
 
     @property
     def part(self) -> str:
         """The data that scores are of: of one's own there may be no test data."""
         done = [result for o in self.outcomes for result in o.results if result and result.get("status") == "done"]
         return "validation" if done and not any("test" in result for result in done) else "test"
+
+    @property
+    def at_rho(self) -> str:
+        """Of which radius robust losses are: " at rho 0.5", or nothing where they are of several."""
+        every = [r for o in self.outcomes for r in (*o.results, *o.trials) if r is not None]
+        radii = {(r.get("study") or {}).get("score_rho") for r in every} - {None}
+        return f" at rho {radii.pop():g}" if len(radii) == 1 else ""
+
+    @property
+    def one_seed(self) -> bool:
+        return all(len(outcome.results) < 2 for outcome in self.outcomes)
 
     @property
     def ended(self) -> int:
@@ -114,8 +138,9 @@ def _sweep(path: Path, name: str) -> Sweep:
     trials = [study.search(arm) for arm in study.arms()]
     runs = {run.path for tried in trials if len(tried) > 1 for run in tried}
     searched = sum((path / run / "result.json").exists() for run in runs)
-    names = [tuple(saved.get(key, ())) for key in ("classes", "groups")]
-    return Sweep(name, study.as_dict(), saved.get("environment", {}), found, searched, len(runs), *names)
+    told: dict[str, Any] = {field: tuple(saved.get(key, ())) for field, key in TOLD.items()}
+    made_with = saved.get("environment", {})
+    return Sweep(name, study.as_dict(), made_with, found, searched, len(runs), folder=path, **told)
 
 
 def _study(saved: Any, path: Path) -> Study:

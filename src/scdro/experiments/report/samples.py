@@ -13,14 +13,14 @@ from torch import Tensor
 from scdro.data import EvalTransform, ImageData, LongTailList, Rows
 from scdro.errors import DataError, ScdroError
 from scdro.experiments.catalog import IMAGES, LISTS
-from scdro.experiments.report.png import data_uri
+from scdro.experiments.report.png import data_uri, png, small
 from scdro.experiments.report.reading import Sweep
 from scdro.experiments.tasks import Samples, Sources, open_task
 
 __all__ = ["Known", "look_up"]
 
 FEATURES_SHOWN = 6
-OWN = "own"  # experiment of `scdro train`
+OLD = "an older version made this run; the same `scdro train` again adds lines and files"
 Wanted = set[tuple[int, int]]  # positions and labels
 
 
@@ -55,14 +55,10 @@ class Known:
 
 def look_up(sweep: Sweep, sources: Sources) -> Known:
     """Open the data of a sweep and find its hardest samples; images before the features that were made of them."""
-    if sweep.experiment == OWN:
-        return Known("they are your own files", sweep.names, sweep.group_names)
-    wanted = {
-        (int(sample["position"]), int(sample["label"]))
-        for outcome in sweep.outcomes
-        for result in outcome.results
-        for sample in (result or {}).get("hardest", ())
-    }
+    samples = [s for o in sweep.outcomes for result in o.results for s in (result or {}).get("hardest", ())]
+    if sweep.own:
+        return _own(sweep, samples)
+    wanted = {(int(sample["position"]), int(sample["label"])) for sample in samples}
     reasons = []
     for inputs in _kinds(sweep.config):
         known = _opened(inputs, sweep.dataset, sources, wanted)
@@ -70,6 +66,14 @@ def look_up(sweep: Sweep, sources: Sources) -> Known:
             return known
         reasons.append(known.missing)
     return Known(missing="; ".join(reasons))
+
+
+def _own(sweep: Sweep, samples: list[dict[str, Any]]) -> Known:
+    """What `scdro train` left; older versions of it did not say where a sample is from."""
+    missing = "" if all("origin" in sample for sample in samples) else OLD
+    files = {s["position"]: sweep.folder / "hardest" / f"{s['position']}.png" for s in samples if sweep.folder}
+    pictures = {i: data_uri(file.read_bytes()) for i, file in files.items() if file.is_file()}
+    return Known(missing, sweep.names, sweep.group_names, sweep.counts, sweep.group_counts, pictures)
 
 
 def _opened(inputs: str, dataset: str, sources: Sources, wanted: Wanted) -> Known:
@@ -98,7 +102,7 @@ def _known(train: Samples, wanted: Wanted) -> Known:
         group_names=tuple(getattr(train, "group_names", ())),
         counts=tuple(train.counts.tolist()),
         group_counts=() if groups is None else tuple(torch.bincount(groups).tolist()),
-        pictures={i: data_uri(_pixels(train, i)) for i in positions} if not isinstance(train, Rows) else {},
+        pictures={i: data_uri(png(small(_pixels(train, i)))) for i in positions} if not isinstance(train, Rows) else {},
         features={i: _largest(train, i) for i in positions} if isinstance(train, Rows) else {},
         groups={} if groups is None else {i: int(groups[i]) for i in positions},
     )

@@ -11,7 +11,7 @@ from typing import Any
 from scdro.experiments.report.reading import Sweep
 from scdro.experiments.sweep import Outcome
 
-__all__ = ["CHARTS", "Score", "Spread", "curves", "looked_up", "spread"]
+__all__ = ["CHARTS", "Score", "Spread", "curves", "looked_up", "scores_of", "spread"]
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,18 @@ class Score:
         """The same of other data, where it is one of the test data."""
         return replace(self, key=self.key.replace("test.", f"{part}."), label=self.label.replace("test", part))
 
+    def within(self, sweep: Sweep) -> Score:
+        """The same of the data that the sweep is evaluated on, and with the radius of its robust loss."""
+        named = replace(self, label=self.label.replace("robust loss", f"robust loss{sweep.at_rho}"))
+        return named.on(sweep.part)
+
     def written(self, found: Spread | None) -> str:
         if found is None:
             return "–"
         return found.written(100, 2) if self.percent else found.written(1, self.digits)
 
 
+ROBUST = "Robust loss"
 # A title, and what the chart can show.
 CHARTS: tuple[tuple[str, tuple[Score, ...]], ...] = (
     (
@@ -67,7 +73,7 @@ CHARTS: tuple[tuple[str, tuple[Score, ...]], ...] = (
         ),
     ),
     (
-        "Robust objective",
+        ROBUST,
         (
             Score("train.robust_loss", "train", percent=False, wide=True),
             Score("test.robust_loss", "test", percent=False, wide=True),
@@ -82,10 +88,12 @@ CHARTS: tuple[tuple[str, tuple[Score, ...]], ...] = (
 
 
 def looked_up(record: Mapping[str, Any], key: str) -> float | None:
-    """The number at "part.name"; None where there is none, or where it is not finite."""
+    """The number at "part.name", of several the least; None where there is none, or where it is not finite."""
     value: Any = record
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
+    if isinstance(value, list):
+        value = min((one for one in value if one is not None), default=None)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
@@ -104,6 +112,12 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(statistics.fmean(there), statistics.stdev(there) if len(there) > 1 else 0.0, len(there))
 
 
+def scores_of(sweep: Sweep, scores: Iterable[Score]) -> list[Score]:
+    """Of the sweep's data; one's own have a worst class where the paper's have rarer ones."""
+    other = "minority" if sweep.own else "per_class"
+    return [score.within(sweep) for score in scores if not score.key.endswith(other)]
+
+
 def curves(sweep: Sweep, methods: Sequence[str]) -> dict[str, Any]:
     """What the script draws: for each arm the means over seeds at every evaluation, and their standard deviations.
 
@@ -111,7 +125,7 @@ def curves(sweep: Sweep, methods: Sequence[str]) -> dict[str, Any]:
     """
     arms = [outcome.arm for outcome in sweep.outcomes]
     radii = sorted({arm.rho for arm in arms if arm.rho is not None})
-    shown = [(title, [score.on(sweep.part) for score in scores]) for title, scores in CHARTS]
+    shown = [(title + sweep.at_rho if title == ROBUST else title, scores_of(sweep, scores)) for title, scores in CHARTS]
     keys = [score.key for _, scores in shown for score in scores]
     lines = [
         {

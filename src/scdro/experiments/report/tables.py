@@ -7,9 +7,9 @@ from typing import Any
 
 from scdro.experiments.paper import reported
 from scdro.experiments.report.markup import Child, Html, table, tag
-from scdro.experiments.report.reading import Sweep, described
+from scdro.experiments.report.reading import OWN, Sweep, described
 from scdro.experiments.report.samples import Known
-from scdro.experiments.report.summary import Score, looked_up, spread
+from scdro.experiments.report.summary import Score, looked_up, scores_of, spread
 from scdro.experiments.sweep import Outcome
 
 __all__ = ["by_part", "by_radius", "configuration", "curve_numbers", "problems", "results", "search"]
@@ -17,7 +17,8 @@ __all__ = ["by_part", "by_radius", "configuration", "curve_numbers", "problems",
 MOST_ROWS = 120
 ACCURACY = Score("test.top1", "test accuracy, %")
 OTHERS = (
-    Score("test.balanced", "mean of classes, %"),
+    Score("test.balanced", "mean over classes, %"),
+    Score("test.per_class", "worst class, %"),
     Score("test.minority", "rarer classes, %"),
     Score("test.rare_groups", "rare groups, %"),
     Score("test.worst_group", "worst group, %"),
@@ -31,7 +32,7 @@ OTHERS = (
 def results(sweep: Sweep) -> Html:
     """A row an arm: means and standard deviations over its seeds, and the paper's accuracy where it has one."""
     accuracy = ACCURACY.on(sweep.part)
-    others = [s for score in OTHERS if any((s := score.on(sweep.part)).of(outcome) for outcome in sweep.outcomes)]
+    others = [score for score in scores_of(sweep, OTHERS) if any(map(score.of, sweep.outcomes))]
     paper = [reported(sweep.experiment, outcome.arm) for outcome in sweep.outcomes]
     known = dict.fromkeys(name for row in paper for name in row)
     columns = [sweep.dataset] if sweep.dataset in known else list(known)
@@ -47,7 +48,8 @@ def results(sweep: Sweep) -> Html:
         for outcome, row in zip(sweep.outcomes, paper, strict=True)
     ]
     head = ["method", "seeds", accuracy.label, *(f"paper, {name}, %" for name in columns), *(s.label for s in others)]
-    return table(head, rows, "Mean ± standard deviation over seeds", "results")
+    caption = "Scores, of one seed" if sweep.one_seed else "Mean ± standard deviation over seeds"
+    return table(head, rows, caption, "results")
 
 
 def by_radius(sweep: Sweep) -> Html | None:
@@ -89,7 +91,8 @@ def by_part(sweep: Sweep, part: str, known: Known) -> Html | None:
     what = "class" if classes else "group"
     head = [what, *(["training samples"] if sized else []), *(str(outcome.arm) for outcome in sweep.outcomes)]
     left_out = "" if len(shown) == len(order) else f"; {len(shown)} of {len(order)}, the first or rarest"
-    return table(head, rows, f"{sweep.part.capitalize()} accuracy of each {what}, %, mean over seeds{left_out}", "heat")
+    over = "" if sweep.one_seed else ", mean over seeds"
+    return table(head, rows, f"{sweep.part.capitalize()} accuracy of each {what}, %{over}{left_out}", "heat")
 
 
 def curve_numbers(sweep: Sweep) -> Html | None:
@@ -108,7 +111,7 @@ def curve_numbers(sweep: Sweep) -> Html | None:
 
 def search(sweep: Sweep) -> Html | None:
     """The settings that were tried, in folds; the best first."""
-    folds = [_trials(outcome) for outcome in sweep.outcomes if outcome.trials]
+    folds = [_trials(outcome, sweep.at_rho) for outcome in sweep.outcomes if outcome.trials]
     if not folds:
         return None
     progress = f"{sweep.searched} of {sweep.to_search} runs ended. "
@@ -124,7 +127,7 @@ def configuration(sweep: Sweep) -> Html:
         ]
         for outcome in sweep.outcomes
     ]
-    own = [[key, _plain(value)] for key, value in sweep.config.items()]
+    own = [[key, _plain(value)] for key, value in sweep.config.items() if not (sweep.own and value == OWN)]
     made_with = [[key, _plain(value)] for key, value in sweep.environment.items()]
     return tag(
         "div",
@@ -168,7 +171,7 @@ def _error(result: Mapping[str, Any]) -> Html | None:
     return tag("details", tag("summary", text.splitlines()[-1]), tag("pre", text))
 
 
-def _trials(outcome: Outcome) -> Html:
+def _trials(outcome: Outcome, at_rho: str) -> Html:
     done = [t for t in outcome.trials if t["status"] == "done"]
     done.sort(key=lambda t: (-t["validation"]["balanced"], t["validation"]["robust_loss"]))
     rows: list[list[Child]] = [
@@ -176,7 +179,7 @@ def _trials(outcome: Outcome) -> Html:
         for t in done
     ]
     rows += [[described(t["settings"]), [t["status"], _error(t)], ""] for t in outcome.trials if t["status"] != "done"]
-    head = ["settings", "mean of classes, %", "robust loss"]
+    head = ["settings", "mean over classes, %", f"robust loss{at_rho}"]
     inner = table(head, rows, f"Trials of {outcome.arm}, on validation data")
     return tag("details", tag("summary", f"{outcome.arm}: {len(rows)} tried"), inner)
 
