@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -70,10 +70,7 @@ class ClosureOptimizer(Optimizer):
             batch's.
         """
         if closure is None or not callable(closure):
-            raise ClosureError(
-                "expected step(closure) with a closure that returns per-sample losses, got none; for loops that call "
-                "backward() themselves use KLRobustLoss with any torch optimizer"
-            )
+            _refuse_closure(closure)
         self._gradients.begin(grad_scaler, max_grad_norm)
         try:
             value = self._step(closure, index, sample_weight)
@@ -270,6 +267,18 @@ class ClosureOptimizer(Optimizer):
         """torch keeps three attributes when an optimizer is copied or pickled; lam and log s are not among them."""
         own = {k: v for k, v in self.__dict__.items() if k in self._own_attributes}
         return {**super().__getstate__(), **own}
+
+
+def _refuse_closure(came: object) -> NoReturn:
+    if came is not None:
+        raise ClosureError(
+            f"expected step(closure) with a closure that returns per-sample losses, got a {type(came).__name__}; pass a "
+            "function: opt.step(lambda: losses(model(x), y)), or use KLRobustLoss with any torch optimizer"
+        )
+    raise ClosureError(
+        "expected step(closure) with a closure that returns per-sample losses, got none; for loops that call "
+        "backward() themselves use KLRobustLoss with any torch optimizer"
+    )
 
 
 def descend(params: list[Tensor], direction: list[Tensor], lr: Tensor | float) -> None:

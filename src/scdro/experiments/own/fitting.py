@@ -15,6 +15,7 @@ from scdro.distributed.ranks import Ranks
 from scdro.errors import CheckpointError, NonFiniteLossError
 from scdro.experiments.config import Arm, Run, Study
 from scdro.experiments.folder import environment
+from scdro.experiments.own.differences import differences
 from scdro.experiments.own.opening import OwnData
 from scdro.experiments.own.plan import Plan
 from scdro.experiments.own.saved import SavedModel
@@ -25,8 +26,6 @@ from scdro.models import Network
 from scdro.optim import REGISTRY
 
 __all__ = ["Fit", "fit", "remembered_threads"]
-
-FREE = ("methods", "trials", "grid")  # of a study: may differ from one call to the next
 
 
 @dataclass(frozen=True)
@@ -100,15 +99,13 @@ def _searched(
 
 
 def _begin(plan: Plan, study: Study, data: OwnData, out: Path) -> None:
-    """Save what a run in this folder is; another one is refused. A baseline may be added, and until there is a model,
-    other settings."""
+    """Save what a run in this folder is; another one is refused."""
     own = {"method": plan.method, "seed": plan.seed, "data": data.task.fingerprint(), "study": study.as_dict()}
+    own["options"] = {"data": data.options, "run": plan.options()}
     path = out / "study.json"
     plain = json.loads(json.dumps(own))
     if path.exists():
-        trained = (out / "model.pt").exists()
-        flat, known = _fixed(plain, trained), _fixed(read_json(path), trained)
-        wrong = [f"{key} {known.get(key)} is not {flat[key]}" for key in flat if known.get(key) != flat[key]]
+        wrong = differences(read_json(path), plain, trained=(out / "model.pt").exists())
         if wrong:
             raise CheckpointError(
                 f"expected the same data and options as before in {out}, got others: {', '.join(wrong)}; name another "
@@ -118,16 +115,6 @@ def _begin(plan: Plan, study: Study, data: OwnData, out: Path) -> None:
         raise CheckpointError(f"expected a new folder, or one of `scdro train`, got {out}, which holds another model")
     names = {"classes": list(data.classes), "groups": list(data.groups)}
     write_json(path, plain | names | {"environment": environment(Ranks())})
-
-
-def _fixed(saved: dict[str, Any], trained: bool) -> dict[str, Any]:
-    """What every run in a folder has in common; of one with a model also its settings."""
-    study = saved.get("study") or {}
-    shared = {key: value for key, value in study.items() if key not in FREE}
-    if trained:
-        own = {key: value for key, value in study.get("grid", ()) if key.startswith(f"{saved.get('method')}.")}
-        shared |= own | {"trials": study.get("trials")}
-    return {key: saved.get(key) for key in ("method", "seed", "data")} | shared
 
 
 def _last_temperature(folder: Path) -> tuple[float | None, float | None]:

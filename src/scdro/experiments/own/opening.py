@@ -26,7 +26,7 @@ Preparation = TablePreparation | MatrixPreparation | PicturePreparation
 
 @dataclass(frozen=True)
 class OwnData:
-    """A task, how it was made, the names of classes, groups and columns, and what to tell the user."""
+    """A task, how it was made, names of classes, groups and columns, what to tell the user, and what the user said."""
 
     task: Task
     preparation: Preparation
@@ -34,6 +34,7 @@ class OwnData:
     groups: tuple[str, ...]
     columns: tuple[str, ...]
     notes: list[str]
+    options: dict[str, Any]
 
     @property
     def images(self) -> bool:
@@ -64,7 +65,7 @@ def open_own(wanted: Wanted) -> OwnData:
     if isinstance(train.inputs, Table) and isinstance(preparation, TablePreparation):
         notes += notes_on_table(train.inputs, preparation)
         columns = (*train.inputs.columns, wanted.target or "", *wanted.groups, *wanted.drop)
-    return OwnData(task, preparation, classes.names, tuple(groups.names), columns, notes)
+    return OwnData(task, preparation, classes.names, tuple(groups.names), columns, notes, wanted.options())
 
 
 def _encoded(part: Part, classes: Classes, groups: Groups) -> tuple[Array, Array | None]:
