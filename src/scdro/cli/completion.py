@@ -100,9 +100,9 @@ def _fish(found: dict[str, Words]) -> str:
             lines.append(f"{here} -f -a {_quoted(' '.join(values))}")
         for flag, action in options.items():
             option = f"{here} -l {flag.removeprefix('--')}{'' if action.nargs == 0 else ' -r'}"
-            lines.append(f"{option} -d {_quoted(action.help or '')}")
             if offered := values_of(action):  # apart: the description is the option's, not each value's
                 lines.append(f"{option} -f -a {_quoted(' '.join(offered))}")
+            lines.append(f"{option} -d {_quoted(action.help or '')}")
     return "\n".join(lines) + "\n"
 
 

@@ -272,8 +272,8 @@ class ClosureOptimizer(Optimizer):
 def _refuse_closure(came: object) -> NoReturn:
     if came is not None:
         raise ClosureError(
-            f"expected step(closure) with a closure that returns per-sample losses, got a {type(came).__name__}; pass a "
-            "function: opt.step(lambda: losses(model(x), y)), or use KLRobustLoss with any torch optimizer"
+            f"expected step(closure) with a closure that returns per-sample losses, got a {type(came).__name__}; pass "
+            "a function: opt.step(lambda: losses(model(x), y)), or use KLRobustLoss with any torch optimizer"
         )
     raise ClosureError(
         "expected step(closure) with a closure that returns per-sample losses, got none; for loops that call "

@@ -117,9 +117,7 @@ class Plan:
 
 def check_count(flag: str, value: int | None) -> None:
     if value is not None and value < 1:
-        raise HyperparameterError(
-            f"expected {flag} to be at least 1, got {value}; leave it out for what suits the data"
-        )
+        raise HyperparameterError(f"expected {flag} >= 1, got {value}; leave it out for what suits the data")
 
 
 def _epochs(n: int, batch_size: int, images: bool) -> int:
