@@ -16,6 +16,10 @@ import scdro.functional
 import scdro.state
 from scdro.cli import checks, doctor, main, parser
 from scdro.cli.completion import SHELLS, script, words
+from scdro.cli.parsing import values_of
+from scdro.experiments.config import Study
+from scdro.experiments.pretrain import Pretraining
+from scdro.optim import REGISTRY
 
 COMMANDS = list(words(parser()))
 
@@ -57,6 +61,75 @@ def completed(*line):
     )
     assert not found.stderr
     return found.stdout.split()
+
+
+def completed_in_zsh(*line):
+    """The same by zsh, whose arrays begin at 1 unless it is told otherwise, and which compares with the word itself."""
+    setup = (
+        f"{script('zsh', parser())}\nsetopt KSH_ARRAYS SH_WORD_SPLIT\nCOMP_WORDS=({' '.join(map(shlex.quote, line))})"
+    )
+    shown = f'COMP_CWORD={len(line) - 1}\n_scdro\nprintf "%s\\n" "${{COMPREPLY[@]}}"'
+    found = subprocess.run(["zsh", "-f", "-c", f"{setup}\n{shown}"], capture_output=True, text=True, check=True)
+    assert not found.stderr
+    return [word for word in found.stdout.split() if word.startswith(line[-1])]
+
+
+def completed_in_fish(*line):
+    """What fish offers: each word with its description."""
+    command = f"{script('fish', parser())}\ncomplete -C {shlex.quote(' '.join(line))}"
+    found = subprocess.run(["fish", "-N", "-c", command], capture_output=True, text=True, check=True)
+    assert not found.stderr
+    return [(word, about) for word, _, about in (text.partition("\t") for text in found.stdout.splitlines())]
+
+
+VALUES = [
+    (["reproduce", "figure1", "--scale", ""], ["paper", "small", "smoke"]),
+    (["reproduce", "figure1", "--dataset", "im"], ["imagenet-lt"]),
+    (["train", "data.csv", "--method", "SC"], ["SCDRO", "SCDRO-printed"]),
+    (["train", "data.csv", "--model", ""], ["linear", "mlp", "resnet8", "resnet20", "resnet32", "resnet50"]),
+    (["train", "data.csv", "--part", ""], ["classifier", "last_block", "all"]),
+    (["pretrain", "digits-st", "--schedule", ""], ["step", "one-cycle"]),
+    (["pretrain", "digits-st", "--model", ""], ["resnet8", "resnet20", "resnet32"]),
+    (["pretrain", "dig"], ["digits-st", "digits-hidden"]),
+    (["features", "--model", ""], ["resnet50"]),
+    (["features", "--dataset", "pl"], ["places-lt"]),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), VALUES, ids=lambda value: " ".join(value))
+@pytest.mark.parametrize("shell", SHELLS)
+def test_shells_complete_values(shell, line, expected):
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell}")
+    if shell == "fish":
+        offered = completed_in_fish("scdro", *line)
+        assert sorted(offered) == sorted((word, "") for word in expected)  # The description is the option's.
+    else:
+        assert (completed if shell == "bash" else completed_in_zsh)("scdro", *line) == expected
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish")
+def test_fish_describes_options_once():
+    about = words(parser())["reproduce"].options["--scale"].help
+    assert completed_in_fish("scdro", "reproduce", "--sca") == [("--scale", about)]
+
+
+def test_values_offered_are_those_that_are_taken():
+    """The commands check them by themselves: a value that is offered must not be refused."""
+    offered = {name: found.options for name, found in words(parser()).items()}
+    assert values_of(offered["train"]["--method"]) == list(REGISTRY)
+    for model in values_of(offered["pretrain"]["--model"]):
+        for schedule in values_of(offered["pretrain"]["--schedule"]):
+            Pretraining("digits-st", model=model, schedule=schedule)
+    for model in values_of(offered["train"]["--model"]):
+        Study("own", "x", "own", ("ERM",), model=model)
+
+
+def test_the_first_example_is_the_modest_one():
+    """A small --protect is more than most models can give."""
+    for command in ((), ("train",)):
+        (first, *_) = re.findall(r"^  (scdro .*)", help_of(*command).split("examples:\n")[1], re.M)
+        assert first == "scdro train data.csv --target income --baseline --out run"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")

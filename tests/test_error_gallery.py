@@ -2,7 +2,7 @@
 
 import torch
 
-from error_gallery import PAGE, agrees, blocks, outcome
+from error_gallery import PAGE, agrees, blocks, out_of, outcome, template_of, templates, under_two_headings
 from scdro import errors
 
 
@@ -20,6 +20,25 @@ def test_every_message_of_the_page_is_true(tmp_path, monkeypatch):
 def test_every_type_of_error_is_shown():
     shown = {block.raised for block in blocks(PAGE.read_text())}
     assert set(errors.__all__) - shown == {"ScdroError"}  # the base of all
+
+
+def test_no_message_is_shown_for_two_causes():
+    """One that is was caused by what an earlier block left behind."""
+    known = templates()
+    assert not under_two_headings(blocks(PAGE.read_text()), lambda block: template_of(block, known))
+    assert not under_two_headings(blocks(PAGE.read_text()), out_of)
+
+
+def test_messages_shown_twice_are_seen():
+    first = "Another run.\n\n```console\n$ scdro train a --out run\nscdro train: expected x in run, got y; leave\n```\n"
+    second = first.replace("y;", "z;")
+    known = ["expected x in ..., got ...; leave", "..."]
+    for page, times in (
+        (first + second.removeprefix("Another run.\n\n"), 0),
+        (first + second.replace("Another run", "No device"), 1),
+    ):
+        assert len(under_two_headings(blocks(page), lambda block: template_of(block, known))) == times
+        assert len(under_two_headings(blocks(page), out_of)) == times
 
 
 def test_the_comparison_can_fail():

@@ -9,6 +9,7 @@ import re
 from contextlib import nullcontext
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -528,11 +529,40 @@ def test_bad_settings_of_functions(setting, value, match):
             objective([1.0, 2.0], 1.0, **{"rho": 0.1, setting: value})
 
 
+@pytest.mark.parametrize("value", ["0.5", None])
+@pytest.mark.parametrize("setting", ["rho", "lam0", "trim", "beta"])
+def test_settings_that_are_no_numbers(setting, value):
+    with pytest.raises(HyperparameterError, match=f"{setting}.*0.5|{setting}.*None"):
+        KLRobustLoss(**{"rho": 0.5, setting: value})
+    if setting != "beta":
+        with pytest.raises(HyperparameterError, match=f"expected a number for {setting}, got {value!r}"):
+            worst_case([1.0, 2.0], **{"rho": 0.5, setting: value})
+    if setting in ("rho", "lam0", "beta"):
+        with pytest.raises(HyperparameterError, match=setting):
+            make("SCDRO", nn.Linear(3, 1).parameters(), **{setting: value})
+
+
+def test_tensors_and_numpy_numbers_are_numbers():
+    for rho in (torch.tensor(0.5), np.float32(0.5), np.int64(1), True):
+        assert float(worst_case([1.0, 2.0], rho=rho).value) > 1.5
+
+
 @pytest.mark.parametrize("lam", [0.0, -1.0, NAN])
 def test_bad_lam(lam):
     for temperature in (lam, torch.tensor(lam)):
         with pytest.raises(HyperparameterError, match=f"temperature lam > 0, got {lam}"):
             objective([1.0, 2.0], temperature, 0.1)
+
+
+def test_per_cent_in_place_of_a_share():
+    with pytest.raises(HyperparameterError, match=r"got 12.5; 12.5% is 0.125$"):
+        rho_for_group(12.5)
+    with pytest.raises(HyperparameterError, match=r"got 1000$"):
+        rho_for_group(1000)
+    with pytest.raises(HyperparameterError, match=r"got 0.0$"):
+        rho_for_group(0.0)
+    with pytest.raises(HyperparameterError, match=r"number for a group's share, got '0\.1'"):
+        rho_for_group("0.1")
 
 
 def test_bad_meanings_of_rho():
@@ -586,6 +616,26 @@ def test_closure_missing(name, closure, started):
     refuses(
         problem, lambda: optimizer.step(*closure), ClosureError, r"expected step\(closure\).*KLRobustLoss", optimizer
     )
+
+
+def test_losses_in_place_of_a_closure():
+    problem = Problem()
+    optimizer = problem.optimizer("SCDRO")
+    match = r"got a Tensor; pass a function: opt.step\(lambda: "
+    refuses(problem, lambda: optimizer.step(problem.losses()), ClosureError, match, optimizer)
+
+
+def test_what_is_no_vector_of_losses_is_told_apart():
+    robust, logits = KLRobustLoss(0.5), torch.randn(6, 3, requires_grad=True)
+    for call, match in (
+        (lambda: robust(logits, torch.arange(6) % 3), r"got logits, shape \(6, 3\), and labels; .*not logits"),
+        (lambda: robust(logits[:, :1]), r"shape \(6, 1\), a column; pass losses.squeeze\(1\)"),
+        (lambda: robust(logits), r"shape \(6, 3\); average over"),
+        (lambda: robust(logits, torch.ones(6)), r"shape \(6, 3\); average over"),
+        (lambda: worst_case(logits[:, :1], 0.5), r"squeeze\(1\)"),
+    ):
+        with pytest.raises(LossError, match=match):
+            call()
 
 
 @pytest.mark.parametrize("started", [False, True], ids=["fresh", "started"])

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import oracles
-from scdro import Evaluation, HyperparameterError, LossError, NonFiniteLossError, evaluate, worst_case
+from scdro import DataError, Evaluation, HyperparameterError, LossError, NonFiniteLossError, evaluate, worst_case
 
 
 def squared(output, target):
@@ -343,3 +343,13 @@ def test_bad_settings(settings, match):
 
     with pytest.raises(HyperparameterError, match=match):
         evaluate(linear(), never(), squared, **{"rho": 0.5, **settings})
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_one_batch_is_not_a_list_of_batches(kind):
+    model, x, y = torch.nn.Linear(3, 2), torch.randn(2, 3), torch.tensor([0, 1])
+    loss_fn = torch.nn.CrossEntropyLoss(reduction="none")
+    with pytest.raises(DataError, match=rf"such as \[\(x, y\)\] or a DataLoader, got a {kind.__name__} of tensors"):
+        evaluate(model, kind((x, y)), loss_fn, rho=0.5)
+    assert len(evaluate(model, [(x, y)], loss_fn, rho=0.5).losses) == 2
+    assert len(evaluate(model, ([x, y],), loss_fn, rho=0.5).losses) == 2

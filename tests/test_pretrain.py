@@ -303,8 +303,8 @@ def test_command_line_errors(tmp_path, capsys):
         (["--seed", "1" + 23 * "0"], "seed in [0, 2^63)"),
         (["--lr", "inf"], "lr > 0 and finite"),
         (["--lr", "1e30", "--epochs", "1", "--model", "resnet8"], "finite losses"),
-        (["--out", "FILE"], "got a file there"),
-        (["--out", "FILE/under"], "got a file there"),
+        (["--out", "FILE"], "got the file"),
+        (["--out", "FILE/under"], "got the file"),
     ],
 )
 def test_wrong_input_is_told_in_a_line(tmp_path, capsys, flags, said):

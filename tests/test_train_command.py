@@ -182,27 +182,47 @@ def test_a_folder_is_of_one_run(table, tmp_path, capsys):
     assert run(*first) == 0
     before = outcome(out)
     for other, what in (
-        (["--rho", "1"], "rho"),
-        (["--method", "ERM"], "method"),
-        (["--drop", "a"], "data"),
-        (["--seed", "2"], "seed"),
-        (["--weight-decay", "0.1"], "weight_decay"),
-        (["--lr", "1"], "is not [1.0]"),
-        (["--set", "beta=0.7"], "SCDRO.beta"),
-        (["--search", "2"], "trials 0 is not 2"),
+        (["--rho", "1"], "--rho was 0.5, is now 1.0"),
+        (["--method", "ERM"], "--method was SCDRO, is now ERM"),
+        (["--drop", "a"], "--drop was not given before"),
+        (["--test", table], "--test was not given before"),
+        (["--drop", "a", "--seed", "2"], "--drop was not given before, --seed was 1, is now 2"),
+        (["--epochs", "9"], f"--epochs was {SHORT[1]}, is now 9"),
+        (["--weight-decay", "0.1"], "--weight-decay was 0.0002, is now 0.1"),
+        (["--lr", "1"], "--lr was not given before"),
+        (["--set", "beta=0.7"], "--set beta was not given before"),
+        (["--search", "2"], "--search was not given before"),
     ):
         capsys.readouterr()
         assert run(*first, *other) == 1
-        assert what in capsys.readouterr().err
+        assert f"got others: {what}; name" in capsys.readouterr().err
     table.write_text(table.read_text().replace("yes", "maybe"))
     assert run(*first) == 1
-    assert "data" in capsys.readouterr().err
+    assert f"got others: the data in {table} differ from those of the run; name" in capsys.readouterr().err
     assert outcome(out) == before
     table.write_text(table.read_text().replace("maybe", "yes"))
     stamp = next(out.glob("SCDRO/*/*/result.json")).stat().st_mtime_ns
     assert run(*first, "--baseline") == 0  # a baseline may be added
     assert next(out.glob("SCDRO/*/*/result.json")).stat().st_mtime_ns == stamp
     assert result_of(out, "ERM")["status"] == "done"
+
+
+def test_a_folder_that_kept_no_options_is_of_one_run(table, tmp_path, capsys):
+    out = tmp_path / "run"
+    first = ["train", table, "--out", out, "--target", "label", *SHORT]
+    assert run(*first) == 0
+    study = json.loads((out / "study.json").read_text())
+    del study["options"]
+    (out / "study.json").write_text(json.dumps(study))
+    for other, what in (
+        (["--epochs", "9"], f"--epochs was {SHORT[1]}, is now 9"),
+        (["--set", "beta=0.7"], "--set beta was 0.1, is now 0.7"),
+        (["--drop", "a"], f"the data in {table} differ from those of the run"),
+    ):
+        capsys.readouterr()
+        assert run(*first, *other) == 1
+        assert f"got others: {what}; name" in capsys.readouterr().err
+    assert run(*first) == 0
 
 
 def test_threads_are_those_of_the_run(table, tmp_path):

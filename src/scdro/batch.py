@@ -86,10 +86,10 @@ def checked(joined: Joined, *, loss_bound: float | None, skip_nonfinite: bool) -
     return Batch(losses, log_weight, log_mass, _check_values(losses, loss_bound, skip_nonfinite), labels, share)
 
 
-def check_losses(losses: Tensor, may_be_empty: bool = False) -> None:
+def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = None) -> None:
     if not isinstance(losses, Tensor):
         raise LossError(f"expected a tensor with one loss per sample, got {type(losses).__name__}")
-    check_shape(losses, may_be_empty)
+    check_shape(losses, may_be_empty, second)
     if not losses.is_floating_point():
         raise LossError(f"expected floating-point losses, got {losses.dtype}")
 

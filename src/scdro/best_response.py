@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from scdro.errors import HyperparameterError
-from scdro.reading import read_losses
+from scdro.reading import check_number, read_losses
 
 __all__ = ["BestResponse", "chi2_constrained", "chi2_penalized", "cvar"]
 
@@ -84,6 +84,7 @@ def chi2_constrained(losses: Any, rho: float, *, sample_weight: Any = None) -> B
         >>> float(chi2_constrained([1.0, 2.0, 3.0, 4.0], rho=0.1).value.round(4))
         3.0
     """
+    check_number("rho", rho)
     if not 0.0 <= rho < math.inf:
         raise HyperparameterError(f"expected a radius rho >= 0, got {rho}")
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from scdro.distributed import Group
 from scdro.distributed.ranks import Ranks
-from scdro.errors import HyperparameterError, LossError
+from scdro.errors import DataError, HyperparameterError, LossError
 from scdro.functional import worst_case
 from scdro.reading import check_radius, check_trim
 
@@ -74,6 +74,10 @@ def evaluate(
         >>> report.mean <= report.value
         True
     """
+    if isinstance(loader, (list, tuple)) and any(isinstance(batch, Tensor) for batch in loader):
+        raise DataError(
+            f"expected batches (x, y), such as [(x, y)] or a DataLoader, got a {type(loader).__name__} of tensors"
+        )
     check_radius(rho, lam0)
     check_trim(trim)
     if hardest < 0:

@@ -21,7 +21,7 @@ from scdro.balancing import class_balanced_weights, focal_loss
 from scdro.best_response import BestResponse, chi2_constrained, chi2_penalized, cvar
 from scdro.errors import HyperparameterError
 from scdro.groups import group_means
-from scdro.reading import check_radius, check_trim, read_losses
+from scdro.reading import check_number, check_radius, check_trim, read_losses
 from scdro.tilt import solve_lam, trimmed_log_weights, value_at
 
 __all__ = [
@@ -152,8 +152,10 @@ def rho_for_group(alpha: float) -> float:
         >>> round(rho_for_group(0.1), 4)
         2.3026
     """
+    check_number("a group's share", alpha)
     if not 0.0 < alpha <= 1.0:
-        raise HyperparameterError(f"expected a group's share of the data in (0, 1], got {alpha}")
+        hint = f"; {alpha:g}% is {alpha / 100:g}" if 1.0 < alpha <= 100.0 else ""
+        raise HyperparameterError(f"expected a group's share of the data in (0, 1], got {alpha}{hint}")
     return math.log(1.0 / alpha)
 
 

@@ -33,7 +33,8 @@ class KLRobustLoss(nn.Module):
 
     1. lam_t comes from the batches before (the first batch finds its own).
     2. s_t = (1-beta) s_{t-1} + beta mean exp(l/lam_t), in the log domain.
-    3. The value is lam_t log s_t + (lam_t - lam0) rho, the running robust objective.
+    3. The value is lam_t log s_t + (lam_t - lam0) rho, the running robust objective: a bound of the worst case that is
+       loose until about exp(rho) losses were seen, fewer than which cannot show a KL of rho.
     4. Its gradient is mean(exp(l/lam_t)/s_t grad l): hard samples weigh more.
     5. lam_{t+1} follows the losses of the recent batches.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -13,7 +13,17 @@ from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
 from scdro.scalar import scalar_dtype
 
 
+def check_number(name: str, value: Any) -> None:
+    """Whether it compares as numbers do: a text or None does not."""
+    try:
+        value < 0.0  # noqa: B015
+    except TypeError:
+        raise HyperparameterError(f"expected a number for {name}, got {value!r}") from None
+
+
 def check_radius(rho: float, lam0: float) -> None:
+    check_number("rho", rho)
+    check_number("lam0", lam0)
     if not 0.0 <= rho < math.inf:
         raise HyperparameterError(
             f"expected a radius rho >= 0, got {rho}; rho_for_group(alpha) gives one from the size of a group"
@@ -23,6 +33,7 @@ def check_radius(rho: float, lam0: float) -> None:
 
 
 def check_trim(trim: float) -> None:
+    check_number("trim", trim)
     if not 0.0 <= trim < 1.0:
         raise HyperparameterError(f"expected trim in [0, 1), the fraction of hardest samples to leave out, got {trim}")
 
@@ -52,19 +63,34 @@ def _as_vector(losses: Any) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def check_shape(losses: Tensor, may_be_empty: bool = False) -> None:
+def check_shape(losses: Tensor, may_be_empty: bool = False, second: Any = None) -> None:
+    """`second` is what came with the losses: labels, where they are logits."""
     if losses.ndim == 0:
         raise LossError(
             "expected one loss per sample, got a single number: the loss is already reduced; "
             'compute it with reduction="none"'
         )
     if losses.ndim > 1:
-        raise LossError(
-            f"expected a vector with one loss per sample, got shape {tuple(losses.shape)}; "
-            "average over the other dimensions first, or flatten and pass the padding as a mask"
-        )
+        _refuse_matrix(losses, second)
     if losses.numel() == 0 and not may_be_empty:
         raise LossError("expected at least one loss, got an empty batch; skip empty batches (drop_last=True)")
+
+
+def _refuse_matrix(losses: Tensor, second: Any) -> NoReturn:
+    shape = tuple(losses.shape)
+    if isinstance(second, Tensor) and second.dtype in (torch.int64, torch.int32):
+        raise LossError(
+            f"expected a vector with one loss per sample, got logits, shape {shape}, and labels; pass losses, one per "
+            'sample, not logits: cross_entropy(logits, labels, reduction="none")'
+        )
+    if len(shape) == 2 and shape[1] == 1:
+        raise LossError(
+            f"expected a vector with one loss per sample, got shape {shape}, a column; pass losses.squeeze(1)"
+        )
+    raise LossError(
+        f"expected a vector with one loss per sample, got shape {shape}; "
+        "average over the other dimensions first, or flatten and pass the padding as a mask"
+    )
 
 
 def _log_weights(losses: Tensor, sample_weight: Any) -> Tensor:

@@ -305,7 +305,11 @@ class RobustState(Tracked):
 
 
 def check_beta(beta: float) -> None:
-    if not 0.0 < beta <= 1.0:
+    try:
+        good = 0.0 < beta <= 1.0
+    except TypeError:
+        good = False
+    if not good:
         raise HyperparameterError(f"expected beta in (0, 1], the share of the new batch in the averages, got {beta}")
 
 

@@ -62,7 +62,7 @@ class Tracked(nn.Module):
         """
         ranks = ALONE if alone else self.ranks
         with ranks.joining(getattr(losses, "device", self.skipped.device)):
-            check_losses(losses, may_be_empty=ranks.size > 1)
+            check_losses(losses, ranks.size > 1, sample_weight)
             if graph and not losses.requires_grad:
                 raise LossError(graph)
             if self.skipped.device != losses.device:

@@ -7,15 +7,15 @@ import argparse
 from collections.abc import Sequence
 
 from scdro import __version__
-from scdro.cli.parsing import EXAMPLES, Help
+from scdro.cli.parsing import EXAMPLES, Help, Parser
 from scdro.cli.together import one_voice, run_command
 
 __all__ = ["main", "parser"]
 
 EPILOG = (
     EXAMPLES
-    + """  scdro train data.csv --target income --protect 0.1 --baseline --out run
-      a model that guards every group of at least 10% of the data, and a plain one beside it
+    + """  scdro train data.csv --target income --baseline --out run
+      a model that guards every group of at least 61% of the data, and a plain one beside it
   scdro predict run new.csv --out predictions.csv
       classes and probabilities of new rows
   scdro COMMAND --help
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     """Of the command and all of its subcommands."""
     from scdro.cli import completion, doctor, features, predict, pretrain, report, reproduce, train
 
-    whole = argparse.ArgumentParser(
+    whole = Parser(
         prog="scdro",
         usage="scdro COMMAND [options]",
         description="Train models on the worst case instead of the average: every group of at least a share exp(-rho) "
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.set_defaults(shared=lambda args: False)
     whole.add_argument("--version", action="version", version=f"scdro {__version__}", help="print the version")
-    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands", prog="scdro")
     for command in (train, predict, report, reproduce, pretrain, features, doctor, completion):
         command.add(commands)
     return whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NamedTuple
 
-from scdro.cli.parsing import add_command
+from scdro.cli.parsing import add_command, values_of
 
 __all__ = ["Words", "add", "script", "words"]
 
@@ -63,7 +63,7 @@ def words(parser: argparse.ArgumentParser) -> dict[str, Words]:
     found = {}
     for name, command in subparsers.choices.items():
         shown = [action for action in command._actions if action.help != argparse.SUPPRESS]
-        values = [str(value) for a in shown if not a.option_strings for value in a.choices or ()]
+        values = [value for a in shown if not a.option_strings for value in values_of(a)]
         options = {flag: a for a in shown for flag in a.option_strings if flag.startswith("--")}
         found[name] = Words(about[name], values, options)
     return found
@@ -82,9 +82,9 @@ def _cases(found: dict[str, Words]) -> list[str]:
     lines = []
     for name, (_, values, options) in found.items():
         for flag, action in options.items():
-            if action.choices is not None:
-                lines.append(f'"{name} {flag} "*) words="{" ".join(map(str, action.choices))}" ;;')
-        taking = "|".join(f'"{name} {flag} "*' for flag, a in options.items() if a.nargs != 0 and a.choices is None)
+            if offered := values_of(action):
+                lines.append(f'"{name} {flag} "*) words="{" ".join(offered)}" ;;')
+        taking = "|".join(f'"{name} {flag} "*' for flag, a in options.items() if a.nargs != 0 and not values_of(a))
         lines += [f"{taking}) ;;"] if taking else []
         lines.append(f'"{name} "*" -"*) words="{" ".join(options)}" ;;')
         lines.append(f'"{name} "*) words="{" ".join(values)}" ;;')
@@ -99,9 +99,10 @@ def _fish(found: dict[str, Words]) -> str:
         if values:
             lines.append(f"{here} -f -a {_quoted(' '.join(values))}")
         for flag, action in options.items():
-            takes = "" if action.nargs == 0 else " -r"
-            given = "" if action.choices is None else f" -f -a {_quoted(' '.join(map(str, action.choices)))}"
-            lines.append(f"{here} -l {flag.removeprefix('--')}{takes}{given} -d {_quoted(action.help or '')}")
+            option = f"{here} -l {flag.removeprefix('--')}{'' if action.nargs == 0 else ' -r'}"
+            if offered := values_of(action):  # apart: the description is the option's, not each value's
+                lines.append(f"{option} -f -a {_quoted(' '.join(offered))}")
+            lines.append(f"{option} -d {_quoted(action.help or '')}")
     return "\n".join(lines) + "\n"
 
 

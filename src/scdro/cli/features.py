@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from scdro.cli.memory import keep_freed_memory
-from scdro.cli.parsing import DefaultsHelp, add_command
+from scdro.cli.parsing import DefaultsHelp, add_command, completed_by
+from scdro.cli.places import check_folder
 from scdro.cli.progress import ProgressLine, say
 from scdro.errors import HyperparameterError
 
@@ -15,6 +16,8 @@ __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
+    from scdro.experiments.catalog import IMAGES, LISTS, PRETRAINED
+
     parser = add_command(
         commands,
         "features",
@@ -30,11 +33,13 @@ def add(commands: Any) -> None:
         formatter=DefaultsHelp,
     )
     parser.add_argument("run_folder", type=Path, nargs="?", help="folder of `scdro pretrain`; without, see --model")
-    parser.add_argument("--model", default=None, help="resnet50: torchvision's, with ImageNet's weights")
-    parser.add_argument("--dataset", default=None, help="by default that of the run")
-    parser.add_argument(
+    model = parser.add_argument("--model", default=None, help="resnet50: torchvision's, with ImageNet's weights")
+    dataset = parser.add_argument("--dataset", default=None, help="by default that of the run")
+    split = parser.add_argument(
         "--split", action="append", help="train, val or test; may be repeated; by default all there are"
     )
+    for action, values in ((model, PRETRAINED), (dataset, (*IMAGES, *LISTS)), (split, ("train", "val", "test"))):
+        completed_by(action, values)
     parser.add_argument("--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data")
     parser.add_argument("--out", type=Path, default=None, help="where to; by default features/ in the run's folder")
     parser.add_argument("--dtype", choices=("float16", "float32"), default="float16", help="of the numbers on disk")
@@ -50,6 +55,7 @@ def run(args: argparse.Namespace) -> None:
     from scdro.experiments.features import extract
 
     model, dataset, out = _source(args)
+    check_folder(out)
     for split, data in open_splits(dataset, args.data, args.split).items():
         wrote = extract(
             model,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scdro.cli.parsing import add_command
+from scdro.cli.places import check_file
 
 __all__ = ["add"]
 
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> None:
     from scdro.experiments.own.saved import load_model
     from scdro.experiments.storage import write
 
+    check_file(args.out)
     found = predict(load_model(args.run_folder), args.data, workers=args.workers)
     if found.unknown:
         print(f"note: columns that the model does not know are left out: {', '.join(found.unknown)}", file=sys.stderr)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from scdro.cli.memory import keep_freed_memory
-from scdro.cli.parsing import DefaultsHelp, add_command
+from scdro.cli.parsing import DefaultsHelp, add_command, completed_by
+from scdro.cli.places import check_folder
 from scdro.cli.progress import ProgressLine, say
 from scdro.cli.tensorboard import TENSORBOARD, check
 
@@ -29,10 +30,10 @@ HELP = {
 
 def add(commands: Any) -> None:
     from scdro.experiments.catalog import IMAGES, MODELS
-    from scdro.experiments.pretrain import Pretraining
+    from scdro.experiments.pretrain import SCHEDULES, Pretraining
 
     known = {**HELP, "model": f"one of {', '.join(MODELS)}"}
-
+    offered = {"model": tuple(MODELS), "schedule": SCHEDULES}
     parser = add_command(
         commands,
         "pretrain",
@@ -45,13 +46,14 @@ def add(commands: Any) -> None:
         """,
         formatter=DefaultsHelp,
     )
-    parser.add_argument("dataset", help=f"one of {', '.join(IMAGES)}")
+    completed_by(parser.add_argument("dataset", help=f"one of {', '.join(IMAGES)}"), IMAGES)
     parser.add_argument("--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data")
     parser.add_argument("--out", type=Path, required=True, help="folder of the run")
     for field in fields(Pretraining):
         if field.name != "dataset":
             flag = f"--{field.name.replace('_', '-')}"
-            parser.add_argument(flag, type=type(field.default), default=field.default, help=known[field.name])
+            about: dict[str, Any] = {"type": type(field.default), "default": field.default, "help": known[field.name]}
+            completed_by(parser.add_argument(flag, **about), offered.get(field.name, ()))
     parser.add_argument("--device", default="cpu", help="where to train")
     parser.add_argument("--tensorboard", action="store_true", help=TENSORBOARD)
     parser.add_argument("--checkpoint-every", type=int, default=100, help="steps from one checkpoint to the next")
@@ -64,6 +66,7 @@ def run(args: argparse.Namespace) -> None:
     from scdro.experiments.pretrain import Pretraining, pretrain
 
     check(args)
+    check_folder(args.out)
     config = Pretraining(**{field.name: getattr(args, field.name) for field in fields(Pretraining)})
     train, test = open_image_data(config.dataset, args.data)
     found = pretrain(

@@ -10,7 +10,8 @@ from typing import Any
 
 from scdro.cli.board import Board
 from scdro.cli.memory import keep_freed_memory
-from scdro.cli.parsing import add_command
+from scdro.cli.parsing import add_command, completed_by
+from scdro.cli.places import check_folder
 from scdro.cli.tensorboard import TENSORBOARD, check
 from scdro.distributed.start import is_first
 from scdro.errors import HyperparameterError, MissingDataError
@@ -74,7 +75,10 @@ def add(commands: Any) -> None:
         choices=names,
         help=f"one of {', '.join(names)}; the last is not in the paper",
     )
-    parser.add_argument("--dataset", nargs="+", default=None, help="by default all of the experiment's, at that scale")
+    dataset = parser.add_argument(
+        "--dataset", nargs="+", default=None, help="by default all of the experiment's, at that scale"
+    )
+    completed_by(dataset, dict.fromkeys(name for known in EXPERIMENTS.values() for name in known[1]))
     parser.add_argument(
         "--scale",
         choices=SCALES,
@@ -99,8 +103,11 @@ def add(commands: Any) -> None:
 
 def _add_fields(parser: argparse.ArgumentParser) -> None:
     """A flag for each field of `Study`."""
-    from scdro.experiments.config import Study
+    from scdro.experiments.config import INPUTS, MODELS, Study
+    from scdro.models.network import PARTS
+    from scdro.optim import REGISTRY
 
+    offered = {"methods": tuple(REGISTRY), "inputs": INPUTS, "model": MODELS, "part": PARTS}
     group = parser.add_argument_group("anything else of the configuration, in place of the scale's")
     for field in fields(Study):
         if field.name in NAMED_ELSEWHERE:
@@ -109,11 +116,12 @@ def _add_fields(parser: argparse.ArgumentParser) -> None:
         if field.name == "grid":
             group.add_argument(flag, nargs="+", type=_grid_entry, metavar="KEY=V,V", help=about)
         elif field.name in ("methods", "rho"):
-            group.add_argument(flag, nargs="+", type=str if field.name == "methods" else float, help=about)
+            kind = str if field.name == "methods" else float
+            completed_by(group.add_argument(flag, nargs="+", type=kind, help=about), offered.get(field.name, ()))
         elif isinstance(field.default, bool):
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=about)
         else:
-            group.add_argument(flag, type=type(field.default), help=about)
+            completed_by(group.add_argument(flag, type=type(field.default), help=about), offered.get(field.name, ()))
 
 
 def _grid_entry(text: str) -> tuple[str, tuple[float, ...]]:
@@ -128,6 +136,7 @@ def run(args: argparse.Namespace) -> None:
     keep_freed_memory()
     if args.workers < 1:
         raise HyperparameterError(f"expected at least one worker, got {args.workers}")
+    check_folder(args.out)
     if args.experiment == TABLE1:
         _run_table1(args)
         return

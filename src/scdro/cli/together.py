@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from scdro.distributed import finish, initialize
 from scdro.distributed.start import first_to_fail, is_first
 from scdro.errors import ScdroError
+from scdro.experiments.devices import as_device
 
 __all__ = ["one_voice", "run_command"]
 
@@ -24,9 +25,11 @@ def run_command(name: str, run: Callable[[], int | None], shared: bool, device: 
     try:
         with one_voice():
             if shared:
-                initialize(device="cuda" if device == "cuda" else "cpu")  # Any other is the command's to try.
+                initialize(device="cuda" if device == "cuda" else "cpu")
             else:
                 _say_alone(name)
+            if device != "cpu":
+                as_device(device)  # before any work, and by each process
             status = run()
             finish()
         return status or 0

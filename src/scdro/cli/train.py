@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scdro.cli.memory import keep_freed_memory
-from scdro.cli.parsing import add_command
+from scdro.cli.parsing import add_command, completed_by
+from scdro.cli.places import check_folder
 from scdro.cli.progress import ProgressLine
 from scdro.cli.tensorboard import TENSORBOARD, check
 from scdro.errors import HyperparameterError
@@ -45,15 +46,15 @@ METHOD: dict[str, dict[str, Any]] = {
     "--protect": {"type": float, "metavar": "SHARE", "help": "guard groups of at least this share: rho = log(1/share)"},
     "--lr": {"type": float, "help": "learning rate"},
     "--set": MANY | {"metavar": "NAME=VALUE", "help": "other settings of the method, such as beta=0.5; repeatable"},
-    "--search": {"type": int, "default": 0, "metavar": "N", "help": "try N settings on the validation data"},
+    "--search": {"type": int, "metavar": "N", "help": "try N settings on the validation data"},
     "--baseline": {"action": "store_true", "help": "train ERM as well, and show both"},
 }
 MODEL: dict[str, dict[str, Any]] = {
     "--model": {"help": "linear, mlp (for rows), resnet8 (for images), resnet20, resnet32, resnet50 (pretrained)"},
-    "--width": {"type": int, "default": 0, "help": "units of an mlp (64), first channels of a ResNet (16)"},
+    "--width": {"type": int, "help": "units of an mlp (64), first channels of a ResNet (16)"},
     "--part": {"help": "what is trained of a ResNet: all, last_block (resnet50) or classifier"},
-    "--epochs": {"type": int, "default": 0, "help": "passes over the training data (about 6,000 steps' worth)"},
-    "--batch-size": {"type": int, "default": 0, "help": "samples to a step (128; of fewer than 2,000 samples 32)"},
+    "--epochs": {"type": int, "help": "passes over the training data (about 6,000 steps' worth)"},
+    "--batch-size": {"type": int, "help": "samples to a step (128; of fewer than 2,000 samples 32)"},
     "--weight-decay": {"type": float, "default": 2e-4, "help": "of every method (2e-4)"},
     "--max-grad-norm": {"type": float, "default": 1.0, "help": "bound on the norm of each gradient; 0 for none (1)"},
     "--seed": {"type": int, "default": 1, "help": "of weights, order and augmentation (1)"},
@@ -71,6 +72,10 @@ MODEL: dict[str, dict[str, Any]] = {
 
 
 def add(commands: Any) -> None:
+    from scdro.experiments.config import MODELS
+    from scdro.models.network import PARTS
+    from scdro.optim import REGISTRY
+
     parser = add_command(
         commands,
         "train",
@@ -79,8 +84,10 @@ def add(commands: Any) -> None:
         description="Train a model on your own data. To resume after a kill at any moment, run the same command again: "
         "it goes on, bit for bit. Under torchrun the processes share each batch.",
         examples="""
-            scdro train data.csv --target income --protect 0.1 --baseline --out run
-                guard every group of at least 10% of the data; show plain training beside it
+            scdro train data.csv --target income --baseline --out run
+                guard every group of at least 61% of the data, rho 0.5; show plain training beside it
+            scdro train data.csv --target income --protect 0.3 --baseline --out run
+                smaller groups, down to 30%; a model that cannot fit them all gets worse for it
             scdro train data.csv --target income --group sex --group race --search 10 --out run
                 try ten settings; show the accuracy of each group, which the model does not see
             scdro train photos/ --epochs 20 --size 64 --out run
@@ -101,7 +108,8 @@ def add(commands: Any) -> None:
     for title, options in (("data", DATA), ("method", METHOD), ("model and training", MODEL)):
         group = parser.add_argument_group(title)
         for flag, about in options.items():
-            group.add_argument(flag, **about)
+            action = group.add_argument(flag, **about)
+            completed_by(action, {"--method": REGISTRY, "--model": MODELS, "--part": PARTS}.get(flag, ()))
     parser.set_defaults(run=run, shared=lambda args: True)
 
 
@@ -112,6 +120,7 @@ def run(args: argparse.Namespace) -> None:
     from scdro.experiments.own.summary import about_data, about_rho, summary, warnings
 
     check(args)
+    check_folder(args.out)
     plan = _plan(args)  # before the data: a wrong option should not wait for them
     data = open_own(_wanted(args))
     print(about_data(data))
@@ -146,7 +155,9 @@ def _plan(args: argparse.Namespace) -> Plan:
         raise HyperparameterError("expected --rho or --protect, got both; they say the same thing in two ways")
     rho = rho_for_group(args.protect) if args.protect is not None else 0.5 if args.rho is None else args.rho
     settings = dict(map(_setting, args.set)) | ({} if args.lr is None else {"lr": args.lr})
-    threads = args.threads or remembered_threads(args.out) or torch.get_num_threads()
+    threads = args.threads
+    if threads is None:
+        threads = remembered_threads(args.out) or torch.get_num_threads()
     same = ["method", "model", "width", "part", "epochs", "batch_size", "weight_decay", "max_grad_norm"]
     same += ["search", "baseline", "seed"]
     return Plan(rho=rho, settings=settings, threads=threads, **{name: getattr(args, name) for name in same})
@@ -162,7 +173,10 @@ def _setting(text: str) -> tuple[str, float]:
 
 def _wanted(args: argparse.Namespace) -> Wanted:
     from scdro.experiments.own.opening import Wanted
+    from scdro.experiments.own.plan import check_count
 
+    check_count("--size", args.size)
+    size = (224 if args.model == "resnet50" else 32) if args.size is None else args.size
     try:
         validation: Path | float = float(args.validation)
     except ValueError:
@@ -176,7 +190,7 @@ def _wanted(args: argparse.Namespace) -> Wanted:
         tuple(args.drop),
         tuple(args.categorical),
         args.root,
-        args.size or (224 if args.model == "resnet50" else 32),
+        size,
         not args.no_augment,
         args.workers,
     )

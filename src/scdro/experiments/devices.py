@@ -6,7 +6,13 @@ import torch
 
 from scdro.errors import HyperparameterError
 
-__all__ = ["as_device"]
+__all__ = ["as_device", "devices"]
+
+
+def devices() -> list[str]:
+    """All that torch can compute on."""
+    found = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
+    return [*found, "mps"] if torch.backends.mps.is_available() else found
 
 
 def as_device(name: torch.device | str) -> torch.device:
@@ -17,8 +23,11 @@ def as_device(name: torch.device | str) -> torch.device:
         device(type='cpu')
     """
     try:
-        return torch.zeros(1, device=name).device
+        tried = torch.zeros(1, device=name)
+        tried.item()  # There are devices that hold nothing.
     except Exception as error:  # each backend has its own way to say no
         raise HyperparameterError(
-            f"expected a device that torch can use here, such as cpu, got {name!r}: {str(error).splitlines()[0]}"
+            f"expected a device that torch can use here ({', '.join(devices())}), got {str(name)!r}; name another by "
+            "--device, or leave it out"
         ) from error
+    return tried.device

@@ -14,9 +14,9 @@ import torch
 
 import scdro
 from scdro.distributed.ranks import ALONE, Ranks
-from scdro.errors import CheckpointError, HyperparameterError
+from scdro.errors import CheckpointError
 from scdro.experiments.checkpoints import Checkpoints, usable
-from scdro.experiments.storage import JsonLines, read_json, write_json
+from scdro.experiments.storage import JsonLines, make_folder, read_json, write_json
 
 __all__ = ["Notice", "RunFolder", "Stopwatch", "environment", "locked", "silent"]
 
@@ -138,12 +138,7 @@ class Stopwatch:
 def locked(folder: Path, notice: Notice = silent) -> Iterator[None]:
     """One process at a time: a second one says so and waits. The system lets go of the lock of a process that was
     killed."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise HyperparameterError(
-            f"expected a folder, or a place for one, at {folder.absolute()}, got a file there; name another"
-        ) from error
+    make_folder(folder)
     with open(folder / "lock", "w") as file:
         if os.name == "posix":
             import fcntl

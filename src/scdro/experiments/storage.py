@@ -10,16 +10,30 @@ from glob import escape
 from pathlib import Path
 from typing import IO, Any
 
-from scdro.errors import CheckpointError
+from scdro.errors import CheckpointError, HyperparameterError
 
-__all__ = ["JsonLines", "read_json", "read_lines", "write", "write_json"]
+__all__ = ["JsonLines", "make_folder", "read_json", "read_lines", "write", "write_json"]
 
 LEFT_SECONDS = 600.0  # no write takes so long
 
 
+def make_folder(folder: Path) -> None:
+    """With those above it, unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise HyperparameterError(
+            f"expected a folder, or a place for one, at {folder.absolute()}, got a file there; name another"
+        ) from error
+    except OSError as error:
+        raise HyperparameterError(
+            f"expected a place where a folder can be made, got {folder.absolute()} ({error.strerror}); name another"
+        ) from error
+
+
 def write(path: Path, content: bytes) -> None:
     """Replace a file by new content, all or nothing; of several processes the last one counts."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(part, "wb") as file:
@@ -60,7 +74,7 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, size: int = 0) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         path.touch()
         if path.stat().st_size < size:
             raise CheckpointError(f"expected at least {size} bytes in {path}, as its checkpoint says, got fewer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 from scdro.batch import Batch
 from scdro.distributed.ranks import Ranks
 from scdro.distributed.sharded import like
-from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError
+from scdro.errors import CheckpointError, ClosureError, LossError
 from scdro.optim.gradients import Gradients
+from scdro.optim.settings import check_held, check_same_temperature, check_steps
 from scdro.projections import Ball
 from scdro.scalar import Scalar
 from scdro.tracked import Tracked
@@ -38,7 +39,7 @@ class ClosureOptimizer(Optimizer):
         self._ball = None if radius is None else Ball(radius)
         super().__init__(params, defaults)
         for group in self.param_groups:
-            _check_held(group)
+            check_held(group)
         self._tracked = tracked.to(self._first_parameter().device)
         self._gradients = Gradients(self)
 
@@ -70,10 +71,7 @@ class ClosureOptimizer(Optimizer):
             batch's.
         """
         if closure is None or not callable(closure):
-            raise ClosureError(
-                "expected step(closure) with a closure that returns per-sample losses, got none; for loops that call "
-                "backward() themselves use KLRobustLoss with any torch optimizer"
-            )
+            _refuse_closure(closure)
         self._gradients.begin(grad_scaler, max_grad_norm)
         try:
             value = self._step(closure, index, sample_weight)
@@ -272,6 +270,18 @@ class ClosureOptimizer(Optimizer):
         return {**super().__getstate__(), **own}
 
 
+def _refuse_closure(came: object) -> NoReturn:
+    if came is not None:
+        raise ClosureError(
+            f"expected step(closure) with a closure that returns per-sample losses, got a {type(came).__name__}; pass "
+            "a function: opt.step(lambda: losses(model(x), y)), or use KLRobustLoss with any torch optimizer"
+        )
+    raise ClosureError(
+        "expected step(closure) with a closure that returns per-sample losses, got none; for loops that call "
+        "backward() themselves use KLRobustLoss with any torch optimizer"
+    )
+
+
 def descend(params: list[Tensor], direction: list[Tensor], lr: Tensor | float) -> None:
     """w <- w - lr direction."""
     if not params:
@@ -280,24 +290,3 @@ def descend(params: list[Tensor], direction: list[Tensor], lr: Tensor | float) -
         torch._foreach_sub_(params, torch._foreach_mul(direction, lr.to(direction[0].device)))
     else:
         torch._foreach_add_(params, direction, alpha=-lr)
-
-
-def check_steps(settings: dict[str, Any]) -> None:
-    for name in ("lr", "weight_decay", "dual_lr"):
-        if name in settings and not 0.0 <= float(settings[name]) < math.inf:
-            raise HyperparameterError(f"expected {name} >= 0, got {settings[name]}")
-    if not 0.0 <= settings.get("momentum", 0.0) < 1.0:
-        raise HyperparameterError(f"expected a momentum in [0, 1), got {settings['momentum']}")
-
-
-def _check_held(group: dict[str, Any]) -> None:
-    most = min(torch.finfo(p.dtype).max for p in group["params"])
-    for name in ("lr", "weight_decay"):
-        if float(group.get(name, 0.0)) > most:
-            raise HyperparameterError(f"expected {name} <= {most:.3g}, all that parameters can hold, got {group[name]}")
-
-
-def check_same_temperature(own: dict[str, Any], lam: float) -> None:
-    """What a method tracks at one fixed temperature means nothing at another."""
-    if own.get("lam") != lam:
-        raise CheckpointError(f"expected a state_dict made with lam = {lam}, got one of lam = {own.get('lam')}")

@@ -18,6 +18,7 @@ from scdro.errors import CheckpointError, NonFiniteLossError
 from scdro.experiments.assess import predicted
 from scdro.experiments.config import Arm, Run, Study
 from scdro.experiments.folder import environment
+from scdro.experiments.own.differences import differences
 from scdro.experiments.own.hardest import tell
 from scdro.experiments.own.opening import OwnData
 from scdro.experiments.own.plan import Plan
@@ -29,8 +30,6 @@ from scdro.models import Network
 from scdro.optim import REGISTRY
 
 __all__ = ["Fit", "fit", "remembered_threads"]
-
-FREE = ("methods", "trials", "grid")  # of a study: may differ from one call to the next
 
 
 @dataclass(frozen=True)
@@ -111,15 +110,13 @@ def _searched(
 
 
 def _begin(plan: Plan, study: Study, data: OwnData, out: Path) -> None:
-    """Save what a run in this folder is; another one is refused. A baseline may be added, and until there is a model,
-    other settings."""
+    """Save what a run in this folder is; another one is refused."""
     own = {"method": plan.method, "seed": plan.seed, "data": data.task.fingerprint(), "study": study.as_dict()}
+    own["options"] = {"data": data.options, "run": plan.options()}
     path = out / "study.json"
     plain = json.loads(json.dumps(own))
     if path.exists():
-        trained = (out / "model.pt").exists()
-        flat, known = _fixed(plain, trained), _fixed(read_json(path), trained)
-        wrong = [f"{key} {known.get(key)} is not {flat[key]}" for key in flat if known.get(key) != flat[key]]
+        wrong = differences(read_json(path), plain, trained=(out / "model.pt").exists())
         if wrong:
             raise CheckpointError(
                 f"expected the same data and options as before in {out}, got others: {', '.join(wrong)}; name another "
@@ -136,16 +133,6 @@ def _described(data: OwnData) -> dict[str, Any]:
     sizes = [] if groups is None else torch.bincount(groups, minlength=len(data.groups)).tolist()
     counts = {"class_counts": data.task.train.counts.tolist(), "group_counts": sizes}
     return {"classes": list(data.classes), "groups": list(data.groups), **counts}
-
-
-def _fixed(saved: dict[str, Any], trained: bool) -> dict[str, Any]:
-    """What every run in a folder has in common; of one with a model also its settings."""
-    study = saved.get("study") or {}
-    shared = {key: value for key, value in study.items() if key not in FREE}
-    if trained:
-        own = {key: value for key, value in study.get("grid", ()) if key.startswith(f"{saved.get('method')}.")}
-        shared |= own | {"trials": study.get("trials")}
-    return {key: saved.get(key) for key in ("method", "seed", "data")} | shared
 
 
 def _last_temperature(folder: Path) -> tuple[float | None, float | None]:

@@ -13,7 +13,7 @@ from scdro.data import hold_out
 from scdro.errors import DataError, HyperparameterError
 from scdro.experiments.own.tables import MISSING, Column
 
-__all__ = ["Classes", "Groups", "set_aside"]
+__all__ = ["Classes", "Groups", "check_present", "set_aside"]
 
 Array = npt.NDArray[Any]
 FEWEST_ROWS = 20
@@ -29,7 +29,7 @@ class Classes:
     @classmethod
     def fit(cls, labels: Column, where: str) -> Classes:
         """From the labels of all data that training may use."""
-        _check_present(labels, where)
+        check_present(labels, where)
         names, counts = _merged(labels)
         if len(labels.codes) < FEWEST_ROWS:
             raise DataError(
@@ -52,7 +52,7 @@ class Classes:
 
     def encode(self, labels: Column, where: str) -> Array:
         """The number of each sample's class."""
-        _check_present(labels, where)
+        check_present(labels, where)
         place = {name: k for k, name in enumerate(self.names)}
         here = labels.counts() > 0
         names = [_canonical(value, _all_numbers(self.names)) for value in labels.values]
@@ -93,12 +93,14 @@ def set_aside(labels: Array, share: float) -> tuple[Array, Array]:
     return np.sort(order[stays.numpy()]), np.sort(order[aside.numpy()])
 
 
-def _check_present(labels: Column, where: str) -> None:
+def check_present(labels: Column, where: str, lines: Array | None = None) -> None:
+    """Whether every sample has a class; `lines` are those of a file in which the samples begin."""
     gaps = labels.where([value.lower() in NO_LABEL for value in labels.values])
     if len(gaps):
+        first = f"sample {gaps[0] + 1}" if lines is None else f"in line {lines[gaps[0]]}"
         raise DataError(
-            f"expected a class for every sample, got none for {len(gaps):,} {where}, the first of them sample "
-            f"{gaps[0] + 1}; drop them, or predict them once the model is trained"
+            f"expected a class for every sample, got none for {len(gaps):,} {where}, the first of them {first}; drop "
+            "them, or predict them once the model is trained"
         )
 
 

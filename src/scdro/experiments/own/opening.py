@@ -26,8 +26,8 @@ Preparation = TablePreparation | MatrixPreparation | PicturePreparation
 
 @dataclass(frozen=True)
 class OwnData:
-    """A task, how it was made, the names of classes, groups and columns, what to tell the user, and the training
-    samples as they were read."""
+    """A task, how it was made, the names of classes, groups and columns, what to tell the user, the training samples as
+    they were read, and what the user said."""
 
     task: Task
     preparation: Preparation
@@ -36,6 +36,7 @@ class OwnData:
     columns: tuple[str, ...]
     notes: list[str]
     inputs: Inputs
+    options: dict[str, Any]
 
     @property
     def part(self) -> str:
@@ -75,7 +76,8 @@ def open_own(wanted: Wanted) -> OwnData:
     if isinstance(train.inputs, Table) and isinstance(preparation, TablePreparation):
         notes += notes_on_table(train.inputs, preparation)
         columns = (*train.inputs.columns, wanted.target or "", *wanted.groups, *wanted.drop)
-    return OwnData(task, preparation, classes.names, tuple(groups.names), columns, notes, parts["train"].inputs)
+    inputs = parts["train"].inputs
+    return OwnData(task, preparation, classes.names, tuple(groups.names), columns, notes, inputs, wanted.options())
 
 
 def _encoded(part: Part, classes: Classes, groups: Groups) -> tuple[Array, Array | None]:

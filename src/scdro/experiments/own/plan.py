@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from scdro.errors import HyperparameterError
@@ -13,14 +13,14 @@ from scdro.experiments.config import Study
 from scdro.experiments.own.opening import OwnData
 from scdro.optim import REGISTRY
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "check_count"]
 
 BASELINE = "ERM"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """None and 0 stand for what the data suggest.
+    """None stands for what the data suggest.
 
     Attributes:
         method: a name in `REGISTRY`.
@@ -29,21 +29,21 @@ class Plan:
         settings: of the method, such as lr and beta.
         max_grad_norm: a bound on the norm of each gradient, 0 for none. Where a few samples have most of the weight a
             step can go far too far.
-        search: so many settings of the method's grid are tried on the validation data; 0 for fixed ones.
+        search: so many settings of the method's grid are tried on the validation data; None for fixed ones.
         baseline: whether ERM is trained as well.
     """
 
     method: str = "SCDRO"
     rho: float = 0.5
     model: str | None = None
-    width: int = 0
+    width: int | None = None
     part: str | None = None
-    epochs: int = 0
-    batch_size: int = 0
+    epochs: int | None = None
+    batch_size: int | None = None
     weight_decay: float = 2e-4
     max_grad_norm: float = 1.0
     settings: Mapping[str, Any] = field(default_factory=dict)
-    search: int = 0
+    search: int | None = None
     baseline: bool = False
     seed: int = 1
     threads: int = 1
@@ -59,21 +59,28 @@ class Plan:
             raise HyperparameterError(f"expected a radius rho >= 0, got {self.rho}")
         if self.seed < 1:
             raise HyperparameterError(f"expected a seed >= 1, got {self.seed}; 0 is that of the search")
-        if self.search < 0:
-            raise HyperparameterError(f"expected --search N settings, N >= 0, got {self.search}")
+        for name in ("width", "epochs", "batch_size", "search", "threads"):
+            check_count(f"--{name.replace('_', '-')}", getattr(self, name))
 
     @property
     def methods(self) -> tuple[str, ...]:
         """The baseline first."""
         return (BASELINE, self.method) if self.baseline and self.method != BASELINE else (self.method,)
 
+    def options(self) -> dict[str, Any]:
+        """What the user said, by the names of the options."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        settings = {"--lr" if name == "lr" else f"--set {name}": value for name, value in named.pop("settings").items()}
+        del named["baseline"]  # may be added
+        return {f"--{name.replace('_', '-')}": value for name, value in named.items()} | settings
+
     def study(self, data: OwnData, name: str) -> Study:
         """The configuration that the engine trains by."""
         n = len(data.task.train)
         if "groups" in REGISTRY[self.method].needs and not data.groups:
             raise HyperparameterError(f"expected groups for {self.method}, got none; name a column by --group")
-        batch_size = self.batch_size or min(128 if n >= 2000 else 32, n)
-        epochs = self.epochs or _epochs(n, batch_size, data.images)
+        batch_size = min(128 if n >= 2000 else 32, n) if self.batch_size is None else self.batch_size
+        epochs = _epochs(n, batch_size, data.images) if self.epochs is None else self.epochs
         model = self.model or ("resnet8" if data.images else "mlp")
         return Study(
             experiment="own",
@@ -82,7 +89,7 @@ class Plan:
             methods=self.methods,
             inputs="images" if data.images else "rows",
             model=model,
-            width=self.width or (16 if model.startswith("resnet") else 64),
+            width=(16 if model.startswith("resnet") else 64) if self.width is None else self.width,
             part=self.part or ("last_block" if model in PRETRAINED else "all"),
             epochs=epochs,
             decay_epoch=max(round(0.75 * epochs), 1),
@@ -90,7 +97,7 @@ class Plan:
             weight_decay=self.weight_decay,
             max_grad_norm=self.max_grad_norm,
             rho=(self.rho,),
-            trials=self.search,
+            trials=self.search or 0,
             grid=tuple(
                 (f"{method}.{key}", values) for method in self.methods for key, values in self._grid(method, batch_size)
             ),
@@ -106,6 +113,11 @@ class Plan:
         every = {key: tuple(values) for key, values in grid.items()}
         usual = every if self.search else _usual(method, self.rho, batch_size, bounded=self.max_grad_norm > 0)
         return [(key, (own[key],) if key in own else usual[key]) for key in grid]
+
+
+def check_count(flag: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise HyperparameterError(f"expected {flag} >= 1, got {value}; leave it out for what suits the data")
 
 
 def _epochs(n: int, batch_size: int, images: bool) -> int:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from scdro.errors import DataError, HyperparameterError, MissingDataError
 from scdro.experiments.own.arrays import as_column, as_inputs, read_arrays
+from scdro.experiments.own.labels import check_present
 from scdro.experiments.own.pictures import Pictures, read_folder, read_image_list
 from scdro.experiments.own.preparation import Matrix
 from scdro.experiments.own.tables import Column, Table, read_table
@@ -47,6 +48,16 @@ class Wanted:
     size: int = 32
     augment: bool = True
     workers: int = 0
+
+    def options(self) -> dict[str, Any]:
+        """What decides the samples, by the names of the options."""
+        paths = {"DATA": self.data, "--test": self.test, "--root": self.root, "--validation": self.validation}
+        columns = {"--group": self.groups, "--drop": self.drop, "--categorical": self.categorical}
+        return (
+            {name: str(path) if isinstance(path, Path) else path for name, path in paths.items()}
+            | {name: list(value) for name, value in columns.items()}
+            | {"--target": self.target, "--size": self.size}
+        )
 
 
 @dataclass(frozen=True)
@@ -118,12 +129,14 @@ def _table(path: Path, wanted: Wanted) -> Part:
     if wanted.target in wanted.groups:
         raise HyperparameterError(f"expected groups by other columns than the target, got {wanted.target!r} as both")
     labels = table.column(wanted.target, "the target")
+    where = f"in column {wanted.target!r} of {path}"
+    check_present(labels, where, table.lines)
     groups = tuple(table.column(name, "the group column") for name in wanted.groups)
     if path == wanted.data:
         for name in wanted.drop:
             table.column(name, "the column to drop")
     features = table.without([wanted.target, *wanted.groups, *wanted.drop])
-    return Part(features, labels, groups, f"in column {wanted.target!r} of {path}")
+    return Part(features, labels, groups, where)
 
 
 def _arrays(path: Path) -> dict[str, Part]:

@@ -107,7 +107,10 @@ def load_model(folder: Path) -> SavedModel:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise CheckpointError(f"expected a model of `scdro train`, got {path}: {error}") from error
+        raise CheckpointError(
+            f"expected a model of `scdro train`, got another file or a damaged one, {path}; the order is: scdro "
+            "predict RUN DATA"
+        ) from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise CheckpointError(f"expected a model of `scdro train`, format {FORMAT}, got another file, {path}")
     preparation = PREPARATIONS[found["preparation"]["kind"]].from_dict(found["preparation"])

@@ -113,8 +113,11 @@ class Table:
 
     def column(self, name: str, what: str) -> Column:
         if name not in self.columns:
+            numbers = any(as_number(column) is not None and not is_missing(column) for column in self.columns)
+            headless = "; is the first line, with the columns' names, missing?" if numbers else ""
             raise DataError(
-                f"expected {what} {name!r} among the columns of {self.path}, got {', '.join(map(repr, self.columns))}"
+                f"expected {what} {name!r} among the columns of {self.path}, got "
+                f"{', '.join(map(repr, self.columns))}{headless}"
             )
         return self.columns[name]
 
