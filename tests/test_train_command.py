@@ -405,6 +405,13 @@ def test_a_folder_of_images(tmp_path, capsys):
     np.testing.assert_allclose(ours, plain, atol=1e-5)
 
 
+def test_images_go_on_as_they_were_changed_before(tmp_path, capsys):
+    first = ["train", write_images(tmp_path / "pictures"), "--out", tmp_path / "run", "--size", "16", *SHORT]
+    assert run(*first) == 0
+    assert run(*first, "--no-augment") == 1
+    assert "got others: --no-augment was not given before; name" in capsys.readouterr().err
+
+
 def test_images_with_parts_of_their_own_and_a_simple_model(tmp_path, capsys):
     for seed, part in enumerate(("train", "val", "test")):
         write_images(tmp_path / "data" / part, each=12, seed=seed)

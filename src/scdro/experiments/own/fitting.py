@@ -111,7 +111,7 @@ def _searched(
 
 def _begin(plan: Plan, study: Study, data: OwnData, out: Path) -> None:
     """Save what a run in this folder is; another one is refused."""
-    own = {"method": plan.method, "seed": plan.seed, "data": data.task.fingerprint(), "study": study.as_dict()}
+    own = {"method": plan.method, "seed": plan.seed, "data": data.fingerprint(), "study": study.as_dict()}
     own["options"] = {"data": data.options, "run": plan.options()}
     path = out / "study.json"
     plain = json.loads(json.dumps(own))

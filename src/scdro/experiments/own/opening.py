@@ -43,6 +43,11 @@ class OwnData:
         """What scores are of: the test data, where there are any."""
         return "validation" if self.task.test is None else "test"
 
+    def fingerprint(self) -> str:
+        """Of the samples, and of whether they are changed in training."""
+        plain = self.images and self.options["--no-augment"]
+        return self.task.fingerprint() + ("-not-augmented" if plain else "")
+
     @property
     def evaluated(self) -> Samples:
         return self.task.validation if self.task.test is None else self.task.test

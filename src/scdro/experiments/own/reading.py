@@ -56,7 +56,7 @@ class Wanted:
         return (
             {name: str(path) if isinstance(path, Path) else path for name, path in paths.items()}
             | {name: list(value) for name, value in columns.items()}
-            | {"--target": self.target, "--size": self.size}
+            | {"--target": self.target, "--size": self.size, "--no-augment": None if self.augment else True}
         )
 
 
