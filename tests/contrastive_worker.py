@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import scdro
+from ranks import message
 from scdro.contrastive import RobustContrastiveLoss
 from scdro.distributed import finish
 
@@ -105,14 +106,6 @@ def early(four, loss):
     model = network()
     values = train(Both(four.ddp(model), loss), model.parameters(), four.take)
     return {"values": values, "kept": len(loss.state.anchors)}
-
-
-def message(function):
-    try:
-        function()
-    except scdro.ScdroError as error:
-        return f"{type(error).__name__}: {error}"
-    return "none"
 
 
 def errors(four, early_spd):
