@@ -534,7 +534,14 @@ def resolved(*options):
 
 def test_options_that_would_be_ignored_are_refused(tmp_path, capsys):
     argv = ["reproduce", "table1", "--scale", "smoke", "--out", str(tmp_path / "runs")]
-    for options in (["--seeds", "99"], ["--methods", "nonsense"], ["--dataset", "adult"], ["--tensorboard"]):
+    ignored = (
+        ["--seeds", "99"],
+        ["--epochs", "0"],
+        ["--methods", "nonsense"],
+        ["--dataset", "adult"],
+        ["--tensorboard"],
+    )
+    for options in ignored:
         assert main([*argv, *options]) == 1
         assert f"got {options[0]} too" in capsys.readouterr().err
     for experiment in ("table1", "figure1"):  # figure1: also where the digits stand in

@@ -57,9 +57,6 @@ class Training:
         self.generator = torch.Generator().manual_seed(0)
 
     def batch(self):
-        if self.name == "GroupDRO":  # as in its paper: groups drawn alike, then samples of each
-            draws = [torch.randint(c, (10,), generator=self.generator) for c in counts().tolist()]
-            return torch.cat([torch.nonzero(data()[1] == g)[i, 0] for g, i in enumerate(draws)])
         if self.drawn is None:
             return torch.randperm(N, generator=self.generator)[:BATCH]
         index = next(self.drawn, None)

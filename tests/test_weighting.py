@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import brentq
+from scipy.stats import chisquare
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -18,6 +19,7 @@ from scdro.optim import (
     ASCDRO,
     ERM,
     RECOVER,
+    REGISTRY,
     Chi2,
     Chi2Penalty,
     CVaR,
@@ -393,6 +395,40 @@ def test_group_dro_takes_lists_and_numpy():
         assert len(opt.group_weights) == 2
 
 
+@pytest.mark.parametrize("size", [3, 11, 20])
+def test_batches_of_group_dro_hold_all_groups_alike(size):
+    """No group more than once more than another; over many batches groups, and samples within each, equally often."""
+    order = torch.randperm(90, generator=torch.Generator().manual_seed(0))
+    groups = torch.tensor([0] * 50 + [1] * 7 + [4] * 2 + [3] * 30 + [2])[order]
+    opt = GroupDRO(problem()[0].parameters(), groups=groups)
+    assert len(opt.batch_sampler(size)) == math.ceil(90 / size)
+    batches = [torch.tensor(batch) for batch in opt.batch_sampler(size, steps=4000, seed=1)]
+    held = torch.stack([torch.bincount(groups[batch], minlength=5) for batch in batches])
+    assert (held.sum(1) == size).all()
+    assert (held.amax(1) - held.amin(1) <= 1).all()
+    np.testing.assert_allclose(held.double().mean(0), size / 5, atol=0.03)
+    drawn = torch.bincount(torch.cat(batches), minlength=90)
+    for group in (0, 1, 3, 4):
+        assert chisquare(drawn[groups == group].numpy()).pvalue > 1e-4
+
+
+def test_rare_groups_get_their_due():
+    """Two groups of one sample kind each, 1 to 199, the rare one harder: q goes to the rare one, whose loss is then the
+    smaller of what both can have. With batches that only shuffle it would have to wait for its turn."""
+    groups = (torch.arange(200) == 0).long()
+    target = torch.where(groups == 1, 1.0, -1.0)
+    w = torch.nn.Parameter(torch.tensor([-1.0]))
+    opt = GroupDRO([w], lr=0.02, groups=groups, dual_lr=0.05, momentum=0.0)
+    late = []
+    for k, index in enumerate(map(torch.tensor, opt.batch_sampler(4, steps=1200))):
+        opt.step(lambda index=index: (w - target[index]) ** 2, index)
+        if k >= 600:
+            late.append(w.item())
+    assert sum(late) / len(late) == pytest.approx(0.0, abs=0.05)  # equally far from both
+    assert REGISTRY["GroupDRO"].build([w], {"groups": groups}).draws(200, 4) is not None
+    assert GroupDRO([w], groups=2).draws(200, 4) is None
+
+
 def test_group_dro_says_what_is_wrong():
     model, x, y, _ = problem()
     index = torch.arange(6)
@@ -413,6 +449,11 @@ def test_group_dro_says_what_is_wrong():
     for groups in (0, True, 2.5, torch.ones(3), torch.tensor([-1, 0])):
         with pytest.raises(scdro.HyperparameterError):
             GroupDRO(model.parameters(), groups=groups)
+    with pytest.raises(scdro.HyperparameterError, match="got their number only"):
+        GroupDRO(model.parameters(), groups=3).batch_sampler(4)
+    for settings in ({"batch_size": 0}, {"batch_size": 2, "steps": 0}):
+        with pytest.raises(scdro.HyperparameterError, match="at least one"):
+            GroupDRO(model.parameters(), groups=torch.arange(9) % 3).batch_sampler(**settings)
 
 
 def test_group_means():

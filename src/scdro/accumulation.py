@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 
 from scdro.batch import Batch
 from scdro.errors import HyperparameterError
+from scdro.estimate import Estimate
 from scdro.scalar import Scalar, exp
-from scdro.state import Estimate, RobustState
+from scdro.state import RobustState
 
 __all__ = ["Accumulation"]
 

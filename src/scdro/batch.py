@@ -13,7 +13,7 @@ from scdro.errors import LossError, NonFiniteLossError
 from scdro.reading import check_shape, check_weights
 from scdro.scalar import Scalar, exp, host_reads, log, maximum, scalar
 
-__all__ = ["Batch", "Point", "checked", "read_local"]
+__all__ = ["Batch", "Point", "checked", "joined_parts", "read_local"]
 
 
 class Batch(NamedTuple):
@@ -74,6 +74,17 @@ def read_local(
     if log_weight is not None:
         values = torch.where(log_weight > -math.inf, values, 0.0)
     return values, log_weight
+
+
+def joined_parts(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
+    """Losses and log weights of all parts of a batch."""
+    if len(parts) == 1:
+        return parts[0].losses, parts[0].log_weight
+    losses = torch.cat([part.losses for part in parts])
+    if all(part.log_weight is None for part in parts):
+        return losses, None
+    weights = [torch.zeros_like(part.losses) if part.log_weight is None else part.log_weight for part in parts]
+    return losses, torch.cat(weights)
 
 
 def checked(joined: Joined, *, loss_bound: float | None, skip_nonfinite: bool) -> Batch:

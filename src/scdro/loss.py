@@ -15,8 +15,9 @@ from scdro.batch import Batch
 from scdro.distributed import Group
 from scdro.errors import HyperparameterError
 from scdro.groups import check_groups, group_means, group_weights
+from scdro.reading import check_beta
 from scdro.scalar import Scalar, host_reads, where
-from scdro.state import RobustState, check_beta
+from scdro.state import RobustState
 from scdro.temperature import PrintedTemperature, Temperature, given_or_default
 from scdro.tilt import solve_lam, trimmed_log_weights, value_at
 

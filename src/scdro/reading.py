@@ -38,6 +38,15 @@ def check_trim(trim: float) -> None:
         raise HyperparameterError(f"expected trim in [0, 1), the fraction of hardest samples to leave out, got {trim}")
 
 
+def check_beta(beta: float) -> None:
+    try:
+        good = 0.0 < beta <= 1.0
+    except TypeError:
+        good = False
+    if not good:
+        raise HyperparameterError(f"expected beta in (0, 1], the share of the new batch in the averages, got {beta}")
+
+
 def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
     """Losses of an exact function: with their graph, in float64 without, log q, and whether they were not torch's."""
     vector = _as_vector(losses)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils.data import Sampler
 from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import CheckpointError, HyperparameterError
 
-__all__ = ["DrawnBatches"]
+__all__ = ["DrawnBatches", "GroupsAlike"]
 
 # What draws a batch: positions in the data set.
 Draw = Callable[[torch.Generator], Tensor]
@@ -39,6 +40,23 @@ class DrawnBatches(Sampler[list[int]]):
         self._draw, self._steps, self._ranks, self._done, self._resumed = draw, steps, ranks, 0, False
         self._generator = torch.Generator(device="cpu").manual_seed(seed)
 
+    @classmethod
+    def of_size(
+        cls,
+        batch_size: int,
+        draw: Callable[[int, torch.Generator], Tensor],
+        n: int,
+        steps: int | None,
+        seed: int,
+        ranks: Ranks,
+    ) -> DrawnBatches:
+        """Batches of `batch_size` samples for each process, by default as many as cover n samples."""
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise HyperparameterError(f"expected a batch of at least one sample, got {batch_size!r}")
+        size = batch_size * ranks.size
+        steps = math.ceil(n / size) if steps is None else steps
+        return cls(lambda generator: draw(size, generator), steps, seed, ranks)
+
     def __len__(self) -> int:
         return self._steps
 
@@ -63,3 +81,24 @@ class DrawnBatches(Sampler[list[int]]):
         self._generator.set_state(state["generator"].cpu())
         self._done = state["done"]
         self._resumed = self._done < self._steps
+
+
+class GroupsAlike:
+    """Draws samples so that no group is in a batch more than once more than any other, whatever the groups' sizes.
+
+    Args:
+        groups: the group of every sample.
+    """
+
+    def __init__(self, groups: Tensor) -> None:
+        _, self._sizes = torch.unique(groups, return_counts=True)
+        self._positions = torch.argsort(groups, stable=True)
+        self._starts = self._sizes.cumsum(0) - self._sizes
+
+    def draw(self, size: int, generator: torch.Generator) -> Tensor:
+        """Positions; within a group with replacement. Costs O(size + groups)."""
+        count = len(self._sizes)
+        some = torch.randperm(count, generator=generator, device="cpu")[: size % count]
+        groups = torch.cat([torch.arange(count).repeat(size // count), some])
+        within = torch.rand(size, generator=generator, device="cpu", dtype=torch.float64) * self._sizes[groups]
+        return self._positions[self._starts[groups] + within.long()]

@@ -22,6 +22,7 @@ __all__ = [
     "logaddexp",
     "maximum",
     "minimum",
+    "pinned",
     "scalar",
     "scalar_dtype",
     "unpacked",
@@ -103,3 +104,15 @@ def clamp(x: Scalar, low: Scalar, high: Scalar) -> Scalar:
 def scalar_dtype(device: torch.device) -> torch.dtype:
     """float64 for everything that is exponentiated, where the device has it (docs/mathematics.md, "Numerics")."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+@torch.library.custom_op("scdro::pinned", mutates_args=())
+def pinned(x: Tensor) -> Tensor:
+    """A copy that a compiled backward pass cannot make anew: it would read numbers that the forward pass has since
+    overwritten, and give wrong gradients in silence (torch 2.13, inductor)."""
+    return x.clone()
+
+
+@pinned.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)

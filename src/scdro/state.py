@@ -16,35 +16,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scdro.batch import Batch, Point
+from scdro.batch import Batch, Point, joined_parts
 from scdro.distributed import Group
 from scdro.errors import HyperparameterError
+from scdro.estimate import Estimate, mean_of_parts, parts_of
 from scdro.estimators import Advance, Tracker
-from scdro.reading import check_radius, check_trim
-from scdro.scalar import Scalar, clamp, exp, logaddexp, maximum, scalar, scalar_dtype, unpacked, vector
+from scdro.reading import check_beta, check_radius, check_trim
+from scdro.scalar import Scalar, clamp, logaddexp, maximum, pinned, scalar, scalar_dtype, unpacked, vector
 from scdro.temperature import LamRange, Moved, Temperature
 from scdro.tilt import attainable, effective_size, solve_lam, trimmed_log_weights, value_at
 from scdro.tracked import Tracked
 from scdro.window import Window, default_size
 
-__all__ = ["Estimate", "RobustState"]
-
-
-class Estimate(NamedTuple):
-    """A step not yet committed. `weights` sum to ghat/s; `lam_log_s` is lam log s."""
-
-    batch: Batch
-    before: tuple[Batch, ...]  # the other parts of the batch, where it comes in parts
-    log_mass: Scalar
-    lam: Scalar
-    lam_past: Scalar
-    step: Advance
-    lam_log_s: Scalar
-    weights: Tensor
-    objective: Scalar
-    mean: Scalar | None = None
-    mean_old: Scalar | None = None
-    calibrating: bool = False
+__all__ = ["RobustState"]
 
 
 class Reading(NamedTuple):
@@ -59,7 +43,7 @@ class Reading(NamedTuple):
 class RobustState(Tracked):
     """lam, lam log s, the recent losses, and the counters: all of it buffers, all of it in `state_dict`.
 
-    Reading are kept together in vectors: torch.compile (2.13) loses writes to buffers that are 0-d float64 tensors.
+    Numbers are kept together in a vector: torch.compile (2.13) loses writes to buffers that are 0-d float64 tensors.
     """
 
     scalars: Tensor  # Reading
@@ -107,7 +91,7 @@ class RobustState(Tracked):
 
     def reading(self) -> Reading:
         """What the state holds, to compute with."""
-        return Reading(*unpacked(_pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars))
+        return Reading(*unpacked(pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars))
 
     @property
     def window(self) -> Window:
@@ -197,12 +181,12 @@ class RobustState(Tracked):
             step = Advance(log_mean, log_mean)
         mean = mean_old = None
         if self.plain or not self.temperature.carries:
-            mean = _mean_of_parts(point.mean(batch.losses), staged, log_mean + log_mass)
+            mean = mean_of_parts(point.mean(batch.losses), staged, log_mean + log_mass)
             mean_old = None if old is None else old[1].mean(old[0].losses)
         lam_log_s = self._soft_max(at, step, mean, beta)
         return Estimate(
             batch=batch,
-            before=_parts(staged),
+            before=parts_of(staged),
             log_mass=log_mass,
             lam=lam,
             lam_past=lam_past,
@@ -223,7 +207,7 @@ class RobustState(Tracked):
         value, _, _ = value_at(batch.losses, batch.losses, log_q, lam, lam0)
         return Estimate(
             batch=batch,
-            before=_parts(staged),
+            before=parts_of(staged),
             log_mass=batch.log_mass,
             lam=lam,
             lam_past=lam,
@@ -254,7 +238,7 @@ class RobustState(Tracked):
     def commit(self, estimate: Estimate, lr: Scalar | None = None, only_if: Tensor | None = None) -> None:
         """Move s and the recent losses, then lam; where `only_if` or the batch's own flag is false, nothing moves."""
         at = self.reading()
-        pushed = window = self.window.pushed(*_joined(_parts(estimate)))
+        pushed = window = self.window.pushed(*joined_parts(parts_of(estimate)))
         ceiling = at.ceiling
         if self.trim:
             ceiling = window.quantile(self.trim)
@@ -304,49 +288,6 @@ class RobustState(Tracked):
         return vector([maximum(at.kl, 0.0)], q)[0], (q * q).sum() / (at.weights * at.weights).sum()
 
 
-def check_beta(beta: float) -> None:
-    try:
-        good = 0.0 < beta <= 1.0
-    except TypeError:
-        good = False
-    if not good:
-        raise HyperparameterError(f"expected beta in (0, 1], the share of the new batch in the averages, got {beta}")
-
-
 def _note_started(module: nn.Module, _: object) -> None:
     assert isinstance(module, RobustState)
     module.started = not math.isnan(module.scalars[2])
-
-
-def _parts(estimate: Estimate | None) -> tuple[Batch, ...]:
-    return () if estimate is None else (*estimate.before, estimate.batch)
-
-
-def _joined(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
-    """Losses and log weights of all parts of a batch."""
-    if len(parts) == 1:
-        return parts[0].losses, parts[0].log_weight
-    losses = torch.cat([part.losses for part in parts])
-    if all(part.log_weight is None for part in parts):
-        return losses, None
-    weights = [torch.zeros_like(part.losses) if part.log_weight is None else part.log_weight for part in parts]
-    return losses, torch.cat(weights)
-
-
-def _mean_of_parts(mean: Scalar, staged: Estimate | None, log_sum: Scalar) -> Scalar:
-    """The mean loss of all parts of a batch so far, each part by its share of the sum of exp(l/lam)."""
-    if staged is None or staged.mean is None:
-        return mean
-    return mean + exp(staged.step.log_mean + staged.log_mass - log_sum) * (staged.mean - mean)
-
-
-@torch.library.custom_op("scdro::pinned", mutates_args=())
-def _pinned(x: Tensor) -> Tensor:
-    """A copy that a compiled backward pass cannot make anew: it would read numbers that the forward pass has since
-    overwritten, and give wrong gradients in silence (torch 2.13, inductor)."""
-    return x.clone()
-
-
-@_pinned.register_fake
-def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x)

@@ -94,8 +94,10 @@ def add(commands: Any) -> None:
         "--results", type=Path, default=None, help="where tables and figures go (default: with the runs)"
     )
     parser.add_argument("--workers", type=int, default=1, help="runs at a time (default: 1; under torchrun no more)")
-    parser.add_argument("--image-workers", type=int, default=0, help="processes of each run that decode large images")
-    parser.add_argument("--tensorboard", action="store_true", help=TENSORBOARD)
+    parser.add_argument(
+        "--image-workers", type=int, default=None, help="processes of each run that decode large images (default: 0)"
+    )
+    parser.add_argument("--tensorboard", action="store_true", default=None, help=TENSORBOARD)
     parser.add_argument("--checkpoint-seconds", type=float, default=20.0, help=argparse.SUPPRESS)
     _add_fields(parser)
     parser.set_defaults(run=run, shared=lambda args: args.experiment != TABLE1)
@@ -145,8 +147,8 @@ def run(args: argparse.Namespace) -> None:
     from scdro.experiments.tasks import Sources
 
     check(args)
-    sources = Sources(args.data, args.features, args.image_workers)
-    means = Means(sources, args.workers, args.checkpoint_seconds, args.tensorboard)
+    sources = Sources(args.data, args.features, args.image_workers or 0)
+    means = Means(sources, args.workers, args.checkpoint_seconds, bool(args.tensorboard))
     folder = args.out / f"{args.experiment}-{args.scale}"
     studies = _studies(args, means)
     found = [(study, sweep(study, folder / study.dataset, means, Board(), _say)) for study in studies]
@@ -160,7 +162,7 @@ def _run_table1(args: argparse.Namespace) -> None:
     from scdro.cli.progress import ProgressLine
     from scdro.experiments import table1
 
-    given = [name for name, value in vars(args).items() if name not in TABLE1_OPTIONS and value not in (None, False)]
+    given = [name for name, value in vars(args).items() if name not in TABLE1_OPTIONS and value is not None]
     if given:
         raise HyperparameterError(
             f"expected --scale, --out, --results and --workers alone for {TABLE1}, which has problems of its own, got "

@@ -24,8 +24,7 @@ from scdro.distributed.ranks import ALONE, Ranks
 from scdro.distributed.rows import Cut
 from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
 from scdro.positions import check_positions, check_samples
-from scdro.reading import check_radius
-from scdro.state import check_beta
+from scdro.reading import check_beta, check_radius
 
 __all__ = ["RobustContrastiveLoss"]
 

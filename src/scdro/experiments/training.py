@@ -85,7 +85,7 @@ class _Training:
             weight_decay=study.weight_decay,
             **settings,
         )
-        drawn = self.method.draws(self.optimizer, len(task.train), study.batch_size, run.seed, joint=True)
+        drawn = self.optimizer.draws(len(task.train), study.batch_size, run.seed, joint=True)
         self.batches = task.batches(study.batch_size, run.seed, drawn, ranks)
         parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
         parts |= {} if drawn is None else {"sampler": drawn}

@@ -19,6 +19,7 @@ from scdro.errors import CheckpointError, ClosureError, LossError
 from scdro.optim.gradients import Gradients
 from scdro.optim.settings import check_held, check_same_temperature, check_steps
 from scdro.projections import Ball
+from scdro.sampling import DrawnBatches
 from scdro.scalar import Scalar
 from scdro.tracked import Tracked
 
@@ -192,6 +193,11 @@ class ClosureOptimizer(Optimizer):
     def _project(self) -> None:
         if self._ball is not None:
             self._ball.project_([p for p in self._parameters() if p.requires_grad])
+
+    def draws(self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False) -> DrawnBatches | None:
+        """An epoch of batches out of n samples, where the method draws its samples itself; with `joint`, whole ones
+        for all processes."""
+        return None
 
     @property
     def ranks(self) -> Ranks:

@@ -185,6 +185,9 @@ class FastDRO(WeightingOptimizer):
             ALONE if joint else self.ranks,
         )
 
+    def draws(self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False) -> DrawnBatches | None:
+        return None if self.multilevel is None else self.batch_sampler(n=n, seed=seed, joint=joint)
+
     def _weigh(self, batch: Batch) -> Weighed:
         value, weights = self._response(batch, slice(None))
         if self.multilevel is None:

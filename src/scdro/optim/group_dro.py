@@ -13,11 +13,13 @@ from torch import Tensor
 
 from scdro.batch import Batch
 from scdro.distributed import Group
+from scdro.distributed.ranks import ALONE
 from scdro.errors import ClosureError, HyperparameterError
 from scdro.groups import check_groups
 from scdro.optim.base import Closure, check_steps
 from scdro.optim.weighting import Weighed, WeightingOptimizer, base_weights
 from scdro.positions import check_positions
+from scdro.sampling import DrawnBatches, GroupsAlike
 from scdro.scalar import scalar
 from scdro.tracked import Tracked
 
@@ -42,8 +44,8 @@ class GroupDRO(WeightingOptimizer):
     2. q_g <- q_g exp(dual_lr L_g), normalised; in the log domain. Groups that the batch lacks keep theirs.
     3. The gradient is that of sum_g q_g L_g.
 
-    Let batches hold every group, as a sampler balanced over groups does: one that is often missing is raised too
-    rarely, and ends with less than its due.
+    Batches come from `batch_sampler`, or from a loader of yours that draws all groups alike. In one that only shuffles,
+    a rare group is often missing: it is raised too rarely, and ends with less than its due.
 
     Args:
         groups: the group of every training sample, integers from 0 on; `step(closure, index)` then looks them up. Or
@@ -54,9 +56,12 @@ class GroupDRO(WeightingOptimizer):
     Example:
         >>> model = torch.nn.Linear(3, 2)
         >>> x, y, group = torch.randn(8, 3), torch.randint(2, (8,)), torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])
-        >>> opt = GroupDRO(model.parameters(), lr=0.1, groups=3)
-        >>> losses = lambda: torch.nn.functional.cross_entropy(model(x), y, reduction="none")
-        >>> value = opt.step(losses, groups=group)
+        >>> opt = GroupDRO(model.parameters(), lr=0.1, groups=group)
+        >>> for index in opt.batch_sampler(6, steps=5):
+        ...     value = opt.step(
+        ...         lambda: torch.nn.functional.cross_entropy(model(x[index]), y[index], reduction="none"),
+        ...         torch.tensor(index),
+        ...     )
     """
 
     _tracked: _GroupState
@@ -99,6 +104,21 @@ class GroupDRO(WeightingOptimizer):
             groups = self._groups[check_positions(index, len(self._groups))]
         return super().step(closure, groups, **settings)
 
+    def batch_sampler(
+        self, batch_size: int, steps: int | None = None, seed: int = 0, *, joint: bool = False
+    ) -> DrawnBatches:
+        """Batches that hold each group as often as any other, for `DataLoader(batch_sampler=...)`.
+
+        `steps` of them make an epoch: by default as many as cover n samples. Of several processes each gets
+        `batch_size` samples of one joint draw; with `joint` all get the same `batch_size` samples, to be cut.
+        """
+        groups = self._all_groups()
+        ranks = ALONE if joint else self.ranks
+        return DrawnBatches.of_size(batch_size, GroupsAlike(groups).draw, len(groups), steps, seed, ranks)
+
+    def draws(self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False) -> DrawnBatches | None:
+        return None if self._groups is None else self.batch_sampler(batch_size, seed=seed, joint=joint)
+
     def _labels(self, losses: Tensor, index: Tensor | None) -> Callable[[], Tensor]:
         return partial(self._group_of_each, losses, index)
 
@@ -124,10 +144,13 @@ class GroupDRO(WeightingOptimizer):
 
     def full_objective(self, losses: Tensor) -> Tensor:
         """The largest mean loss of a group, given the losses of all training samples."""
+        groups = self._all_groups()
+        return torch.stack([losses[(groups == g).to(losses.device)].mean() for g in torch.unique(groups)]).amax()
+
+    def _all_groups(self) -> Tensor:
         if self._groups is None:
             raise HyperparameterError("expected GroupDRO made with the groups of all samples, got their number only")
-        names = torch.unique(self._groups)
-        return torch.stack([losses[(self._groups == g).to(losses.device)].mean() for g in names]).amax()
+        return self._groups
 
     @property
     def group_weights(self) -> Tensor:

@@ -28,7 +28,6 @@ from scdro.optim.restart import RASCDRO, RSCDRO, decay_stages
 from scdro.optim.scdro import SCDRO
 from scdro.optim.spd import SPD
 from scdro.optim.weighting import ERM
-from scdro.sampling import DrawnBatches
 from scdro.temperature import PrintedTemperature
 
 __all__ = ["REGISTRY", "Method"]
@@ -91,22 +90,12 @@ class Method:
 
         Of several processes each gets `batch_size` samples of every joint batch.
         """
-        drawn = self.draws(optimizer, n, batch_size, seed)
+        drawn = optimizer.draws(n, batch_size, seed)
         if drawn is not None:
             return drawn
         shuffled = RandomSampler(range(n), generator=torch.Generator(device="cpu").manual_seed(seed))
         joint = batch_size * optimizer.ranks.size
         return optimizer.ranks.batches(BatchSampler(shuffled, joint, drop_last=n >= joint))
-
-    def draws(
-        self, optimizer: ClosureOptimizer, n: int, batch_size: int, seed: int = 0, *, joint: bool = False
-    ) -> DrawnBatches | None:
-        """The method's own batches, where it draws its samples itself; with `joint`, whole ones for all processes."""
-        if isinstance(optimizer, FastDRO) and optimizer.multilevel is not None:
-            return optimizer.batch_sampler(n=n, seed=seed, joint=joint)
-        if isinstance(optimizer, SPD) and not optimizer.uniform:
-            return optimizer.batch_sampler(batch_size, seed=seed, joint=joint)
-        return None
 
     def per_sample(self, class_counts: Tensor, **settings: Any) -> PerSample:
         """The per-sample loss to train on: cross-entropy for most."""

@@ -11,7 +11,7 @@ from scdro.errors import CheckpointError, HyperparameterError
 from scdro.optim.ascdro import ASCDRO
 from scdro.optim.robust import RobustOptimizer
 from scdro.optim.scdro import SCDRO
-from scdro.state import check_beta
+from scdro.reading import check_beta
 
 __all__ = ["RASCDRO", "RSCDRO", "Stage", "decay_stages", "factor_stages", "lemma_stages"]
 

@@ -11,8 +11,9 @@ from scdro.errors import HyperparameterError
 from scdro.estimators import Tracker
 from scdro.functional import worst_case
 from scdro.optim.base import ClosureOptimizer
+from scdro.reading import check_beta
 from scdro.scalar import Scalar
-from scdro.state import RobustState, check_beta
+from scdro.state import RobustState
 from scdro.temperature import Temperature, given_or_default
 
 __all__ = ["RobustOptimizer"]

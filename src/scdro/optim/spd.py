@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -98,14 +97,12 @@ class SPD(PrimalDual):
         `batch_size` samples of one joint draw; with `joint` all get the same `batch_size` samples, to be cut. All must
         ask for it.
         """
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise HyperparameterError(f"expected a batch of at least one sample, got {batch_size!r}")
         if self.uniform:
             raise HyperparameterError("expected an optimizer that draws from p, got one made with uniform=True")
-        ranks = ALONE if joint else self.ranks
-        size = batch_size * ranks.size
-        steps = math.ceil(self._dual.n / size) if steps is None else steps
-        return DrawnBatches(lambda generator: self.draw(size, generator), steps, seed, ranks)
+        return DrawnBatches.of_size(batch_size, self.draw, self._dual.n, steps, seed, ALONE if joint else self.ranks)
+
+    def draws(self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False) -> DrawnBatches | None:
+        return None if self.uniform else self.batch_sampler(batch_size, seed=seed, joint=joint)
 
     def _primal_dual_step(self, closure: Closure, index: Tensor | None) -> Scalar | None:
         if not self.uniform and not self._drawing:
