@@ -1,5 +1,6 @@
 """Runs, sweeps and tables: resumed to the bit, tuned without the test data, in the paper's form."""
 
+import csv
 import dataclasses
 import json
 import math
@@ -19,11 +20,12 @@ from scdro.cli.reproduce import _studies
 from scdro.data import ImageData, Rows, hold_out
 from scdro.errors import CheckpointError, DataError, HyperparameterError, MissingDataError
 from scdro.experiments.assess import predicted
+from scdro.experiments.columns import COLUMNS, drawn
 from scdro.experiments.config import Arm, Run, Study
 from scdro.experiments.figures import draw
 from scdro.experiments.pool import Means
 from scdro.experiments.presets import EXPERIMENTS, SCALES, datasets, study
-from scdro.experiments.results import COLUMNS, cell, comparisons, difference, markdown
+from scdro.experiments.results import cell, comparisons, difference, markdown
 from scdro.experiments.storage import read_json, read_lines
 from scdro.experiments.sweep import Outcome, outcomes, sweep
 from scdro.experiments.tasks import Sources, Task, make_model, open_task
@@ -522,6 +524,10 @@ def test_reproduce_falls_back_to_digits_and_says_so(experiment, tmp_path, capsys
     folder = tmp_path / "runs" / f"{experiment}-smoke"
     for name in ("results.md", "seeds.csv", "curves.csv", f"{experiment}-samples.png"):
         assert (folder / name).stat().st_size > 0
+    with (folder / "curves.csv").open() as file:
+        curves = list(csv.DictReader(file))
+    for score in drawn(study(experiment, curves[0]["dataset"], "smoke")):  # no empty panels
+        assert all(row[f"{score.part} {score.name}"] for row in curves)
     assert (folder / "trials.csv").read_text() == ""  # one setting each
     head = (folder / "results.md").read_text()
     assert all(method in head for method in EXPERIMENTS[experiment][2])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scdro.errors import MissingDataError
+from scdro.experiments.columns import Score, drawn
 from scdro.experiments.results import Found
 from scdro.experiments.sweep import Outcome
 
@@ -15,36 +16,28 @@ __all__ = ["draw"]
 # Okabe and Ito's colours, told apart by the colour-blind, each with a line of its own.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 1, 2)))
-ROWS = (
-    ("training accuracy", "train", "top1", 100.0),
-    ("test accuracy", "test", "top1", 100.0),
-    ("test accuracy, rarer half", "test", "minority", 100.0),
-    ("robust objective", "train", "robust_loss", 1.0),
-)
 
 
 def draw(found: Found, folder: Path, name: str) -> list[Path]:
     """{name}-samples and {name}-seconds, as PNG and SVG."""
     pyplot = _pyplot()
-    from matplotlib.ticker import EngFormatter, LogFormatter
+    from matplotlib.ticker import EngFormatter
 
-    written = []
+    written, rows = [], drawn(found[0][0])
     for axis, label in (("samples", "samples processed"), ("seconds", "seconds")):
-        size = (4.2 * len(found) + 1.6, 2.5 * len(ROWS))
-        figure, axes = pyplot.subplots(len(ROWS), len(found), figsize=size, squeeze=False, sharex="col")
+        size = (4.2 * len(found) + 1.6, 2.5 * len(rows))
+        figure, axes = pyplot.subplots(len(rows), len(found), figsize=size, squeeze=False, sharex="col")
         for column, (study, outcomes) in enumerate(found):
-            for row, (title, part, score, factor) in enumerate(ROWS):
+            for row, score in enumerate(rows):
                 ax = axes[row][column]
                 for k, outcome in enumerate(_shown(outcomes, study.score_rho)):
-                    _line(ax, outcome, axis, part, score, factor, COLOURS[k % 8], LINES[k % 8])
+                    _line(ax, outcome, axis, score, COLOURS[k % 8], LINES[k % 8])
                 ax.grid(alpha=0.25)
                 ax.spines[["top", "right"]].set_visible(False)
                 if column == 0:
-                    ax.set_ylabel(title)
-                if score == "robust_loss" and any(len(line.get_ydata()) for line in ax.get_lines()):
-                    ax.set_yscale("log")
-                    ax.yaxis.set_major_formatter(LogFormatter())
-                    ax.yaxis.set_minor_formatter(LogFormatter())
+                    ax.set_ylabel(score.title if score.name in ("top1", "robust_loss") else f"test, {score.title}")
+                if not score.percent and any(len(line.get_ydata()) for line in ax.get_lines()):
+                    _log_scale(ax)
                     _leave_out_what_diverged(ax)
             axes[0][column].set_title(study.dataset)
             axes[-1][column].set_xlabel(label)
@@ -52,8 +45,8 @@ def draw(found: Found, folder: Path, name: str) -> list[Path]:
         handles, labels = axes[0][0].get_legend_handles_labels()
         across = 3 * len(found)
         figure.legend(handles, labels, loc="upper center", ncols=min(len(labels), across), frameon=False)
-        rows = -(-len(labels) // across)
-        figure.tight_layout(rect=(0, 0, 1, 1 - (0.22 * rows + 0.1) / size[1]))
+        lines = -(-len(labels) // across)
+        figure.tight_layout(rect=(0, 0, 1, 1 - (0.22 * lines + 0.1) / size[1]))
         for kind in ("png", "svg"):
             path = folder / f"{name}-{axis}.{kind}"
             figure.savefig(path, dpi=110, metadata={"Date": None} if kind == "svg" else None)
@@ -67,13 +60,15 @@ def _shown(outcomes: Any, rho: float) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome.arm.rho in (None, rho)]
 
 
-def _line(ax: Any, outcome: Outcome, axis: str, part: str, score: str, factor: float, colour: str, line: Any) -> None:
+def _line(ax: Any, outcome: Outcome, axis: str, score: Score, colour: str, line: Any) -> None:
     """Mean over the seeds that came to the end, and the range of one standard deviation."""
     longest = max(map(len, outcome.curves), default=0)
     curves = [curve for curve in outcome.curves if len(curve) == longest]
     lost = len(outcome.curves) - len(curves)
     points = list(zip(*curves, strict=True))
-    values = [[p[part][score] for p in point if p[part].get(score) is not None] for point in points]
+    scores = [[p[score.part].get(score.name) for p in point] for point in points]
+    values = [[value for value in own if value is not None] for own in scores]
+    factor = 100.0 if score.percent else 1.0
     kept = [(point, own) for point, own in zip(points, values, strict=True) if own]
     x = [statistics.mean(p[axis] for p in point) for point, _ in kept]
     mean = [factor * statistics.mean(own) for _, own in kept]
@@ -88,6 +83,20 @@ def _line(ax: Any, outcome: Outcome, axis: str, part: str, score: str, factor: f
     )
     low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
     ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _log_scale(ax: Any) -> None:
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        """0.6 instead of 6e-01, where it would write at all."""
+
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:g}" if super().__call__(x, pos) else ""
+
+    ax.set_yscale("log")
+    ax.yaxis.set_major_formatter(Plain())
+    ax.yaxis.set_minor_formatter(Plain())
 
 
 def _leave_out_what_diverged(ax: Any) -> None:

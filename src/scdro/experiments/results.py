@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from scdro.experiments.columns import Score, columns
 from scdro.experiments.config import Study
 from scdro.experiments.paper import CLAIMS, reported
 from scdro.experiments.sweep import Outcome
@@ -18,35 +19,6 @@ __all__ = ["Difference", "Found", "comparisons", "csv_text", "curve_rows", "mark
 Row = dict[str, Any]
 Found = Sequence[tuple[Study, Sequence[Outcome]]]  # an experiment's data sets
 OURS = ("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO")
-
-
-class Score(NamedTuple):
-    """A column: its title, and where its value is in a result; accuracies are shown in per cent."""
-
-    title: str
-    part: str
-    name: str
-    percent: bool = True
-
-
-COLUMNS = (
-    Score("test accuracy", "test", "top1"),
-    Score("rarer half", "test", "minority"),
-    Score("other half", "test", "majority"),
-    Score("training accuracy", "train", "top1"),
-    Score("robust objective", "train", "robust_loss", percent=False),
-)
-GROUP_COLUMNS = (
-    Score("mean accuracy", "test", "top1"),
-    Score("worst group", "test", "worst_group"),
-    Score("rare groups", "test", "rare_groups"),
-    Score("training accuracy", "train", "top1"),
-    Score("robust objective", "train", "robust_loss", percent=False),
-)
-
-
-def columns(study: Study) -> tuple[Score, ...]:
-    return GROUP_COLUMNS if study.experiment == "hidden" else COLUMNS
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -239,7 +211,7 @@ def curve_rows(found: Found) -> list[Row]:
             **_named(study, outcome),
             "seed": seed,
             **{key: point[key] for key in ("samples", "seconds")},
-            **{f"{part} {name}": point[part].get(name) for part, name in _CURVES},
+            **{f"{score.part} {score.name}": point[score.part].get(score.name) for score in columns(study)},
             **{key: point.get(key) for key in ("lam", "kl")},
         }
         for study, outcomes in found
@@ -267,7 +239,6 @@ _SAVED = tuple(
     )
     for name in names
 )
-_CURVES = (("train", "top1"), ("train", "robust_loss"), ("test", "top1"), ("test", "minority"), ("test", "majority"))
 
 
 def _named(study: Study, outcome: Outcome) -> Row:
