@@ -15,6 +15,8 @@ from scdro.experiments.config import Study
 
 __all__ = ["EXPERIMENTS", "SCALES", "datasets", "study"]
 
+Grid = tuple[tuple[str, tuple[float, ...]], ...]
+
 CIFAR = ("cifar10-st", "cifar100-st")
 LARGE = ("imagenet-lt", "inaturalist18")
 SCALES = ("paper", "small", "smoke")
@@ -43,12 +45,15 @@ def _network(dataset: str, **own: Any) -> Study:
 def _hidden(dataset: str, **own: Any) -> Study:
     """Weak groups that no label tells of: a small network on frozen features, or on the rows of a table."""
     inputs = "rows" if dataset == "adult" else "features"
-    length = {"epochs": 20, "decay_epoch": 15, "model": "mlp", "width": 128, "trials": 15}
-    return _study(dataset, **{"inputs": inputs, **length, "rho": TABLE4_RHO, "choose_rho": True, **own})
+    length = {"epochs": 20, "decay_epoch": 15, "model": "mlp", "width": 128}
+    search = {"rho": TABLE4_RHO, "choose_rho": True, "trials": 25, "grid": (("beta", (0.1, 0.5)),)}
+    return _study(dataset, **{"inputs": inputs, **length, **search, **own})
 
 
-def _study(dataset: str, **own: Any) -> Study:
-    return Study(dataset=dataset, scale="paper", batch_size=512 if dataset in LARGE else 128, **own)
+def _study(dataset: str, methods: tuple[str, ...], grid: Grid = (), **own: Any) -> Study:
+    batch_size = 512 if dataset in LARGE else 128
+    known = _known(grid, methods)
+    return Study(dataset=dataset, methods=methods, scale="paper", batch_size=batch_size, grid=known, **own)
 
 
 Maker = Callable[..., Study]
@@ -137,11 +142,11 @@ def _shortened(whole: Study, scale: str) -> Study:
             changes["tune_rho"] = 0.0 if whole.choose_rho else 0.5
     if scale == "smoke":
         changes |= SMOKE
-    changes["grid"] = _known(changes.get("grid", ()), whole.methods)
+    changes["grid"] = _known(changes.get("grid", whole.grid), whole.methods)
     return replace(whole, **changes)
 
 
-def _known(grid: tuple[tuple[str, tuple[float, ...]], ...], methods: tuple[str, ...]) -> tuple[Any, ...]:
+def _known(grid: Grid, methods: tuple[str, ...]) -> Grid:
     """The entries that concern these methods."""
     from scdro.optim import REGISTRY
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,8 +107,8 @@ class Method:
     def trials(
         self, count: int | None = None, seed: int = 0, values: Mapping[str, Sequence[Any]] | None = None
     ) -> list[dict[str, Any]]:
-        """All combinations of the grid, or `count` of them drawn at random; `values` replace those of the grid, or add
-        to them.
+        """All combinations of the grid, or `count` of them drawn at random, so that each value of a setting is tried as
+        often as the others; `values` replace those of the grid, or add to them.
 
         Example:
             >>> len(REGISTRY["SCDRO"].trials()), REGISTRY["ERM"].trials()[0]
@@ -115,7 +116,25 @@ class Method:
         """
         grid = {**self.grid, **(values or {})}
         every = [dict(zip(grid, each, strict=True)) for each in itertools.product(*grid.values())]
-        return every if count is None or count >= len(every) else random.Random(seed).sample(every, count)
+        return every if count is None or count >= len(every) else _spread(every, count, random.Random(seed))
+
+
+def _spread(every: list[dict[str, Any]], count: int, rng: random.Random) -> list[dict[str, Any]]:
+    """Some of all trials: one after the other, whose values and pairs of values were tried least so far."""
+    left, drawn = rng.sample(every, len(every)), []
+    sizes = {key: len({trial[key] for trial in every}) for key in every[0]}
+    tried: Counter[Any] = Counter()
+
+    def so_far(trial: dict[str, Any]) -> int:
+        pairs = itertools.combinations(trial.items(), 2)
+        alone = sum(sizes[item[0]] * tried[item] for item in trial.items())
+        return alone + sum(sizes[a[0]] * sizes[b[0]] * tried[a, b] for a, b in pairs)
+
+    for _ in range(count):
+        drawn.append(min(left, key=so_far))
+        left.remove(drawn[-1])
+        tried.update([*drawn[-1].items(), *itertools.combinations(drawn[-1].items(), 2)])
+    return drawn
 
 
 def _printed(method: Maker) -> Maker:
