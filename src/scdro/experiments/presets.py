@@ -45,7 +45,7 @@ def _network(dataset: str, **own: Any) -> Study:
 def _hidden(dataset: str, **own: Any) -> Study:
     """Weak groups that no label tells of: a small network on frozen features, or on the rows of a table."""
     inputs = "rows" if dataset == "adult" else "features"
-    length = {"epochs": 20, "decay_epoch": 15, "model": "mlp", "width": 128}
+    length = {"epochs": 20, "decay_epoch": 15, "model": "mlp", "width": 128, "max_grad_norm": 1.0}  # as docs/guide.md
     search = {"rho": TABLE4_RHO, "choose_rho": True, "trials": 25, "grid": (("beta", (0.1, 0.5)),)}
     return _study(dataset, **{"inputs": inputs, **length, **search, **own})
 
