@@ -104,6 +104,21 @@ def test_a_run_depends_on_its_seed_alone():
     assert first["samples"] == 20 * BATCH["curved"]
 
 
+@pytest.mark.parametrize("horizon", [11, 30, 31, 200])
+def test_passes_of_pgsmd2_are_counted(horizon, monkeypatch):
+    row = next(row for row in ROWS if row.algorithm == "PG-SMD2")
+    problem, passes = PROBLEMS[row.problem], []
+    w = problem.start().requires_grad_()
+    plan = row.plan(problem, w, horizon)
+    looked, generator = plan.opt._all_losses, torch.Generator().manual_seed(0)
+    monkeypatch.setattr(plan.opt, "_all_losses", lambda: passes.append(problem.n) or looked())
+    for _ in range(horizon):
+        index = plan.opt.draw(plan.batch, generator)
+        plan.opt.step(lambda index=index: problem.losses(w, index), index)
+    assert len(passes) == plan.passes
+    assert measure(row.key, horizon, 0, 4)["samples"] == horizon * plan.batch + sum(passes)
+
+
 def test_fastdro_sees_as_many_samples_in_batches_of_their_cube_root():
     row, problem = ROW["FastDRO on curved"], PROBLEMS["curved"]
     plan = row.plan(problem, problem.start().requires_grad_(), 8000)
