@@ -55,7 +55,55 @@ def test_a_bound_that_the_folder_has_and_the_study_has_not_is_refused(folder, ca
 
 def test_objectives_of_two_radii_do_not_stand_in_one_table(folder, capsys):
     assert reproduce(folder, "--methods", "ERM", "--rho", "2") == 1
-    assert "expected a robust objective at rho = 2, got one at 0.5" in capsys.readouterr().err
+    assert "score_rho 0.5 is not 2.0; name another folder by --out, or remove" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kept", ["study.json", "none"])
+def test_results_of_other_settings_are_refused_whatever_else_is_there(kept, folder, capsys):
+    """And nothing is written: the sweep that made them is as it was."""
+    path = folder / "figure1-smoke/digits-st/study.json"
+    if kept != "study.json":
+        path.unlink()
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    assert reproduce(folder, "--methods", "ERM", "--epochs", "2") == 1
+    said = capsys.readouterr().err
+    assert "epochs 1 is not 2" in said
+    assert "--out" in said
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+    assert reproduce(folder, "--methods", "ERM") == 0
+
+
+def test_a_result_of_other_data_is_refused(folder, capsys):
+    (folder / "figure1-smoke/digits-st/study.json").unlink()
+    path = next(folder.rglob("seed-1/result.json"))
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "data": "other"}))
+    assert reproduce(folder, "--methods", "ERM") == 1
+    assert f"data other is not {whole['data']}" in capsys.readouterr().err
+
+
+def test_runs_of_another_experiment_may_be_taken_over(folder):
+    """Where all else is the same: table 4's runs at one radius are those of figure 2."""
+    path = next(folder.rglob("seed-1/result.json"))
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "study": {**whole["study"], "experiment": "table2"}}))
+    assert reproduce(folder, "--methods", "ERM") == 0
+
+
+def test_a_checkpoint_of_other_settings_ends_the_sweep(folder, capsys):
+    """A run that was stopped, in a folder whose study.json is gone."""
+    from scdro.experiments.checkpoints import save
+
+    (folder / "figure1-smoke/digits-st/study.json").unlink()
+    path = next(folder.rglob("seed-1/result.json"))
+    whole = json.loads(path.read_text())
+    path.unlink()
+    save(path.parent / "checkpoint.pt", {key: whole[key] for key in ("study", "method", "settings", "seed", "data")})
+    assert reproduce(folder, "--methods", "ERM", "--epochs", "2") == 1
+    said = capsys.readouterr().err
+    assert "epochs 1 is not 2" in said
+    assert f"remove {path.parent}" in said
+    assert not path.exists()
 
 
 def test_what_failed_is_tried_again(folder):

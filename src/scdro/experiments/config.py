@@ -98,6 +98,11 @@ class Study:
         """Without what is not used: folders made before there was a bound on gradients stay valid."""
         return {key: value for key, value in asdict(self).items() if key != "max_grad_norm" or value}
 
+    @staticmethod
+    def shared(saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Of what `as_dict` gave, the part that all runs of a sweep have in common."""
+        return {key: value for key, value in saved.items() if key not in Study.WHICH_RUNS}
+
     @property
     def score_rho(self) -> float:
         """The radius of the robust objective that is reported where an arm has none of its own."""
@@ -181,14 +186,14 @@ class Run:
         settings = "_".join(f"{key}-{value:g}" for key, value in sorted(self.settings.items()))
         return Path(self.method) / settings / f"seed-{self.seed}"
 
-    def identity(self) -> dict[str, Any]:
-        """All that its result depends on."""
-        shared = {key: value for key, value in self.study.as_dict().items() if key not in Study.WHICH_RUNS}
+    def identity(self, data: str) -> dict[str, Any]:
+        """All that its result depends on, with the fingerprint of the data."""
         return {
-            "study": shared | {"score_rho": self.scored_at},
+            "study": Study.shared(self.study.as_dict()) | {"score_rho": self.scored_at},
             "method": self.method,
             "settings": dict(self.settings),
             "seed": self.seed,
+            "data": data,
         }
 
     def __str__(self) -> str:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from scdro.distributed.ranks import Ranks
-from scdro.errors import CheckpointError, HyperparameterError, ScdroError
+from scdro.errors import HyperparameterError, ScdroError
 from scdro.experiments.config import Run
-from scdro.experiments.storage import read_json, write_json
+from scdro.experiments.identity import OtherRun, read_result
+from scdro.experiments.storage import write_json
 from scdro.experiments.tasks import Sources, open_task
 
 __all__ = ["Means", "Show", "Status", "run_all"]
@@ -58,25 +59,29 @@ class Job:
     out: Path
     means: Means
     keep_model: bool
+    identity: dict[str, Any]
 
 
 def run_all(
     runs: Sequence[Run],
+    data: str,
     out: Path,
     means: Means,
     show: Show = lambda status: None,
     *,
     keep_models: bool = False,
 ) -> None:
-    """Make the runs that have no result yet, or failed before. One that fails leaves a result that says why, and the
-    others go on; of several processes that share a run, one that fails ends all."""
+    """Make the runs that have no result yet, or failed before; `data` is the fingerprint of theirs. One that fails
+    leaves a result that says why, and the others go on; of several processes that share a run, one that fails ends all.
+    """
     ranks = Ranks()
     if ranks.size > 1 and means.workers > 1:
         raise HyperparameterError(
             f"expected one run at a time under torchrun, whose processes share it, got {means.workers} workers; leave "
             "--workers out, or torchrun"
         )
-    every = [Job(run, out / run.path, means, keep_models) for run in {run.path: run for run in runs}.values()]
+    once = {run.path: run for run in runs}.values()
+    every = [Job(run, out / run.path, means, keep_models, run.identity(data)) for run in once]
     todo = ranks.agreed(lambda: [not _done(job) for job in every])
     jobs = list(compress(every, todo))
     status = Status(len(jobs))
@@ -156,6 +161,8 @@ def _perform(job: Job, moved: Callable[[str, float], None]) -> None:
     except Exception as error:
         if isinstance(error, ScdroError) and not (job.out / "config.json").exists():
             raise  # before it began: what was asked for is wrong, for all of them
+        if isinstance(error, OtherRun):
+            raise  # a folder of another study
         if Ranks().size > 1:
             raise  # the others may know nothing of it
         _failed(job, "".join(traceback.format_exception(error)))
@@ -163,23 +170,15 @@ def _perform(job: Job, moved: Callable[[str, float], None]) -> None:
 
 def _done(job: Job) -> bool:
     """Whether there is a result to keep. One of a run that failed is removed: the disk may have been full."""
-    path = job.out / "result.json"
-    if not path.exists():
+    found = read_result(job.out, job.identity)
+    if found is not None and found["status"] == "failed":
+        (job.out / "result.json").unlink()
         return False
-    found = read_json(path)
-    if found["status"] == "failed":
-        path.unlink()
-        return False
-    at, asked = found["study"]["score_rho"], job.run.scored_at
-    if at != asked:
-        raise CheckpointError(
-            f"expected a robust objective at rho = {asked:g}, got one at {at:g} in {path}; name another folder by --out"
-        )
-    return True
+    return found is not None
 
 
 def _failed(job: Job, why: str) -> None:
-    write_json(job.out / "result.json", {**job.run.identity(), "status": "failed", "error": why})
+    write_json(job.out / "result.json", {**job.identity, "status": "failed", "error": why})
 
 
 def _moved(status: Status, name: str, share: float, show: Show) -> None:

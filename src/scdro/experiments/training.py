@@ -23,6 +23,7 @@ from scdro.experiments.checkpoints import Checkpoints, save
 from scdro.experiments.config import Run
 from scdro.experiments.events import Events
 from scdro.experiments.folder import RunFolder, Stopwatch, locked
+from scdro.experiments.identity import read_result
 from scdro.experiments.storage import read_json, write_json
 from scdro.experiments.tasks import Task, make_model
 from scdro.optim import REGISTRY
@@ -49,23 +50,32 @@ def train(
     and, if asked to, model.pt, and TensorBoard's files. A run that diverges ends with a result that says so.
     """
     ranks = Ranks()
+    identity = run.identity(task.fingerprint())
+    ranks.same(identity, "data and settings")
     with locked(out) if ranks.first else nullcontext():
-        result = out / "result.json"
-        if not ranks.agreed(result.exists):
-            training = _Training(run, task, out, device, ranks, tensorboard)
-            found = training.go(progress, checkpoint_seconds, keep_model)
-            if ranks.first:
-                write_json(result, found)
-                Checkpoints(out).remove()
-        done: dict[str, Any] = ranks.agreed(lambda: read_json(result))
-        return done
+        there = ranks.agreed(lambda: read_result(out, identity))
+        if there is not None:
+            return there
+        training = _Training(run, task, out, identity, device, ranks, tensorboard)
+        found = training.go(progress, checkpoint_seconds, keep_model)
+        if ranks.first:
+            write_json(out / "result.json", found)
+            Checkpoints(out).remove()
+        return ranks.agreed(lambda: dict(read_json(out / "result.json")))
 
 
 class _Training:
     """All state of a run."""
 
     def __init__(
-        self, run: Run, task: Task, out: Path, device: torch.device | str, ranks: Ranks, tensorboard: bool
+        self,
+        run: Run,
+        task: Task,
+        out: Path,
+        identity: dict[str, Any],
+        device: torch.device | str,
+        ranks: Ranks,
+        tensorboard: bool,
     ) -> None:
         self.run, self.task, self.out, self.device, self.ranks = run, task, out, device, ranks
         study = self.study = run.length
@@ -89,8 +99,6 @@ class _Training:
         self.batches = task.batches(study.batch_size, run.seed, drawn, ranks)
         parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
         parts |= {} if drawn is None else {"sampler": drawn}
-        identity = {**run.identity(), "data": task.fingerprint()}
-        ranks.same(identity, "data and settings")
         self.folder = RunFolder(out, identity, parts, device, ranks=ranks)
         self.in_training = ranks.averaged(self.model)
         at = self.folder.counters
