@@ -169,7 +169,7 @@ def _run_table1(args: argparse.Namespace) -> None:
             f"{', '.join('--' + name.replace('_', '-') for name in given)} too; leave it out"
         )
     folder = args.results or args.out / f"{TABLE1}-{args.scale}"
-    table1.run(folder, args.scale, args.workers, ProgressLine())
+    table1.run(folder, args.scale, args.workers, ProgressLine(), _say)
     print((folder / "table1.md").read_text())
 
 
