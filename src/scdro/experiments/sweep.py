@@ -38,8 +38,9 @@ class Outcome:
     curves: list[list[dict[str, Any]]]
 
     def values(self, part: str, name: str) -> list[float]:
-        """A score of every seed; NaN where a run diverged or failed."""
-        return [math.nan if r is None or r["status"] != "done" else float(r[part][name]) for r in self.results]
+        """A score of every seed; NaN where a run diverged or failed, or the data have no such thing as rare groups."""
+        found = [None if r is None or r["status"] != "done" else r[part][name] for r in self.results]
+        return [math.nan if value is None else float(value) for value in found]
 
 
 def sweep(
