@@ -19,8 +19,9 @@ from typing import Any
 from scdro.distributed.ranks import Ranks
 from scdro.errors import HyperparameterError, ScdroError
 from scdro.experiments.config import Run
+from scdro.experiments.folder import Notice, silent
 from scdro.experiments.identity import OtherRun, read_result
-from scdro.experiments.storage import write_json
+from scdro.experiments.storage import read_json, write_json
 from scdro.experiments.tasks import Sources, open_task
 
 __all__ = ["Means", "Show", "Status", "run_all"]
@@ -68,11 +69,13 @@ def run_all(
     out: Path,
     means: Means,
     show: Show = lambda status: None,
+    notice: Notice = silent,
     *,
     keep_models: bool = False,
 ) -> None:
     """Make the runs that have no result yet, or failed before; `data` is the fingerprint of theirs. One that fails
-    leaves a result that says why, and the others go on; of several processes that share a run, one that fails ends all.
+    leaves a result that says why, and the others go on; `notice` is told of it, of one that diverged, and of what it
+    takes to go on. Of several processes that share a run, one that fails ends all.
     """
     ranks = Ranks()
     if ranks.size > 1 and means.workers > 1:
@@ -88,18 +91,19 @@ def run_all(
     if means.workers <= 1:
         _set_threads(jobs)
         for job in jobs:
-            _perform(job, lambda name, share: _moved(status, name, share, show))
-            _finished(status, job, show)
+            _perform(job, lambda name, share: _moved(status, name, share, show), notice)
+            _finished(status, job, show, notice)
         return
     for _ in range(ATTEMPTS):
-        jobs = _in_processes(jobs, means.workers, status, show)
+        jobs = _in_processes(jobs, means.workers, status, show, notice)
         if not jobs:
             return
     for job in jobs:
         _failed(job, "the process that made this run died, again and again; is there enough memory?")
+        _tell(job, notice)
 
 
-def _in_processes(jobs: list[Job], workers: int, status: Status, show: Show) -> list[Job]:
+def _in_processes(jobs: list[Job], workers: int, status: Status, show: Show, notice: Notice) -> list[Job]:
     """Runs the jobs; returns those whose process died."""
     context = get_context("spawn")
     messages = context.SimpleQueue()
@@ -114,8 +118,11 @@ def _in_processes(jobs: list[Job], workers: int, status: Status, show: Show) -> 
             while waiting:
                 done, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
                 while not messages.empty():
-                    name, share = messages.get()
-                    _moved(status, name, share, show)
+                    message = messages.get()
+                    if isinstance(message, str):
+                        notice(message)
+                    else:
+                        _moved(status, *message, show)
                 for future in done:
                     job, error = waiting.pop(future), future.exception()
                     if isinstance(error, BrokenProcessPool):
@@ -125,7 +132,7 @@ def _in_processes(jobs: list[Job], workers: int, status: Status, show: Show) -> 
                         pool.shutdown(cancel_futures=True)
                         raise error
                     else:
-                        _finished(status, job, show)
+                        _finished(status, job, show, notice)
     finally:
         if before is None:
             del os.environ["OMP_NUM_THREADS"]
@@ -134,7 +141,7 @@ def _in_processes(jobs: list[Job], workers: int, status: Status, show: Show) -> 
     return died
 
 
-def _perform(job: Job, moved: Callable[[str, float], None]) -> None:
+def _perform(job: Job, moved: Callable[[str, float], None], notice: Notice) -> None:
     from scdro.experiments.training import train
 
     shown = 0.0
@@ -157,6 +164,7 @@ def _perform(job: Job, moved: Callable[[str, float], None]) -> None:
             checkpoint_seconds=job.means.checkpoint_seconds,
             tensorboard=job.means.tensorboard,
             progress=progress,
+            notice=notice,
         )
     except Exception as error:
         if isinstance(error, ScdroError) and not (job.out / "config.json").exists():
@@ -186,10 +194,26 @@ def _moved(status: Status, name: str, share: float, show: Show) -> None:
     show(status)
 
 
-def _finished(status: Status, job: Job, show: Show) -> None:
+def _finished(status: Status, job: Job, show: Show, notice: Notice) -> None:
+    _tell(job, notice)
     status.running.pop(str(job.run), None)
     status.done += 1
     show(status)
+
+
+def _tell(job: Job, notice: Notice) -> None:
+    """Of a run that failed or diverged, in a line."""
+    found = read_json(job.out / "result.json") if Ranks().first else {"status": "done"}
+    if found["status"] != "done":
+        notice(f"{job.run} {found['status']}: {_reason(found['error'])}")
+
+
+def _reason(error: str) -> str:
+    """The first line of what was raised last: of a traceback, what comes after its last place."""
+    lines = error.splitlines()
+    places = [i for i, line in enumerate(lines) if line.startswith("  File ")]
+    after = lines[places[-1] :] if places else lines
+    return next((line for line in after if line and not line.startswith(" ")), "").removeprefix("scdro.errors.")
 
 
 # -- in a process -----------------------------------------------------------------------------------------------------
@@ -215,7 +239,7 @@ def _perform_there(job: Job) -> None:
 
     keep_freed_memory()
     _set_threads([job])
-    _perform(job, lambda name, share: _messages.put((name, share)))
+    _perform(job, lambda name, share: _messages.put((name, share)), _messages.put)
 
 
 def _set_threads(jobs: Iterable[Job]) -> None:

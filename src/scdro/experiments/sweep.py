@@ -58,11 +58,11 @@ def sweep(
     arms = study.arms()
     say(f"{study.experiment} on {study.dataset}: searching settings of {len(study.methods)} methods")
     tried = [study.search(arm) for arm in arms]
-    run_all([run for runs in tried if len(runs) > 1 for run in runs], data, out, means, show)
+    run_all([run for runs in tried if len(runs) > 1 for run in runs], data, out, means, show, say)
     best = [(arm, best_settings(out, study.search(arm))) for arm in arms]
     say(f"{study.experiment} on {study.dataset}: {study.seeds} seeds of the best")
     runs = [run for arm, settings in best if settings is not None for run in study.finals(arm, settings)]
-    run_all(runs, data, out, means, show, keep_models=True)
+    run_all(runs, data, out, means, show, say, keep_models=True)
     return outcomes(study, out, data=data)
 
 
