@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import pytest
@@ -114,6 +115,34 @@ def test_what_failed_is_tried_again(folder):
     again = json.loads(path.read_text())
     assert again["status"] == "done"
     assert again["test"] == whole["test"]
+
+
+def test_a_lost_curve_is_told(folder, capsys):
+    path = next(folder.rglob("seed-1/metrics.jsonl"))
+    assert reproduce(folder, "--methods", "ERM") == 0
+    assert "missing from the curves" not in capsys.readouterr().err
+    path.unlink()
+    assert reproduce(folder, "--methods", "ERM") == 0
+    said = capsys.readouterr().err
+    assert f"seed 1 is missing from the curves: expected its evaluations in {path}, got none" in said
+
+
+def test_other_settings_have_other_folders():
+    own = Study("made", "digits-st", "smoke", ("SCDRO",), rho=(0.1, 0.5))
+    values = (0.1, 0.1000001, 0.1 + 2**-50, 1e-5, 100000.0, 1000000.0, 1000001.0, 5)
+    assert len({Run(own, "SCDRO", {"lr": value}, 1).path for value in values}) == len(values)
+
+
+def test_folders_that_are_there_keep_their_names():
+    """Six digits of each setting, for all values of every grid, and for a radius that stands for a share."""
+    for name, method in REGISTRY.items():
+        own = Study("made", "digits-st", "smoke", (name,), rho=(0.5,))
+        for settings in method.trials(None, values={"rho": (0.01, 0.5)} if "rho" in method.needs else {}):
+            short = "_".join(f"{key}-{value:g}" for key, value in sorted(settings.items()))
+            assert str(Run(own, name, settings, 1).path) == f"{name}/{short}/seed-1"
+    rho = -math.log(0.61)
+    share = Study("own", "rows.csv", "own", ("SCDRO",), rho=(rho,))
+    assert str(Run(share, "SCDRO", {"lr": 0.5, "rho": rho}, 0).path) == "SCDRO/lr-0.5_rho-0.494296/seed-0"
 
 
 def test_the_radius_of_the_robust_objective():

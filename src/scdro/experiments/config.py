@@ -182,9 +182,14 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """Where its folder is, below that of the study."""
-        settings = "_".join(f"{key}-{value:g}" for key, value in sorted(self.settings.items()))
+        """Where its folder is, below that of the study: another one for other settings."""
+        settings = "_".join(f"{key}-{self._named(key, value)}" for key, value in sorted(self.settings.items()))
         return Path(self.method) / settings / f"seed-{self.seed}"
+
+    def _named(self, key: str, value: float) -> str:
+        """In six digits where they say it all; they also do for a radius that is the only one."""
+        short = f"{value:g}"
+        return short if float(short) == value or (key == "rho" and len(self.study.rho) == 1) else repr(float(value))
 
     def identity(self, data: str) -> dict[str, Any]:
         """All that its result depends on, with the fingerprint of the data."""

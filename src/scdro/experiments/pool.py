@@ -122,7 +122,8 @@ def _in_processes(jobs: list[Job], workers: int, status: Status, show: Show, not
                     if isinstance(message, str):
                         notice(message)
                     else:
-                        _moved(status, *message, show)
+                        name, share = message
+                        _moved(status, name, share, show)
                 for future in done:
                     job, error = waiting.pop(future), future.exception()
                     if isinstance(error, BrokenProcessPool):

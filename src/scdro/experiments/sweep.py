@@ -63,7 +63,10 @@ def sweep(
     say(f"{study.experiment} on {study.dataset}: {study.seeds} seeds of the best")
     runs = [run for arm, settings in best if settings is not None for run in study.finals(arm, settings)]
     run_all(runs, data, out, means, show, say, keep_models=True)
-    return outcomes(study, out, data=data)
+    found = outcomes(study, out, data=data)
+    for outcome in found:
+        _tell_of_lost_curves(study, out, outcome, say)
+    return found
 
 
 def outcomes(study: Study, out: Path, seeds: Iterable[int] | None = None, data: str | None = None) -> list[Outcome]:
@@ -84,6 +87,18 @@ def outcomes(study: Study, out: Path, seeds: Iterable[int] | None = None, data: 
             )
         )
     return found
+
+
+def _tell_of_lost_curves(study: Study, out: Path, outcome: Outcome, say: Callable[[str], None]) -> None:
+    """Every run that ended was evaluated at least once."""
+    runs = study.finals(outcome.arm, outcome.settings or {})
+    for run, result, curve in zip(runs, outcome.results, outcome.curves, strict=False):
+        if result is not None and result["status"] != "failed" and not curve:
+            file = out / run.path / "metrics.jsonl"
+            say(
+                f"{run} is missing from the curves: expected its evaluations in {file}, got none; restore the file, or "
+                "remove its folder and run the command again"
+            )
 
 
 def _begin(study: Study, data: str, out: Path) -> None:
