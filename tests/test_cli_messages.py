@@ -93,6 +93,16 @@ def test_a_place_where_no_folder_can_be_made(told):
     assert said.startswith("scdro train: expected a place where a folder can be made, got /proc/x (")
 
 
+@pytest.mark.parametrize("command", ["pretrain cifar10-st --out run", "reproduce figure2 --dataset cifar100-st"])
+def test_missing_cifar_is_told_in_the_terms_of_commands(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*command.split(), "--data", "nowhere"]) == 1
+    said = capsys.readouterr().err
+    assert "python.tar.gz there, or name the folder by --data or $SCDRO_DATA\n" in said
+    assert "root=" not in said
+    assert "download=" not in said
+
+
 def test_the_line_of_a_missing_class(told, tmp_path):
     content = rows(60)
     content[29]["label"] = ""

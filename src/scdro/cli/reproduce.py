@@ -151,7 +151,8 @@ def run(args: argparse.Namespace) -> None:
     means = Means(sources, args.workers, args.checkpoint_seconds, bool(args.tensorboard))
     folder = args.out / f"{args.experiment}-{args.scale}"
     studies = _studies(args, means)
-    found = [(study, sweep(study, folder / study.dataset, means, Board(), _say)) for study in studies]
+    board = Board()
+    found = [(study, sweep(study, folder / study.dataset, means, board, board.say)) for study in studies]
     if is_first():
         _write(found, args.results or folder, args.experiment)
         if args.scale == "smoke":
@@ -169,7 +170,7 @@ def _run_table1(args: argparse.Namespace) -> None:
             f"{', '.join('--' + name.replace('_', '-') for name in given)} too; leave it out"
         )
     folder = args.results or args.out / f"{TABLE1}-{args.scale}"
-    table1.run(folder, args.scale, args.workers, ProgressLine())
+    table1.run(folder, args.scale, args.workers, ProgressLine(), _say)
     print((folder / "table1.md").read_text())
 
 

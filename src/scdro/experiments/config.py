@@ -98,6 +98,11 @@ class Study:
         """Without what is not used: folders made before there was a bound on gradients stay valid."""
         return {key: value for key, value in asdict(self).items() if key != "max_grad_norm" or value}
 
+    @staticmethod
+    def shared(saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Of what `as_dict` gave, the part that all runs of a sweep have in common."""
+        return {key: value for key, value in saved.items() if key not in Study.WHICH_RUNS}
+
     @property
     def score_rho(self) -> float:
         """The radius of the robust objective that is reported where an arm has none of its own."""
@@ -177,18 +182,23 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """Where its folder is, below that of the study."""
-        settings = "_".join(f"{key}-{value:g}" for key, value in sorted(self.settings.items()))
+        """Where its folder is, below that of the study: another one for other settings."""
+        settings = "_".join(f"{key}-{self._named(key, value)}" for key, value in sorted(self.settings.items()))
         return Path(self.method) / settings / f"seed-{self.seed}"
 
-    def identity(self) -> dict[str, Any]:
-        """All that its result depends on."""
-        shared = {key: value for key, value in self.study.as_dict().items() if key not in Study.WHICH_RUNS}
+    def _named(self, key: str, value: float) -> str:
+        """In six digits where they say it all; they also do for a radius that is the only one."""
+        short = f"{value:g}"
+        return short if float(short) == value or (key == "rho" and len(self.study.rho) == 1) else repr(float(value))
+
+    def identity(self, data: str) -> dict[str, Any]:
+        """All that its result depends on, with the fingerprint of the data."""
         return {
-            "study": shared | {"score_rho": self.scored_at},
+            "study": Study.shared(self.study.as_dict()) | {"score_rho": self.scored_at},
             "method": self.method,
             "settings": dict(self.settings),
             "seed": self.seed,
+            "data": data,
         }
 
     def __str__(self) -> str:
