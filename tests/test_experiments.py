@@ -23,9 +23,10 @@ from scdro.experiments.assess import predicted
 from scdro.experiments.columns import COLUMNS, drawn
 from scdro.experiments.config import Arm, Run, Study
 from scdro.experiments.figures import draw
+from scdro.experiments.paired import comparisons, difference
 from scdro.experiments.pool import Means
 from scdro.experiments.presets import EXPERIMENTS, SCALES, datasets, study
-from scdro.experiments.results import cell, comparisons, difference, markdown
+from scdro.experiments.results import cell, markdown
 from scdro.experiments.storage import read_json, read_lines
 from scdro.experiments.sweep import Outcome, outcomes, sweep
 from scdro.experiments.tasks import Sources, Task, make_model, open_task

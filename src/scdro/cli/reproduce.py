@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,7 @@ def run(args: argparse.Namespace) -> None:
         _run_table1(args)
         return
     from scdro.experiments.pool import Means
+    from scdro.experiments.protocol import SMOKE
     from scdro.experiments.sweep import sweep
     from scdro.experiments.tasks import Sources
 
@@ -153,9 +154,9 @@ def run(args: argparse.Namespace) -> None:
     studies = _studies(args, means)
     found = [(study, sweep(study, folder / study.dataset, means, Board(), _say)) for study in studies]
     if is_first():
-        _write(found, args.results or folder, args.experiment)
+        _write(found, folder, args.results or folder)
         if args.scale == "smoke":
-            _say("smoke scale: that it runs, nothing more; which method is ahead means nothing")
+            _say(SMOKE)
 
 
 def _run_table1(args: argparse.Namespace) -> None:
@@ -174,17 +175,12 @@ def _run_table1(args: argparse.Namespace) -> None:
 
 
 def _study(args: argparse.Namespace, dataset: str) -> Any:
-    from scdro.experiments.presets import study
+    from scdro.experiments.presets import changed, study
 
-    given = {name: value for name, value in vars(args).items() if value is not None}
-    plain = study(args.experiment, dataset, args.scale, None if args.methods is None else tuple(args.methods))
+    given = {name: tuple(v) if isinstance(v, list) else v for name, v in vars(args).items() if v is not None}
+    plain = study(args.experiment, dataset, args.scale, given.get("methods"))
     own = {field.name: given[field.name] for field in fields(plain) if field.name in given}
-    own = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
-    if "epochs" in own and "decay_epoch" not in own:
-        own["decay_epoch"] = max(round(plain.decay_epoch * own["epochs"] / plain.epochs), 1)
-    if "grid" in own:
-        own["grid"] = tuple({**dict(plain.grid), **dict(own["grid"])}.items())
-    return replace(plain, **{name: value for name, value in own.items() if name not in NAMED_ELSEWHERE})
+    return changed(plain, {name: value for name, value in own.items() if name not in NAMED_ELSEWHERE})
 
 
 def _studies(args: argparse.Namespace, means: Any) -> list[Any]:
@@ -227,19 +223,32 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _write(found: Any, folder: Path, experiment: str) -> None:
+def _write(found: Any, runs: Path, folder: Path) -> None:
+    """Tables, figures and the configuration, beside the runs or in a folder of their own."""
     from scdro.experiments.figures import draw
-    from scdro.experiments.results import csv_text, curve_rows, markdown, seed_rows, trial_rows
-    from scdro.experiments.storage import write
+    from scdro.experiments.protocol import STUDIES
+    from scdro.experiments.records import csv_text, curve_rows, seed_rows, trial_rows
+    from scdro.experiments.results import markdown
+    from scdro.experiments.storage import read_json, write, write_json
+    from scdro.experiments.sweep import environments
 
-    text = markdown(found)
-    files = {"results.md": text, "seeds.csv": csv_text(seed_rows(found)), "trials.csv": csv_text(trial_rows(found))}
-    for name, content in {**files, "curves.csv": csv_text(curve_rows(found))}.items():
+    made_in = {study.dataset: environments(study, runs / study.dataset) for study, _ in found}
+    text = markdown(found, [one for own in made_in.values() for one in own])
+    rows = {"seeds.csv": seed_rows(found), "trials.csv": trial_rows(found), "curves.csv": curve_rows(found)}
+    files = {"results.md": text, **{name: csv_text(own) for name, own in rows.items()}}
+    for name, content in files.items():
         write(folder / name, content.encode())
+    studies = {name: _saved(read_json(runs / name / "study.json"), own) for name, own in made_in.items()}
+    write_json(folder / STUDIES, studies)
     print(text)
     try:
-        pictures = draw(found, folder, experiment)
+        pictures = draw(found, folder, found[0][0].experiment)
     except MissingDataError as error:
         _say(str(error))
         pictures = []
-    print(f"written to {folder}: {', '.join([*files, 'curves.csv', *(path.name for path in pictures)])}")
+    print(f"written to {folder}: {', '.join([*files, STUDIES, *(path.name for path in pictures)])}")
+
+
+def _saved(study: dict[str, Any], environments: list[dict[str, Any]]) -> dict[str, Any]:
+    """A study.json with the environments of its runs, which may be older than the last command's."""
+    return {**{key: value for key, value in study.items() if key != "environment"}, "environments": environments}

@@ -28,11 +28,22 @@ from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import HyperparameterError
 from scdro.models import CifarResNet, Network, ResNet50
 
-__all__ = ["IMAGES", "LISTS", "MODELS", "PRETRAINED", "chosen", "in_order", "open_image_data", "open_splits"]
+__all__ = [
+    "EMBEDDED",
+    "IMAGES",
+    "LISTS",
+    "MODELS",
+    "PRETRAINED",
+    "chosen",
+    "in_order",
+    "open_image_data",
+    "open_splits",
+]
 
 Data = InMemory | ImageFiles
 Choice = TypeVar("Choice")
 
+EMBEDDED = ("digits-st", "digits-hidden")  # need no files
 IMAGES: Mapping[str, Callable[[PathLike | None, bool], ImageData]] = {
     "cifar10-st": CIFAR10ST,
     "cifar100-st": CIFAR100ST,

@@ -8,8 +8,7 @@ from typing import Any
 
 from scdro.errors import MissingDataError
 from scdro.experiments.columns import Score, drawn
-from scdro.experiments.results import Found
-from scdro.experiments.sweep import Outcome
+from scdro.experiments.sweep import Found, Outcome
 
 __all__ = ["draw"]
 

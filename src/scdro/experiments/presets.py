@@ -13,7 +13,7 @@ from typing import Any
 from scdro.experiments.catalog import LISTS, chosen
 from scdro.experiments.config import Study
 
-__all__ = ["EXPERIMENTS", "SCALES", "datasets", "study"]
+__all__ = ["EXPERIMENTS", "SCALES", "changed", "datasets", "decay_at", "study"]
 
 CIFAR = ("cifar10-st", "cifar100-st")
 LARGE = ("imagenet-lt", "inaturalist18")
@@ -125,6 +125,21 @@ def study(experiment: str, dataset: str, scale: str, methods: tuple[str, ...] | 
     chosen(dict.fromkeys(SCALES), scale, "a scale")
     whole = make(dataset, experiment=experiment, methods=usual if methods is None else methods, **own)
     return whole if scale == "paper" else _shortened(whole, scale)
+
+
+def changed(plain: Study, own: Mapping[str, Any]) -> Study:
+    """A study with fields of one's own: other epochs move the fall of lr, a grid keeps what it does not name."""
+    own = dict(own)
+    if "epochs" in own and "decay_epoch" not in own:
+        own["decay_epoch"] = decay_at(plain, own["epochs"])
+    if "grid" in own:
+        own["grid"] = tuple({**dict(plain.grid), **dict(own["grid"])}.items())
+    return replace(plain, **own)
+
+
+def decay_at(plain: Study, epochs: int) -> int:
+    """After how many of so many epochs lr falls: the same share of them."""
+    return max(round(plain.decay_epoch * epochs / plain.epochs), 1)
 
 
 def _shortened(whole: Study, scale: str) -> Study:

@@ -16,7 +16,7 @@ from scdro.experiments.pool import Means, Show, run_all
 from scdro.experiments.storage import read_json, read_lines, write_json
 from scdro.experiments.tasks import open_task
 
-__all__ = ["Outcome", "best_settings", "outcomes", "sweep"]
+__all__ = ["Found", "Outcome", "best_settings", "environments", "outcomes", "sweep"]
 
 Result = dict[str, Any]
 
@@ -40,6 +40,9 @@ class Outcome:
     def values(self, part: str, name: str) -> list[float]:
         """A score of every seed; NaN where a run diverged or failed."""
         return [math.nan if r is None or r["status"] != "done" else float(r[part][name]) for r in self.results]
+
+
+Found = Sequence[tuple[Study, Sequence[Outcome]]]  # an experiment's data sets
 
 
 def sweep(
@@ -81,6 +84,18 @@ def outcomes(study: Study, out: Path, seeds: Iterable[int] | None = None) -> lis
             )
         )
     return found
+
+
+def environments(study: Study, out: Path) -> list[dict[str, Any]]:
+    """Those that the runs of a study began in, each once: versions, threads and processes."""
+    runs = []
+    for arm in study.arms():
+        tried = study.search(arm)
+        settings = best_settings(out, tried)
+        runs += tried if settings is None else [*tried, *study.finals(arm, settings)]
+    files = [path for run in runs if (path := out / run.path / "config.json").exists()]
+    found = [read_json(path).get("environment", {}) for path in files]
+    return [one for i, one in enumerate(found) if one not in found[:i]]
 
 
 def _begin(study: Study, data: str, out: Path) -> None:

@@ -1,0 +1,60 @@
+"""Differences between methods, seed by seed, and which of them mean something."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scdro.experiments.columns import Score, columns
+from scdro.experiments.config import Study
+from scdro.experiments.sweep import Outcome
+
+__all__ = ["Difference", "comparisons", "difference"]
+
+OURS = ("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO")
+
+
+class Difference(NamedTuple):
+    """Ours less the other's, seed by seed, with a 95% confidence interval of its mean over seeds (Student's t)."""
+
+    ours: str
+    other: str
+    score: str
+    mean: float
+    low: float
+    high: float
+    pairs: int
+
+    @property
+    def verdict(self) -> str:
+        return "higher" if self.low > 0 else "lower" if self.high < 0 else "no difference shown"
+
+
+def comparisons(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
+    """Each of ours against each baseline, at the same rho where both have one."""
+    ours = [outcome for outcome in outcomes if outcome.arm.method in OURS]
+    others = [outcome for outcome in outcomes if outcome.arm.method not in OURS]
+    score = [c for c in columns(study) if c.part == "test"]
+    return [
+        difference(a, b, c)
+        for c in (score if study.experiment == "hidden" else score[:1])
+        for a in ours
+        for b in others
+        if a.arm.rho == b.arm.rho or None in (a.arm.rho, b.arm.rho)
+    ]
+
+
+def difference(a: Outcome, b: Outcome, score: Score) -> Difference:
+    """Seeds are paired: the same first weights and the same order of the data."""
+    from scipy.stats import t
+
+    pairs = zip(a.values(score.part, score.name), b.values(score.part, score.name), strict=False)
+    gaps = [x - y for x, y in pairs if not math.isnan(x - y)]
+    name = (str(a.arm), str(b.arm), score.title)
+    if len(gaps) < 2:
+        return Difference(*name, gaps[0] if gaps else math.nan, -math.inf, math.inf, len(gaps))
+    half = float(t.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / math.sqrt(len(gaps))
+    mean = statistics.mean(gaps)
+    return Difference(*name, mean, mean - half, mean + half, len(gaps))

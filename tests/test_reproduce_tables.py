@@ -1,0 +1,134 @@
+"""The tables of `scdro reproduce` say what made them, what was shortened, and no more than they show."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from scdro.cli import main, parser
+from scdro.cli.reproduce import _study
+from scdro.experiments import protocol
+from scdro.experiments.presets import study
+from scdro.experiments.results import markdown
+from scdro.experiments.sweep import Outcome
+
+QUICK = "--scale smoke --epochs 1 --trials 1 --seeds 1 --points 1"
+
+
+def parsed(line, dataset):
+    return _study(parser().parse_args(["reproduce", *line.split()]), dataset)
+
+
+def outcomes(own, values=(0.5, 0.6, 0.7), trials=()):
+    """Every arm with the same test accuracies."""
+    results = [{"status": "done", "test": dict.fromkeys(TEST, v), "train": dict.fromkeys(TRAIN, v)} for v in values]
+    return [Outcome(arm, {"lr": 0.1}, list(trials), results, [[] for _ in values]) for arm in own.arms()]
+
+
+TEST, TRAIN = ("top1", "minority", "majority", "worst_group", "rare_groups"), ("top1", "robust_loss")
+
+
+def table(*studies):
+    return markdown([(own, outcomes(own)) for own in studies])
+
+
+# -- the command that makes them --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("figure1 --features DIR", ["cifar10-st", "cifar100-st"]),
+        ("figure2 --dataset cifar10-st --data DIR", ["cifar10-st"]),
+        ("figure1 --scale paper --dataset imagenet-lt inaturalist18 --features DIR --epochs 30", None),
+        ("figure1 --scale paper --dataset cifar10-st --features DIR --epochs 1 --grid lr=0.1 --seeds 2", None),
+        ("table2 --features DIR --methods ERM", ["cifar10-st", "cifar100-st"]),
+        ("table4 --data DIR --rho 0.1 1 --no-choose-rho", ["cifar10-st", "cifar100-st"]),
+        ("table4 --data DIR --epochs 6 --decay-epoch 5 --choose-rho", ["cifar10-st", "cifar100-st"]),
+        ("table4 --data DIR --methods SCDRO --grid SCDRO.beta=0.1,0.9 lr=1", ["cifar10-st", "cifar100-st"]),
+        ("hidden --scale smoke --dataset digits-hidden --max-grad-norm 2.5", ["digits-hidden"]),
+        ("hidden --features DIR --data DIR", ["cifar100-hidden", "adult"]),
+    ],
+)
+def test_the_command_makes_the_same_studies(line, names):
+    names = names or line.split("--dataset ")[1].split(" --")[0].split()
+    studies = [parsed(line, name) for name in names]
+    found = protocol.command(studies)
+    assert [parsed(found.removeprefix("scdro reproduce "), name) for name in names] == studies
+    if "--no-choose-rho" not in line:  # which is the scale's own
+        assert sorted(found.split()) == sorted(["scdro", "reproduce", *line.split()])
+
+
+def test_results_say_what_made_them(tmp_path, capsys):
+    runs, results = tmp_path / "private" / "runs", tmp_path / "results"
+    line = f"reproduce figure1 {QUICK} --methods SPD FastDRO --data {tmp_path}/secret"
+    assert main([*line.split(), "--out", str(runs), "--results", str(results)]) == 0
+    text = (results / "results.md").read_text()
+    command = next(row for row in text.splitlines() if "scdro reproduce" in row).split()
+    own = "--dataset digits-st --methods SPD FastDRO --epochs 1 --trials 1 --seeds 1 --points 1"
+    assert " ".join(command) == f"scdro reproduce figure1 --scale smoke {own}"
+    assert str(tmp_path) not in text
+    own = json.loads((runs / "figure1-smoke/digits-st/study.json").read_text())
+    made_in = own.pop("environment")
+    saved = json.loads((results / "studies.json").read_text())
+    assert saved == {"digits-st": {**own, "environments": [made_in]}}
+    assert f"scdro {made_in['scdro']}, torch {made_in['torch']}, python {made_in['python']}" in text
+    capsys.readouterr()
+    assert main(["report", str(results)]) == 1
+    assert "name the folder of the runs, which `scdro reproduce` puts where its --out says" in capsys.readouterr().err
+
+
+def test_versions_are_those_of_the_runs_and_not_of_the_last_command(tmp_path, capsys):
+    line = f"reproduce figure1 {QUICK} --dataset digits-st --methods SPD FastDRO --out {tmp_path}"
+    assert main(line.split()) == 0
+    (config,) = tmp_path.glob("*/*/SPD/*/seed-1/config.json")
+    old = json.loads(config.read_text())
+    config.write_text(json.dumps({**old, "environment": {**old["environment"], "torch": "1.0"}}))
+    assert main(line.split()) == 0
+    assert f"torch 1.0 and {old['environment']['torch']}, python" in (tmp_path / "figure1-smoke/results.md").read_text()
+    assert main(["report", str(tmp_path / "figure1-smoke")]) == 0  # studies.json is no sweep
+
+
+# -- what was shortened -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (study("figure1", "cifar10-st", "small"), "nothing, given the features."),
+        (study("figure2", "cifar10-st", "paper"), "nothing."),
+        (
+            study("figure2", "cifar10-st", "small"),
+            "resnet8 of width 8 instead of resnet20 of width 16; images smaller by 2; epochs 12 instead of 120; "
+            "searches of 4 epochs; grids beta=0.1,0.5, lam=1,10, dual_lr=1e-05,0.0001, DualSGM.dual_lr=0.1 in place of "
+            "the paper's.",
+        ),
+        (
+            study("table2", "cifar10-st", "small"),
+            "cifar10-st (the paper's: ImageNet-LT and iNaturalist18); epochs 3 instead of 60 or 30; "
+            "batches of 128 instead of 512.",
+        ),
+        (
+            replace(study("figure1", "inaturalist18", "paper", ("SPD", "ERM")), seeds=2, trials=3, decay_epoch=4),
+            "lr falls after epoch 4 instead of 20; at most 3 settings of each grid; seeds 2 "
+            "instead of 5; without RSCDRO, RASCDRO, FastDRO and DualSGM; with ERM.",
+        ),
+    ],
+)
+def test_what_was_shortened(own, expected):
+    assert f"What was shortened or changed: {expected}" in table(own)
+
+
+def test_the_head_of_table3_is_not_that_of_the_paper():
+    assert "features instead of images; mlp of width 128 instead of the last block of resnet50;" in table(
+        study("table3", "cifar10-st", "small")
+    )
+
+
+def test_what_has_to_be_known_of_the_data():
+    every_other = "that of every other test image"
+    assert every_other in table(study("figure1", "cifar10-st", "small"))
+    assert "rare images are not the paper's very ones" not in table(study("figure1", "cifar10-st", "small"))
+    assert "rare images are not the paper's very ones" in table(study("figure2", "cifar100-st", "paper"))
+    assert "two of the three validation images of each class" in table(study("figure1", "inaturalist18", "paper"))
+    assert every_other not in table(study("figure1", "imagenet-lt", "paper"))
