@@ -132,3 +132,44 @@ def test_what_has_to_be_known_of_the_data():
     assert "rare images are not the paper's very ones" in table(study("figure2", "cifar100-st", "paper"))
     assert "two of the three validation images of each class" in table(study("figure1", "inaturalist18", "paper"))
     assert every_other not in table(study("figure1", "imagenet-lt", "paper"))
+
+
+# -- titles and claims ------------------------------------------------------------------------------------------------
+
+
+def test_the_title_says_what_differs_from_the_scale():
+    own = parsed("figure1 --scale paper --epochs 1 --seeds 2 --grid lr=.1 SPD.dual_lr=.001,.01", "cifar10-st")
+    head = table(own).splitlines()[0]
+    assert head == "# figure1, scale paper, with epochs 1, grid lr=0.1, SPD.dual_lr=0.001,0.01, seeds 2"
+    assert table(study("figure1", "cifar10-st", "paper")).startswith("# figure1, scale paper\n")
+    both = [parsed("figure1 --scale paper --epochs 30", name) for name in ("inaturalist18", "imagenet-lt")]
+    assert table(*both).startswith("# figure1, scale paper, with epochs 30\n")  # the first has so many anyway
+
+
+def test_the_papers_claim_is_about_its_own_methods():
+    claim = "The paper's claim: The KL constraint gives better accuracy"
+    assert claim in table(study("table2", "cifar10-st", "small"))
+    assert claim in table(
+        parsed(f"table2 --methods {' '.join(study('table2', 'x', 'small').methods)} ERM", "cifar10-st")
+    )
+    alone = table(parsed("table2 --methods ERM", "cifar10-st"))
+    assert "claim" not in alone
+    assert alone.startswith("# table2, scale small, with methods ERM\n")
+    assert "claim" not in table(study("hidden", "adult", "small"))
+
+
+def test_smoke_and_stand_ins_are_told_before_any_number():
+    text = table(study("table2", "digits-st", "smoke"))
+    head = text[: text.index("|")]
+    assert "embedded digits in place of cifar10-st and cifar100-st; pixels, not features" in head
+    assert "smoke scale: that it runs, nothing more" in head
+    assert "paper, imagenet-lt" not in text
+    assert "paper, imagenet-lt" in table(study("table2", "cifar10-st", "small"))
+    assert "**" not in table(study("table2", "cifar10-st", "small"))
+    assert "pixels" not in table(study("figure2", "digits-st", "smoke"))
+    small = table(parsed("table4 --scale small", "digits-st"))
+    assert "embedded digits" in small
+    assert "smoke" not in small
+    assert "[" not in small  # the paper's, by rho
+    assert "in brackets" not in small
+    assert "[67.57]" in table(study("table4", "cifar10-st", "small"))

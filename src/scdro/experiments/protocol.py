@@ -132,7 +132,7 @@ def shortened_line(config: Config) -> str:
 
 def claimed(config: Config) -> bool:
     """Whether the paper's claim is about these methods: all of the experiment's own are there."""
-    return set(EXPERIMENTS[config["experiment"]][2]) <= set(config["methods"])
+    return set(EXPERIMENTS[config["experiment"]][2]) <= set(config.get("methods", ()))
 
 
 def warnings(studies: Sequence[Study]) -> list[str]:

@@ -11,7 +11,7 @@ from scdro.experiments import protocol
 from scdro.experiments.columns import columns
 from scdro.experiments.config import Study
 from scdro.experiments.paired import comparisons
-from scdro.experiments.paper import CLAIMS, reported
+from scdro.experiments.paper import CLAIMS, beside
 from scdro.experiments.sweep import Found, Outcome
 
 __all__ = ["cell", "markdown"]
@@ -68,12 +68,11 @@ def _table(study: Study, outcomes: Iterable[Outcome]) -> str:
         ]
         for outcome in outcomes
     ]
-    paper = [reported(study.experiment, outcome.arm) for outcome in outcomes]
+    paper = [beside(study.experiment, study.dataset, outcome.arm) for outcome in outcomes]
     for data in sorted({data for row in paper for data in row}):
-        if data == study.dataset or study.experiment in ("table2", "table3"):
-            head.append(f"paper, {data}")
-            for row, numbers in zip(rows, paper, strict=True):
-                row.append(f"{numbers[data]:.2f}" if data in numbers else "")
+        head.append(f"paper, {data}")
+        for row, numbers in zip(rows, paper, strict=True):
+            row.append(f"{numbers[data]:.2f}" if data in numbers else "")
     return _lines(head, rows)
 
 
@@ -86,12 +85,13 @@ def _by_radius(found: Found) -> str:
             cells = []
             for rho in radii:
                 own = [o for o in outcomes if o.arm.method == method and o.arm.rho in (rho, None)]
-                paper = reported(study.experiment, own[0].arm).get(study.dataset)
+                paper = beside(study.experiment, study.dataset, own[0].arm).get(study.dataset)
                 ours = cell(own[0].values("test", "top1"))
                 cells.append(ours if paper is None else f"{ours} [{paper:.2f}]")
             rows.append([study.dataset, method, *cells])
     table = _lines(["data", "method", *(f"rho {rho:g}" for rho in radii)], rows)
-    return f"Test accuracy by rho, and in brackets the paper's, whose runs are longer:\n\n{table}"
+    brackets = ", and in brackets the paper's" if "[" in table else ""
+    return f"Test accuracy by rho{brackets}:\n\n{table}"
 
 
 def cell(values: Sequence[float], percent: bool = True) -> str:

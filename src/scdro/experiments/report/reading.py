@@ -14,9 +14,10 @@ from scdro.experiments.protocol import STUDIES
 from scdro.experiments.storage import read_json, read_lines
 from scdro.experiments.sweep import Outcome, outcomes
 
-__all__ = ["OWN", "Sweep", "described", "read_sweeps"]
+__all__ = ["OWN", "UNKNOWN", "Sweep", "described", "read_sweeps"]
 
 OWN = "own"  # experiment of `scdro train`
+UNKNOWN = "unknown data"
 TOLD = {"names": "classes", "group_names": "groups", "counts": "class_counts", "group_counts": "group_counts"}
 
 
@@ -57,7 +58,7 @@ class Sweep:
 
     @property
     def dataset(self) -> str:
-        return str(self.config.get("dataset", "unknown data"))
+        return str(self.config.get("dataset", UNKNOWN))
 
     @property
     def title(self) -> str:
