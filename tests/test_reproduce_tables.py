@@ -3,11 +3,13 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import scipy.stats
 
 from scdro.cli import main, parser
 from scdro.cli.reproduce import _study
-from scdro.experiments import protocol
+from scdro.experiments import paired, protocol
 from scdro.experiments.presets import study
 from scdro.experiments.results import markdown
 from scdro.experiments.sweep import Outcome
@@ -19,13 +21,16 @@ def parsed(line, dataset):
     return _study(parser().parse_args(["reproduce", *line.split()]), dataset)
 
 
+TEST, TRAIN = ("top1", "minority", "majority", "worst_group", "rare_groups"), ("top1", "robust_loss")
+
+
+def results(values):
+    return [{"status": "done", "test": dict.fromkeys(TEST, v), "train": dict.fromkeys(TRAIN, v)} for v in values]
+
+
 def outcomes(own, values=(0.5, 0.6, 0.7), trials=()):
     """Every arm with the same test accuracies."""
-    results = [{"status": "done", "test": dict.fromkeys(TEST, v), "train": dict.fromkeys(TRAIN, v)} for v in values]
-    return [Outcome(arm, {"lr": 0.1}, list(trials), results, [[] for _ in values]) for arm in own.arms()]
-
-
-TEST, TRAIN = ("top1", "minority", "majority", "worst_group", "rare_groups"), ("top1", "robust_loss")
+    return [Outcome(arm, {"lr": 0.1}, list(trials), results(values), [[] for _ in values]) for arm in own.arms()]
 
 
 def table(*studies):
@@ -173,3 +178,50 @@ def test_smoke_and_stand_ins_are_told_before_any_number():
     assert "[" not in small  # the paper's, by rho
     assert "in brackets" not in small
     assert "[67.57]" in table(study("table4", "cifar10-st", "small"))
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def by_method(own, values):
+    """Outcomes with test accuracies of each method's seeds."""
+    return [replace(o, results=results(values[o.arm.method])) for o in outcomes(own)]
+
+
+def test_verdicts_are_those_of_holm_over_all_comparisons():
+    rng = np.random.default_rng(3)
+    own = study("figure1", "cifar10-st", "small")
+    shifts = {"RSCDRO": 0.0, "RASCDRO": 0.004, "SPD": -0.01, "FastDRO": 0.012, "DualSGM": 0.0005}
+    kinds = set()
+    for _ in range(40):
+        values = {name: shift + 0.5 + 0.004 * rng.normal(size=5) for name, shift in shifts.items()}
+        found = paired.comparisons(own, by_method(own, values))
+        tests = [scipy.stats.ttest_rel(values[d.ours.split(",")[0]], values[d.other.split(",")[0]]) for d in found]
+        p = np.array([test.pvalue for test in tests])
+        adjusted = np.empty(6)  # Holm's adjusted p-values: running maxima of (m - rank) p
+        adjusted[np.argsort(p)] = np.maximum.accumulate(np.sort(p) * np.arange(6, 0, -1))
+        for verdict, test, least, single in zip(paired.verdicts(found), tests, adjusted, p, strict=True):
+            way = "higher" if test.statistic > 0 else "lower"
+            alone = f"{way} by its own interval alone" if single <= 0.05 else "no difference shown"
+            assert verdict == (way if least <= 0.05 else alone)
+            kinds.add(verdict)
+    assert len(kinds) == 5
+
+
+def test_no_verdict_below_three_pairs():
+    own = study("table3", "digits-st", "smoke")
+    values = {"SCDRO": [0.9, 0.8], "ERM": [0.4, 0.3], "RECOVER": [0.1], "ABSGD": []}
+    text = markdown([(own, by_method(own, values))])
+    assert "3 comparisons. Each interval is for one comparison by itself." in text
+    lines = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| SCDRO | ")]
+    rows = [[text.strip() for text in line] for line in lines]
+    assert [row[3] for row in rows[-3:]] == ["2", "1", "0"]
+    assert {row[-1] for row in rows[-3:]} == {"too few pairs"}
+    assert [row[4:6] for row in rows[-2:]] == [["+80.00", "none"], ["none", "none"]]
+
+
+def test_equal_gaps_are_no_chance():
+    own = study("table3", "cifar10-st", "small")
+    values = {"SCDRO": [0.5, 0.75, 0.25], "ERM": [0.25, 0.5, 0.0], "RECOVER": [0.5, 0.75, 0.25], "ABSGD": [0.5] * 3}
+    found = paired.comparisons(own, by_method(own, values))
+    assert paired.verdicts(found) == ["higher", "no difference shown", "no difference shown"]

@@ -7,17 +7,20 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from scdro.experiments.chance import confidence_of_each, hold_at_once
 from scdro.experiments.columns import Score, columns
 from scdro.experiments.config import Study
 from scdro.experiments.sweep import Outcome
 
-__all__ = ["Difference", "comparisons", "difference"]
+__all__ = ["Difference", "comparisons", "difference", "verdicts"]
 
+FEWEST = 3  # pairs for a verdict
 OURS = ("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO")
 
 
 class Difference(NamedTuple):
-    """Ours less the other's, seed by seed, with a 95% confidence interval of its mean over seeds (Student's t)."""
+    """Ours less the other's, seed by seed, with a 95% confidence interval of its mean over seeds (Student's t), and the
+    chance of a mean so far from nought if there were no difference."""
 
     ours: str
     other: str
@@ -26,10 +29,26 @@ class Difference(NamedTuple):
     low: float
     high: float
     pairs: int
+    p_value: float = 1.0
 
     @property
-    def verdict(self) -> str:
-        return "higher" if self.low > 0 else "lower" if self.high < 0 else "no difference shown"
+    def direction(self) -> str:
+        """By its own interval, which knows of no other comparison; empty where it has nought in it."""
+        return "higher" if self.low > 0 else "lower" if self.high < 0 else ""
+
+
+def verdicts(found: Sequence[Difference]) -> list[str]:
+    """What a table of comparisons shows: "higher" and "lower" are none of them chance, all taken together."""
+    judged = [d.p_value if d.pairs >= FEWEST else 1.0 for d in found]
+    return [_verdict(d, sure) for d, sure in zip(found, hold_at_once(judged), strict=True)]
+
+
+def _verdict(d: Difference, sure: bool) -> str:
+    if d.pairs < FEWEST:
+        return "too few pairs"
+    if not d.direction:
+        return "no difference shown"
+    return d.direction if sure else f"{d.direction} by its own interval alone"
 
 
 def comparisons(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
@@ -55,6 +74,7 @@ def difference(a: Outcome, b: Outcome, score: Score) -> Difference:
     name = (str(a.arm), str(b.arm), score.title)
     if len(gaps) < 2:
         return Difference(*name, gaps[0] if gaps else math.nan, -math.inf, math.inf, len(gaps))
-    half = float(t.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / math.sqrt(len(gaps))
-    mean = statistics.mean(gaps)
-    return Difference(*name, mean, mean - half, mean + half, len(gaps))
+    mean, error = statistics.mean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
+    half = float(t.ppf((1 + confidence_of_each(1)) / 2, len(gaps) - 1)) * error
+    p_value = 2 * float(t.sf(abs(mean) / error, len(gaps) - 1)) if error else float(not mean)
+    return Difference(*name, mean, mean - half, mean + half, len(gaps), p_value)

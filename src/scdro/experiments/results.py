@@ -10,11 +10,17 @@ from typing import Any
 from scdro.experiments import protocol
 from scdro.experiments.columns import columns
 from scdro.experiments.config import Study
-from scdro.experiments.paired import comparisons
+from scdro.experiments.paired import Difference, comparisons, verdicts
 from scdro.experiments.paper import CLAIMS, beside
 from scdro.experiments.sweep import Found, Outcome
+from scdro.experiments.wording import plural
 
 __all__ = ["cell", "markdown"]
+
+PAIRED = (
+    'Paired by seed, in points of accuracy: {}. Each interval is for one comparison by itself. Ours is "higher" or '
+    '"lower" where that holds for all comparisons at once, with 95% (Holm).'
+)
 
 
 def markdown(found: Found, environments: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -125,8 +131,14 @@ def _differences(study: Study, outcomes: Sequence[Outcome]) -> list[str]:
     if not found:
         return []
     rows = [
-        [d.ours, d.other, d.score, f"{100 * d.mean:+.2f}", f"{100 * d.low:+.2f} to {100 * d.high:+.2f}", d.verdict]
-        for d in found
+        [d.ours, d.other, d.score, str(d.pairs), *_interval(d), verdict]
+        for d, verdict in zip(found, verdicts(found), strict=True)
     ]
-    head = ["ours", "other", "score", "difference", "95% interval", "ours is"]
-    return [f"Paired by seed, in points of accuracy:\n\n{_lines(head, rows)}"]
+    head = ["ours", "other", "score", "pairs", "difference", "95% interval", "ours is"]
+    return [f"{PAIRED.format(plural(len(found), 'comparison'))}\n\n{_lines(head, rows)}"]
+
+
+def _interval(d: Difference) -> list[str]:
+    """Mean and interval in points, as far as there are pairs for them."""
+    mean = f"{100 * d.mean:+.2f}" if d.pairs else "none"
+    return [mean, f"{100 * d.low:+.2f} to {100 * d.high:+.2f}" if d.pairs > 1 else "none"]
