@@ -1,6 +1,7 @@
 """The tables of `scdro reproduce` say what made them, what was shortened, and no more than they show."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -225,3 +226,18 @@ def test_equal_gaps_are_no_chance():
     values = {"SCDRO": [0.5, 0.75, 0.25], "ERM": [0.25, 0.5, 0.0], "RECOVER": [0.5, 0.75, 0.25], "ABSGD": [0.5] * 3}
     found = paired.comparisons(own, by_method(own, values))
     assert paired.verdicts(found) == ["higher", "no difference shown", "no difference shown"]
+
+
+def a_trial(loss, status="done", classes=10):
+    return {"status": status, "settings": {}, "train": {"robust_loss": loss, "per_class": [0.5] * classes}}
+
+
+def test_trials_that_ended_far_above_guessing_did_not_end_well():
+    own = study("figure1", "cifar10-st", "small", ("DualSGM",))
+    trials = [a_trial(0.7), a_trial(23.0), a_trial(23.1), a_trial(1e13), a_trial(math.inf), {"status": "diverged"}]
+    text = markdown([(own, outcomes(own, trials=trials))])
+    assert "| 2 of 6 |" in text  # 10 log 10 = 23.03
+    assert "at most 10 log(classes)" in text
+    hundred = [a_trial(46.0, classes=100), a_trial(46.1, classes=100)]
+    assert "| 1 of 2 |" in markdown([(own, outcomes(own, trials=hundred))])
+    assert "log(classes)" not in markdown([(own, outcomes(own))])

@@ -17,6 +17,11 @@ from scdro.experiments.wording import plural
 
 __all__ = ["cell", "markdown"]
 
+FAR = 10  # times the loss of a model that knows nothing: no training that ended well is there
+ENDED_WELL = (
+    f"A trial ended well if its training robust loss is finite and at most {FAR} log(classes): log(classes) is that of "
+    "equal chances for all classes, in any worst case."
+)
 PAIRED = (
     'Paired by seed, in points of accuracy: {}. Each interval is for one comparison by itself. Ours is "higher" or '
     '"lower" where that holds for all comparisons at once, with 95% (Holm).'
@@ -62,7 +67,7 @@ def _described(study: Study) -> str:
     )
 
 
-def _table(study: Study, outcomes: Iterable[Outcome]) -> str:
+def _table(study: Study, outcomes: Sequence[Outcome]) -> str:
     shown = columns(study)
     head = ["method", *(column.title for column in shown), "settings", "trials that ended well"]
     rows = [
@@ -79,7 +84,8 @@ def _table(study: Study, outcomes: Iterable[Outcome]) -> str:
         head.append(f"paper, {data}")
         for row, numbers in zip(rows, paper, strict=True):
             row.append(f"{numbers[data]:.2f}" if data in numbers else "")
-    return _lines(head, rows)
+    searched = any(outcome.trials for outcome in outcomes)
+    return _lines(head, rows) + (f"\n\n{ENDED_WELL}" if searched else "")
 
 
 def _by_radius(found: Found) -> str:
@@ -112,8 +118,15 @@ def cell(values: Sequence[float], percent: bool = True) -> str:
 
 
 def _searched(outcome: Outcome) -> str:
-    ended = sum(trial["status"] == "done" for trial in outcome.trials)
+    ended = sum(map(_ended_well, outcome.trials))
     return f"{ended} of {len(outcome.trials)}" if outcome.trials else "one setting, no search"
+
+
+def _ended_well(trial: Mapping[str, Any]) -> bool:
+    if trial["status"] != "done":
+        return False
+    train = trial["train"]
+    return bool(train["robust_loss"] <= FAR * math.log(len(train["per_class"])))
 
 
 def _settings(outcome: Outcome) -> str:
