@@ -454,6 +454,8 @@ def test_a_preset_with_fewer_methods_has_the_grids_of_these():
         ({"epochs": 0}, "expected epochs >= 1"),
         ({"inputs": "text"}, "expected inputs of"),
         ({"rho": ()}, "expected methods and radii"),
+        ({"trials": -1}, "expected trials >= 1, or 0 for the whole grid, got -1"),
+        ({"tune_epochs": -2}, "expected tune_epochs >= 1, or 0 for the length of all runs, got -2"),
         ({"rho": (0.5, -1.0)}, "expected a radius rho >= 0, got -1.0"),
         ({"rho": (math.nan,)}, "expected a radius"),
         ({"tune_rho": math.inf}, "expected a radius"),

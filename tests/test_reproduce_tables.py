@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -93,6 +94,20 @@ def test_versions_are_those_of_the_runs_and_not_of_the_last_command(tmp_path, ca
     assert main(line.split()) == 0
     assert f"torch 1.0 and {old['environment']['torch']}, python" in (tmp_path / "figure1-smoke/results.md").read_text()
     assert main(["report", str(tmp_path / "figure1-smoke")]) == 0  # studies.json is no sweep
+
+
+def test_one_is_one():
+    own = study("figure1", "cifar10-st", "small")
+    assert "3 epochs (lr falls by ten after 2)" in table(own)
+    assert "Settings searched at full length" in table(own)
+    assert "Mean and standard deviation of 5 seeds." in table(own)
+    single = table(replace(own, epochs=1, seeds=1, trials=1, tune_epochs=1))
+    assert "1 epoch (lr" in single
+    assert "One seed." in single
+    assert "One setting of each method, no search." in single
+    assert "Settings searched" not in single
+    assert "Settings searched for 1 epoch by" in table(replace(own, tune_epochs=1))
+    assert not re.search(r"\b1 \w+s\b", single.split("## ")[1])
 
 
 # -- what was shortened -----------------------------------------------------------------------------------------------
@@ -241,3 +256,36 @@ def test_trials_that_ended_far_above_guessing_did_not_end_well():
     hundred = [a_trial(46.0, classes=100), a_trial(46.1, classes=100)]
     assert "| 1 of 2 |" in markdown([(own, outcomes(own, trials=hundred))])
     assert "log(classes)" not in markdown([(own, outcomes(own))])
+
+
+# -- beforehand -------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_says_what_would_be_done_and_makes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = "reproduce table4 --scale smoke --dataset digits-st --methods SCDRO ERM --epochs 1 --trials 2 --seeds 2"
+    assert main([*line.split(), "--rho", ".1", "1", "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert not list(tmp_path.iterdir())
+    for text in (
+        "table4, scale smoke, with ",
+        "embedded digits in place",
+        "epochs 1 instead of 120",
+        "batch_size    32",
+    ):
+        assert text in said.out
+    assert "SCDRO, rho 0.1: 2 settings\nSCDRO, rho 1: 2 settings\nERM: 2 settings\n" in said.out
+    assert main([*line.split(), "--rho", ".1", "1"]) == 0  # the runs that there are then
+    seeds = [path.parent.name for path in tmp_path.rglob("result.json")]
+    assert f"runs: {seeds.count('seed-0')} to search, {len(seeds) - seeds.count('seed-0')} of seeds" in said.out
+
+
+def test_a_dry_run_needs_no_data_and_says_what_is_missing(tmp_path, capsys):
+    line = f"reproduce figure1 --scale paper --data {tmp_path} --out {tmp_path}/runs --dry-run"
+    assert main(line.split()) == 0
+    said = capsys.readouterr()
+    assert said.err.count("expected features in") == 4
+    assert "runs: 160 to search, 25 of seeds" in said.out
+    assert not list(tmp_path.iterdir())
+    assert main(["reproduce", "table1", "--dry-run"]) == 1
+    assert "got --dry-run too" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ def add(commands: Any) -> None:
                 one data set of an experiment, two runs at a time
             scdro reproduce table4 --methods SCDRO ERM --grid lr=.1,.5 SCDRO.beta=.1 --epochs 30
                 methods, grids and lengths of your own
+            scdro reproduce table4 --scale paper --dry-run
+                the configuration and the number of runs, and nothing else
             torchrun --standalone --nproc-per-node 2 -m scdro reproduce figure2
                 in two processes
         """,
@@ -98,6 +101,12 @@ def add(commands: Any) -> None:
         "--image-workers", type=int, default=None, help="processes of each run that decode large images (default: 0)"
     )
     parser.add_argument("--tensorboard", action="store_true", default=None, help=TENSORBOARD)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        default=None,
+        help="print the configuration, what is shortened and how many runs there are; make nothing",
+    )
     parser.add_argument("--checkpoint-seconds", type=float, default=20.0, help=argparse.SUPPRESS)
     _add_fields(parser)
     parser.set_defaults(run=run, shared=lambda args: args.experiment != TABLE1)
@@ -138,10 +147,13 @@ def run(args: argparse.Namespace) -> None:
     keep_freed_memory()
     if args.workers < 1:
         raise HyperparameterError(f"expected at least one worker, got {args.workers}")
+    for name in ("dataset", "methods", "rho"):
+        _check_once(name, getattr(args, name) or ())
     check_folder(args.out)
     if args.experiment == TABLE1:
         _run_table1(args)
         return
+    from scdro.experiments.plan import plan
     from scdro.experiments.pool import Means
     from scdro.experiments.protocol import SMOKE
     from scdro.experiments.sweep import sweep
@@ -152,11 +164,21 @@ def run(args: argparse.Namespace) -> None:
     means = Means(sources, args.workers, args.checkpoint_seconds, bool(args.tensorboard))
     folder = args.out / f"{args.experiment}-{args.scale}"
     studies = _studies(args, means)
+    if args.dry_run:
+        if is_first():
+            print(plan(studies))
+        return
     found = [(study, sweep(study, folder / study.dataset, means, Board(), _say)) for study in studies]
     if is_first():
         _write(found, folder, args.results or folder)
         if args.scale == "smoke":
             _say(SMOKE)
+
+
+def _check_once(name: str, values: Sequence[Any]) -> None:
+    again = [value for i, value in enumerate(values) if value in values[:i]]
+    if again:
+        raise HyperparameterError(f"expected each of --{name} once, got {again[0]} twice; leave one out")
 
 
 def _run_table1(args: argparse.Namespace) -> None:
@@ -203,11 +225,16 @@ def _studies(args: argparse.Namespace, means: Any) -> list[Any]:
 
 
 def _opened(args: argparse.Namespace, dataset: str, means: Any) -> Any:
-    """The study of a data set that can be read and suits the methods."""
+    """The study of a data set that can be read and suits the methods; a plan does without the data."""
     from scdro.experiments.tasks import check_methods, open_task
 
     study = _study(args, dataset)
-    check_methods(study, open_task(study.inputs, dataset, study.pool, means.sources))
+    try:
+        check_methods(study, open_task(study.inputs, dataset, study.pool, means.sources))
+    except MissingDataError as error:
+        if not args.dry_run or args.scale == "smoke":
+            raise
+        _say(str(error))
     return study
 
 

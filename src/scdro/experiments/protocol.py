@@ -9,6 +9,7 @@ from typing import Any
 from scdro.experiments.catalog import EMBEDDED
 from scdro.experiments.config import Study
 from scdro.experiments.presets import EXPERIMENTS, datasets, decay_at, study
+from scdro.experiments.wording import plural
 
 __all__ = [
     "BEYOND",
@@ -161,6 +162,10 @@ def _unless(usual: Any, key: str, form: str) -> Callable[[Config], str | None]:
     return lambda config: form.format(_written(key, config[key])) if config[key] != usual else None
 
 
+def _counted(form: str, count: int, noun: str) -> str | None:
+    return form.format(plural(count, noun)) if count else None
+
+
 LABELS = {
     "epochs": "epochs ",
     "decay_epoch": "lr falls after epoch ",
@@ -182,8 +187,8 @@ WORDS: Mapping[str, Callable[[Config], str | None]] = {
     "rho": _plain("rho"),
     "choose_rho": lambda config: "rho chosen on validation data" if config["choose_rho"] else "each rho by itself",
     "tune_rho": _unless(0.0, "tune_rho", "settings searched at rho {} alone"),
-    "tune_epochs": _unless(0, "tune_epochs", "searches of {} epochs"),
-    "trials": _unless(0, "trials", "at most {} settings of each grid"),
+    "tune_epochs": lambda config: _counted("searches of {}", config["tune_epochs"], "epoch"),
+    "trials": lambda config: _counted("at most {} of each grid", config["trials"], "setting"),
     "grid": lambda config: (
         f"grids {_written('grid', config['grid'])} in place of the paper's" if config["grid"] else None
     ),

@@ -58,13 +58,19 @@ def _versions(environments: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _described(study: Study) -> str:
-    searched = f"searched for {study.tune_epochs} epochs" if study.tune_epochs else "searched at full length"
     smaller = f", images smaller by {study.pool}" if study.pool > 1 else ""
+    of = f"Mean and standard deviation of {study.seeds} seeds." if study.seeds > 1 else "One seed."
     return (
-        f"{study.model} on {study.inputs}{smaller}, {study.epochs} epochs (lr falls by ten after {study.decay_epoch}), "
-        f"batches of {study.batch_size}. Settings {searched} by the mean accuracy over classes of the validation data. "
-        f"Mean and standard deviation of {study.seeds} seeds."
+        f"{study.model} on {study.inputs}{smaller}, {plural(study.epochs, 'epoch')} (lr falls by ten after "
+        f"{study.decay_epoch}), batches of {study.batch_size}. {_search(study)} {of}"
     )
+
+
+def _search(study: Study) -> str:
+    if not study.searches:
+        return "One setting of each method, no search."
+    length = f"for {plural(study.tune_epochs, 'epoch')}" if study.tune_epochs else "at full length"
+    return f"Settings searched {length} by the mean accuracy over classes of the validation data."
 
 
 def _table(study: Study, outcomes: Sequence[Outcome]) -> str:

@@ -15,6 +15,7 @@ from scdro.experiments.folder import environment
 from scdro.experiments.pool import Means, Show, run_all
 from scdro.experiments.storage import read_json, read_lines, write_json
 from scdro.experiments.tasks import open_task
+from scdro.experiments.wording import plural
 
 __all__ = ["Found", "Outcome", "best_settings", "environments", "outcomes", "sweep"]
 
@@ -57,11 +58,12 @@ def sweep(
     task = open_task(study.inputs, study.dataset, study.pool, means.sources)
     Ranks().agreed(lambda: _begin(study, task.fingerprint(), out))
     arms = study.arms()
-    say(f"{study.experiment} on {study.dataset}: searching settings of {len(study.methods)} methods")
+    if study.searches:
+        say(f"{study.experiment} on {study.dataset}: searching settings of {plural(len(study.methods), 'method')}")
     tried = [study.search(arm) for arm in arms]
     run_all([run for runs in tried if len(runs) > 1 for run in runs], out, means, show)
     best = [(arm, best_settings(out, study.search(arm))) for arm in arms]
-    say(f"{study.experiment} on {study.dataset}: {study.seeds} seeds of the best")
+    say(f"{study.experiment} on {study.dataset}: {plural(study.seeds, 'seed')} of the best")
     runs = [run for arm, settings in best if settings is not None for run in study.finals(arm, settings)]
     run_all(runs, out, means, show, keep_models=True)
     return outcomes(study, out)

@@ -21,6 +21,7 @@ from scdro.experiments.report.samples import Known, look_up
 from scdro.experiments.report.summary import curves
 from scdro.experiments.storage import write
 from scdro.experiments.tasks import Sources
+from scdro.experiments.wording import plural
 
 __all__ = ["render", "write_report"]
 
@@ -90,11 +91,9 @@ def _sweep(i: int, sweep: Sweep, known: Known, methods: Sequence[str]) -> Html:
 
 def _head(sweep: Sweep) -> Html:
     config = sweep.config
-    facts = [
-        f"{config[key]} {unit}".strip() if unit else f"{key} {config[key]}"
-        for key, unit in (("model", ""), ("inputs", ""), ("epochs", "epochs"), ("batch_size", "to a batch"))
-        if key in config
-    ]
+    facts = [f"{key} {config[key]}" for key in ("model", "inputs") if key in config]
+    facts += [plural(config["epochs"], "epoch")] if "epochs" in config else []
+    facts += [f"{config['batch_size']} to a batch"] if "batch_size" in config else []
     scale = config.get("scale")
     facts += ["your own data"] if sweep.own else [f"scale {scale}"] if scale else []
     return tag(
@@ -120,7 +119,8 @@ def _claim(sweep: Sweep) -> Html | None:
 def _status(sweep: Sweep) -> str:
     if sweep.finished:
         return "finished"
-    return f"not finished: {sweep.ended} of {sweep.planned} seeds, {sweep.searched} of {sweep.to_search} trials"
+    seeds, trials = plural(sweep.planned, "seed"), plural(sweep.to_search, "trial")
+    return f"not finished: {sweep.ended} of {seeds}, {sweep.searched} of {trials}"
 
 
 def _curves(i: int, sweep: Sweep, methods: Sequence[str]) -> list[Child]:
