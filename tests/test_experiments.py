@@ -440,6 +440,12 @@ def test_every_preset_is_a_study(experiment, scale):
         assert all(own.search(arm) for arm in own.arms())
 
 
+def test_smoke_trains_what_small_does():
+    for experiment in EXPERIMENTS:
+        own = [study(experiment, datasets(experiment, scale)[0], scale) for scale in ("small", "smoke")]
+        assert len({(each.inputs, each.model, each.part) for each in own}) == 1
+
+
 def test_a_preset_with_fewer_methods_has_the_grids_of_these():
     assert {key for key, _ in study("figure2", "cifar10-st", "small").grid} == {
         *("beta", "lam", "dual_lr", "DualSGM.dual_lr")

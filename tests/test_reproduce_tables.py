@@ -236,6 +236,15 @@ def test_no_verdict_below_three_pairs():
     assert [row[4:6] for row in rows[-2:]] == [["+80.00", "none"], ["none", "none"]]
 
 
+def test_the_papers_own_update_is_compared_where_it_stands_alone():
+    def pairs(*methods):
+        own = study("figure1", "cifar10-st", "small", methods)
+        return [(d.ours.split(",")[0], d.other.split(",")[0]) for d in paired.comparisons(own, outcomes(own))]
+
+    assert pairs("RSCDRO-printed", "SPD") == [("RSCDRO-printed", "SPD")]
+    assert pairs("RSCDRO", "RSCDRO-printed") == [("RSCDRO", "RSCDRO-printed")]
+
+
 def test_equal_gaps_are_no_chance():
     own = study("table3", "cifar10-st", "small")
     values = {"SCDRO": [0.5, 0.75, 0.25], "ERM": [0.25, 0.5, 0.0], "RECOVER": [0.5, 0.75, 0.25], "ABSGD": [0.5] * 3}

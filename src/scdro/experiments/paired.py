@@ -52,9 +52,10 @@ def _verdict(d: Difference, sure: bool) -> str:
 
 
 def comparisons(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
-    """Each of ours against each baseline, at the same rho where both have one."""
-    ours = [outcome for outcome in outcomes if outcome.arm.method in OURS]
-    others = [outcome for outcome in outcomes if outcome.arm.method not in OURS]
+    """Each of ours against each baseline, at the same rho where both have one; without ours, those as printed."""
+    methods = set(OURS) & set(study.methods) or {f"{name}-printed" for name in OURS}
+    ours = [outcome for outcome in outcomes if outcome.arm.method in methods]
+    others = [outcome for outcome in outcomes if outcome.arm.method not in methods]
     score = [c for c in columns(study) if c.part == "test"]
     return [
         difference(a, b, c)

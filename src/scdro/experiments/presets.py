@@ -147,7 +147,7 @@ def _shortened(whole: Study, scale: str) -> Study:
     changes: dict[str, Any] = {"scale": scale}
     if network:
         small = SMALL_HEAD if whole.experiment == "table3" else SMALL_NETWORK
-        changes |= small if scale == "small" else SMOKE_NETWORK
+        changes |= small if scale == "small" or small is SMALL_HEAD else SMOKE_NETWORK
         if len(whole.rho) > 1:
             changes["tune_rho"] = 0.0 if whole.choose_rho else 0.5
     if scale == "smoke":
