@@ -32,6 +32,7 @@ def told(tmp_path, monkeypatch, capsys):
     return say
 
 
+TWICE = "reproduce figure1 --scale smoke"
 TRAIN = "train data.csv --target label --out run"
 
 
@@ -68,6 +69,10 @@ def test_nought_is_not_the_default(told, flag, value):
         ("train data.csv --target label --out data.csv/x", "data.csv above data.csv/x; name another"),
         ("pretrain digits-st --out data.csv", "a folder for --out, got the file data.csv; name another"),
         ("reproduce figure1 --out data.csv", "a folder for --out, got the file data.csv; name another"),
+        ("reproduce figure1 --scale smoke --trials -1 --dataset digits-st", "or 0 for the whole grid, got -1"),
+        (f"{TWICE} --dataset digits-st digits-st", "each of --dataset once, got digits-st twice; leave one out"),
+        (f"{TWICE} --methods SPD ERM SPD", "each of --methods once, got SPD twice; leave one out"),
+        (f"{TWICE} --rho .1 1 0.1", "each of --rho once, got 0.1 twice; leave one out"),
         (f"{TRAIN} --protect 10", "share of the data in (0, 1], got 10.0; 10% is 0.1"),
         ("train headless.csv --target income --out run", "; is the first line, with the columns' names, missing?"),
         ("train data.csv --target income --out run", "'label'"),  # which has its first line

@@ -25,9 +25,10 @@ from scdro.experiments.assess import predicted
 from scdro.experiments.columns import COLUMNS, drawn
 from scdro.experiments.config import Arm, Run, Study
 from scdro.experiments.figures import draw
+from scdro.experiments.paired import comparisons, difference
 from scdro.experiments.pool import Means, Status
 from scdro.experiments.presets import EXPERIMENTS, SCALES, datasets, study
-from scdro.experiments.results import cell, comparisons, difference, markdown
+from scdro.experiments.results import cell, markdown
 from scdro.experiments.storage import read_json, read_lines
 from scdro.experiments.sweep import Outcome, outcomes, sweep
 from scdro.experiments.tasks import Sources, Task, make_model, open_task
@@ -435,7 +436,8 @@ def test_differences_are_the_paired_t_interval():
     expected = scipy.stats.ttest_rel(a, b).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
     assert found.mean == pytest.approx(np.mean(np.subtract(a, b)))
-    assert found.verdict == ("higher" if expected.low > 0 else "no difference shown")
+    assert found.p_value == pytest.approx(scipy.stats.ttest_rel(a, b).pvalue)
+    assert found.direction == ("higher" if expected.low > 0 else "")
 
 
 def test_seeds_that_diverged_are_left_out_and_counted():
@@ -494,6 +496,12 @@ def test_every_preset_is_a_study(experiment, scale):
         assert all(own.search(arm) for arm in own.arms())
 
 
+def test_smoke_trains_what_small_does():
+    for experiment in EXPERIMENTS:
+        own = [study(experiment, datasets(experiment, scale)[0], scale) for scale in ("small", "smoke")]
+        assert len({(each.inputs, each.model, each.part) for each in own}) == 1
+
+
 def test_a_preset_with_fewer_methods_has_the_grids_of_these():
     assert {key for key, _ in study("figure2", "cifar10-st", "small").grid} == {
         *("beta", "lam", "dual_lr", "DualSGM.dual_lr")
@@ -508,6 +516,8 @@ def test_a_preset_with_fewer_methods_has_the_grids_of_these():
         ({"epochs": 0}, "expected epochs >= 1"),
         ({"inputs": "text"}, "expected inputs of"),
         ({"rho": ()}, "expected methods and radii"),
+        ({"trials": -1}, "expected trials >= 1, or 0 for the whole grid, got -1"),
+        ({"tune_epochs": -2}, "expected tune_epochs >= 1, or 0 for the length of all runs, got -2"),
         ({"rho": (0.5, -1.0)}, "expected a radius rho >= 0, got -1.0"),
         ({"rho": (math.nan,)}, "expected a radius"),
         ({"tune_rho": math.inf}, "expected a radius"),

@@ -86,6 +86,13 @@ def test_results_are_those_of_the_runs_beside_the_papers(folder):
         ):
             expected = f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
             assert row[head.index(label)] == expected
+    assert not any(title.startswith("paper") for title in head)  # the digits only stand in
+    change(
+        folder / "study.json",
+        study={**json.loads((folder / "study.json").read_text())["study"], "dataset": "cifar10-st"},
+    )
+    page = report(folder)
+    head, *rows = page.tables["Mean ± standard deviation over seeds"]
     paper = head.index("paper, cifar10-st, %")
     assert [row[paper] for row in rows] == ["67.71", "67.57", "–"]
     assert page.tables["Test accuracy by radius, %"][2] == ["SCDRO, paper, cifar10-st", "67.71", "67.57"]
@@ -426,3 +433,20 @@ def test_the_browser_hears_complaints(tmp_path):
         assert any("oh" in text for text in tab.complaints)
         assert any("ReferenceError" in text for text in tab.complaints)
         assert "http://127.0.0.1:9/x.png" in tab.requests
+
+
+@pytest.mark.parametrize(
+    ("own", "claim", "short"),
+    [
+        ({"methods": ["PGSMD2", "FastDRO", "SCDRO"]}, True, "without"),
+        ({"methods": ["PGSMD2", "FastDRO"]}, False, "without SCDRO"),
+        ({"dataset": "cifar10-st", "scale": "paper"}, False, "epochs 2 instead of 120"),
+    ],
+)
+def test_the_head_says_what_was_shortened_whatever_the_scale_is_called(folder, own, claim, short):
+    saved = json.loads((folder / "study.json").read_text())["study"]
+    change(folder / "study.json", study={**saved, **own})
+    text = report(folder).text
+    assert ("SCDRO is best at every rho" in text) is claim
+    assert (short in text) is not claim
+    assert "do not compare with the paper's one by one" in text

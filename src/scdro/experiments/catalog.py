@@ -29,10 +29,22 @@ from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import HyperparameterError, MissingDataError
 from scdro.models import CifarResNet, Network, ResNet50
 
-__all__ = ["IMAGES", "LISTS", "MODELS", "PRETRAINED", "chosen", "in_order", "open_image_data", "open_splits"]
+__all__ = [
+    "EMBEDDED",
+    "IMAGES",
+    "LISTS",
+    "MODELS",
+    "PRETRAINED",
+    "chosen",
+    "in_order",
+    "open_image_data",
+    "open_splits",
+]
 
 Data = InMemory | ImageFiles
 Choice = TypeVar("Choice")
+
+EMBEDDED = ("digits-st", "digits-hidden")  # need no files
 
 
 def _by_command(kind: Callable[[PathLike | None, bool], ImageData]) -> Callable[[PathLike | None, bool], ImageData]:

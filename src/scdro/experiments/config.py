@@ -79,6 +79,9 @@ class Study:
         for name in ("width", "pool", "epochs", "batch_size", "seeds", "points", "threads"):
             if not getattr(self, name) >= 1:
                 raise HyperparameterError(f"expected {name} >= 1, got {getattr(self, name)}")
+        for name, usual in (("trials", "the whole grid"), ("tune_epochs", "the length of all runs")):
+            if getattr(self, name) < 0:
+                raise HyperparameterError(f"expected {name} >= 1, or 0 for {usual}, got {getattr(self, name)}")
         if not 0.0 <= self.max_grad_norm < math.inf:
             raise HyperparameterError(f"expected max_grad_norm > 0, or 0 for no bound, got {self.max_grad_norm}")
         if not self.methods or not self.rho:
@@ -124,6 +127,11 @@ class Study:
             values["rho"] = self.rho if arm.rho is None else (self.tune_rho or arm.rho,)
         tried = method.trials(self.trials or None, values=values)
         return [Run(self, arm.method, settings, TUNING_SEED) for settings in tried]
+
+    @property
+    def searches(self) -> bool:
+        """Whether there is anything to search: a method with more than one setting."""
+        return any(len(self.search(arm)) > 1 for arm in self.arms())
 
     def finals(self, arm: Arm, settings: Mapping[str, Any], seeds: Iterable[int] | None = None) -> list[Run]:
         """The runs that are reported, with settings that the search found."""

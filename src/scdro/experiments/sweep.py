@@ -15,8 +15,9 @@ from scdro.experiments.identity import check_identity, read_result
 from scdro.experiments.pool import Means, Show, run_all
 from scdro.experiments.storage import read_json, read_lines, write_json
 from scdro.experiments.tasks import open_task
+from scdro.experiments.wording import plural
 
-__all__ = ["Outcome", "best_settings", "outcomes", "sweep"]
+__all__ = ["Found", "Outcome", "best_settings", "environments", "outcomes", "sweep"]
 
 Result = dict[str, Any]
 
@@ -43,6 +44,9 @@ class Outcome:
         return [math.nan if value is None else float(value) for value in found]
 
 
+Found = Sequence[tuple[Study, Sequence[Outcome]]]  # an experiment's data sets
+
+
 def sweep(
     study: Study,
     out: Path,
@@ -56,11 +60,12 @@ def sweep(
     data = task.fingerprint()
     Ranks().agreed(lambda: _begin(study, data, out))
     arms = study.arms()
-    say(f"{study.experiment} on {study.dataset}: searching settings of {len(study.methods)} methods")
+    if study.searches:
+        say(f"{study.experiment} on {study.dataset}: searching settings of {plural(len(study.methods), 'method')}")
     tried = [study.search(arm) for arm in arms]
     run_all([run for runs in tried if len(runs) > 1 for run in runs], data, out, means, show, say)
     best = [(arm, best_settings(out, study.search(arm))) for arm in arms]
-    say(f"{study.experiment} on {study.dataset}: {study.seeds} seeds of the best")
+    say(f"{study.experiment} on {study.dataset}: {plural(study.seeds, 'seed')} of the best")
     runs = [run for arm, settings in best if settings is not None for run in study.finals(arm, settings)]
     run_all(runs, data, out, means, show, say, keep_models=True)
     found = outcomes(study, out, data=data)
@@ -99,6 +104,18 @@ def _tell_of_lost_curves(study: Study, out: Path, outcome: Outcome, say: Callabl
                 f"{run} is missing from the curves: expected its evaluations in {file}, got none; restore the file, or "
                 "remove its folder and run the command again"
             )
+
+
+def environments(study: Study, out: Path) -> list[dict[str, Any]]:
+    """Those that the runs of a study began in, each once: versions, threads and processes."""
+    runs = []
+    for arm in study.arms():
+        tried = study.search(arm)
+        settings = best_settings(out, tried)
+        runs += tried if settings is None else [*tried, *study.finals(arm, settings)]
+    files = [path for run in runs if (path := out / run.path / "config.json").exists()]
+    found = [read_json(path).get("environment", {}) for path in files]
+    return [one for i, one in enumerate(found) if one not in found[:i]]
 
 
 def _begin(study: Study, data: str, out: Path) -> None:

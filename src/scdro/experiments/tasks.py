@@ -33,7 +33,7 @@ from scdro.data.order import BatchSampler
 from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import DataError, HyperparameterError, MissingDataError
 from scdro.experiments.architectures import image_model, row_model
-from scdro.experiments.catalog import IMAGES, LISTS, chosen, in_order, open_image_data
+from scdro.experiments.catalog import EMBEDDED, IMAGES, LISTS, chosen, in_order, open_image_data
 from scdro.experiments.config import Study
 from scdro.experiments.features import load_features
 from scdro.optim import REGISTRY
@@ -41,7 +41,6 @@ from scdro.optim import REGISTRY
 __all__ = ["Samples", "Sources", "Task", "check_methods", "make_model", "open_task"]
 
 Samples = InMemory | ImageFiles
-EMBEDDED = ("digits-st", "digits-hidden")
 HIDDEN = ("cifar100-hidden", "adult", "digits-hidden")  # validation comes from the training data
 
 
