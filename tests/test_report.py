@@ -377,7 +377,7 @@ TIP = "(() => { const tip = document.querySelectorAll('.tip')[%d]; return tip.hi
 
 
 def pointed(tab):
-    """What the first chart says of its last evaluation. Where the page moves after it was measured, the mouse misses."""
+    """What the first chart says of its last evaluation. If the page moves after it was measured, the mouse misses."""
     for attempt in range(100):
         left, top, width, height = tab.run(BOX.format(0))
         tab.point(left + width - 15 - attempt % 2, top + height / 2)
