@@ -47,7 +47,7 @@ GRIDS: dict[str, Mapping[str, Sequence[Any]]] = {
     **{key: {"lr": _FINE_LR, "momentum": _MOMENTUM} for key in ("ERM", "FastDRO", "FastDRO-chi2")},
     **{
         name: {"lr": _LR, "beta": (0.1, 0.5, 0.9), "lam": (0.1, 1.0, 10.0)}
-        for name in ("SCDRO-printed", "ASCDRO-printed")
+        for name in ("SCDRO-printed", "ASCDRO-printed", "RSCDRO-printed", "RASCDRO-printed")
     },
     **{key: {"lr": _LR, "dual_lr": _DUAL_LR} for key in ("SPD", "AccMDA", "GroupDRO")},
     "PGSMD2": {"lr": _LR, "dual_lr": _DUAL_LR, "stage_steps": (100,)},

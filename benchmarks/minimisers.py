@@ -5,8 +5,8 @@
 
 For each data set and rho: test accuracy, over all groups (the classes, where data have none), over the rare and the
 other ones, and of the worst; and the part of the worst case's weight that falls on training samples of rare groups.
-Last, for comparison, what one has who knows the groups: ERM with every group of the same weight. The test images are
-all 10,000 of CIFAR. DIR holds Adult.
+Last, for comparison, what one has who knows the groups: ERM with every group of the same weight. Training and test data
+are those of `scdro reproduce`. DIR holds Adult.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ import numpy.typing as npt
 import torch
 
 from scdro import functional
-from scdro.experiments.features import load_features
 from scdro.experiments.tasks import Sources, open_task
 from scdro.linear_model import KLDROClassifier
 
 ROOT = Path(__file__).parents[1]
-TASKS = {"adult": "rows", "digits-hidden": "features", "digits-st": "features"}
 Array = npt.NDArray[Any]
 
 
@@ -36,14 +34,10 @@ class Part(NamedTuple):
 
 
 def parts(dataset: str, folder: Path | None) -> tuple[Part, Part]:
-    """Training and test data."""
-    if dataset in TASKS:
-        task: Any = open_task(TASKS[dataset], dataset, 1, Sources(folder))
-        both = (task.train, task.test)
-        train, test = ([p.inputs, p.labels, p.labels if p.groups is None else p.groups] for p in both)
-    else:
-        features = (load_features(ROOT / "results" / "features" / dataset, split) for split in ("train", "test"))
-        train, test = ([f.x, f.y, f.y if f.groups is None else f.groups] for f in features)
+    """Training and test data, those of `scdro reproduce`: validation data are in neither."""
+    inputs = "rows" if dataset == "adult" else "features"
+    task: Any = open_task(inputs, dataset, 1, Sources(folder, ROOT / "results" / "features"))
+    train, test = ([p.inputs, p.labels, p.labels if p.groups is None else p.groups] for p in (task.train, task.test))
     first, second = (Part(np.asarray(p[0], np.float64), np.asarray(p[1]), np.asarray(p[2])) for p in (train, test))
     return first, second
 

@@ -122,6 +122,7 @@ OBJECTIVES = {
     **dict.fromkeys(
         (
             *("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO", "SCDRO-printed", "ASCDRO-printed"),
+            *("RSCDRO-printed", "RASCDRO-printed"),
             *("FastDRO", "FastDRO-MLMC", "DualSGM", "SPD", "PGSMD2", "AccMDA"),
         ),
         _kl_ball,

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import json
 import math
 import multiprocessing
@@ -16,6 +17,7 @@ import scipy.stats
 import torch
 
 from scdro.cli import main, parser
+from scdro.cli.board import Board
 from scdro.cli.reproduce import _studies
 from scdro.data import ImageData, Rows, hold_out
 from scdro.errors import CheckpointError, DataError, HyperparameterError, MissingDataError
@@ -23,9 +25,10 @@ from scdro.experiments.assess import predicted
 from scdro.experiments.columns import COLUMNS, drawn
 from scdro.experiments.config import Arm, Run, Study
 from scdro.experiments.figures import draw
-from scdro.experiments.pool import Means
+from scdro.experiments.paired import comparisons, difference
+from scdro.experiments.pool import Means, Status
 from scdro.experiments.presets import EXPERIMENTS, SCALES, datasets, study
-from scdro.experiments.results import cell, comparisons, difference, markdown
+from scdro.experiments.results import cell, markdown
 from scdro.experiments.storage import read_json, read_lines
 from scdro.experiments.sweep import Outcome, outcomes, sweep
 from scdro.experiments.tasks import Sources, Task, make_model, open_task
@@ -180,7 +183,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     calls = iter(range(10))
     with pytest.raises(Stop):
         train(a_run("ERM"), task(), tmp_path, checkpoint_seconds=0, progress=lambda *a: next(calls) < 2 or progress(*a))
-    with pytest.raises(CheckpointError, match="expected the run in"):
+    with pytest.raises(CheckpointError, match=r"weight_decay 0\.0002 is not 0\.1"):
         train(a_run("ERM", weight_decay=0.1), task(), tmp_path)
 
 
@@ -228,11 +231,65 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
         raise ZeroDivisionError("made to fail")
 
     monkeypatch.setattr(ERM, "step", broken)
-    ours, other = sweep(tiny(tmp_path, trials=1), tmp_path, Means(Sources()))
+    said = []
+    ours, other = sweep(tiny(tmp_path, trials=1), tmp_path, Means(Sources()), say=said.append)
+    told = [text for text in said if "failed" in text]
+    assert told == [f"ERM lr {other.settings['lr']:g} seed {n} failed: ZeroDivisionError: made to fail" for n in (1, 2)]
     assert all(r["status"] == "done" for r in ours.results)
     assert [r["status"] for r in other.results] == ["failed", "failed"]
     assert "made to fail" in other.results[0]["error"]
     assert cell(other.values("test", "top1")) == "none"
+
+
+def test_a_run_that_diverges_is_told_once(tmp_path):
+    own, said = tiny(tmp_path, methods=("ERM",), trials=1, seeds=1, grid=(("lr", (1e30,)),)), []
+    sweep(own, tmp_path, Means(Sources()), say=said.append)
+    (told,) = [text for text in said if "diverged" in text]
+    assert told.startswith("ERM lr 1e+30 seed 1 diverged: ")
+    assert "\n" not in told
+    sweep(own, tmp_path, Means(Sources()), say=said.append)
+    assert sum("diverged" in text for text in said) == 1
+
+
+def test_damaged_checkpoints_are_told_with_what_to_do(tmp_path):
+    """Of one the one before is used; where both are damaged, the run fails, and says so on the terminal."""
+    own = tiny(tmp_path, methods=("ERM",), trials=1, seeds=1)
+    (run,) = own.finals(own.arms()[0], own.search(own.arms()[0])[0].settings)
+    folder, calls = tmp_path / run.path, iter(range(100))
+
+    def stop(done, total, text):
+        if next(calls) == 5:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(run, open_task("features", "digits-st", 1, Sources()), folder, checkpoint_seconds=0, progress=stop)
+    kept = (folder / "checkpoint.previous.pt").read_bytes()
+    (folder / "checkpoint.pt").write_bytes(b"damaged")
+    (folder / "checkpoint.previous.pt").write_bytes(b"too")
+    said = []
+    sweep(own, tmp_path, Means(Sources()), say=said.append)
+    (told,) = [text for text in said if "failed" in text]
+    assert "remove them to start anew" in told
+    (folder / "checkpoint.previous.pt").write_bytes(kept)
+    (outcome,) = sweep(own, tmp_path, Means(Sources()), say=said.append)
+    assert f"{folder / 'checkpoint.pt'} is damaged: the one before it is used" in said
+    assert outcome.results[0]["status"] == "done"
+
+
+def test_a_line_does_not_break_the_board():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    board = Board(Terminal())
+    board.every = 0.0
+    board(Status(2, 0, {"one": 0.5}))
+    board.say("one failed")
+    board(Status(2, 1))
+    drawn = board.stream.getvalue()
+    assert re.sub(r"\[[#.]+\]", "[]", drawn) == (
+        "\x1b[J[]   0% 0/2 runs\n  []  50% one\n\x1b[2A\x1b[Jone failed\n\x1b[J[]  50% 1/2 runs\n"
+    )
 
 
 def test_figures_of_a_sweep_in_which_all_failed(tmp_path, monkeypatch):
@@ -379,7 +436,8 @@ def test_differences_are_the_paired_t_interval():
     expected = scipy.stats.ttest_rel(a, b).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
     assert found.mean == pytest.approx(np.mean(np.subtract(a, b)))
-    assert found.verdict == ("higher" if expected.low > 0 else "no difference shown")
+    assert found.p_value == pytest.approx(scipy.stats.ttest_rel(a, b).pvalue)
+    assert found.direction == ("higher" if expected.low > 0 else "")
 
 
 def test_seeds_that_diverged_are_left_out_and_counted():
@@ -438,6 +496,12 @@ def test_every_preset_is_a_study(experiment, scale):
         assert all(own.search(arm) for arm in own.arms())
 
 
+def test_smoke_trains_what_small_does():
+    for experiment in EXPERIMENTS:
+        own = [study(experiment, datasets(experiment, scale)[0], scale) for scale in ("small", "smoke")]
+        assert len({(each.inputs, each.model, each.part) for each in own}) == 1
+
+
 def test_a_preset_with_fewer_methods_has_the_grids_of_these():
     assert {key for key, _ in study("figure2", "cifar10-st", "small").grid} == {
         *("beta", "lam", "dual_lr", "DualSGM.dual_lr")
@@ -452,6 +516,8 @@ def test_a_preset_with_fewer_methods_has_the_grids_of_these():
         ({"epochs": 0}, "expected epochs >= 1"),
         ({"inputs": "text"}, "expected inputs of"),
         ({"rho": ()}, "expected methods and radii"),
+        ({"trials": -1}, "expected trials >= 1, or 0 for the whole grid, got -1"),
+        ({"tune_epochs": -2}, "expected tune_epochs >= 1, or 0 for the length of all runs, got -2"),
         ({"rho": (0.5, -1.0)}, "expected a radius rho >= 0, got -1.0"),
         ({"rho": (math.nan,)}, "expected a radius"),
         ({"tune_rho": math.inf}, "expected a radius"),

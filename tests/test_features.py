@@ -235,7 +235,7 @@ def test_features_of_a_list(tmp_path, model):
 
 def test_from_the_command_line(tmp_path, capsys):
     write_cifar10(tmp_path, each=102)
-    run, folder = str(tmp_path / "run"), str(tmp_path)
+    run, folder = str(tmp_path / "runs" / "cifar10-st"), str(tmp_path)
     assert main(["features", run, "--data", folder]) == 1
     assert "scdro pretrain" in capsys.readouterr().err
     settings = ["--model", "resnet8", "--epochs", "1", "--data", folder, "--out", run]
@@ -245,14 +245,14 @@ def test_from_the_command_line(tmp_path, capsys):
     assert "train: 1,010 x 64" in capsys.readouterr().out
     assert main(["features", run, "--data", folder]) == 0
     assert "were there" in capsys.readouterr().out
-    found = load_features(tmp_path / "run" / "features", "train")
+    found = load_features(f"{run}/features", "train")
     assert found.y.tolist() == CIFAR10ST(tmp_path).labels.tolist()
-    assert len(load_features(tmp_path / "run" / "features", "test").y) == len(CIFAR10(tmp_path, train=False))
+    assert len(load_features(f"{run}/features", "test").y) == len(CIFAR10(tmp_path, train=False))
     assert main(["features", "--model", "resnet50"]) == 1
     assert "--dataset and --out" in capsys.readouterr().err
     assert main(["features", run, "--model", "resnet50"]) == 1
     assert "got both" in capsys.readouterr().err
-    write_cifar100(tmp_path)
+    write_cifar100(tmp_path, each=50)
     other = ["features", run, "--data", folder, "--dataset", "cifar100-hidden", "--out", str(tmp_path / "other")]
     assert main([*other, "--split", "val"]) == 1
     assert "a split of train, test" in capsys.readouterr().err
@@ -262,6 +262,58 @@ def test_from_the_command_line(tmp_path, capsys):
     hidden = CIFAR100Hidden(tmp_path, train=False)
     found = load_features(tmp_path / "other", "test")
     assert (found.y.tolist(), found.groups.tolist()) == (hidden.labels.tolist(), hidden.groups.tolist())
+    own = {path: path.read_bytes() for path in (tmp_path / "runs/cifar10-st/features").iterdir()}
+    assert main(["features", run, "--data", folder, "--dataset", "cifar100-hidden"]) == 0
+    assert {path: path.read_bytes() for path in own} == own
+    assert _reproduces("figure1", "cifar10-st", tmp_path / "runs")
+    assert _reproduces("hidden", "cifar100-hidden", tmp_path / "runs/cifar10-st/features")
+
+
+def _reproduces(experiment, dataset, features):
+    """By the commands of docs/data.md, made short."""
+    short = ["--scale", "smoke", "--methods", "ERM", "--trials", "1", "--seeds", "1", "--epochs", "1", "--points", "1"]
+    where = ["--dataset", dataset, "--features", str(features), "--out", str(features / "out")]
+    return main(["reproduce", experiment, *short, *where]) == 0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ("cifar11", "expected a data set of cifar10-st, cifar100-st"),
+        (
+            "cifar10-st",
+            "`scdro pretrain cifar10-st --out {place}` and `scdro features {place}`, or name the folder that",
+        ),
+        (
+            "imagenet-lt",
+            "found no train.json; make them by `scdro features --model resnet50 --dataset imagenet-lt --out",
+        ),
+    ],
+)
+def test_features_that_are_not_there(dataset, said, tmp_path, capsys):
+    place = tmp_path / dataset
+    if dataset != "cifar11":
+        place.mkdir()  # empty
+    argv = ["reproduce", "figure1", "--dataset", dataset, "--features", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert main(argv) == 1
+    assert said.format(place=place) in capsys.readouterr().err
+
+
+def test_features_of_a_part_alone(tmp_path, data, model, capsys):
+    """Without test data it is said what is missing."""
+    extract(model, data, tmp_path / "cifar10-st", "train")
+    argv = [
+        "reproduce",
+        "figure1",
+        "--dataset",
+        "cifar10-st",
+        "--features",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    assert main(argv) == 1
+    assert "expected training and test data of cifar10-st, got train alone; run" in capsys.readouterr().err
 
 
 def test_splits_of_a_list_are_as_in_evaluation(tmp_path, monkeypatch):

@@ -22,6 +22,8 @@ SETTINGS = {
     **{name: {"lr": 0.3, "beta": 0.1} for name in ("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO")},
     "SCDRO-printed": {"lr": 0.1, "beta": 0.5, "lam": 1.0},
     "ASCDRO-printed": {"lr": 0.1, "beta": 0.9, "lam": 1.0},
+    "RSCDRO-printed": {"lr": 0.1, "beta": 0.5, "lam": 1.0},
+    "RASCDRO-printed": {"lr": 0.1, "beta": 0.9, "lam": 1.0},
     "ERM": {"lr": 0.05},
     "FastDRO": {"lr": 0.05},
     "FastDRO-MLMC": {"lr": 0.01, "smallest": 16, "largest": 64},
@@ -39,7 +41,7 @@ SETTINGS = {
     "Focal": {"lr": 0.1, "gamma": 1.0},
     "ClassBalanced": {"lr": 0.05, "balance": 0.999},
 }
-OWN_SCHEDULE = ("RSCDRO", "RASCDRO", "PGSMD2")
+OWN_SCHEDULE = ("RSCDRO", "RASCDRO", "RSCDRO-printed", "RASCDRO-printed", "PGSMD2")
 every_method = pytest.mark.parametrize("name", REGISTRY)
 
 
@@ -324,8 +326,31 @@ def test_the_grids_are_the_papers():
     for name in ("SPD", "PGSMD2"):
         assert REGISTRY[name].grid["dual_lr"] == (1e-5, 5e-5, 1e-4, 5e-4)
     assert REGISTRY["RECOVER"].grid["lam"] == (1.0, 50.0, 100.0)
-    for name in ("SCDRO-printed", "ASCDRO-printed", "DualSGM"):
+    for name in ("SCDRO-printed", "ASCDRO-printed", "RSCDRO-printed", "RASCDRO-printed", "DualSGM"):
         assert REGISTRY[name].grid["lam"] == (0.1, 1.0, 10.0)
+
+
+@pytest.mark.parametrize("name", ["RSCDRO", "RASCDRO"])
+def test_printed_stages_are_those_of_the_method_with_the_papers_temperature(name):
+    """The same weights, bit for bit, as the class itself with stages and temperature by hand."""
+    settings = SETTINGS[f"{name}-printed"]
+    named = Training(f"{name}-printed", **settings)
+    by_hand = Training(f"{name}-printed", **settings)
+    stages = scdro.optim.decay_stages(settings["lr"], settings["beta"], [400, 600])
+    by_hand.opt = getattr(scdro, name)(
+        by_hand.model.parameters(),
+        stages,
+        convex.RHO,
+        temperature=scdro.PrintedTemperature(settings["lam"]),
+        weight_decay=DECAY,
+        **({"module": by_hand.model} if name == "RASCDRO" else {}),
+    )
+    for t in (named, by_hand):
+        for _ in range(410):
+            t.step()
+    assert named.opt.stage == by_hand.opt.stage == 1
+    assert named.opt.param_groups[0]["lr"] == pytest.approx(0.1 * settings["lr"])
+    assert (flat(named.model) == flat(by_hand.model)).all()
 
 
 def test_trials():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import pytest
@@ -55,7 +56,55 @@ def test_a_bound_that_the_folder_has_and_the_study_has_not_is_refused(folder, ca
 
 def test_objectives_of_two_radii_do_not_stand_in_one_table(folder, capsys):
     assert reproduce(folder, "--methods", "ERM", "--rho", "2") == 1
-    assert "expected a robust objective at rho = 2, got one at 0.5" in capsys.readouterr().err
+    assert "score_rho 0.5 is not 2.0; name another folder by --out, or remove" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kept", ["study.json", "none"])
+def test_results_of_other_settings_are_refused_whatever_else_is_there(kept, folder, capsys):
+    """And nothing is written: the sweep that made them is as it was."""
+    path = folder / "figure1-smoke/digits-st/study.json"
+    if kept != "study.json":
+        path.unlink()
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    assert reproduce(folder, "--methods", "ERM", "--epochs", "2") == 1
+    said = capsys.readouterr().err
+    assert "epochs 1 is not 2" in said
+    assert "--out" in said
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+    assert reproduce(folder, "--methods", "ERM") == 0
+
+
+def test_a_result_of_other_data_is_refused(folder, capsys):
+    (folder / "figure1-smoke/digits-st/study.json").unlink()
+    path = next(folder.rglob("seed-1/result.json"))
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "data": "other"}))
+    assert reproduce(folder, "--methods", "ERM") == 1
+    assert f"data other is not {whole['data']}" in capsys.readouterr().err
+
+
+def test_runs_of_another_experiment_may_be_taken_over(folder):
+    """Where all else is the same: table 4's runs at one radius are those of figure 2."""
+    path = next(folder.rglob("seed-1/result.json"))
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "study": {**whole["study"], "experiment": "table2"}}))
+    assert reproduce(folder, "--methods", "ERM") == 0
+
+
+def test_a_checkpoint_of_other_settings_ends_the_sweep(folder, capsys):
+    """A run that was stopped, in a folder whose study.json is gone."""
+    from scdro.experiments.checkpoints import save
+
+    (folder / "figure1-smoke/digits-st/study.json").unlink()
+    path = next(folder.rglob("seed-1/result.json"))
+    whole = json.loads(path.read_text())
+    path.unlink()
+    save(path.parent / "checkpoint.pt", {key: whole[key] for key in ("study", "method", "settings", "seed", "data")})
+    assert reproduce(folder, "--methods", "ERM", "--epochs", "2") == 1
+    said = capsys.readouterr().err
+    assert "epochs 1 is not 2" in said
+    assert f"remove {path.parent}" in said
+    assert not path.exists()
 
 
 def test_what_failed_is_tried_again(folder):
@@ -66,6 +115,34 @@ def test_what_failed_is_tried_again(folder):
     again = json.loads(path.read_text())
     assert again["status"] == "done"
     assert again["test"] == whole["test"]
+
+
+def test_a_lost_curve_is_told(folder, capsys):
+    path = next(folder.rglob("seed-1/metrics.jsonl"))
+    assert reproduce(folder, "--methods", "ERM") == 0
+    assert "missing from the curves" not in capsys.readouterr().err
+    path.unlink()
+    assert reproduce(folder, "--methods", "ERM") == 0
+    said = capsys.readouterr().err
+    assert f"seed 1 is missing from the curves: expected its evaluations in {path}, got none" in said
+
+
+def test_other_settings_have_other_folders():
+    own = Study("made", "digits-st", "smoke", ("SCDRO",), rho=(0.1, 0.5))
+    values = (0.1, 0.1000001, 0.1 + 2**-50, 1e-5, 100000.0, 1000000.0, 1000001.0, 5)
+    assert len({Run(own, "SCDRO", {"lr": value}, 1).path for value in values}) == len(values)
+
+
+def test_folders_that_are_there_keep_their_names():
+    """Six digits of each setting, for all values of every grid, and for a radius that stands for a share."""
+    for name, method in REGISTRY.items():
+        own = Study("made", "digits-st", "smoke", (name,), rho=(0.5,))
+        for settings in method.trials(None, values={"rho": (0.01, 0.5)} if "rho" in method.needs else {}):
+            short = "_".join(f"{key}-{value:g}" for key, value in sorted(settings.items()))
+            assert str(Run(own, name, settings, 1).path) == f"{name}/{short}/seed-1"
+    rho = -math.log(0.61)
+    share = Study("own", "rows.csv", "own", ("SCDRO",), rho=(rho,))
+    assert str(Run(share, "SCDRO", {"lr": 0.5, "rho": rho}, 0).path) == "SCDRO/lr-0.5_rho-0.494296/seed-0"
 
 
 def test_the_radius_of_the_robust_objective():

@@ -3,6 +3,8 @@
 import json
 import math
 import sys
+import threading
+import time
 import zlib
 
 import numpy as np
@@ -13,6 +15,7 @@ import twins
 from scdro.errors import CheckpointError, HyperparameterError, MissingDataError
 from scdro.estimators import MovingAverage, Storm
 from scdro.experiments import table1
+from scdro.experiments.folder import locked
 from scdro.experiments.table1.cost import STEPPERS, step_seconds
 from scdro.experiments.table1.figure import draw
 from scdro.experiments.table1.methods import BATCH, ROWS
@@ -104,6 +107,21 @@ def test_a_run_depends_on_its_seed_alone():
     assert first["samples"] == 20 * BATCH["curved"]
 
 
+@pytest.mark.parametrize("horizon", [11, 29, 31, 200])
+def test_passes_of_pgsmd2_are_counted(horizon, monkeypatch):
+    row = next(row for row in ROWS if row.algorithm == "PG-SMD2")
+    problem, passes = PROBLEMS[row.problem], []
+    w = problem.start().requires_grad_()
+    plan = row.plan(problem, w, horizon)
+    looked, generator = plan.opt._all_losses, torch.Generator().manual_seed(0)
+    monkeypatch.setattr(plan.opt, "_all_losses", lambda: passes.append(problem.n) or looked())
+    for _ in range(horizon):
+        index = plan.opt.draw(plan.batch, generator)
+        plan.opt.step(lambda index=index: problem.losses(w, index), index)
+    assert len(passes) == plan.passes
+    assert measure(row.key, horizon, 0, 4)["samples"] == horizon * plan.batch + sum(passes)
+
+
 def test_fastdro_sees_as_many_samples_in_batches_of_their_cube_root():
     row, problem = ROW["FastDRO on curved"], PROBLEMS["curved"]
     plan = row.plan(problem, problem.start().requires_grad_(), 8000)
@@ -161,6 +179,48 @@ def test_a_killed_run_goes_on_and_gives_the_same_table(tmp_path):
     size = table1.SCALES["smoke"]
     assert len(records) == len(ROWS) * len(size.horizons) * size.seeds
     assert all((whole / f"table1.{kind}").stat().st_size > 10_000 for kind in ("png", "svg"))
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    size = table1.Scale((16, 32), 2, 4, (100, 1000), 0.001)
+    monkeypatch.setitem(table1.SCALES, "tiny", size)
+    return size
+
+
+def test_records_that_are_there_twice_count_once(tmp_path, tiny):
+    """As two processes at once left them before there was a lock, each with its own line of settings."""
+    table1.run(tmp_path, "tiny")
+    table = (tmp_path / "table1.md").read_text()
+    for name in ("runs.jsonl", "cost.jsonl"):
+        path = tmp_path / name
+        path.write_text("".join(2 * line for line in path.read_text().splitlines(keepends=True)))
+    table1.run(tmp_path, "tiny")
+    assert (tmp_path / "table1.md").read_text() == table
+
+
+def test_a_second_process_waits(tmp_path, tiny):
+    """And then finds every record there."""
+    said, ended = [], []
+
+    def second():
+        table1.run(tmp_path, "tiny", notice=said.append)
+        ended.append(True)
+
+    thread = threading.Thread(target=second)
+    settings = table1._settings("tiny", tiny)
+    with locked(tmp_path):
+        thread.start()
+        until = time.monotonic() + 60
+        while not said and time.monotonic() < until:
+            time.sleep(0.01)
+        assert said == [f"waiting for another process in {tmp_path}"]
+        table1._kept(tmp_path / "runs.jsonl", settings, table1._jobs(tiny), table1._job_of, 1, lambda *a: None)
+        before = (tmp_path / "runs.jsonl").read_bytes()
+        assert not ended
+    thread.join()
+    assert ended
+    assert (tmp_path / "runs.jsonl").read_bytes() == before
 
 
 def test_other_settings_do_not_mix(tmp_path):

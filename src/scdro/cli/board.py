@@ -46,6 +46,13 @@ class Board:
             self.stream.write("; ".join(lines) + "\n")
         self.stream.flush()
 
+    def say(self, text: str) -> None:
+        """A line that stays, above the bars."""
+        cleared = f"\x1b[{self.lines}A\x1b[J" if self.lines else ""
+        self.stream.write(f"{cleared}{text}\n")
+        self.stream.flush()
+        self.lines = 0
+
     def _left(self, now: float, status: Status) -> str:
         done = status.done + sum(status.running.values())
         if not 0 < done < status.total or now - self.began < 1:

@@ -27,6 +27,8 @@ def add(commands: Any) -> None:
         examples="""
             scdro features runs/cifar10-st --data data
                 of all splits of the data that the network was trained on
+            scdro features runs/cifar10-st --dataset cifar100-hidden --data data
+                of other data, in runs/cifar10-st/features/cifar100-hidden
             scdro features --model resnet50 --dataset places-lt --data data --out features/places-lt
                 of the weights that torchvision has
         """,
@@ -41,7 +43,12 @@ def add(commands: Any) -> None:
     for action, values in ((model, PRETRAINED), (dataset, (*IMAGES, *LISTS)), (split, ("train", "val", "test"))):
         completed_by(action, values)
     parser.add_argument("--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data")
-    parser.add_argument("--out", type=Path, default=None, help="where to; by default features/ in the run's folder")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=None,
+        help="where to; by default features/ in the run's folder, of other data than its own features/DATASET/",
+    )
     parser.add_argument("--dtype", choices=("float16", "float32"), default="float16", help="of the numbers on disk")
     parser.add_argument("--batch-size", type=int, default=500, help="images at a time")
     parser.add_argument("--workers", type=int, default=0, help="processes that decode large images")
@@ -81,7 +88,9 @@ def _source(args: argparse.Namespace) -> tuple[Any, str, Path]:
         if args.model is not None:
             raise HyperparameterError("expected the folder of a run, whose model it is, or --model, got both")
         model, about = load_pretrained(args.run_folder)
-        return model, args.dataset or about["dataset"], args.out or args.run_folder / "features"
+        own, plain = about["dataset"], args.run_folder / "features"
+        dataset = args.dataset or own
+        return model, dataset, args.out or (plain if dataset == own else plain / dataset)
     if args.model is None or args.dataset is None or args.out is None:
         raise HyperparameterError("expected the folder of a run, or all of --model, --dataset and --out")
     return chosen(PRETRAINED, args.model, "a pretrained model")(1), args.dataset, args.out

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ def add(commands: Any) -> None:
                 one data set of an experiment, two runs at a time
             scdro reproduce table4 --methods SCDRO ERM --grid lr=.1,.5 SCDRO.beta=.1 --epochs 30
                 methods, grids and lengths of your own
+            scdro reproduce table4 --scale paper --dry-run
+                the configuration and the number of runs, and nothing else
             torchrun --standalone --nproc-per-node 2 -m scdro reproduce figure2
                 in two processes
         """,
@@ -98,6 +101,12 @@ def add(commands: Any) -> None:
         "--image-workers", type=int, default=None, help="processes of each run that decode large images (default: 0)"
     )
     parser.add_argument("--tensorboard", action="store_true", default=None, help=TENSORBOARD)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        default=None,
+        help="print the configuration, what is shortened and how many runs there are; make nothing",
+    )
     parser.add_argument("--checkpoint-seconds", type=float, default=20.0, help=argparse.SUPPRESS)
     _add_fields(parser)
     parser.set_defaults(run=run, shared=lambda args: args.experiment != TABLE1)
@@ -138,11 +147,15 @@ def run(args: argparse.Namespace) -> None:
     keep_freed_memory()
     if args.workers < 1:
         raise HyperparameterError(f"expected at least one worker, got {args.workers}")
+    for name in ("dataset", "methods", "rho"):
+        _check_once(name, getattr(args, name) or ())
     check_folder(args.out)
     if args.experiment == TABLE1:
         _run_table1(args)
         return
+    from scdro.experiments.plan import plan
     from scdro.experiments.pool import Means
+    from scdro.experiments.protocol import SMOKE
     from scdro.experiments.sweep import sweep
     from scdro.experiments.tasks import Sources
 
@@ -151,11 +164,22 @@ def run(args: argparse.Namespace) -> None:
     means = Means(sources, args.workers, args.checkpoint_seconds, bool(args.tensorboard))
     folder = args.out / f"{args.experiment}-{args.scale}"
     studies = _studies(args, means)
-    found = [(study, sweep(study, folder / study.dataset, means, Board(), _say)) for study in studies]
+    if args.dry_run:
+        if is_first():
+            print(plan(studies))
+        return
+    board = Board()
+    found = [(study, sweep(study, folder / study.dataset, means, board, board.say)) for study in studies]
     if is_first():
-        _write(found, args.results or folder, args.experiment)
+        _write(found, folder, args.results or folder)
         if args.scale == "smoke":
-            _say("smoke scale: that it runs, nothing more; which method is ahead means nothing")
+            _say(SMOKE)
+
+
+def _check_once(name: str, values: Sequence[Any]) -> None:
+    again = [value for i, value in enumerate(values) if value in values[:i]]
+    if again:
+        raise HyperparameterError(f"expected each of --{name} once, got {again[0]} twice; leave one out")
 
 
 def _run_table1(args: argparse.Namespace) -> None:
@@ -169,22 +193,17 @@ def _run_table1(args: argparse.Namespace) -> None:
             f"{', '.join('--' + name.replace('_', '-') for name in given)} too; leave it out"
         )
     folder = args.results or args.out / f"{TABLE1}-{args.scale}"
-    table1.run(folder, args.scale, args.workers, ProgressLine())
+    table1.run(folder, args.scale, args.workers, ProgressLine(), _say)
     print((folder / "table1.md").read_text())
 
 
 def _study(args: argparse.Namespace, dataset: str) -> Any:
-    from scdro.experiments.presets import study
+    from scdro.experiments.presets import changed, study
 
-    given = {name: value for name, value in vars(args).items() if value is not None}
-    plain = study(args.experiment, dataset, args.scale, None if args.methods is None else tuple(args.methods))
+    given = {name: tuple(v) if isinstance(v, list) else v for name, v in vars(args).items() if v is not None}
+    plain = study(args.experiment, dataset, args.scale, given.get("methods"))
     own = {field.name: given[field.name] for field in fields(plain) if field.name in given}
-    own = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
-    if "epochs" in own and "decay_epoch" not in own:
-        own["decay_epoch"] = max(round(plain.decay_epoch * own["epochs"] / plain.epochs), 1)
-    if "grid" in own:
-        own["grid"] = tuple({**dict(plain.grid), **dict(own["grid"])}.items())
-    return replace(plain, **{name: value for name, value in own.items() if name not in NAMED_ELSEWHERE})
+    return changed(plain, {name: value for name, value in own.items() if name not in NAMED_ELSEWHERE})
 
 
 def _studies(args: argparse.Namespace, means: Any) -> list[Any]:
@@ -207,11 +226,16 @@ def _studies(args: argparse.Namespace, means: Any) -> list[Any]:
 
 
 def _opened(args: argparse.Namespace, dataset: str, means: Any) -> Any:
-    """The study of a data set that can be read and suits the methods."""
+    """The study of a data set that can be read and suits the methods; a plan does without the data."""
     from scdro.experiments.tasks import check_methods, open_task
 
     study = _study(args, dataset)
-    check_methods(study, open_task(study.inputs, dataset, study.pool, means.sources))
+    try:
+        check_methods(study, open_task(study.inputs, dataset, study.pool, means.sources))
+    except MissingDataError as error:
+        if not args.dry_run or args.scale == "smoke":
+            raise
+        _say(str(error))
     return study
 
 
@@ -227,19 +251,32 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _write(found: Any, folder: Path, experiment: str) -> None:
+def _write(found: Any, runs: Path, folder: Path) -> None:
+    """Tables, figures and the configuration, beside the runs or in a folder of their own."""
     from scdro.experiments.figures import draw
-    from scdro.experiments.results import csv_text, curve_rows, markdown, seed_rows, trial_rows
-    from scdro.experiments.storage import write
+    from scdro.experiments.protocol import STUDIES
+    from scdro.experiments.records import csv_text, curve_rows, seed_rows, trial_rows
+    from scdro.experiments.results import markdown
+    from scdro.experiments.storage import read_json, write, write_json
+    from scdro.experiments.sweep import environments
 
-    text = markdown(found)
-    files = {"results.md": text, "seeds.csv": csv_text(seed_rows(found)), "trials.csv": csv_text(trial_rows(found))}
-    for name, content in {**files, "curves.csv": csv_text(curve_rows(found))}.items():
+    made_in = {study.dataset: environments(study, runs / study.dataset) for study, _ in found}
+    text = markdown(found, [one for own in made_in.values() for one in own])
+    rows = {"seeds.csv": seed_rows(found), "trials.csv": trial_rows(found), "curves.csv": curve_rows(found)}
+    files = {"results.md": text, **{name: csv_text(own) for name, own in rows.items()}}
+    for name, content in files.items():
         write(folder / name, content.encode())
+    studies = {name: _saved(read_json(runs / name / "study.json"), own) for name, own in made_in.items()}
+    write_json(folder / STUDIES, studies)
     print(text)
     try:
-        pictures = draw(found, folder, experiment)
+        pictures = draw(found, folder, found[0][0].experiment)
     except MissingDataError as error:
         _say(str(error))
         pictures = []
-    print(f"written to {folder}: {', '.join([*files, 'curves.csv', *(path.name for path in pictures)])}")
+    print(f"written to {folder}: {', '.join([*files, STUDIES, *(path.name for path in pictures)])}")
+
+
+def _saved(study: dict[str, Any], environments: list[dict[str, Any]]) -> dict[str, Any]:
+    """A study.json with the environments of its runs, which may be older than the last command's."""
+    return {**{key: value for key, value in study.items() if key != "environment"}, "environments": environments}

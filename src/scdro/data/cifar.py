@@ -20,6 +20,8 @@ from scdro.labels import as_labels
 
 __all__ = ["CIFAR10", "CIFAR10ST", "CIFAR100", "CIFAR100ST", "CIFAR100Hidden"]
 
+NAME_IT = "name the folder by root= or $SCDRO_DATA, or pass download=True"
+
 
 class Source(NamedTuple):
     name: str
@@ -198,8 +200,7 @@ class _Files:
         return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
 
     def _path(self, name: str) -> Path:
-        how = f"unpack {self.source.archive} there, name the folder by root= or $SCDRO_DATA, or pass download=True"
-        return find(self.folders, name, how)
+        return find(self.folders, name, f"unpack {self.source.archive} there, {NAME_IT}")
 
     def _load(self, name: str) -> tuple[npt.NDArray[np.uint8], dict[str, Tensor]]:
         path = self._path(name)

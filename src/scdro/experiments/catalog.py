@@ -22,21 +22,49 @@ from scdro.data import (
     WorkerBatches,
     iNaturalist18,
 )
+from scdro.data.cifar import NAME_IT
 from scdro.data.files import PathLike
 from scdro.data.memory import InMemory
 from scdro.distributed.ranks import ALONE, Ranks
-from scdro.errors import HyperparameterError
+from scdro.errors import HyperparameterError, MissingDataError
 from scdro.models import CifarResNet, Network, ResNet50
 
-__all__ = ["IMAGES", "LISTS", "MODELS", "PRETRAINED", "chosen", "in_order", "open_image_data", "open_splits"]
+__all__ = [
+    "EMBEDDED",
+    "IMAGES",
+    "LISTS",
+    "MODELS",
+    "PRETRAINED",
+    "chosen",
+    "in_order",
+    "open_image_data",
+    "open_splits",
+]
 
 Data = InMemory | ImageFiles
 Choice = TypeVar("Choice")
 
+EMBEDDED = ("digits-st", "digits-hidden")  # need no files
+
+
+def _by_command(kind: Callable[[PathLike | None, bool], ImageData]) -> Callable[[PathLike | None, bool], ImageData]:
+    """A data set whose missing files are told of in the command line's terms."""
+
+    def opened(root: PathLike | None, train: bool) -> ImageData:
+        try:
+            return kind(root, train)
+        except MissingDataError as error:
+            raise MissingDataError(
+                str(error).replace(NAME_IT, "or name the folder by --data or $SCDRO_DATA")
+            ) from error
+
+    return opened
+
+
 IMAGES: Mapping[str, Callable[[PathLike | None, bool], ImageData]] = {
-    "cifar10-st": CIFAR10ST,
-    "cifar100-st": CIFAR100ST,
-    "cifar100-hidden": CIFAR100Hidden,
+    "cifar10-st": _by_command(CIFAR10ST),
+    "cifar100-st": _by_command(CIFAR100ST),
+    "cifar100-hidden": _by_command(CIFAR100Hidden),
     "digits-st": DigitsST,
     "digits-hidden": DigitsHidden,
 }

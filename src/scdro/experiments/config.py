@@ -79,6 +79,9 @@ class Study:
         for name in ("width", "pool", "epochs", "batch_size", "seeds", "points", "threads"):
             if not getattr(self, name) >= 1:
                 raise HyperparameterError(f"expected {name} >= 1, got {getattr(self, name)}")
+        for name, usual in (("trials", "the whole grid"), ("tune_epochs", "the length of all runs")):
+            if getattr(self, name) < 0:
+                raise HyperparameterError(f"expected {name} >= 1, or 0 for {usual}, got {getattr(self, name)}")
         if not 0.0 <= self.max_grad_norm < math.inf:
             raise HyperparameterError(f"expected max_grad_norm > 0, or 0 for no bound, got {self.max_grad_norm}")
         if not self.methods or not self.rho:
@@ -97,6 +100,11 @@ class Study:
     def as_dict(self) -> dict[str, Any]:
         """Without what is not used: folders made before there was a bound on gradients stay valid."""
         return {key: value for key, value in asdict(self).items() if key != "max_grad_norm" or value}
+
+    @staticmethod
+    def shared(saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Of what `as_dict` gave, the part that all runs of a sweep have in common."""
+        return {key: value for key, value in saved.items() if key not in Study.WHICH_RUNS}
 
     @property
     def score_rho(self) -> float:
@@ -119,6 +127,11 @@ class Study:
             values["rho"] = self.rho if arm.rho is None else (self.tune_rho or arm.rho,)
         tried = method.trials(self.trials or None, values=values)
         return [Run(self, arm.method, settings, TUNING_SEED) for settings in tried]
+
+    @property
+    def searches(self) -> bool:
+        """Whether there is anything to search: a method with more than one setting."""
+        return any(len(self.search(arm)) > 1 for arm in self.arms())
 
     def finals(self, arm: Arm, settings: Mapping[str, Any], seeds: Iterable[int] | None = None) -> list[Run]:
         """The runs that are reported, with settings that the search found."""
@@ -177,18 +190,23 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """Where its folder is, below that of the study."""
-        settings = "_".join(f"{key}-{value:g}" for key, value in sorted(self.settings.items()))
+        """Where its folder is, below that of the study: another one for other settings."""
+        settings = "_".join(f"{key}-{self._named(key, value)}" for key, value in sorted(self.settings.items()))
         return Path(self.method) / settings / f"seed-{self.seed}"
 
-    def identity(self) -> dict[str, Any]:
-        """All that its result depends on."""
-        shared = {key: value for key, value in self.study.as_dict().items() if key not in Study.WHICH_RUNS}
+    def _named(self, key: str, value: float) -> str:
+        """In six digits where they say it all; they also do for a radius that is the only one."""
+        short = f"{value:g}"
+        return short if float(short) == value or (key == "rho" and len(self.study.rho) == 1) else repr(float(value))
+
+    def identity(self, data: str) -> dict[str, Any]:
+        """All that its result depends on, with the fingerprint of the data."""
         return {
-            "study": shared | {"score_rho": self.scored_at},
+            "study": Study.shared(self.study.as_dict()) | {"score_rho": self.scored_at},
             "method": self.method,
             "settings": dict(self.settings),
             "seed": self.seed,
+            "data": data,
         }
 
     def __str__(self) -> str:

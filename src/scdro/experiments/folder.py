@@ -14,8 +14,8 @@ import torch
 
 import scdro
 from scdro.distributed.ranks import ALONE, Ranks
-from scdro.errors import CheckpointError
 from scdro.experiments.checkpoints import Checkpoints, usable
+from scdro.experiments.identity import check_identity
 from scdro.experiments.storage import JsonLines, make_folder, read_json, write_json
 
 __all__ = ["Notice", "RunFolder", "Stopwatch", "environment", "locked", "silent"]
@@ -69,7 +69,8 @@ class RunFolder:
             notice(f"{file} is damaged: the one before it is used")
         if state is not None:
             with usable(path / "checkpoint.pt"):
-                self._check(state, newer)
+                remedy = f"name another folder (--out), or remove {path}"
+                check_identity(state, self.identity, path / "checkpoint.pt", remedy, newer=newer)
                 for name, part in parts.items():
                     part.load_state_dict(state.pop(name))
                 size = int(state.pop("log_size"))
@@ -89,16 +90,6 @@ class RunFolder:
         states = {name: part.state_dict() for name, part in self.parts.items()}
         if self.log is not None:
             self.checkpoints.save({**self.identity, **states, **counters, "log_size": self.log.size})
-
-    def _check(self, state: Mapping[str, Any], newer: Collection[str]) -> None:
-        for key, own in self.identity.items():
-            if key in newer and key not in state:
-                continue
-            if state[key] != own:
-                raise CheckpointError(
-                    f"expected the run in {self.path} to have the {key} {own}, got {state[key]}; "
-                    "name another folder, or the same settings and data"
-                )
 
     def _compare(self, notice: Notice) -> None:
         try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from scdro.experiments.catalog import EMBEDDED
 from scdro.experiments.config import Arm
 
-__all__ = ["CLAIMS", "reported"]
+__all__ = ["CLAIMS", "beside", "reported"]
 
 CLAIMS: Mapping[str, str] = {
     "figure1": "RSCDRO and RASCDRO are best on three of four data sets; FastDRO is worst on all.",
@@ -45,3 +46,12 @@ def reported(experiment: str, arm: Arm) -> dict[str, float]:
         place = _TABLE4_RHO.index(arm.rho)
         return {data: row[place] for (data, method), row in _TABLE4.items() if method == arm.method}
     return {}
+
+
+def beside(experiment: str, dataset: str, arm: Arm) -> dict[str, float]:
+    """What of it to put beside a result: of the same data, or, where the paper has not these, of those it has. Nothing
+    beside the embedded digits, which are there to see that it runs."""
+    found = reported(experiment, arm)
+    if dataset in found or experiment not in ("table2", "table3"):
+        return {name: value for name, value in found.items() if name == dataset}
+    return {} if dataset in EMBEDDED else found

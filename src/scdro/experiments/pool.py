@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from scdro.distributed.ranks import Ranks
-from scdro.errors import CheckpointError, HyperparameterError, ScdroError
+from scdro.errors import HyperparameterError, ScdroError
 from scdro.experiments.config import Run
+from scdro.experiments.folder import Notice, silent
+from scdro.experiments.identity import OtherRun, read_result
 from scdro.experiments.storage import read_json, write_json
 from scdro.experiments.tasks import Sources, open_task
 
@@ -58,43 +60,50 @@ class Job:
     out: Path
     means: Means
     keep_model: bool
+    identity: dict[str, Any]
 
 
 def run_all(
     runs: Sequence[Run],
+    data: str,
     out: Path,
     means: Means,
     show: Show = lambda status: None,
+    notice: Notice = silent,
     *,
     keep_models: bool = False,
 ) -> None:
-    """Make the runs that have no result yet, or failed before. One that fails leaves a result that says why, and the
-    others go on; of several processes that share a run, one that fails ends all."""
+    """Make the runs that have no result yet, or failed before; `data` is the fingerprint of theirs. One that fails
+    leaves a result that says why, and the others go on; `notice` is told of it, of one that diverged, and of what it
+    takes to go on. Of several processes that share a run, one that fails ends all.
+    """
     ranks = Ranks()
     if ranks.size > 1 and means.workers > 1:
         raise HyperparameterError(
             f"expected one run at a time under torchrun, whose processes share it, got {means.workers} workers; leave "
             "--workers out, or torchrun"
         )
-    every = [Job(run, out / run.path, means, keep_models) for run in {run.path: run for run in runs}.values()]
+    once = {run.path: run for run in runs}.values()
+    every = [Job(run, out / run.path, means, keep_models, run.identity(data)) for run in once]
     todo = ranks.agreed(lambda: [not _done(job) for job in every])
     jobs = list(compress(every, todo))
     status = Status(len(jobs))
     if means.workers <= 1:
         _set_threads(jobs)
         for job in jobs:
-            _perform(job, lambda name, share: _moved(status, name, share, show))
-            _finished(status, job, show)
+            _perform(job, lambda name, share: _moved(status, name, share, show), notice)
+            _finished(status, job, show, notice)
         return
     for _ in range(ATTEMPTS):
-        jobs = _in_processes(jobs, means.workers, status, show)
+        jobs = _in_processes(jobs, means.workers, status, show, notice)
         if not jobs:
             return
     for job in jobs:
         _failed(job, "the process that made this run died, again and again; is there enough memory?")
+        _tell(job, notice)
 
 
-def _in_processes(jobs: list[Job], workers: int, status: Status, show: Show) -> list[Job]:
+def _in_processes(jobs: list[Job], workers: int, status: Status, show: Show, notice: Notice) -> list[Job]:
     """Runs the jobs; returns those whose process died."""
     context = get_context("spawn")
     messages = context.SimpleQueue()
@@ -109,8 +118,12 @@ def _in_processes(jobs: list[Job], workers: int, status: Status, show: Show) -> 
             while waiting:
                 done, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
                 while not messages.empty():
-                    name, share = messages.get()
-                    _moved(status, name, share, show)
+                    message = messages.get()
+                    if isinstance(message, str):
+                        notice(message)
+                    else:
+                        name, share = message
+                        _moved(status, name, share, show)
                 for future in done:
                     job, error = waiting.pop(future), future.exception()
                     if isinstance(error, BrokenProcessPool):
@@ -120,7 +133,7 @@ def _in_processes(jobs: list[Job], workers: int, status: Status, show: Show) -> 
                         pool.shutdown(cancel_futures=True)
                         raise error
                     else:
-                        _finished(status, job, show)
+                        _finished(status, job, show, notice)
     finally:
         if before is None:
             del os.environ["OMP_NUM_THREADS"]
@@ -129,7 +142,7 @@ def _in_processes(jobs: list[Job], workers: int, status: Status, show: Show) -> 
     return died
 
 
-def _perform(job: Job, moved: Callable[[str, float], None]) -> None:
+def _perform(job: Job, moved: Callable[[str, float], None], notice: Notice) -> None:
     from scdro.experiments.training import train
 
     shown = 0.0
@@ -152,10 +165,13 @@ def _perform(job: Job, moved: Callable[[str, float], None]) -> None:
             checkpoint_seconds=job.means.checkpoint_seconds,
             tensorboard=job.means.tensorboard,
             progress=progress,
+            notice=notice,
         )
     except Exception as error:
         if isinstance(error, ScdroError) and not (job.out / "config.json").exists():
             raise  # before it began: what was asked for is wrong, for all of them
+        if isinstance(error, OtherRun):
+            raise  # a folder of another study
         if Ranks().size > 1:
             raise  # the others may know nothing of it
         _failed(job, "".join(traceback.format_exception(error)))
@@ -163,23 +179,15 @@ def _perform(job: Job, moved: Callable[[str, float], None]) -> None:
 
 def _done(job: Job) -> bool:
     """Whether there is a result to keep. One of a run that failed is removed: the disk may have been full."""
-    path = job.out / "result.json"
-    if not path.exists():
+    found = read_result(job.out, job.identity)
+    if found is not None and found["status"] == "failed":
+        (job.out / "result.json").unlink()
         return False
-    found = read_json(path)
-    if found["status"] == "failed":
-        path.unlink()
-        return False
-    at, asked = found["study"]["score_rho"], job.run.scored_at
-    if at != asked:
-        raise CheckpointError(
-            f"expected a robust objective at rho = {asked:g}, got one at {at:g} in {path}; name another folder by --out"
-        )
-    return True
+    return found is not None
 
 
 def _failed(job: Job, why: str) -> None:
-    write_json(job.out / "result.json", {**job.run.identity(), "status": "failed", "error": why})
+    write_json(job.out / "result.json", {**job.identity, "status": "failed", "error": why})
 
 
 def _moved(status: Status, name: str, share: float, show: Show) -> None:
@@ -187,10 +195,26 @@ def _moved(status: Status, name: str, share: float, show: Show) -> None:
     show(status)
 
 
-def _finished(status: Status, job: Job, show: Show) -> None:
+def _finished(status: Status, job: Job, show: Show, notice: Notice) -> None:
+    _tell(job, notice)
     status.running.pop(str(job.run), None)
     status.done += 1
     show(status)
+
+
+def _tell(job: Job, notice: Notice) -> None:
+    """Of a run that failed or diverged, in a line."""
+    found = read_json(job.out / "result.json") if Ranks().first else {"status": "done"}
+    if found["status"] != "done":
+        notice(f"{job.run} {found['status']}: {_reason(found['error'])}")
+
+
+def _reason(error: str) -> str:
+    """The first line of what was raised last: of a traceback, what comes after its last place."""
+    lines = error.splitlines()
+    places = [i for i, line in enumerate(lines) if line.startswith("  File ")]
+    after = lines[places[-1] :] if places else lines
+    return next((line for line in after if line and not line.startswith(" ")), "").removeprefix("scdro.errors.")
 
 
 # -- in a process -----------------------------------------------------------------------------------------------------
@@ -216,7 +240,7 @@ def _perform_there(job: Job) -> None:
 
     keep_freed_memory()
     _set_threads([job])
-    _perform(job, lambda name, share: _messages.put((name, share)))
+    _perform(job, lambda name, share: _messages.put((name, share)), _messages.put)
 
 
 def _set_threads(jobs: Iterable[Job]) -> None:

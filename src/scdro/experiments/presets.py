@@ -13,7 +13,7 @@ from typing import Any
 from scdro.experiments.catalog import LISTS, chosen
 from scdro.experiments.config import Study
 
-__all__ = ["EXPERIMENTS", "SCALES", "datasets", "study"]
+__all__ = ["EXPERIMENTS", "SCALES", "changed", "datasets", "decay_at", "study"]
 
 Grid = tuple[tuple[str, tuple[float, ...]], ...]
 
@@ -132,12 +132,27 @@ def study(experiment: str, dataset: str, scale: str, methods: tuple[str, ...] | 
     return whole if scale == "paper" else _shortened(whole, scale)
 
 
+def changed(plain: Study, own: Mapping[str, Any]) -> Study:
+    """A study with fields of one's own: other epochs move the fall of lr, a grid keeps what it does not name."""
+    own = dict(own)
+    if "epochs" in own and "decay_epoch" not in own:
+        own["decay_epoch"] = decay_at(plain, own["epochs"])
+    if "grid" in own:
+        own["grid"] = tuple({**dict(plain.grid), **dict(own["grid"])}.items())
+    return replace(plain, **own)
+
+
+def decay_at(plain: Study, epochs: int) -> int:
+    """After how many of so many epochs lr falls: the same share of them."""
+    return max(round(plain.decay_epoch * epochs / plain.epochs), 1)
+
+
 def _shortened(whole: Study, scale: str) -> Study:
     network = whole.inputs == "images"
     changes: dict[str, Any] = {"scale": scale}
     if network:
         small = SMALL_HEAD if whole.experiment == "table3" else SMALL_NETWORK
-        changes |= small if scale == "small" else SMOKE_NETWORK
+        changes |= small if scale == "small" or small is SMALL_HEAD else SMOKE_NETWORK
         if len(whole.rho) > 1:
             changes["tune_rho"] = 0.0 if whole.choose_rho else 0.5
     if scale == "smoke":

@@ -33,7 +33,7 @@ from scdro.data.order import BatchSampler
 from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import DataError, HyperparameterError, MissingDataError
 from scdro.experiments.architectures import image_model, row_model
-from scdro.experiments.catalog import IMAGES, LISTS, chosen, in_order, open_image_data
+from scdro.experiments.catalog import EMBEDDED, IMAGES, LISTS, chosen, in_order, open_image_data
 from scdro.experiments.config import Study
 from scdro.experiments.features import load_features
 from scdro.optim import REGISTRY
@@ -41,13 +41,13 @@ from scdro.optim import REGISTRY
 __all__ = ["Samples", "Sources", "Task", "check_methods", "make_model", "open_task"]
 
 Samples = InMemory | ImageFiles
-EMBEDDED = ("digits-st", "digits-hidden")
 HIDDEN = ("cifar100-hidden", "adult", "digits-hidden")  # validation comes from the training data
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the files are: `data` as in `data_folder`; `features` has a folder for each data set."""
+    """Where the files are: `data` as in `data_folder`; `features` has a folder for each data set, with its features, or
+    with the run that made them in features/."""
 
     data: Path | None = None
     features: Path | None = None
@@ -121,14 +121,22 @@ def make_model(study: Study, task: Task, seed: int) -> nn.Module:
 def _features(dataset: str, pool: int, sources: Sources) -> Task:
     if dataset in EMBEDDED:
         return _parted(dataset, {"train": _pixels(dataset, True), "test": _pixels(dataset, False)})
-    folder = (sources.features or data_folder(sources.data) / "features") / dataset
-    if not folder.is_dir():
+    place = (sources.features or data_folder(sources.data) / "features") / dataset
+    folder = next((at for at in (place, place / "features") if (at / "train.json").exists()), None)
+    if folder is None:
+        chosen({**IMAGES, **LISTS}, dataset, "a data set")
         raise MissingDataError(
-            f"expected features in {folder.absolute()}, found none; make them by `scdro pretrain {dataset}` and "
-            "`scdro features`, or name their folder by --features"
+            f"expected features in {place.absolute()}, or in features/ there, found no train.json; make them by "
+            f"{_how_to_make(dataset, place)}, or name the folder that holds {dataset}/ by --features"
         )
     splits = [split for split in ("train", "val", "test") if (folder / f"{split}.json").exists()]
     return _parted(dataset, {split: _feature_rows(folder, split) for split in splits})
+
+
+def _how_to_make(dataset: str, place: Path) -> str:
+    if dataset in LISTS:
+        return f"`scdro features --model resnet50 --dataset {dataset} --out {place}`"
+    return f"`scdro pretrain {dataset} --out {place}` and `scdro features {place}`"
 
 
 def _feature_rows(folder: Path, split: str) -> Rows:
@@ -152,6 +160,7 @@ def _images(dataset: str, pool: int, sources: Sources) -> Task:
     if dataset in LISTS:
         kind = LISTS[dataset]
         return _parted(dataset, {split: kind(sources.data, split) for split in kind.sizes}, None, sources.workers)
+    chosen({**IMAGES, **LISTS}, dataset, "a data set")
     train, test = (part.pooled(pool) if pool > 1 else part for part in open_image_data(dataset, sources.data))
     side = train.images.shape[-1]
     return _parted(dataset, {"train": train, "test": test}, CropFlip(max(side // 8, 1)))
@@ -178,7 +187,9 @@ def _parted(dataset: str, splits: Mapping[str, Any], augment: Augmentation | Non
         return Task(splits["train"], splits["val"], splits["test"], augment, workers)
     train, test = splits["train"], splits.get("test", splits.get("val"))
     if test is None:
-        raise DataError(f"expected training and test data of {dataset}, got {', '.join(splits)}")
+        raise DataError(
+            f"expected training and test data of {dataset}, got {', '.join(splits)} alone; run `scdro features`"
+        )
     if dataset in HIDDEN:
         stays, aside = hold_out(train.labels, 5)
         return Task(train.subset(stays), train.subset(aside), test, augment, workers)

@@ -22,7 +22,8 @@ from scdro.experiments.assess import Predicted, assess, hardest, predicted
 from scdro.experiments.checkpoints import Checkpoints, save
 from scdro.experiments.config import Run
 from scdro.experiments.events import Events
-from scdro.experiments.folder import RunFolder, Stopwatch, locked
+from scdro.experiments.folder import Notice, RunFolder, Stopwatch, locked, silent
+from scdro.experiments.identity import read_result
 from scdro.experiments.storage import read_json, write_json
 from scdro.experiments.tasks import Task, make_model
 from scdro.optim import REGISTRY
@@ -42,6 +43,7 @@ def train(
     device: torch.device | str = "cpu",
     tensorboard: bool = False,
     progress: Progress = lambda done, total, text: None,
+    notice: Notice = silent,
 ) -> dict[str, Any]:
     """Train, or go on where a run in this folder was stopped, or give the result that is there; all processes call it.
 
@@ -49,23 +51,33 @@ def train(
     and, if asked to, model.pt, and TensorBoard's files. A run that diverges ends with a result that says so.
     """
     ranks = Ranks()
-    with locked(out) if ranks.first else nullcontext():
-        result = out / "result.json"
-        if not ranks.agreed(result.exists):
-            training = _Training(run, task, out, device, ranks, tensorboard)
-            found = training.go(progress, checkpoint_seconds, keep_model)
-            if ranks.first:
-                write_json(result, found)
-                Checkpoints(out).remove()
-        done: dict[str, Any] = ranks.agreed(lambda: read_json(result))
-        return done
+    identity = run.identity(task.fingerprint())
+    ranks.same(identity, "data and settings")
+    with locked(out, notice) if ranks.first else nullcontext():
+        there = ranks.agreed(lambda: read_result(out, identity))
+        if there is not None:
+            return there
+        training = _Training(run, task, out, identity, device, ranks, tensorboard, notice)
+        found = training.go(progress, checkpoint_seconds, keep_model)
+        if ranks.first:
+            write_json(out / "result.json", found)
+            Checkpoints(out).remove()
+        return ranks.agreed(lambda: dict(read_json(out / "result.json")))
 
 
 class _Training:
     """All state of a run."""
 
     def __init__(
-        self, run: Run, task: Task, out: Path, device: torch.device | str, ranks: Ranks, tensorboard: bool
+        self,
+        run: Run,
+        task: Task,
+        out: Path,
+        identity: dict[str, Any],
+        device: torch.device | str,
+        ranks: Ranks,
+        tensorboard: bool,
+        notice: Notice,
     ) -> None:
         self.run, self.task, self.out, self.device, self.ranks = run, task, out, device, ranks
         study = self.study = run.length
@@ -89,9 +101,7 @@ class _Training:
         self.batches = task.batches(study.batch_size, run.seed, drawn, ranks)
         parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
         parts |= {} if drawn is None else {"sampler": drawn}
-        identity = {**run.identity(), "data": task.fingerprint()}
-        ranks.same(identity, "data and settings")
-        self.folder = RunFolder(out, identity, parts, device, ranks=ranks)
+        self.folder = RunFolder(out, identity, parts, device, notice=notice, ranks=ranks)
         self.in_training = ranks.averaged(self.model)
         at = self.folder.counters
         self.epoch, self.batch, self.step_number = at.get("epoch", 0), at.get("batch", 0), at.get("step", 0)

@@ -174,6 +174,7 @@ def _class_balanced(class_counts: Tensor, *, balance: float) -> PerSample:
 _LR = (0.01, 0.05, 0.1, 0.5, 1.0)
 _BETA = tuple(k / 10 for k in range(1, 10))
 _LAM = (0.1, 1.0, 10.0)
+_PRINTED = {"lr": _LR, "beta": _BETA, "lam": _LAM}
 _DUAL_LR = (1e-5, 5e-5, 1e-4, 5e-4)
 
 REGISTRY: Mapping[str, Method] = {
@@ -185,8 +186,12 @@ REGISTRY: Mapping[str, Method] = {
         Method(
             "RASCDRO", _decayed(RASCDRO), ("rho", "milestones", "module"), {"lr": _LR, "beta": _BETA}, own_schedule=True
         ),
-        Method("SCDRO-printed", _printed(SCDRO), ("rho",), {"lr": _LR, "beta": _BETA, "lam": _LAM}),
-        Method("ASCDRO-printed", _printed(ASCDRO), ("rho", "module"), {"lr": _LR, "beta": _BETA, "lam": _LAM}),
+        Method("SCDRO-printed", _printed(SCDRO), ("rho",), _PRINTED),
+        Method("ASCDRO-printed", _printed(ASCDRO), ("rho", "module"), _PRINTED),
+        Method("RSCDRO-printed", _printed(_decayed(RSCDRO)), ("rho", "milestones"), _PRINTED, own_schedule=True),
+        Method(
+            "RASCDRO-printed", _printed(_decayed(RASCDRO)), ("rho", "milestones", "module"), _PRINTED, own_schedule=True
+        ),
         Method("ERM", ERM, (), {"lr": _LR}),
         Method("FastDRO", _fast(KLBall, "rho"), ("rho",), {"lr": _LR}),
         Method("FastDRO-MLMC", _multilevel, ("rho",), {"lr": _LR, "smallest": (16, 32), "largest": (1024,)}),

@@ -8,12 +8,11 @@ from statistics import NormalDist
 
 from torch import Tensor
 
+from scdro.experiments.chance import confidence_of_each
 from scdro.experiments.own.fitting import Fit
 from scdro.experiments.own.opening import OwnData
 
 __all__ = ["difference", "verdict"]
-
-ERROR = 0.05
 
 
 def verdict(fits: Sequence[Fit], data: OwnData) -> list[str]:
@@ -29,7 +28,7 @@ def verdict(fits: Sequence[Fit], data: OwnData) -> list[str]:
     shares = {k: plain.right[members == k].double().mean().item() for k in set(members.tolist())}
     worst = min(shares, key=lambda k: (shares[k], k))
     first, second = (right[members == worst] for right in (plain.right, own.right))
-    seen = _seen(own.run.method, *difference(first, second, 1 - ERROR / len(shares)))
+    seen = _seen(own.run.method, *difference(first, second, confidence_of_each(len(shares))))
     of = f"{plain.run.method} {_percent(first)}, {own.run.method} {_percent(second)}"
     lines = [f"worst {what} of plain training, {names[worst]!r}, {len(first):,} samples: {of}: {seen}"]
     if all(fit.result["train"]["top1"] == 1.0 for fit in (plain, own)):
@@ -37,7 +36,7 @@ def verdict(fits: Sequence[Fit], data: OwnData) -> list[str]:
     return lines
 
 
-def difference(first: Tensor, second: Tensor, confidence: float = 1 - ERROR) -> tuple[float, float]:
+def difference(first: Tensor, second: Tensor, confidence: float = confidence_of_each(1)) -> tuple[float, float]:
     """An interval for how much more often the second is right than the first, of the same samples (bool, (n,)).
 
     That of Bonett and Price (2012), which counts one sample more each way.

@@ -11,21 +11,23 @@ from string import Template
 
 from scdro import __version__
 from scdro.experiments.paper import CLAIMS
+from scdro.experiments.presets import EXPERIMENTS
+from scdro.experiments.protocol import BEYOND, claimed, shortened, shortened_line
 from scdro.experiments.report import tables
 from scdro.experiments.report.hardest import hardest
 from scdro.experiments.report.markup import Child, Html, data_block, tag
-from scdro.experiments.report.reading import Sweep, read_sweeps
+from scdro.experiments.report.reading import UNKNOWN, Sweep, read_sweeps
 from scdro.experiments.report.samples import Known, look_up
 from scdro.experiments.report.summary import curves
 from scdro.experiments.storage import write
 from scdro.experiments.tasks import Sources
+from scdro.experiments.wording import plural
 
 __all__ = ["render", "write_report"]
 
 SCRIPTS = ("scales.js", "chart.js", "page.js")
 FEW = 26  # rows of a table that need no fold
-BEYOND = ("hidden",)  # experiments that the paper has not
-SHORTENED = "shortened: its numbers do not compare with the paper's one by one"
+NOT_ONE_BY_ONE = "Its numbers do not compare with the paper's one by one."
 HARDEST = (
     "The worst case within the radius puts more weight on hard samples. Weight 10 means: as much as ten samples of the "
     "average. Look here for wrong labels, and for groups that nobody labelled."
@@ -89,29 +91,36 @@ def _sweep(i: int, sweep: Sweep, known: Known, methods: Sequence[str]) -> Html:
 
 def _head(sweep: Sweep) -> Html:
     config = sweep.config
-    facts = [
-        f"{config[key]} {unit}".strip() if unit else f"{key} {config[key]}"
-        for key, unit in (("model", ""), ("inputs", ""), ("epochs", "epochs"), ("batch_size", "to a batch"))
-        if key in config
-    ]
+    facts = [f"{key} {config[key]}" for key in ("model", "inputs") if key in config]
+    facts += [plural(config["epochs"], "epoch")] if "epochs" in config else []
+    facts += [f"{config['batch_size']} to a batch"] if "batch_size" in config else []
     scale = config.get("scale")
     facts += ["your own data"] if sweep.own else [f"scale {scale}"] if scale else []
-    claim = CLAIMS.get(sweep.experiment)
-    ours = [tag("b", "The paper: "), claim] if sweep.experiment not in BEYOND else claim
-    short = f" This sweep is {SHORTENED}." if scale != "paper" and sweep.experiment not in BEYOND else ""
     return tag(
         "header",
         tag("h1", sweep.title),
         tag("p", " · ".join(facts), tag("span", _status(sweep), class_="status"), class_="facts"),
         tag("p", sweep.path, class_="path"),
-        None if claim is None else tag("p", ours, short, class_="claim"),
+        _claim(sweep),
     )
+
+
+def _claim(sweep: Sweep) -> Html | None:
+    """What the paper says of these methods, and in what the sweep is not the paper's."""
+    if sweep.experiment not in EXPERIMENTS or sweep.dataset == UNKNOWN:
+        return None
+    if sweep.experiment in BEYOND:
+        return tag("p", CLAIMS[sweep.experiment], class_="claim")
+    claim = [tag("b", "The paper: "), CLAIMS[sweep.experiment], " "] if claimed(sweep.config) else None
+    note = f" {NOT_ONE_BY_ONE}" if shortened(sweep.config) else ""
+    return tag("p", claim, shortened_line(sweep.config), note, class_="claim")
 
 
 def _status(sweep: Sweep) -> str:
     if sweep.finished:
         return "finished"
-    return f"not finished: {sweep.ended} of {sweep.planned} seeds, {sweep.searched} of {sweep.to_search} trials"
+    seeds, trials = plural(sweep.planned, "seed"), plural(sweep.to_search, "trial")
+    return f"not finished: {sweep.ended} of {seeds}, {sweep.searched} of {trials}"
 
 
 def _curves(i: int, sweep: Sweep, methods: Sequence[str]) -> list[Child]:

@@ -10,12 +10,14 @@ from typing import Any
 
 from scdro.errors import DataError, MissingDataError
 from scdro.experiments.config import Arm, Study
+from scdro.experiments.protocol import STUDIES
 from scdro.experiments.storage import read_json, read_lines
 from scdro.experiments.sweep import Outcome, outcomes
 
-__all__ = ["OWN", "Sweep", "described", "read_sweeps"]
+__all__ = ["OWN", "UNKNOWN", "Sweep", "described", "read_sweeps"]
 
 OWN = "own"  # experiment of `scdro train`
+UNKNOWN = "unknown data"
 TOLD = {"names": "classes", "group_names": "groups", "counts": "class_counts", "group_counts": "group_counts"}
 
 
@@ -56,7 +58,7 @@ class Sweep:
 
     @property
     def dataset(self) -> str:
-        return str(self.config.get("dataset", "unknown data"))
+        return str(self.config.get("dataset", UNKNOWN))
 
     @property
     def title(self) -> str:
@@ -108,6 +110,11 @@ def read_sweeps(folder: Path) -> list[Sweep]:
         else:
             runs.append(path)
     sweeps += _lone(folder, runs)
+    if not sweeps and (folder / STUDIES).exists():
+        raise MissingDataError(
+            f"expected runs in {folder.absolute()} or below it, found the tables of some; name the folder of the runs, "
+            "which `scdro reproduce` puts where its --out says (by default runs/EXPERIMENT-SCALE)"
+        )
     if not sweeps:
         raise MissingDataError(
             f"expected a study.json, or a run's config.json, in {folder.absolute()} or below it, found none; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scdro.experiments.paper import reported
+from scdro.experiments.paper import beside
 from scdro.experiments.report.markup import Child, Html, table, tag
 from scdro.experiments.report.reading import OWN, Sweep, described
 from scdro.experiments.report.samples import Known
@@ -33,9 +33,8 @@ def results(sweep: Sweep) -> Html:
     """A row an arm: means and standard deviations over its seeds, and the paper's accuracy where it has one."""
     accuracy = ACCURACY.on(sweep.part)
     others = [score for score in scores_of(sweep, OTHERS) if any(map(score.of, sweep.outcomes))]
-    paper = [reported(sweep.experiment, outcome.arm) for outcome in sweep.outcomes]
-    known = dict.fromkeys(name for row in paper for name in row)
-    columns = [sweep.dataset] if sweep.dataset in known else list(known)
+    paper = [beside(sweep.experiment, sweep.dataset, outcome.arm) for outcome in sweep.outcomes]
+    columns = list(dict.fromkeys(name for row in paper for name in row))
     best = _best(sweep.outcomes, accuracy)
     rows = [
         [
@@ -62,9 +61,8 @@ def by_radius(sweep: Sweep) -> Html | None:
     for method in dict.fromkeys(outcome.arm.method for outcome in sweep.outcomes):
         own = [at.get((method, rho)) for rho in radii]
         rows.append([method, *("" if o is None else ACCURACY.written(ACCURACY.of(o)) for o in own)])
-        theirs = [{} if o is None else reported(sweep.experiment, o.arm) for o in own]
-        named = dict.fromkeys(name for row in theirs for name in row)
-        for name in [sweep.dataset] if sweep.dataset in named else named:
+        theirs = [{} if o is None else beside(sweep.experiment, sweep.dataset, o.arm) for o in own]
+        for name in dict.fromkeys(name for row in theirs for name in row):
             rows.append([tag("th", f"{method}, paper, {name}", scope="row", class_="paper")])
             rows[-1] += [_paper(row.get(name)) for row in theirs]
     head = ["method", *(f"rho {rho:g}" for rho in radii)]

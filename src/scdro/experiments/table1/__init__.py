@@ -23,6 +23,7 @@ import torch
 import scdro
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.experiments.catalog import chosen
+from scdro.experiments.folder import Notice, locked, silent
 from scdro.experiments.storage import JsonLines, write_json
 from scdro.experiments.table1 import cost, report
 from scdro.experiments.table1.methods import BATCH, ROWS
@@ -54,17 +55,23 @@ SCALES: Mapping[str, Scale] = {
 
 
 def run(
-    out: Path, scale: str = "small", workers: int = 1, progress: Progress = lambda done, total, text: None
+    out: Path,
+    scale: str = "small",
+    workers: int = 1,
+    progress: Progress = lambda done, total, text: None,
+    notice: Notice = silent,
 ) -> list[Line]:
-    """Run what is missing in the folder `out`, and write table1.md, table1.csv, cost.csv, table1.png and table1.svg."""
+    """Run what is missing in the folder `out`, and write table1.md, table1.csv, cost.csv, table1.png and table1.svg.
+    One process at a time does so in a folder."""
     size = chosen(SCALES, scale, "a scale")
     if workers < 1:
         raise HyperparameterError(f"expected at least one worker, got {workers}")
     settings = _settings(scale, size)
-    records = _kept(out / "runs.jsonl", settings, _jobs(size), _job_of, workers, progress)
-    timings = _kept(out / "cost.jsonl", settings, _timings(size), _timing_of, 1, progress)
-    write_json(out / "environment.json", _environment())
-    return report.write(out, scale, records, timings)
+    with locked(out, notice):
+        records = _kept(out / "runs.jsonl", settings, _jobs(size), _job_of, workers, progress)
+        timings = _kept(out / "cost.jsonl", settings, _timings(size), _timing_of, 1, progress)
+        write_json(out / "environment.json", _environment())
+        return report.write(out, scale, records, timings)
 
 
 # -- what there is to do ----------------------------------------------------------------------------------------------
@@ -130,7 +137,7 @@ def _kept(
     workers: int,
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """The records of all tasks: those of the file, and the missing ones, appended as they come."""
+    """The records of all tasks: those of the file, each once, and the missing ones, appended as they come."""
     log, lines = JsonLines.reopen(path)
     if not lines:
         log.append(settings)
@@ -140,8 +147,8 @@ def _kept(
             f"expected {path} to hold runs of these settings, got others: {_first_difference(lines[0], settings)}; "
             "name another folder"
         )
-    records = lines[1:]
-    done = {key_of(record) for record in records}
+    done = {key_of(record): record for record in reversed(lines) if record != settings}  # the first of each counts
+    records = [*reversed(done.values())]
     missing = [task for task in tasks if task.key not in done]
     total, finished = sum(task.length for task in tasks), sum(task.length for task in tasks if task.key in done)
     for task, record in _results(missing, workers):

@@ -91,11 +91,16 @@ def _measures(ax: Any, series: Sequence[Points]) -> None:
             )
 
 
+SAME_STEP = {"SCDRO": "SCDRO, RSCDRO (the same step)", "ASCDRO": "ASCDRO, RASCDRO (the same step)"}
+
+
 def _costs(ax: Any, timings: Sequence[Record]) -> None:
     for name in STEPPERS:
         if name in ("RSCDRO", "RASCDRO"):
-            continue  # the steps of SCDRO and ASCDRO
+            continue  # SAME_STEP
         own = sorted((t["n"], 1e3 * t["seconds"]) for t in timings if t["method"] == name)
         colour, marker = STYLES[name]
-        ax.plot([n for n, _ in own], [ms for _, ms in own], color=colour, marker=marker, label=name)
+        ax.plot(
+            [n for n, _ in own], [ms for _, ms in own], color=colour, marker=marker, label=SAME_STEP.get(name, name)
+        )
     ax.set(title="cost of a step", xlabel="training samples n", ylabel="CPU milliseconds")

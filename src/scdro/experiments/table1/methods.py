@@ -29,6 +29,7 @@ class Plan:
     looks: Sequence[int]  # the numbers of steps done after which the iterate may be the answer
     average: bool = False  # whether the answer is the mean of all iterates instead
     before: Callable[[int], None] = lambda t: None  # sets the step sizes of step t = 1, 2, ...
+    passes: int = 0  # over all samples, besides the batches
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def _fastdro(lr: Constant, batch: Constant) -> Callable[[Problem, Tensor, int], 
 
 
 def _pgsmd2(lr: float, dual_lr: float, gamma: float, stage_steps: int) -> Callable[[Problem, Tensor, int], Plan]:
-    """The answer is the mean of a random stage. Passes over all n at the start of a stage are not in T."""
+    """The answer is the mean of a random stage. Each stage starts with a pass over all n."""
 
     def plan(problem: Problem, w: Tensor, horizon: int) -> Plan:
         opt = PGSMD2(
@@ -180,7 +181,8 @@ def _pgsmd2(lr: float, dual_lr: float, gamma: float, stage_steps: int) -> Callab
         ends = [0]
         while ends[-1] <= horizon:
             ends.append(ends[-1] + len(ends) * stage_steps)
-        return Plan(opt, horizon, BATCH[problem.name], [end for end in ends if 0 < end < horizon])
+        stages = [end for end in ends if end < horizon]
+        return Plan(opt, horizon, BATCH[problem.name], stages[1:], passes=len(stages))
 
     return plan
 

@@ -20,10 +20,11 @@ __all__ = ["write"]
 NOTES = """\
 dist2 is E dist(0, subgradient of F)^2 over all samples, exact, at iterates drawn at random; gap is E F - min F, exact,
 at iterates of the last stage drawn at random (RSCDRO, RASCDRO) or at the mean of all iterates (the other convex ones).
-Slopes are of log measure in log samples, with 95% intervals over seeds; "upper" is the slope over the upper half of the
-horizons. "later half" is the part of the measure, at the longest horizon, that comes from the later half of the
-iterates: near one half, it is noise and not the way from the start. A step's power of n is that between the two largest
-n.
+The paper's methods are measured at (w, lam), their own; the others at w and its best lam. PG-SMD2's samples include the
+passes over all n that start its stages. Slopes are of log measure in log samples, with 95% intervals over seeds;
+"upper" is the slope over the upper half of the horizons. "later half" is the part of the measure, at the longest
+horizon, that comes from the later half of the iterates: near one half, it is noise; near zero, it is the way from the
+start, and the slope says how soon that is past. A step's power of n is that between the two largest n.
 """
 
 

@@ -47,7 +47,7 @@ def measure(row_key: str, horizon: int, seed: int, iterates: int) -> dict[str, A
         "row": row_key,
         "horizon": horizon,
         "seed": seed,
-        "samples": plan.steps * plan.batch,
+        "samples": plan.steps * plan.batch + plan.passes * problem.n,
         "value": value if finite else None,
         "late": late if finite else None,
     }
