@@ -13,6 +13,7 @@ from scdro.cli import main, parser
 from scdro.cli.reproduce import _study
 from scdro.experiments import paired, protocol
 from scdro.experiments.presets import study
+from scdro.experiments.records import seed_rows
 from scdro.experiments.results import markdown
 from scdro.experiments.sweep import Outcome
 
@@ -222,6 +223,20 @@ def test_verdicts_are_those_of_holm_over_all_comparisons():
             assert verdict == (way if least <= 0.05 else alone)
             kinds.add(verdict)
     assert len(kinds) == 5
+
+
+def test_rows_of_a_radius_do_not_name_the_one_of_the_search():
+    """Settings of table 4 are searched at rho = .5; those of table 2 include the radius."""
+    for experiment, searched, shown in (
+        ("table4", 5 * ["lr=0.1"], (0.01, 0.05, 0.1, 0.5, 1.0)),
+        ("table2", ["lr=0.1 rho=0.5"], (None,)),
+    ):
+        own = study(experiment, "cifar10-st", "small")
+        own = replace(own, methods=own.methods[:1], grid=())
+        found = [replace(outcome, settings={"lr": 0.1, "rho": 0.5}) for outcome in outcomes(own, values=(0.5,))]
+        rows = seed_rows([(own, found)])
+        assert [row["settings"] for row in rows] == searched
+        assert tuple(row["rho"] for row in rows) == shown
 
 
 def test_no_verdict_below_three_pairs():

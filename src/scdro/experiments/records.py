@@ -87,8 +87,10 @@ _SAVED = tuple(
 
 
 def _named(study: Study, outcome: Outcome) -> Row:
-    settings = _plain(outcome.settings or {})
-    return {"dataset": study.dataset, "method": outcome.arm.method, "rho": outcome.arm.rho, "settings": settings}
+    """The radius is the arm's, where it has one; settings may have been searched at another."""
+    arm, found = outcome.arm, outcome.settings or {}
+    settings = {key: value for key, value in found.items() if key != "rho" or arm.rho is None}
+    return {"dataset": study.dataset, "method": arm.method, "rho": arm.rho, "settings": _plain(settings)}
 
 
 def _plain(settings: Mapping[str, Any]) -> str:
