@@ -99,6 +99,6 @@ class GroupsAlike:
         """Positions; within a group with replacement. Costs O(size + groups)."""
         count = len(self._sizes)
         some = torch.randperm(count, generator=generator, device="cpu")[: size % count]
-        groups = torch.cat([torch.arange(count).repeat(size // count), some])
+        groups = torch.cat([torch.arange(count, device="cpu").repeat(size // count), some])
         within = torch.rand(size, generator=generator, device="cpu", dtype=torch.float64) * self._sizes[groups]
         return self._positions[self._starts[groups] + within.long()]

@@ -18,19 +18,21 @@ class Score(NamedTuple):
     percent: bool = True
 
 
+ON_TRAINING = (
+    Score("training accuracy", "train", "top1"),
+    Score("robust objective", "train", "robust_loss", percent=False),
+)
 COLUMNS = (
     Score("test accuracy", "test", "top1"),
     Score("rarer half", "test", "minority"),
     Score("other half", "test", "majority"),
-    Score("training accuracy", "train", "top1"),
-    Score("robust objective", "train", "robust_loss", percent=False),
+    *ON_TRAINING,
 )
 GROUP_COLUMNS = (
     Score("mean accuracy", "test", "top1"),
     Score("worst group", "test", "worst_group"),
     Score("rare groups", "test", "rare_groups"),
-    Score("training accuracy", "train", "top1"),
-    Score("robust objective", "train", "robust_loss", percent=False),
+    *ON_TRAINING,
 )
 
 

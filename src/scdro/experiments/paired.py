@@ -67,7 +67,7 @@ def comparisons(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
 
 
 def difference(a: Outcome, b: Outcome, score: Score) -> Difference:
-    """Seeds are paired: the same first weights and the same order of the data."""
+    """Seeds are paired: the same first weights, and the same order of the data where a method does not draw its own."""
     from scipy.stats import t
 
     pairs = zip(a.values(score.part, score.name), b.values(score.part, score.name), strict=False)
