@@ -171,6 +171,30 @@ def high_precision_solution(l: Vector, rho: float, lam0: float = 1e-3, q: Vector
         return at(mpmath.exp((low + high) / 2))
 
 
+def long_double(l: Vector, rho: float, lam0: float = 1e-3, q: Vector | None = None) -> Robust:
+    """lam* by bisection in log 1/lam to the last bit of a long double, KL as a sum of non-negative terms. For any n."""
+    losses = np.asarray(l, dtype=np.longdouble)
+    weights = np.ones_like(losses) if q is None else np.asarray(q, dtype=np.longdouble)
+    atoms, member = np.unique(losses[weights > 0], return_inverse=True)
+    mass = np.zeros_like(atoms)
+    np.add.at(mass, member, weights[weights > 0])
+    mass, top = mass / mass.sum(), atoms[-1]
+
+    def at(log_sharpness: np.longdouble) -> tuple[np.ndarray, np.longdouble]:
+        x = (atoms - top) * np.exp(log_sharpness)
+        log_ratio = x - np.log((mass * np.exp(x)).sum())
+        ratio = np.exp(log_ratio)
+        return mass * ratio, (mass * (log_ratio * ratio - np.expm1(log_ratio))).sum()
+
+    low, high = np.longdouble(-800), -np.log(np.longdouble(lam0))
+    if at(high)[1] > rho:
+        while low < (middle := (low + high) / 2) < high:
+            low, high = (low, middle) if at(middle)[1] > rho else (middle, high)
+    p, kl = at(high)
+    value = (p * (atoms - top)).sum() - np.longdouble(lam0) * kl
+    return Robust(float(top + value), float(np.exp(-high)), np.asarray(p, np.float64), float(kl))
+
+
 def kl_of_weights(p: Vector, q: Vector | None = None) -> float:
     """KL of given weights without the cancellation of float64, after normalising them exactly."""
     with mpmath.workdps(DIGITS):

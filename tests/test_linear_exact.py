@@ -535,10 +535,12 @@ def objective_in_long_double(kind, fitted, X, y):
     top, low, high = l.max(), wide(fitted.lam0), fitted.lam0 + (l.max() - l.mean()) / fitted.rho
     for _ in range(200):
         lam = (low + high) / 2
-        e = np.exp((l - top) / lam)
-        kl = ((e / e.sum()) * (l - top)).sum() / lam - np.log(e.mean())
+        x = (l - top) / lam
+        log_ratio = x - np.log(np.exp(x).mean())
+        ratio = np.exp(log_ratio)
+        kl = (log_ratio * ratio - np.expm1(log_ratio)).mean()  # without cancellation
         low, high = (lam, high) if kl > fitted.rho else (low, lam)
-    return top + lam * np.log(e.mean()) + (lam - wide(fitted.lam0)) * fitted.rho + penalty
+    return top + lam * ((ratio * x).mean() - kl) + (lam - wide(fitted.lam0)) * fitted.rho + penalty
 
 
 @pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="long doubles are no longer than doubles here")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scdro.distributed.ranks import Joined, Share
 from scdro.errors import LossError, NonFiniteLossError
-from scdro.reading import check_shape, check_weights
+from scdro.reading import LARGEST, as_weights, check_shape, check_weights
 from scdro.scalar import Scalar, exp, host_reads, log, maximum, scalar
 
 __all__ = ["Batch", "Point", "checked", "joined_parts", "read_local"]
@@ -108,7 +108,7 @@ def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = No
 def _log_weight(values: Tensor, sample_weight: Tensor | None, mask: Tensor | None) -> Tensor | None:
     log_weight = None
     if sample_weight is not None:
-        weight = torch.as_tensor(sample_weight, device=values.device).detach().to(values.dtype)
+        weight = as_weights(sample_weight, values.device, values.dtype)
         check_weights(weight, values)
         _require(
             ((weight >= 0) & (weight < math.inf)).all(),
@@ -124,16 +124,16 @@ def _log_weight(values: Tensor, sample_weight: Tensor | None, mask: Tensor | Non
 
 
 def _check_values(values: Tensor, bound: float | None, skip_nonfinite: bool) -> Tensor | None:
-    total = values.sum()
-    if not skip_nonfinite and bound is None and host_reads(total) and math.isfinite(total.item()):
+    size = torch.dot(values, values)
+    if not skip_nonfinite and bound is None and host_reads(size) and size.item() < LARGEST**2:
         return None
-    finite = torch.isfinite(total)
+    finite = size < LARGEST**2
     if not skip_nonfinite:
         _require(
             finite,
             NonFiniteLossError,
-            "expected finite losses, got NaN or infinity; lower the learning rate, look for overflow in the model, "
-            "or pass skip_nonfinite=True to leave such batches out",
+            "expected finite losses, got NaN or infinity (or a size beyond 1e100); lower the learning rate, look for "
+            "overflow in the model, or pass skip_nonfinite=True to leave such batches out",
         )
     if bound is not None:
         low, high = torch.aminmax(values)

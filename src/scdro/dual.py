@@ -10,6 +10,7 @@ from torch import Tensor
 from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import CheckpointError, LossError, NonFiniteLossError
 from scdro.projections import tempered
+from scdro.reading import LARGEST
 from scdro.sharding import Sharding, log_sum
 from scdro.tree import LogSumTree
 
@@ -106,6 +107,8 @@ def check_all_losses(losses: Tensor, parts: Sharding) -> Tensor:
         )
     losses = losses.detach().cpu().to(torch.float64)
     losses = losses if len(losses) == parts.count else parts.here(losses)
-    if any(parts.sums(float((~torch.isfinite(losses)).sum()))):  # on all processes, or they would wait for each other
-        raise NonFiniteLossError("expected finite losses from all_losses(), got NaN or infinity")
+    if any(parts.sums(float((~(losses.abs() < LARGEST)).sum()))):  # on all processes, or they would wait for each other
+        raise NonFiniteLossError(
+            "expected finite losses from all_losses(), got NaN or infinity (or a size beyond 1e100)"
+        )
     return losses

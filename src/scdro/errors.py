@@ -56,7 +56,7 @@ class NonFiniteLossError(LossError):
         >>> import scdro
         >>> scdro.worst_case([1.0, float("nan")], rho=0.5)
         Traceback (most recent call last):
-        scdro.errors.NonFiniteLossError: expected finite losses, got 1 NaN or infinite of 2; ...
+        scdro.errors.NonFiniteLossError: expected finite losses, got 1 NaN or infinite (or beyond 1e100) of 2; ...
     """
 
 

@@ -17,12 +17,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from scdro._kl import solve_lam, trimmed_log_weights, value_at
 from scdro.balancing import class_balanced_weights, focal_loss
 from scdro.best_response import BestResponse, chi2_constrained, chi2_penalized, cvar
 from scdro.errors import HyperparameterError
 from scdro.groups import group_means
 from scdro.reading import check_number, check_radius, check_trim, read_losses
-from scdro.tilt import solve_lam, trimmed_log_weights, value_at
 
 __all__ = [
     "BestResponse",
@@ -104,7 +104,7 @@ def worst_case(
     vector, double, log_q, as_array = read_losses(losses, sample_weight)
     if trim:
         log_q = trimmed_log_weights(double, log_q, trim)
-    lam = solve_lam(double, log_q, rho, lam0)
+    lam = solve_lam(double, log_q, rho, lam0, wait=True)
     value, weights, kl = value_at(vector, double, log_q, lam, lam0)
     if as_array:
         return WorstCase(float(value), float(lam), weights.numpy(), float(kl))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from scdro._kl import solve_lam, trimmed_log_weights, value_at
 from scdro.accumulation import Accumulation
 from scdro.batch import Batch
 from scdro.distributed import Group
@@ -19,7 +20,6 @@ from scdro.reading import check_beta
 from scdro.scalar import Scalar, host_reads, where
 from scdro.state import RobustState
 from scdro.temperature import PrintedTemperature, Temperature, given_or_default
-from scdro.tilt import solve_lam, trimmed_log_weights, value_at
 
 __all__ = ["KLRobustLoss"]
 
@@ -147,7 +147,7 @@ class KLRobustLoss(nn.Module):
         log_q = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         if self.state.trim:
             log_q = trimmed_log_weights(batch.losses, log_q, self.state.trim)
-        lam = solve_lam(batch.losses, log_q, rho, lam0, iterations=40, exact=not torch.compiler.is_compiling())
+        lam = solve_lam(batch.losses, log_q, rho, lam0, wait=not torch.compiler.is_compiling())
         value, weights, _ = value_at(batch.losses, batch.losses, log_q, lam, lam0)
         return value, weights
 

@@ -12,6 +12,9 @@ from torch import Tensor
 from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
 from scdro.scalar import scalar_dtype
 
+# Of a loss, so that squares of l/lam stay finite in float64 for every lam >= 1e-50.
+LARGEST = 1e100
+
 
 def check_number(name: str, value: Any) -> None:
     """Whether it compares as numbers do: a text or None does not."""
@@ -28,8 +31,8 @@ def check_radius(rho: float, lam0: float) -> None:
         raise HyperparameterError(
             f"expected a radius rho >= 0, got {rho}; rho_for_group(alpha) gives one from the size of a group"
         )
-    if not 1e-100 <= lam0 < math.inf:
-        raise HyperparameterError(f"expected lam0 > 0, and no less than 1e-100 (the paper uses 1e-3), got {lam0}")
+    if not 1e-50 <= lam0 < math.inf:
+        raise HyperparameterError(f"expected lam0 > 0, and no less than 1e-50 (the paper uses 1e-3), got {lam0}")
 
 
 def check_trim(trim: float) -> None:
@@ -55,9 +58,10 @@ def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor
     if bool(absent.any()):
         vector = torch.where(absent, 0.0, vector)  # Losses of weight zero may be anything, NaN too.
     double = vector.detach().to(scalar_dtype(vector.device))
-    if not bool(torch.isfinite(double).all()):
+    finite = double.abs() < LARGEST
+    if not bool(finite.all()):
         raise NonFiniteLossError(
-            f"expected finite losses, got {int((~torch.isfinite(double)).sum())} NaN or infinite of {len(double)}; "
+            f"expected finite losses, got {int((~finite).sum())} NaN or infinite (or beyond 1e100) of {len(double)}; "
             "look for overflow or division by zero in the model"
         )
     return vector, double, log_q, not isinstance(losses, Tensor)
@@ -107,13 +111,19 @@ def _log_weights(losses: Tensor, sample_weight: Any) -> Tensor:
     dtype = scalar_dtype(losses.device)
     if sample_weight is None:
         return torch.full(losses.shape, -math.log(len(losses)), dtype=dtype, device=losses.device)
-    weight = torch.as_tensor(sample_weight, device=losses.device).detach().to(dtype)
+    weight = as_weights(sample_weight, losses.device, dtype)
     check_weights(weight, losses)
     if not bool((weight >= 0).all() & torch.isfinite(weight).all() & (weight.sum() > 0)):
         raise LossError(
             "expected sample weights >= 0 with a positive sum, got negative, non-finite or only zero weights"
         )
     return torch.log(weight / weight.sum())
+
+
+def as_weights(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """torch takes a list of floats for float32, and NumPy for float64."""
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values, dtype=np.float64))
+    return tensor.detach().to(device, dtype)
 
 
 def check_weights(weight: Tensor, losses: Tensor) -> None:

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scdro._kl import CANCELS, Tilt, divergence, solve_lam, solve_root, tilt
 from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import HyperparameterError
 from scdro.positions import check_samples
 from scdro.scalar import Scalar
-from scdro.tilt import Tilt, solve_lam, solve_root, tilt
 
 __all__ = ["Sharding", "alone", "log_sum"]
 
@@ -108,7 +108,7 @@ class Sharding:
         return self._ranks.merged(found)
 
     def solve_lam(self, local: Tensor, rho: float, lam0: float, start: float | None = None) -> Scalar:
-        """`tilt.solve_lam` of the whole vector, all weights alike: each process tells three numbers an iteration."""
+        """`solve_lam` of the whole vector, with uniform weights: each process tells three numbers an iteration."""
         if self._ranks.size == 1:
             return solve_lam(local, torch.zeros_like(local), rho, lam0, start=start)
         centred = local - self.top(float(local.max()))
@@ -118,15 +118,20 @@ class Sharding:
         (square,) = self.sums(float(((centred - mean) ** 2).sum()))
 
         def at(lam: Scalar) -> Tilt:
-            here = tilt(centred, log_q, lam, 0.0)  # Its KL is E_p[l/lam] - log sum exp(l/lam).
-            own = float(torch.dot(here.weights, centred / lam))
-            logs, means, variances = self.numbers(own - float(here.kl), own, float(here.var))
+            here = tilt(centred, log_q, lam, 0.0)
+            x = centred / lam
+            own = float(torch.dot(here.weights, x))
+            logs, means, variances = self.numbers(float(torch.logsumexp(x, 0)), own, float(here.var))
             log_norm = log_sum(logs)
             shares = [math.exp(a - log_norm) for a in logs]
             joint = math.fsum(p * m for p, m in zip(shares, means, strict=True))
             parts = zip(shares, means, variances, strict=True)
             variance = math.fsum(p * (v + (m - joint) ** 2) for p, m, v in parts)
-            return Tilt(here.weights, joint - log_norm + math.log(self.n), variance)
+            kl = joint - log_norm + math.log(self.n)
+            if kl < CANCELS:  # on all processes, or on none
+                terms = divergence(x - (log_norm - math.log(self.n)), torch.ones_like(x))
+                kl = self.sums(float(terms.sum()))[0] / self.n
+            return Tilt(here.weights, kl, variance)
 
         return solve_root(at, mean, math.sqrt(square / self.n), rho, lam0, start=start)
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from scdro._kl import attainable, effective_size, solve_lam, trimmed_log_weights, value_at
 from scdro.batch import Batch, Point, joined_parts
 from scdro.distributed import Group
 from scdro.errors import HyperparameterError
@@ -24,7 +25,6 @@ from scdro.estimators import Advance, Tracker
 from scdro.reading import check_beta, check_radius, check_trim
 from scdro.scalar import Scalar, clamp, logaddexp, maximum, pinned, scalar, scalar_dtype, unpacked, vector
 from scdro.temperature import LamRange, Moved, Temperature
-from scdro.tilt import attainable, effective_size, solve_lam, trimmed_log_weights, value_at
 from scdro.tracked import Tracked
 from scdro.window import Window, default_size
 
@@ -132,7 +132,7 @@ class RobustState(Tracked):
             return at
         _, lam0, _, mu, _ = self.limits
         rho = attainable(self.limits.rho, effective_size(log_weight))
-        lam = solve_lam(batch.losses, log_weight, rho, lam0, mu=mu, iterations=24, exact=False)
+        lam = solve_lam(batch.losses, log_weight, rho, lam0, mu=mu)
         return at._replace(lam=self.limits.clamp(lam))
 
     def _point(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> Point:
@@ -203,7 +203,7 @@ class RobustState(Tracked):
         log_weight = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         log_q = log_weight - batch.log_mass
         rho, lam0, _, mu, _ = self.limits
-        lam = solve_lam(batch.losses, log_q, rho, lam0, mu=mu, iterations=24, exact=False)
+        lam = solve_lam(batch.losses, log_q, rho, lam0, mu=mu)
         value, _, _ = value_at(batch.losses, batch.losses, log_q, lam, lam0)
         return Estimate(
             batch=batch,

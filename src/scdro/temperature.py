@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from scdro._kl import attainable, newton_step
 from scdro.errors import HyperparameterError
 from scdro.estimators import Advance, LamTerms, MovingAverage, NormalizedStorm, Storm, Tracker
 from scdro.scalar import Scalar, clamp, exp, scalar, scalar_dtype
-from scdro.tilt import attainable, newton_step
 from scdro.window import Window
 
 __all__ = ["PrintedTemperature", "Temperature", "WindowTemperature"]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from scdro._kl import Tilt, effective_size, mass_and_size, solve_lam, tilt, trimmed_log_weights
 from scdro.scalar import Scalar, host_reads, scalar
-from scdro.tilt import Tilt, effective_size, mass_and_size, solve_lam, tilt, trimmed_log_weights
 
 __all__ = ["Window", "default_size"]
 
@@ -67,8 +67,8 @@ class Window(NamedTuple):
         return scalar(torch.logsumexp(self.losses / lam + self.log_weight, 0) - torch.logsumexp(self.log_weight, 0))
 
     def solve(self, rho: Scalar, lam0: float, mu: float) -> Scalar:
-        """lam* of the recent losses, in a fixed number of steps (it must not wait for the device)."""
-        return solve_lam(self.losses, self.log_weight, rho, lam0, mu=mu, iterations=24, exact=False)
+        """lam* of the recent losses."""
+        return solve_lam(self.losses, self.log_weight, rho, lam0, mu=mu)
 
     def top(self) -> Scalar:
         """The hardest of the recent losses."""

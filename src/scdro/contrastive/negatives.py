@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from scdro._kl import Tilt, divergence, solve_root
 from scdro.scalar import Scalar, scalar_dtype
-from scdro.tilt import Tilt, solve_root
 
 __all__ = ["Negatives", "Tilts", "one_tower", "two_towers"]
 
@@ -82,16 +82,21 @@ class Negatives(NamedTuple):
         log_mean = torch.log(total / self.number)
         return Tilts(terms, total, log_mean + self.top / tau, mean - log_mean, var)
 
-    def solve(self, rho: Scalar, tau0: float, iterations: int = 40) -> Tensor:
+    def solve(self, rho: Scalar, tau0: float, iterations: int = 60) -> Tensor:
         """The temperature at which each anchor's worst case spends rho, or tau0."""
         mean = self.centred.sum(1, dtype=self.top.dtype) / self.number
         square = (self.centred**2).sum(1, dtype=self.top.dtype) / self.number
         std = torch.sqrt((square - mean**2).clamp_min(0.0))
 
         def tilted(tau: Scalar) -> Tilt:
-            at = self.at(torch.as_tensor(tau, dtype=self.top.dtype, device=self.top.device).expand_as(self.top))
-            return Tilt(at.terms, at.kl, at.var)
+            tau = torch.as_tensor(tau, dtype=self.top.dtype, device=self.top.device).expand_as(self.top)
+            at = self.at(tau)
+            norm = at.log_mean - self.top / tau
+            log_ratio = self.centred / tau.to(self.centred.dtype)[:, None] - norm.to(self.centred.dtype)[:, None]
+            kl = divergence(log_ratio, self.counts.to(log_ratio.dtype)).sum(1, dtype=self.top.dtype) / self.number
+            return Tilt(at.terms, kl, at.var)
 
-        tau = solve_root(tilted, mean, std, rho, tau0, iterations=iterations)
+        eps = torch.finfo(self.centred.dtype).eps
+        tau = solve_root(tilted, mean, std, rho, tau0, eps=eps, wait=True, iterations=iterations)
         assert isinstance(tau, Tensor)
         return tau

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from scdro._kl import Tilt, attainable, newton_step
 from scdro.contrastive.negatives import Negatives, Tilts
 from scdro.errors import HyperparameterError
 from scdro.estimators import MovingAverage
-from scdro.tilt import Tilt, attainable, newton_step
 
 __all__ = ["Anchors", "FixedTemperatures", "NewtonTemperatures", "PrintedTemperatures", "Seen", "Temperatures"]
 

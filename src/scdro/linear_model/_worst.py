@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from scdro._kl import Tilt, divergence, solve_root
 from scdro.linear_model._threads import in_blocks
+from scdro.scalar import Scalar
 
 __all__ = ["Array", "Worst", "dot", "worst"]
 
 Array = npt.NDArray[Any]
-_TINY = 1e-300
 
 
 def dot(a: Array, b: Array) -> float:
@@ -37,10 +39,7 @@ class Worst(NamedTuple):
 
 
 def worst(losses: Array, q: Array, rho: float, lam0: float, lam: float | None = None) -> Worst:
-    """max over p with KL(p, q) <= rho of sum p l - lam0 KL(p, q). `lam` is a guess; q >= 0 sums to one.
-
-    Newton on log KL in log lam, kept inside a bracket (mathematics, section 1).
-    """
+    """max over p with KL(p, q) <= rho of sum p l - lam0 KL(p, q). `lam` is a guess; q >= 0 sums to one."""
     mean = dot(q, losses)
     if rho == 0.0:
         return Worst(mean, math.inf, q, 0.0, mean, math.nan, False)
@@ -48,21 +47,18 @@ def worst(losses: Array, q: Array, rho: float, lam0: float, lam: float | None = 
     x = losses - top
     if top < losses.max():  # only of samples of weight zero
         np.minimum(x, 0.0, out=x)
-    low, high = math.log(lam0), math.log(lam0 + max(top - mean, 0.0) / rho)
-    theta = _first_guess(x, q, rho, low, high) if lam is None or not lam < math.inf else math.log(lam)
-    theta = min(max(theta, low), high)
-    for _ in range(60):
-        at = _tilt(x, q, math.exp(theta))
-        excess = at.kl - rho
-        if abs(excess) <= 1e-9 * rho or (theta == low and excess <= 0):
-            break
-        low, high = (theta, high) if excess > 0 else (low, theta)
-        kl = max(at.kl, _TINY)
-        proposal = theta + kl * math.log(kl / rho) / max(at.var, _TINY)
-        before, theta = theta, proposal if low < proposal < high else _closer(low, high, proposal, lam0)
-        if abs(theta - before) <= 1e-15 * (1 + abs(theta)):
-            break
-    lam = math.exp(theta)
+    guess = lam if lam is not None and lam < math.inf else None
+    std = math.sqrt(max(dot(q, x * x) - dot(q, x) ** 2, 0.0)) if guess is None else 0.0
+    at = _Tilted(q, 0.0, 0.0, 0.0, math.nan)
+
+    def tilted(lam: Scalar) -> Tilt:
+        nonlocal at
+        at = _tilt(x, q, float(lam))
+        return Tilt(at.p, at.kl, at.var)
+
+    lam = float(solve_root(tilted, min(mean - top, 0.0), std, rho, lam0, start=guess, tol=1e-9))
+    if at.lam != lam:
+        at = _tilt(x, q, lam)
     mean = top + lam * at.mean
     # F(lam), whose error is of second order in that of lam.
     value = mean - lam * at.kl + (lam - lam0) * rho
@@ -74,6 +70,7 @@ class _Tilted(NamedTuple):
     kl: float
     mean: float
     var: float
+    lam: float
 
 
 def _tilt(x: Array, q: Array, lam: float) -> _Tilted:
@@ -88,20 +85,11 @@ def _tilt(x: Array, q: Array, lam: float) -> _Tilted:
 
     total, first = (sum(parts) for parts in zip(*in_blocks(fill, len(x), 16 * len(x)), strict=True))
     mean = first / total
+    kl = mean - math.log(total)
+    if kl < 1e-3:  # NumPy's sums are pairwise: they lose less than torch's
+        mass = sum(in_blocks(lambda rows: float(q[rows].sum()), len(x), 16 * len(x)))  # one, but for rounding
+        kl = float(divergence(torch.from_numpy(a - math.log(total / mass)), torch.from_numpy(q)).sum())
     p /= total
     a -= mean
     a *= a
-    var = dot(p, a)
-    kl = mean - math.log(total)
-    return _Tilted(p, kl if kl > 1e-8 else var / 2, mean, var)  # Below, KL is lost in rounding: Var/2 to first order.
-
-
-def _first_guess(x: Array, q: Array, rho: float, low: float, high: float) -> float:
-    """lam ~ std(l)/sqrt(2 rho): the root for small rho."""
-    std = math.sqrt(max(dot(q, x * x) - dot(q, x) ** 2, 0.0))
-    return math.log(max(std / math.sqrt(2 * rho), math.exp(low)))
-
-
-def _closer(low: float, high: float, proposal: float, lam0: float) -> float:
-    """Where Newton leaves the bracket: lam0 itself, if it points there and that was not tried; else the middle."""
-    return low if proposal <= low == math.log(lam0) else 0.5 * (low + high)
+    return _Tilted(p, kl, mean, dot(p, a), lam)

@@ -1,0 +1,203 @@
+"""The KL tilt p_i ~ q_i exp(l_i/lam) of a vector of losses, and the lam at which it spends rho."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from scdro.scalar import Scalar, clamp, exp, host_reads, log, maximum, minimum, scalar, where
+
+
+class Tilt(NamedTuple):
+    """q tilted by exp(l/lam): what a Newton step on lam needs. `var` is that of l/lam."""
+
+    weights: Tensor
+    kl: Scalar
+    var: Scalar
+
+
+# Keeps 0/0 and log 0 out of a Newton step; the true KL and Var are either exact zeros or far larger.
+_TINY = 1e-300
+
+# Below this, E_p[l/lam] - log E_q[exp(l/lam)] has lost digits of KL to cancellation that `divergence` still has.
+CANCELS = 0.1
+
+
+def tilt(centred: Tensor, log_q: Tensor, lam: Scalar, log_total: Scalar, *, precise: bool = False) -> Tilt:
+    """Weights p_i ~ q_i exp(l_i/lam), KL(p, q) and Var_p(l/lam); `centred` are losses less a value near their top.
+
+    `log_total` is the log of sum_i q_i. A small KL is computed without cancellation where the host sees that it is
+    small, and with `precise` everywhere.
+    """
+    x = centred / lam
+    joint = x + log_q
+    p = torch.softmax(joint, 0)
+    log_norm = scalar(joint.max()) - log(scalar(p.max()))  # logsumexp(joint), at a fraction of its cost
+    mean = scalar(torch.dot(p, x))
+    deviation = x - mean
+    var = scalar(torch.dot(p, deviation * deviation))
+    kl = mean - log_norm + log_total
+    if precise or (not isinstance(kl, Tensor) and kl < CANCELS):
+        kl = scalar(divergence(x - (log_norm - log_total), torch.exp(log_q - log_total)).sum())
+    elif isinstance(kl, Tensor):
+        kl = where(kl < 1e-8, var / 2, kl)  # to first order
+    return Tilt(p, kl, var)
+
+
+def divergence(log_ratio: Tensor, q: Tensor) -> Tensor:
+    """The terms of KL(p, q) = sum q (t log t - t + 1), t = p/q: none is negative, so that small ones are not lost.
+
+    An error in the norm of p, which moves all of log t, changes their sum in proportion only.
+    """
+    terms = q * (log_ratio * torch.exp(log_ratio) - torch.expm1(log_ratio))
+    return torch.where(q > 0, terms, 0.0)
+
+
+def newton_step(at: Tilt, lam: Scalar, rho: Scalar, mu: float = 0.0) -> Scalar:
+    """Change of log lam by one Newton step on log KL(p_lam) - log(rho + mu lam) = 0.
+
+    d KL / d log lam = -Var_p(l/lam). In (log lam, log KL) the equation is nearly a straight line: KL ~ Var/(2 lam^2).
+    """
+    kl = maximum(at.kl, _TINY)
+    target = mu * lam + rho if mu else rho
+    slope = at.var / kl + mu * lam / target if mu else at.var / kl
+    return log(kl / target) / maximum(slope, _TINY)
+
+
+def effective_size(log_weight: Tensor) -> Scalar:
+    """How many equally weighted samples these are worth, (sum w)^2 / sum w^2."""
+    return mass_and_size(log_weight)[1]
+
+
+def mass_and_size(log_weight: Tensor) -> tuple[Scalar, Scalar]:
+    """log sum w, and (sum w)^2 / sum w^2."""
+    w = torch.exp(log_weight)
+    total = scalar(w.sum())
+    return log(total), total * total / scalar(torch.dot(w, w))
+
+
+def attainable(rho: float, size: Scalar) -> Scalar:
+    """The part of rho that a sample of this size can show.
+
+    KL(p, q) is at most log n on n samples: there the worst case is the largest of them, at whatever temperature. Up to
+    rho of the size's square root, or of an eighth of it, the worst case still averages over a few.
+    """
+    log_n = log(maximum(size, 2.0))
+    return minimum(maximum(0.5 * log_n, log_n - math.log(8.0)), rho)
+
+
+def solve_lam(
+    losses: Tensor,
+    log_q: Tensor,
+    rho: Scalar,
+    lam0: float,
+    *,
+    mu: float = 0.0,
+    start: float | None = None,
+    wait: bool = False,
+) -> Scalar:
+    """lam* of a vector of losses with base weights q: the root of KL(p_lam) = rho + mu lam, or lam0.
+
+    `start` is a guess, where one is known; `wait` as in `solve_root`.
+    """
+    log_total = scalar(torch.logsumexp(log_q, 0))
+    live = log_q > -math.inf
+    centred = (losses - torch.where(live, losses, -math.inf).amax()).clamp_max(0.0)
+    q = torch.exp(log_q - log_total)
+    mean = scalar(torch.dot(q, centred))
+    std = scalar(torch.sqrt(torch.dot(q, (centred - mean) ** 2)))
+    precise = not host_reads(losses)
+
+    def at(lam: Scalar) -> Tilt:
+        return tilt(centred, log_q, lam, log_total, precise=precise)
+
+    return solve_root(at, mean, std, rho, lam0, mu=mu, start=start, eps=torch.finfo(losses.dtype).eps, wait=wait)
+
+
+def solve_root(
+    tilt_at: Callable[[Scalar], Tilt],
+    mean: Scalar,
+    std: Scalar,
+    rho: Scalar,
+    lam0: float,
+    *,
+    mu: float = 0.0,
+    start: float | None = None,
+    tol: float = 0.0,
+    eps: float = torch.finfo(torch.float64).eps,
+    wait: bool = False,
+    iterations: int = 60,
+) -> Scalar:
+    """lam* of losses known by their tilt, their mean less their top, and their spread: the root of
+    KL(p_lam) = rho + mu lam, or lam0; of many vectors of losses at once where these are vectors.
+
+    Newton on log KL in log lam, inside a bracket. Where one sample is rare and hard, KL is a step in log lam, and
+    Newton alone runs back and forth across it: unless |log KL/rho| halves within two steps, the bracket does.
+
+    It ends at |log KL/rho| <= tol, or when rounding (relative, `eps`) ends all progress; where the host would have to
+    wait for a device to see that, it does so only with `wait`, and makes all its steps without.
+    """
+    positive = isinstance(rho, Tensor) or rho > 0.0
+    if not positive and mu == 0.0:
+        return math.inf
+    floor = math.log(lam0)
+    # KL(p_lam) <= (max l - mean l)/lam bounds lam* from above (docs/mathematics.md).
+    high = log(lam0 - mean / rho) if positive else log(lam0 + exp(0.5 * log(-mean / mu)))
+    high = clamp(high, floor, 700.0)
+    low: Scalar = high - math.inf
+    guess = std / exp(0.5 * log(2 * maximum(rho, 1e-12))) if start is None else start
+    if start is None:  # on a plateau, where the hardest samples have all the weight, only lam0 itself is exact
+        flat = tilt_at(lam0).kl <= rho + mu * lam0
+        if flat is True:
+            return lam0
+        high = where(flat, floor, high)
+    theta = clamp(log(maximum(guess, lam0)), floor, high)
+    last = before_last = best = maximum(high, math.inf)
+    root, done = theta, high != high
+    for _ in range(iterations):
+        lam = exp(theta)
+        at = tilt_at(lam)
+        step = newton_step(at, lam, rho, mu)
+        excess = log(maximum(at.kl, _TINY) / (mu * lam + rho))
+        error = maximum(excess, -excess)
+        low, high = where(excess > 0.0, theta, low), where(excess > 0.0, high, theta)
+        better = error < best
+        root, best = where(better, theta, root), where(better, error, best)
+        proposal = maximum(theta + step, floor)
+        outside = (proposal <= low) | (proposal >= high)
+        at_rounding = (error <= math.sqrt(eps)) & (outside | (error > 0.5 * last))
+        done = done | (error <= max(tol, 4 * eps)) | at_rounding | (high <= floor)
+        if bool(done.all()) if isinstance(done, Tensor) and (wait or host_reads(done)) else done is True:
+            break
+        slow = (error > 0.5 * before_last) & (proposal > floor)
+        theta = where(outside | slow, 0.5 * (maximum(low, floor) + high), proposal)
+        last, before_last = error, last
+    return where(high <= floor, lam0, maximum(exp(root), lam0))
+
+
+def trimmed_log_weights(losses: Tensor, log_q: Tensor, trim: float) -> Tensor:
+    """log q without the hardest `trim` of its mass, renormalised; the sample on the edge is kept in part."""
+    order = torch.argsort(losses)
+    q = torch.exp(log_q - torch.logsumexp(log_q, 0))[order]
+    before = torch.cumsum(q, 0) - q
+    room = 1.0 - trim - before
+    # Rounding must leave no sample in: at a small lam it would count.
+    kept = torch.where(room > 1e-12, torch.minimum(q, room), 0.0)
+    kept = torch.where(kept > 1e-9 * q, kept, 0.0)
+    return torch.empty_like(log_q).scatter_(0, order, torch.log(kept / kept.sum()))
+
+
+def value_at(losses: Tensor, double: Tensor, log_q: Tensor, lam: Scalar, lam0: float) -> tuple[Tensor, Tensor, Scalar]:
+    """sum p l - lam0 KL(p), p, KL(p) for p = p_lam. By the envelope theorem the gradient in l is p, held constant."""
+    top = torch.where(log_q > -math.inf, double, -math.inf).amax()
+    centred = (double - top).clamp_max(0.0)
+    at = tilt(centred, log_q, lam, scalar(torch.logsumexp(log_q, 0)))
+    value = top + torch.dot(at.weights, centred) - lam0 * at.kl
+    if losses.requires_grad:
+        mean = torch.dot(at.weights, losses.to(double.dtype))
+        value = value + (mean - mean.detach())
+    return value, at.weights, maximum(at.kl, 0.0)

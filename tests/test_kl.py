@@ -1,0 +1,201 @@
+"""The one root solver behind every KL worst case, where KL is a step in log lam, or tiny, or on a plateau."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import oracles
+import scdro._kl as kl_module
+from scdro import KLRobustLoss, NonFiniteLossError, evaluate, worst_case
+from scdro.contrastive.negatives import Negatives
+from scdro.linear_model._worst import worst
+from scdro.sharding import alone
+from scdro.window import Window
+
+pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="needs a long double of 80 bits")
+
+
+def draw(rng, largest=4.0):
+    """Losses, base weights or None, rho and lam0: one rare hard sample, tiny shares, heavy tails, ties, any scale."""
+    kind = rng.integers(6)
+    n = int(10 ** rng.uniform(0.3, largest if kind < 2 else 3.0))
+    weight = None
+    if kind == 0:
+        losses = np.zeros(n)
+        losses[0] = 10 ** rng.uniform(-3, 3)
+    elif kind == 1:
+        losses = np.where(rng.random(n) < 0.1, rng.exponential(size=n), 0.0)
+        losses[0] = rng.uniform(1, 30)
+    elif kind == 2:
+        share = 10 ** rng.uniform(-12, -0.1)
+        losses, weight = np.array([rng.uniform(0.01, 10), 0.0]), np.array([share, 1 - share])
+    elif kind == 3:
+        losses = rng.pareto(10 ** rng.uniform(-0.5, 1), n)
+    elif kind == 4:
+        losses = rng.normal(size=n) * 10 ** rng.uniform(-3, 3) + rng.normal() * 10 ** rng.uniform(-3, 3)
+        weight = 10 ** rng.uniform(-12, 0, n)
+    else:
+        losses = rng.integers(0, 4, n) * rng.exponential()
+    rarest = 1 / len(losses) if weight is None else weight.min() / weight.sum()
+    rho = 10 ** rng.uniform(-12, math.log10(max(-math.log(rarest), 1e-3)))
+    return losses, weight, rho, 10 ** rng.uniform(-4, -1)
+
+
+def error(value, losses, weight, rho, lam0):
+    """That of a value in units of max - mean, beyond what rounding the losses themselves makes of it."""
+    truth = oracles.long_double(losses, rho, lam0, weight).value
+    mean = np.average(losses, weights=weight)
+    rounding = 8 * np.finfo(float).eps * np.abs(losses).max()
+    return max(abs(value - truth) - rounding, 0.0) / max(losses.max() - mean, 1e-300)
+
+
+RARE = np.r_[1.0, np.zeros(99_999)]
+
+
+def solved_by_the_sharded_dual(losses, rho):
+    return float(alone(len(losses)).solve_lam(torch.from_numpy(losses), rho, 1e-3))
+
+
+def solved_by_the_window(losses, rho):
+    tensor = torch.from_numpy(losses)
+    return float(Window(torch.stack([tensor, torch.zeros_like(tensor)])).solve(rho, 1e-3, 0.0))
+
+
+def solved_for_anchors(losses, rho):
+    tensor = torch.from_numpy(losses).expand(3, -1)
+    return float(Negatives.of(tensor, torch.ones_like(tensor, dtype=torch.bool)).solve(rho, 1e-3)[1])
+
+
+SOLVERS = {
+    "worst_case": lambda losses, rho: worst_case(losses, rho).lam,
+    "linear_model": lambda losses, rho: worst(losses, np.full(len(losses), 1 / len(losses)), rho, 1e-3).lam,
+    "linear_model, warm": lambda losses, rho: worst(losses, np.full(len(losses), 1 / len(losses)), rho, 1e-3, 40.0).lam,
+    "sharded": solved_by_the_sharded_dual,
+    "window": solved_by_the_window,
+    "contrastive": solved_for_anchors,
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("rho", [1e-12, 1e-9, 1e-3, 0.1, 2.0])
+def test_one_rare_hard_sample(name, rho):
+    """Newton alone runs back and forth across the step of KL: it answered .918 for .000376."""
+    lam = SOLVERS[name](RARE, rho)
+    assert lam == pytest.approx(oracles.long_double(RARE, rho).lam, rel=1e-7)
+
+
+def test_one_rare_hard_sample_in_evaluation():
+    truth = oracles.long_double(RARE, 1e-3)
+    assert (truth.value, truth.kl) == pytest.approx((0.0003756, 1e-3), rel=1e-4)
+    losses = torch.from_numpy(RARE)
+    assert float(KLRobustLoss(1e-3).eval()(losses)) == pytest.approx(truth.value, rel=1e-9)
+    data = [(losses[i : i + 25_000, None], losses[i : i + 25_000]) for i in range(0, 100_000, 25_000)]
+    found = evaluate(torch.nn.Identity(), data, lambda out, _: out[:, 0], rho=1e-3)
+    assert found.value == pytest.approx(truth.value, rel=1e-9)
+    two = worst_case([1.0, 0.0], 1e-3, sample_weight=[1e-5, 1 - 1e-5])
+    assert (two.value, two.kl) == pytest.approx((truth.value, 1e-3), rel=1e-9)
+
+
+def test_a_tiny_radius_keeps_its_distance_from_the_mean():
+    """At rho = 1e-12 and n = 1e6 KL was lost in rounding: the distance was off by 55%."""
+    losses = np.random.default_rng(0).exponential(size=1_000_000)
+    distance = worst_case(losses, 1e-12).value - losses.mean()
+    assert distance == pytest.approx(math.sqrt(2e-12) * losses.std(), rel=1e-3)
+
+
+def check_against_long_double(count, seed, largest=4.0):
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        losses, weight, rho, lam0 = draw(rng, largest)
+        found = worst_case(losses, rho, lam0, sample_weight=weight)
+        assert error(found.value, losses, weight, rho, lam0) <= 1e-9, (len(losses), rho, lam0)
+        assert found.kl <= rho * (1 + 1e-7) + 1e-15
+
+
+def test_against_long_double():
+    check_against_long_double(1000, seed=0, largest=3.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_against_long_double_on_many(seed):
+    check_against_long_double(12_500, seed, largest=3.5)
+
+
+@pytest.mark.slow
+def test_against_long_double_on_a_million():
+    check_against_long_double(60, seed=9, largest=6.0)
+    heavy = np.random.default_rng(10).pareto(1.5, 1_000_000)
+    for rho in (1e-12, 1e-6, 1e-2, 1.0, 10.0):
+        assert error(worst_case(heavy, rho).value, heavy, None, rho, 1e-3) <= 1e-9
+
+
+def test_where_the_host_may_not_look(monkeypatch):
+    """The same answers with 0-d tensors in place of floats, as on an accelerator."""
+    rng = np.random.default_rng(3)
+    cases = [draw(rng, 3.0) for _ in range(60)]
+    monkeypatch.setattr("scdro.scalar.host_reads", lambda tensor: False)
+    monkeypatch.setattr(kl_module, "host_reads", lambda tensor: False)
+    for losses, weight, rho, lam0 in cases:
+        log_q = torch.zeros(len(losses), dtype=torch.float64) if weight is None else torch.from_numpy(np.log(weight))
+        tensor = torch.from_numpy(losses)
+        lam = kl_module.solve_lam(tensor, log_q, rho, lam0)
+        assert isinstance(lam, torch.Tensor)
+        value, _, _ = kl_module.value_at(tensor, tensor, log_q, lam, lam0)
+        assert error(float(value), losses, weight, rho, lam0) <= 1e-9
+
+
+def test_many_vectors_at_once_end_as_each_alone():
+    """One vector on a plateau, one at its floor, one with a step: lanes do not disturb each other."""
+    rng = np.random.default_rng(4)
+    rows = np.stack([np.r_[1.0, np.zeros(99)], np.full(100, 3.0), rng.exponential(size=100), rng.pareto(0.5, 100)])
+    together = Negatives.of(torch.from_numpy(rows), torch.ones(4, 100, dtype=torch.bool)).solve(0.05, 1e-3)
+    for row, lam in zip(rows, together, strict=True):
+        assert float(lam) == pytest.approx(worst_case(row, 0.05).lam, rel=1e-9)
+
+
+def test_few_passes(monkeypatch):
+    """Bisection guards Newton; it does not take its place."""
+    passes = []
+    tilt = kl_module.tilt
+    monkeypatch.setattr(kl_module, "tilt", lambda *a, **k: passes.append(1) or tilt(*a, **k))
+    rng, counts = np.random.default_rng(5), []
+    for _ in range(300):
+        losses, weight, rho, lam0 = draw(rng, 3.0)
+        passes.clear()
+        worst_case(losses, rho, lam0, sample_weight=weight)
+        counts.append(len(passes) - 1)  # one more for the value
+    assert np.mean(counts) < 9
+    assert max(counts) < 30
+
+
+@pytest.mark.parametrize("mu", [0.01, 1.0])
+@pytest.mark.parametrize("rho", [0.0, 0.3])
+def test_the_regularised_equation(mu, rho):
+    """KL(p_lam) = rho + mu lam, as the restarted methods ask; rho = 0 too."""
+    losses = torch.from_numpy(np.random.default_rng(6).exponential(size=50))
+    lam = float(kl_module.solve_lam(losses, torch.zeros_like(losses), rho, 1e-3, mu=mu))
+    p = oracles.tilted(losses.numpy(), lam)
+    assert oracles.kl_divergence(p) == pytest.approx(rho + mu * lam, rel=1e-9)
+
+
+@pytest.mark.parametrize("size", [1e100, 1e200, 1e308])
+def test_losses_whose_squares_overflow_are_an_error(size):
+    """They gave NaN."""
+    losses = torch.tensor([size, 0.0], dtype=torch.float64, requires_grad=True)
+    robust = KLRobustLoss(0.5)
+    for attempt in (lambda: worst_case(losses, 0.5), lambda: robust(losses), lambda: robust.eval()(losses)):
+        with pytest.raises(NonFiniteLossError, match="1e100"):
+            attempt()
+    assert math.isnan(robust.lam)
+
+
+def test_losses_as_large_as_allowed():
+    losses = np.array([5e99, 0.0, 1.0, -5e99])
+    found = worst_case(losses, 0.1, 1e-50)
+    assert error(found.value, losses, None, 0.1, 1e-50) <= 1e-9
+    assert float(KLRobustLoss(0.1).eval()(torch.from_numpy(losses))) == pytest.approx(found.value, rel=1e-12)
