@@ -57,14 +57,14 @@ def divergence(log_ratio: Tensor, q: Tensor) -> Tensor:
     return torch.where(q > 0, terms, 0.0)
 
 
-def newton_step(at: Tilt, lam: Scalar, rho: Scalar, mu: float = 0.0) -> Scalar:
+def newton_step(kl: Scalar, var: Scalar, lam: Scalar, rho: Scalar, mu: float = 0.0) -> Scalar:
     """Change of log lam by one Newton step on log KL(p_lam) - log(rho + mu lam) = 0.
 
     d KL / d log lam = -Var_p(l/lam). In (log lam, log KL) the equation is nearly a straight line: KL ~ Var/(2 lam^2).
     """
-    kl = maximum(at.kl, _TINY)
+    kl = maximum(kl, _TINY)
     target = mu * lam + rho if mu else rho
-    slope = at.var / kl + mu * lam / target if mu else at.var / kl
+    slope = var / kl + mu * lam / target if mu else var / kl
     return log(kl / target) / maximum(slope, _TINY)
 
 
@@ -112,14 +112,15 @@ def solve_lam(
     std = scalar(torch.sqrt(torch.dot(q, (centred - mean) ** 2)))
     precise = not host_reads(losses)
 
-    def at(lam: Scalar) -> Tilt:
-        return tilt(centred, log_q, lam, log_total, precise=precise)
+    def at(lam: Scalar) -> tuple[Scalar, Scalar]:
+        _, kl, var = tilt(centred, log_q, lam, log_total, precise=precise)
+        return kl, var
 
     return solve_root(at, mean, std, rho, lam0, mu=mu, start=start, eps=torch.finfo(losses.dtype).eps, wait=wait)
 
 
 def solve_root(
-    tilt_at: Callable[[Scalar], Tilt],
+    kl_and_var: Callable[[Scalar], tuple[Scalar, Scalar]],
     mean: Scalar,
     std: Scalar,
     rho: Scalar,
@@ -132,7 +133,7 @@ def solve_root(
     wait: bool = False,
     iterations: int = 60,
 ) -> Scalar:
-    """lam* of losses known by their tilt, their mean less their top, and their spread: the root of
+    """lam* of losses known by KL(p_lam) and Var_p(l/lam), their mean less their top, and their spread: the root of
     KL(p_lam) = rho + mu lam, or lam0; of many vectors of losses at once where these are vectors.
 
     Newton on log KL in log lam, inside a bracket. Where one sample is rare and hard, KL is a step in log lam, and
@@ -151,7 +152,7 @@ def solve_root(
     low: Scalar = high - math.inf
     guess = std / exp(0.5 * log(2 * maximum(rho, 1e-12))) if start is None else start
     if start is None:  # on a plateau, where the hardest samples have all the weight, only lam0 itself is exact
-        flat = tilt_at(lam0).kl <= rho + mu * lam0
+        flat = kl_and_var(lam0)[0] <= rho + mu * lam0
         if flat is True:
             return lam0
         high = where(flat, floor, high)
@@ -160,9 +161,9 @@ def solve_root(
     root, done = theta, high != high
     for _ in range(iterations):
         lam = exp(theta)
-        at = tilt_at(lam)
-        step = newton_step(at, lam, rho, mu)
-        excess = log(maximum(at.kl, _TINY) / (mu * lam + rho))
+        kl, var = kl_and_var(lam)
+        step = newton_step(kl, var, lam, rho, mu)
+        excess = log(maximum(kl, _TINY) / (mu * lam + rho))
         error = maximum(excess, -excess)
         low, high = where(excess > 0.0, theta, low), where(excess > 0.0, high, theta)
         better = error < best

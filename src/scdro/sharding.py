@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scdro._kl import CANCELS, Tilt, divergence, solve_lam, solve_root, tilt
+from scdro._kl import CANCELS, divergence, solve_lam, solve_root, tilt
 from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import HyperparameterError
 from scdro.positions import check_samples
@@ -117,7 +117,7 @@ class Sharding:
         mean = total / self.n
         (square,) = self.sums(float(((centred - mean) ** 2).sum()))
 
-        def at(lam: Scalar) -> Tilt:
+        def kl_and_var(lam: Scalar) -> tuple[Scalar, Scalar]:
             here = tilt(centred, log_q, lam, 0.0)
             x = centred / lam
             own = float(torch.dot(here.weights, x))
@@ -131,9 +131,9 @@ class Sharding:
             if kl < CANCELS:  # on all processes, or on none
                 terms = divergence(x - (log_norm - math.log(self.n)), torch.ones_like(x))
                 kl = self.sums(float(terms.sum()))[0] / self.n
-            return Tilt(here.weights, kl, variance)
+            return kl, variance
 
-        return solve_root(at, mean, math.sqrt(square / self.n), rho, lam0, start=start)
+        return solve_root(kl_and_var, mean, math.sqrt(square / self.n), rho, lam0, start=start)
 
 
 def alone(n: int) -> Sharding:

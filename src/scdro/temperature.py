@@ -124,7 +124,7 @@ class WindowTemperature(Temperature):
             return moved.lam, []
         at, size = moved.window.tilt(moved.lam, moved.lam_log_s)
         rho = attainable(limits.rho, size)
-        change = clamp(newton_step(at, moved.lam, rho, limits.mu), -1.0, 1.0)
+        change = clamp(newton_step(at.kl, at.var, moved.lam, rho, limits.mu), -1.0, 1.0)
         return limits.clamp(moved.lam * exp(change)), []
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scdro._kl import Tilt, divergence, solve_root
+from scdro._kl import divergence, solve_root
 from scdro.scalar import Scalar, scalar_dtype
 
 __all__ = ["Negatives", "Tilts", "one_tower", "two_towers"]
@@ -88,15 +88,15 @@ class Negatives(NamedTuple):
         square = (self.centred**2).sum(1, dtype=self.top.dtype) / self.number
         std = torch.sqrt((square - mean**2).clamp_min(0.0))
 
-        def tilted(tau: Scalar) -> Tilt:
+        def kl_and_var(tau: Scalar) -> tuple[Scalar, Scalar]:
             tau = torch.as_tensor(tau, dtype=self.top.dtype, device=self.top.device).expand_as(self.top)
             at = self.at(tau)
             norm = at.log_mean - self.top / tau
             log_ratio = self.centred / tau.to(self.centred.dtype)[:, None] - norm.to(self.centred.dtype)[:, None]
             kl = divergence(log_ratio, self.counts.to(log_ratio.dtype)).sum(1, dtype=self.top.dtype) / self.number
-            return Tilt(at.terms, kl, at.var)
+            return kl, at.var
 
         eps = torch.finfo(self.centred.dtype).eps
-        tau = solve_root(tilted, mean, std, rho, tau0, eps=eps, wait=True, iterations=iterations)
+        tau = solve_root(kl_and_var, mean, std, rho, tau0, eps=eps, wait=True, iterations=iterations)
         assert isinstance(tau, Tensor)
         return tau

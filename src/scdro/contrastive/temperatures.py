@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scdro._kl import Tilt, attainable, newton_step
+from scdro._kl import attainable, newton_step
 from scdro.contrastive.negatives import Negatives, Tilts
 from scdro.errors import HyperparameterError
 from scdro.estimators import MovingAverage
@@ -124,7 +124,7 @@ class NewtonTemperatures(Temperatures):
     def advance(self, seen: Seen) -> Anchors:
         pooled = seen.kept(*_pooled(seen))
         kl = torch.where(pooled.kl < 1e-8, pooled.var / 2, pooled.kl).clamp_min(1e-300)
-        change = newton_step(Tilt(seen.at.terms, kl, pooled.var), pooled.tau, attainable(seen.rho, pooled.size))
+        change = newton_step(kl, pooled.var, pooled.tau, attainable(seen.rho, pooled.size))
         tau = (pooled.tau * torch.exp(torch.as_tensor(change).clamp(-1.0, 1.0))).clamp_min(seen.tau0)
         scale = torch.exp(-torch.log(tau / pooled.tau) * pooled.var / kl)
         # d(tau log u)/dtau = -KL, by the trapezoid.

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from scdro._kl import Tilt, divergence, solve_root
+from scdro._kl import divergence, solve_root
 from scdro.linear_model._threads import in_blocks
 from scdro.scalar import Scalar
 
@@ -51,12 +51,12 @@ def worst(losses: Array, q: Array, rho: float, lam0: float, lam: float | None = 
     std = math.sqrt(max(dot(q, x * x) - dot(q, x) ** 2, 0.0)) if guess is None else 0.0
     at = _Tilted(q, 0.0, 0.0, 0.0, math.nan)
 
-    def tilted(lam: Scalar) -> Tilt:
+    def kl_and_var(lam: Scalar) -> tuple[Scalar, Scalar]:
         nonlocal at
         at = _tilt(x, q, float(lam))
-        return Tilt(at.p, at.kl, at.var)
+        return at.kl, at.var
 
-    lam = float(solve_root(tilted, min(mean - top, 0.0), std, rho, lam0, start=guess, tol=1e-9))
+    lam = float(solve_root(kl_and_var, min(mean - top, 0.0), std, rho, lam0, start=guess, tol=1e-9))
     if at.lam != lam:
         at = _tilt(x, q, lam)
     mean = top + lam * at.mean
