@@ -1083,10 +1083,13 @@ class Beside:
 
     def _run(self):
         while self._asked.get():
-            try:
-                self._done.put((self._work(), None))
-            except Exception as error:
-                self._done.put((None, error))
+            self._done.put(self._outcome())
+
+    def _outcome(self):
+        try:
+            return self._work(), None
+        except Exception as error:
+            return None, error
 
     def __enter__(self):
         self._thread.start()

@@ -287,9 +287,9 @@ def test_bad_batches_leave_running_statistics_as_they_were(name):
     t.opt.step(lambda: losses(index, math.nan), index)
     assert t.opt.skipped == 1
     assert all(torch.equal(norm.state_dict()[key], value) for key, value in before.items())
+    unaware = Training(name, skip_nonfinite=True)
+    index = unaware.batch()
     with pytest.raises(scdro.ClosureError, match="BatchNorm1d outside of `module`"):
-        unaware = Training(name, skip_nonfinite=True)
-        index = unaware.batch()
         unaware.opt.step(lambda: losses(index), index)
 
 

@@ -18,10 +18,10 @@ from scdro.cli import main
 from scdro.experiments.own.labels import set_aside
 from scdro.experiments.own.opening import Wanted, open_own
 from scdro.experiments.own.plan import Plan
-from scdro.optim import REGISTRY
 from scdro.experiments.own.preparation import Matrix, MatrixPreparation, TablePreparation
 from scdro.experiments.own.saved import load_model
 from scdro.experiments.own.tables import read_table
+from scdro.optim import REGISTRY
 
 
 def test_a_table_is_read_whatever_its_form(tmp_path):
