@@ -13,7 +13,7 @@ from scdro import ASCDRO, SCDRO, KLRobustLoss, ScdroWarning
 from scdro.plateau import resting_at
 from scdro.window import Window
 
-STEPS = 500
+STEPS = 800
 
 
 def task(k, seed=0, wrong=0.2):

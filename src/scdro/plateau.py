@@ -13,7 +13,7 @@ from scdro.window import Window
 __all__ = ["Plateau", "Resting"]
 
 _EVERY = 100  # steps from one look at the losses to the next
-_LONG = 200  # steps on the plateau until it is worth a word
+_LONG = 500  # steps on the plateau until it is worth a word
 _FEWEST = 100  # losses that say something
 
 
@@ -33,8 +33,8 @@ class Resting:
             self._told = True
             warnings.warn(
                 f"expected predictions that differ between samples, got {found}, for {step - self._since} steps: the "
-                "model has given up; lower rho, weight decay or the learning rate, or start from a model trained with "
-                "rho=0",
+                "model tells no samples apart; lower rho or weight decay, try another learning rate, or start from a "
+                "model trained with rho=0",
                 ScdroWarning,
                 stacklevel=2,
             )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from scdro.errors import CheckpointError, HyperparameterError, LossError
 from scdro.loss import KLRobustLoss
 from scdro.optim.robust import RobustOptimizer
+from scdro.scalar import host_reads
 
 __all__ = ["RobustMonitor"]
 
@@ -90,7 +91,7 @@ class RobustMonitor(Callback):
         robust = self._watched
         assert robust is not None
         state = robust.state if isinstance(robust, KLRobustLoss) else robust._robust
-        if not state.recent.is_cpu:
+        if not host_reads(state.recent):
             state.plateau.look(state.window, step)
 
     def _record(self) -> dict[str, float]:

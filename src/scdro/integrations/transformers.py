@@ -17,7 +17,7 @@ from transformers.trainer_callback import ExportableState
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError
 from scdro.loss import KLRobustLoss
 from scdro.plateau import Resting
-from scdro.scalar import Scalar
+from scdro.scalar import Scalar, host_reads
 
 __all__ = ["RobustTrainerLoss", "language_model_losses", "sequence_losses", "token_losses"]
 
@@ -157,7 +157,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **known: Any) -> None:
         robust = self.robust.state
-        if not robust.recent.is_cpu:  # There the state itself must not wait for its losses; a record does anyway.
+        if not host_reads(robust.recent):  # There the state itself must not wait for its losses; a record does anyway.
             robust.plateau.look(robust.window, state.global_step)
         if self._spread is not None:
             same = "the same one for every sequence of a batch" if float(self._spread) < 1e-3 else None
