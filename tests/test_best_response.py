@@ -1,6 +1,7 @@
 """Worst cases in other geometries, against cvxpy and in the corners."""
 
 import cvxpy as cp
+import mpmath as mp
 import numpy as np
 import pytest
 import torch
@@ -116,3 +117,57 @@ def test_a_tiny_radius_is_spent_on_many_samples(rho):
     l = np.random.default_rng(0).exponential(size=100_000)
     p = chi2_constrained(l, rho).weights
     assert ((len(l) * p - 1.0) ** 2).mean() / 2 == pytest.approx(rho, rel=1e-4)
+
+
+def by_mpmath(name, l, q, setting):
+    """The value and p, by bisection on eta with 60 digits; p ~ q (l - eta)_+ in both geometries."""
+    with mp.workdps(60):
+        l, q, setting = [mp.mpf(x) for x in l], [mp.mpf(x) for x in q], mp.mpf(setting)
+        q = [x / mp.fsum(q) for x in q]
+
+        def raised(eta):
+            return [a * max(b - eta, 0) for a, b in zip(q, l, strict=True)]
+
+        def above(eta):
+            """Whether the true eta is above."""
+            w = raised(eta)
+            if name == "penalized":
+                return mp.fsum(w) > setting
+            return mp.fsum(x * x / a for x, a in zip(w, q, strict=True)) < (1 + 2 * setting) * mp.fsum(w) ** 2
+
+        high = max(l)
+        low = high - (high - min(l)) / 2
+        while not above(low):
+            low = high - 4 * (high - low)
+        for _ in range(300):
+            middle = (low + high) / 2
+            low, high = (middle, high) if above(middle) else (low, middle)
+        w = raised(low)
+        p = [x / mp.fsum(w) for x in w]
+        value = mp.fdot(p, l)
+        if name == "penalized":
+            value -= setting * mp.fsum((x - a) ** 2 / a for x, a in zip(p, q, strict=True)) / 2
+        return float(value), np.array([float(x) for x in p])
+
+
+SHARES = {
+    "one tiny": ([1e12, 0.0, 1.0, 3.0], [1e-20, 0.5, 0.3, 0.2]),
+    "tiny and hard": ([1e9, 1e3, 0.0, 1.0], [1e-18, 1e-17, 0.5, 0.5]),
+    "tiny and harmless": ([2.0, 0.0, 1.0, -1.0, 5.0], [1e-17, 0.4, 0.3, 0.3, 1e-30]),
+    "all sizes": (np.linspace(0, 20, 21), 10.0 ** -np.arange(0, 63, 3)),
+    "tiny below": ([3.0, 2.0, -1e12, 1.0], [0.5, 0.3, 1e-20, 0.2]),
+    "huge losses": ([1e200, 3e200, -5e200, 2e200], [0.1, 0.2, 0.3, 0.4]),
+    "huge weights": ([1.0, 3.0, -5.0, 2.0], [1e307, 2e307, 3e307, 4e307]),
+    "small weights": ([1.0, 3.0, -5.0, 2.0], [1e-300, 2e-300, 3e-300, 4e-300]),
+}
+
+
+@pytest.mark.parametrize("setting", [1e-6, 0.01, 0.4, 3.0, 50.0])
+@pytest.mark.parametrize("kind", SHARES)
+@pytest.mark.parametrize("name", ["constrained", "penalized"])
+def test_shares_and_losses_of_any_size(name, kind, setting):
+    l, q = (np.array(x, dtype=float) for x in SHARES[kind])
+    found = METHODS[name][0](l, setting, sample_weight=q)
+    value, p = by_mpmath(name, l, q, setting)
+    assert found.value == pytest.approx(value, rel=1e-9, abs=1e-9)
+    np.testing.assert_allclose(found.weights, p, rtol=1e-7, atol=1e-15)

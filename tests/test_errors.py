@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import queue
 import re
+import threading
 from contextlib import nullcontext
 from itertools import pairwise
 
@@ -905,6 +907,84 @@ def test_without_skipping_nothing_is_counted(name):
     assert optimizer.skipped == 0
 
 
+# -- what a batch that was left out did to the model ------------------------------------------------------------------
+
+
+def spoilt(problem, k):
+    """A batch with a NaN in its input: BatchNorm sees it before any loss is known."""
+    problem.x[k, 0, 0] = NAN
+    return problem
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_batch_left_out_leaves_running_statistics_as_they_were(name, first):
+    problem = spoilt(problem_with(normalised(nn.BatchNorm1d(4))), 4)
+    optimizer = problem.optimizer(name, started=not first, skip_nonfinite=True, module=problem.model)
+    before = problem.snapshot()
+    optimizer.step(lambda: problem.losses(4))
+    assert optimizer.skipped == 1
+    assert differences(before, problem.snapshot()) == []
+    optimizer.step(lambda: problem.losses(3))
+    assert all(torch.isfinite(b).all() for b in problem.model.buffers())
+    assert differences(before, problem.snapshot()) != []
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_statistics_that_a_batch_left_out_would_spoil_are_asked_for(name):
+    problem = problem_with(normalised(nn.BatchNorm1d(4)))
+    optimizer = problem.optimizer(name, skip_nonfinite=True)
+    match = "got a BatchNorm1d outside of `module`.*pass module=model"
+    refuses(problem, lambda: optimizer.step(problem.losses), ClosureError, match, optimizer)
+    problem.model.eval()  # Statistics that do not move need nobody to know them.
+    optimizer.step(problem.losses)
+
+
+@pytest.mark.parametrize("name", ["SCDRO", "ASCDRO"])
+def test_an_error_leaves_running_statistics_as_they_were(name):
+    problem = spoilt(problem_with(normalised(nn.BatchNorm1d(4))), 4)
+    optimizer = problem.optimizer(name, started=True, module=problem.model)
+    refuses(problem, lambda: optimizer.step(lambda: problem.losses(4)), NonFiniteLossError, "got NaN", optimizer)
+
+
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_model_that_the_loss_watches(skips, attached):
+    problem = spoilt(problem_with(normalised(nn.BatchNorm1d(4))), 4)
+    robust = KLRobustLoss(0.5, skip_nonfinite=skips).watch(problem.model)
+    sgd = torch.optim.SGD(problem.model.parameters(), 0.1)
+    if attached:
+        robust.attach(sgd)
+    robust(problem.losses(0)).backward()
+    before = problem.snapshot()
+    if skips:
+        robust(problem.losses(4))
+    else:
+        refuses(Problem(), lambda: robust(problem.losses(4)), NonFiniteLossError, "got NaN", robust)
+    assert differences(before, problem.snapshot()) == []
+    single = copy.deepcopy(problem.model)
+    single(problem.x[1])
+    robust(problem.losses(1)).backward()
+    assert differences(dict(single.named_buffers()), dict(problem.model.named_buffers())) == []
+    robust.watch()
+    assert not problem.model._forward_pre_hooks
+
+
+def test_watching_a_model_that_holds_the_loss():
+    problem = spoilt(problem_with(normalised(nn.BatchNorm1d(4))), 4)
+    problem.model.robust = KLRobustLoss(0.5, skip_nonfinite=True)
+    robust, body = problem.model.robust, nn.Sequential(*list(problem.model)[:3])
+    problem.model.forward = body.forward
+    robust.watch(problem.model)
+    robust(problem.losses(0)).backward()
+    statistics = copy.deepcopy(body.state_dict())
+    robust(problem.losses(4))
+    assert robust.skipped == 1
+    assert differences(statistics, body.state_dict()) == []
+    copied = copy.deepcopy(robust)
+    assert copied._watched == []
+
+
 # -- ASCDRO's two evaluations -----------------------------------------------------------------------------------------
 
 
@@ -992,6 +1072,92 @@ def test_the_inspecting_hook_goes_away():
     assert len(hooks) == before
     problem.optimizer("ASCDRO", started=True, module=problem.model)
     assert len(hooks) == before
+
+
+class Beside:
+    """Another thread, that does one thing each time it is asked to."""
+
+    def __init__(self, work):
+        self.results, self._asked, self._done, self._work = [], queue.Queue(), queue.Queue(), work
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self):
+        while self._asked.get():
+            self._done.put(self._outcome())
+
+    def _outcome(self):
+        try:
+            return self._work(), None
+        except Exception as error:
+            return None, error
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._asked.put(False)
+        self._thread.join()
+
+    def __call__(self):
+        self._asked.put(True)
+        result, error = self._done.get(timeout=60)
+        if error is not None:
+            raise error
+        self.results.append(result)
+
+
+@pytest.mark.parametrize("name", TWO_POINT)
+def test_a_model_of_another_thread_is_its_own_affair(name):
+    problem, other = Problem(), normalised(nn.BatchNorm1d(4))
+    optimizer = problem.optimizer(name)
+    with Beside(lambda: other(problem.x[0])) as beside:
+
+        def closure():
+            beside()
+            return problem.losses()
+
+        optimizer.step(closure)
+        optimizer.step(closure)
+    assert other[1].num_batches_tracked == 3
+
+
+@pytest.mark.parametrize("when", ["first evaluation", "second evaluation", "both"])
+@pytest.mark.parametrize("layers", [(), (nn.Dropout(0.5),)], ids=["plain", "dropout"])
+@pytest.mark.parametrize("name", TWO_POINT)
+def test_another_thread_draws_nothing_twice(name, layers, when):
+    """After a step it gets numbers that nobody has had; during one, the closure's own where that draws some."""
+    torch.manual_seed(0)
+    problem, calls = problem_with(normalised(*layers)), 0
+    optimizer = problem.optimizer(name)
+    with Beside(lambda: torch.randint(2**62, (3,)).tolist()) as beside:
+
+        def closure(k):
+            nonlocal calls
+            calls += 1
+            losses = problem.losses(k)
+            if calls > 1 and (calls % 2 == 0 or when == "both") != (when == "second evaluation"):
+                beside()
+            return losses
+
+        for k in range(5):
+            optimizer.step(lambda k=k: closure(k))
+            before = len(beside.results)
+            beside()
+            fresh = set(beside.results[-1])
+            assert len(fresh) == 3
+            assert all(fresh.isdisjoint(drawn) for drawn in beside.results[:before])
+        if when != "both":
+            drawn = [number for numbers in beside.results for number in numbers]
+            assert len(set(drawn)) == len(drawn)
+    assert calls == 9
+
+
+def test_a_closure_that_draws_nothing_leaves_the_generator_alone(monkeypatch):
+    problem = Problem()
+    optimizer = problem.optimizer("ASCDRO", started=True)
+    monkeypatch.setattr(torch, "set_rng_state", lambda _: pytest.fail("nothing was drawn"))
+    optimizer.step(problem.losses)
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from fractions import Fraction
 
 import numpy as np
@@ -353,3 +353,30 @@ def test_one_batch_is_not_a_list_of_batches(kind):
         evaluate(model, kind((x, y)), loss_fn, rho=0.5)
     assert len(evaluate(model, [(x, y)], loss_fn, rho=0.5).losses) == 2
     assert len(evaluate(model, ([x, y],), loss_fn, rho=0.5).losses) == 2
+
+
+class Tagger(nn.Module):
+    """Takes its input and gives its output as Hugging Face's models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = linear()
+
+    def forward(self, input_ids, attention_mask=None):
+        return {"logits": self.head(input_ids if attention_mask is None else input_ids * attention_mask)}
+
+
+@pytest.mark.parametrize("mapping", [dict, UserDict])
+def test_batches_of_named_arguments(mapping):
+    (x, y), model, mask = data(), Tagger(), torch.tensor([1.0, 0.0, 1.0])
+    masks = mask.expand(len(x), 3)
+    loader = [
+        mapping(input_ids=a, labels=b, attention_mask=c)
+        for a, b, c in zip(x.split(5), y.split(5), masks.split(5), strict=True)
+    ]
+    found = evaluate(model, loader, lambda output, labels: squared(output["logits"], labels), 0.5)
+    assert found.losses.tolist() == evaluate(model.head, batches(x * mask, y), squared, 0.5).losses.tolist()
+    assert "labels" in loader[0]  # as it was
+    for bad in ({"input_ids": x, "target": y}, {"input_ids": x}):
+        with pytest.raises(DataError, match=r"\"labels\", or pairs \(x, y\), got a dictionary of input_ids"):
+            evaluate(model, [mapping(bad)], squared, 0.5)

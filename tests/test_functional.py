@@ -638,3 +638,12 @@ def test_rho_for_confidence_covers_the_mean():
     rng, rho = np.random.default_rng(0), rho_for_confidence(400, 0.9)
     covered = [worst_case(rng.exponential(size=400), rho).value >= 1.0 for _ in range(400)]
     assert 0.86 <= np.mean(covered) <= 0.94
+
+
+@pytest.mark.parametrize("scale", [1e-307, 1e-300, 1e-160, 1e155, 1e200, 4e307])
+def test_only_ratios_of_weights_matter(scale):
+    weight = double([1.0, 2.0, 1.0, 0.5])
+    found, expected = (worst_case(L, 0.3, sample_weight=w) for w in (weight * scale, weight))
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-11)
+    assert objective(L, 0.4, 0.3, sample_weight=weight * scale) == close(objective(L, 0.4, 0.3, sample_weight=weight))

@@ -866,3 +866,17 @@ def test_captured_with_sample_weight_mask_trim_and_bound():
         torch.testing.assert_close(a[0], b[0], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(a[1], b[1], rtol=1e-9, atol=1e-9)
     assert_close_state(runs[0][1], runs[1][1], 1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-307, 1e-300, 1e-160, 1e155, 1e200, 4e307])
+@pytest.mark.parametrize("training", [True, False])
+def test_weights_of_any_size(training, scale):
+    answers = []
+    for factor in (1.0, scale):
+        robust, p = KLRobustLoss(0.3).train(training), torch.tensor([1.0, 2.0, 4.0, 3.0], dtype=torch.float64)
+        p.requires_grad_()
+        for k in range(3):
+            value = robust(p * (1 + k), factor * torch.tensor([1.0, 2.0, 1.0, 0.5], dtype=torch.float64))
+            value.backward()
+        answers.append([value.item(), *p.grad.tolist(), *([robust.kl, robust.ess, robust.lam] if training else [])])
+    np.testing.assert_allclose(*answers, rtol=1e-9)

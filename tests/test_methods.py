@@ -48,12 +48,16 @@ every_method = pytest.mark.parametrize("name", REGISTRY)
 class Training:
     """A model, a method and its batches."""
 
-    def __init__(self, name, **settings):
+    def __init__(self, name, modules=(), **settings):
         self.settings = SETTINGS[name] | settings
         self.name, self.model, self.method = name, new_model(), REGISTRY[name]
         self.per_sample = self.method.per_sample(counts(), **self.settings)
         facts = task(self.model, self.per_sample)
-        self.opt = self.method.build(self.model.parameters(), facts, **({"weight_decay": DECAY} | self.settings))
+        own = {"weight_decay": DECAY} | self.settings
+        if modules:
+            known = [self.model, *modules]
+            facts, own = facts | {"module": known}, own if "module" in self.method.needs else own | {"module": known}
+        self.opt = self.method.build(self.model.parameters(), facts, **own)
         sampler = self.method.batches(self.opt, N, BATCH)
         self.sampler = sampler if isinstance(sampler, DrawnBatches) else None
         self.drawn = iter(self.sampler) if self.sampler else None
@@ -265,6 +269,28 @@ def test_bad_batches_are_skipped_and_counted_when_asked(name):
     assert t.opt.skipped == 1
     t.opt.step(lambda: t.losses(index), index)
     assert (flat(t.model) != before).any()
+
+
+@every_method
+def test_bad_batches_leave_running_statistics_as_they_were(name):
+    norm = nn.BatchNorm1d(D, affine=False, dtype=torch.float64)
+    t = Training(name, skip_nonfinite=True, modules=[norm])
+    x, y = data()
+
+    def losses(index, factor=1.0):
+        return t.per_sample(t.model(norm(factor * x[index])), y[index])
+
+    index = t.batch()
+    t.opt.step(lambda: losses(index), index)
+    before = copy.deepcopy(norm.state_dict())
+    assert before["num_batches_tracked"] == 1
+    t.opt.step(lambda: losses(index, math.nan), index)
+    assert t.opt.skipped == 1
+    assert all(torch.equal(norm.state_dict()[key], value) for key, value in before.items())
+    unaware = Training(name, skip_nonfinite=True)
+    index = unaware.batch()
+    with pytest.raises(scdro.ClosureError, match="BatchNorm1d outside of `module`"):
+        unaware.opt.step(lambda: losses(index), index)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from scdro.experiments.own.plan import Plan
 from scdro.experiments.own.preparation import Matrix, MatrixPreparation, TablePreparation
 from scdro.experiments.own.saved import load_model
 from scdro.experiments.own.tables import read_table
+from scdro.optim import REGISTRY
 
 
 def test_a_table_is_read_whatever_its_form(tmp_path):
@@ -158,6 +159,19 @@ def test_defaults_follow_the_number_of_samples(tmp_path, n, images, epochs, batc
     assert dict(study.grid)["SCDRO.lr"] == dict(Plan(rho=2.3026).study(data, "x").grid)["SCDRO.lr"] == (0.5,)
     unbounded = [Plan(rho=rho, max_grad_norm=0.0).study(data, "x") for rho in (0.5, 2.3026)]
     assert [dict(study.grid)["SCDRO.lr"] for study in unbounded] == [(0.3,), (0.05,)]
+
+
+def test_class_balanced_training_balances_classes(tmp_path):
+    """Adult's counts: with the paper's beta = .999 the two weights would differ by .2%."""
+    data = open_own(Wanted(write_csv(tmp_path / "a.csv", rows(60)), target="label"))
+    grid = dict(Plan(method="ClassBalanced").study(data, "x").grid)
+    settings = {key.split(".")[1]: values[0] for key, values in grid.items() if key.startswith("ClassBalanced")}
+    counts = torch.tensor([6273, 19776])
+    for own in (settings, {}):
+        losses = REGISTRY["ClassBalanced"].per_sample(counts, **own)(torch.zeros(2, 2), torch.tensor([0, 1]))
+        torch.testing.assert_close(6273 * losses[0], 19776 * losses[1])
+    chosen = dict(Plan(method="ClassBalanced", settings={"balance": 0.999}).study(data, "x").grid)
+    assert chosen["ClassBalanced.balance"] == (0.999,)
 
 
 # -- what a user can get wrong ----------------------------------------------------------------------------------------

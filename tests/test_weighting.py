@@ -568,6 +568,7 @@ def test_class_balanced_weights():
     inverse = 1 / np.array(counts)
     np.testing.assert_allclose(class_balanced_weights(counts, 1.0), inverse / inverse.mean(), rtol=1e-6)
     torch.testing.assert_close(class_balanced_weights([5, 0, 15], 1.0), torch.tensor([1.5, 0.0, 0.5]))
+    torch.testing.assert_close(class_balanced_weights(counts), class_balanced_weights(counts, 1.0))
     for bad in ([0, 0], [], [-1, 3], [[1, 2]]):
         with pytest.raises(scdro.LossError, match="count of each class"):
             class_balanced_weights(bad)

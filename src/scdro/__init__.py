@@ -15,6 +15,7 @@ from scdro.errors import (
     MissingDataError,
     NonFiniteLossError,
     ScdroError,
+    ScdroWarning,
 )
 from scdro.estimators import MovingAverage, NormalizedStorm, Storm
 from scdro.evaluation import Evaluation, evaluate
@@ -43,6 +44,7 @@ __all__ = [
     "NormalizedStorm",
     "PrintedTemperature",
     "ScdroError",
+    "ScdroWarning",
     "Stage",
     "Storm",
     "WindowTemperature",

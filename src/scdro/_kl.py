@@ -75,9 +75,10 @@ def effective_size(log_weight: Tensor) -> Scalar:
 
 def mass_and_size(log_weight: Tensor) -> tuple[Scalar, Scalar]:
     """log sum w, and (sum w)^2 / sum w^2."""
-    w = torch.exp(log_weight)
+    top = maximum(scalar(log_weight.max()), -1e300)
+    w = torch.exp(log_weight - top)  # Weights of any size: their squares are those of numbers up to one.
     total = scalar(w.sum())
-    return log(total), total * total / scalar(torch.dot(w, w))
+    return log(total) + top, total * total / scalar(torch.dot(w, w))
 
 
 def attainable(rho: float, size: Scalar) -> Scalar:

@@ -36,17 +36,18 @@ def focal_loss(logits: Tensor, labels: Tensor, gamma: float = 2.0, *, weight: Te
     return focal if weight is None else weight.to(focal)[labels.clamp_min(0)] * focal
 
 
-def class_balanced_weights(counts: Any, beta: float = 0.9999) -> Tensor:
+def class_balanced_weights(counts: Any, beta: float = 1.0) -> Tensor:
     """A weight for each class, (1 - beta)/(1 - beta^n), with mean one (Cui et al., CVPR 2019).
 
-    beta = 0 weighs classes the same as they come, beta -> 1 by the inverse of their counts.
+    beta = 1 weighs classes by the inverse of their counts, so that all classes count the same. A smaller one gives
+    classes of more than about 1/(1 - beta) samples the same weight each: .999 does nothing about 6,000 and 20,000.
 
     Args:
         counts: how many samples each class has: `torch.bincount(labels)`. An empty class weighs nothing.
-        beta: in [0, 1].
+        beta: in [0, 1]; 0 weighs all classes the same, as they come. The paper tries .9, .99, .999 and .9999.
 
     Example:
-        >>> class_balanced_weights([100, 300], beta=1.0)
+        >>> class_balanced_weights([100, 300])
         tensor([1.5000, 0.5000])
     """
     if not 0.0 <= beta <= 1.0:

@@ -68,11 +68,11 @@ def chi2_penalized(losses: Any, reg: float, *, sample_weight: Any = None) -> Bes
         raise HyperparameterError(f"expected a penalty reg > 0, got {reg}")
 
     def hardest_first(l: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        # With the k hardest in play, sum_{i <= k} q_i (l_i - eta) = reg; the right k is the last with l_k > eta_k.
-        eta = ((q * l).cumsum(0) - reg) / q.cumsum(0)
-        edge = eta[_last(l > eta)]
-        p = q * (l - edge).clamp_min(0.0)
-        return p / p.sum(), edge
+        # With the k hardest in play, sum_{i <= k} q_i (l_i - eta) = reg.
+        k = _in_play(l, lambda above: torch.dot(q, above) >= reg)
+        above, q_k = l[:k] - l[k - 1], q[:k]
+        gap = (reg - torch.dot(q_k, above)) / q_k.sum()
+        return _normalised(q_k * (above + gap), len(l)), l[k - 1] - gap
 
     return _answer(losses, sample_weight, hardest_first, lambda p, q: reg * _chi2(p, q))
 
@@ -97,30 +97,49 @@ def chi2_constrained(losses: Any, rho: float, *, sample_weight: Any = None) -> B
 
 
 def _on_the_sphere(l: Tensor, q: Tensor, rho: float) -> tuple[Tensor, Tensor]:
-    """p ~ q (l - eta)_+ with sum p^2/q = 1 + 2 rho, l falling and the largest zero.
+    """p ~ q (l - eta)_+ with sum p^2/q = 1 + 2 rho, l falling.
 
     sum q (l-eta)_+^2 / (sum q (l-eta)_+)^2 rises with eta, from 1 to 1/q(hardest). Between two losses the k hardest are
     in play, and it is a quadratic equation in eta.
     """
-    mass, first, second = q.cumsum(0), (q * l).cumsum(0), (q * l * l).cumsum(0)
-    target, ties = 1.0 + 2.0 * rho, q[l == l[0]].sum()
-    if bool(target >= 1.0 / ties):
-        return torch.where(l == l[0], q, 0.0) / ties, l[0]
-    # The ratio where eta is the next smaller loss, for each k: the right k is the first where it is below the target.
-    below = torch.cat([l[1:], l[-1:]])
-    linear = first - below * mass
-    ratio = (second - 2 * below * first + below * below * mass) / (linear * linear).clamp_min(1e-300)
-    enough = (ratio <= target) & (linear > 0)
-    enough[-1] = True
-    k = int(enough.to(torch.uint8).argmax())
-    m, a, b = mass[k], first[k], second[k]
-    # b - 2 eta a + eta^2 m = target (a - eta m)^2, centred at the mean: variance about it over (eta - mean)^2.
-    mean = a / m
-    spread = (b / m - mean * mean).clamp_min(0.0)
-    left_out = q[k + 1 :].sum()  # 1 - m, without the rounding of m
-    eta = mean - torch.sqrt(spread / (2.0 * rho * m - left_out).clamp_min(1e-300))
-    p = q * (l - eta).clamp_min(0.0)
-    return p / p.sum(), eta
+
+    def enough(above: Tensor) -> Tensor:
+        above = above / above[0]  # Squares neither overflow nor vanish.
+        mean, square = torch.dot(q, above), torch.dot(q, above * above)
+        return square <= (1.0 + 2.0 * rho) * mean * mean
+
+    k = _in_play(l, enough)
+    height, q_k = l[0] - l[k - 1], q[:k]
+    if not bool(height > 0):  # No p in the ball does better than the hardest loss alone.
+        return _normalised(q_k, len(l)), l[0]
+    above = (l[:k] - l[k - 1]) / height
+    mass, left_out = q_k.sum(), q[k:].sum()
+    mean = torch.dot(q_k, above) / mass
+    centred = above - mean
+    # mass (Var + (mean-eta)^2) = (1 + 2 rho) mass^2 (mean-eta)^2, with Var that of the k hardest.
+    variance = torch.dot(q_k, centred * centred) / mass
+    gap = torch.sqrt(variance / (2.0 * rho * mass - left_out).clamp_min(1e-300))
+    return _normalised(q_k * (centred + gap), len(l)), l[k - 1] + height * (mean - gap)
+
+
+def _in_play(l: Tensor, enough: Callable[[Tensor], Tensor]) -> int:
+    """How many of the losses, hardest first, are above eta: `enough` says of (l - l_j)_+ whether eta >= l_j.
+
+    Sums over it are of numbers >= 0, and of differences of what is in play: nothing cancels. A share of 1e-20 whose
+    loss is 1e12 above the others counts for what it is.
+    """
+    few, many = 0, len(l)
+    while many - few > 1:
+        j = (few + many) // 2
+        above = (l - l[j]).clamp_min(0.0)
+        few, many = (few, j) if bool(above[0] > 0) and bool(enough(above)) else (j, many)
+    return many
+
+
+def _normalised(p: Tensor, size: int) -> Tensor:
+    """The weights of the hardest, and zeros for the rest."""
+    p = p.clamp_min(0.0)
+    return torch.nn.functional.pad(p / p.sum(), (0, size - len(p)))
 
 
 def _answer(
@@ -129,24 +148,19 @@ def _answer(
     hardest_first: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     cost: Callable[[Tensor, Tensor], Tensor],
 ) -> BestResponse:
-    """Sort, solve with the hardest loss first and at zero, and put the weights back in their order."""
+    """Sort, solve with the hardest loss first, and put the weights back in their order."""
     vector, double, log_q, as_array = read_losses(losses, sample_weight)
     q = torch.exp(log_q)
     live = q > 0
     order = torch.argsort(torch.where(live, double, -math.inf), descending=True)
     order = order[: int(live.sum())]
-    top = double[order[0]]
-    p_sorted, eta = hardest_first(double[order] - top, q[order])
+    p_sorted, eta = hardest_first(double[order], q[order])
     p = torch.zeros_like(q).scatter(0, order, p_sorted)
     value = torch.dot(p, vector.to(double.dtype)) - cost(p_sorted, q[order])
     if as_array:
-        return BestResponse(value.numpy()[()], p.numpy(), float(eta + top))
-    return BestResponse(value.to(vector.dtype), p.to(vector.dtype), (eta + top).to(vector.dtype))
+        return BestResponse(value.numpy()[()], p.numpy(), float(eta))
+    return BestResponse(value.to(vector.dtype), p.to(vector.dtype), eta.to(vector.dtype))
 
 
 def _chi2(p: Tensor, q: Tensor) -> Tensor:
     return 0.5 * (q * (p / q - 1.0) ** 2).sum()
-
-
-def _last(flags: Tensor) -> Tensor:
-    return torch.nonzero(flags)[-1, 0]

@@ -1,4 +1,4 @@
-"""What can go wrong, one type each. All are raised before any state changes."""
+"""What can go wrong, one type each. All errors are raised before any state changes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ __all__ = [
     "MissingDataError",
     "NonFiniteLossError",
     "ScdroError",
+    "ScdroWarning",
 ]
 
 
@@ -101,4 +102,14 @@ class MissingDataError(ScdroError, FileNotFoundError):
         >>> scdro.data.adult("no/such/folder")
         Traceback (most recent call last):
         scdro.errors.MissingDataError: expected the file ...
+    """
+
+
+class ScdroWarning(UserWarning):
+    """Training goes on, and probably not where you want: each is told once.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", ScdroWarning)  # stop there instead
+        >>> warnings.simplefilter("default", ScdroWarning)
     """

@@ -58,8 +58,10 @@ def evaluate(
 
     Args:
         model: evaluated in eval() mode, and left in the mode it was in.
-        loader: yields (input, target), as a DataLoader does; what comes after the target is ignored.
-        loss_fn: loss_fn(model(input), target) with one loss per sample (`reduction="none"`).
+        loader: yields (input, target), as a DataLoader does; what comes after the target is ignored. Or dictionaries of
+            the model's arguments and "labels", as Hugging Face's do.
+        loss_fn: loss_fn(model(input), target) with one loss per sample (`reduction="none"`). For dictionaries
+            loss_fn(model(**arguments), labels), such as `scdro.integrations.transformers.sequence_losses`.
         rho, lam0, trim: as in `worst_case`.
         hardest: how many of the hardest samples to name.
         device: where the model is; by default that of its first parameter.
@@ -87,7 +89,7 @@ def evaluate(
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        parts = [loss_fn(model(_moved(x, device)), _moved(y, device)).to("cpu", torch.float64) for x, y, *_ in loader]
+        parts = [_losses(model, batch, loss_fn, device).to("cpu", torch.float64) for batch in loader]
     finally:
         for module, mode in training.items():
             module.training = mode
@@ -104,6 +106,19 @@ def evaluate(
         losses,
         worst.weights,
     )
+
+
+def _losses(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor], device: torch.device | str) -> Tensor:
+    if not isinstance(batch, Mapping):
+        x, y, *_ = batch
+        return loss_fn(model(_moved(x, device)), _moved(y, device))
+    if "labels" not in batch:
+        raise DataError(
+            f'expected batches with "labels", or pairs (x, y), got a dictionary of {", ".join(map(str, batch))}'
+        )
+    arguments = {name: _moved(value, device) for name, value in batch.items()}
+    labels = arguments.pop("labels")
+    return loss_fn(model(**arguments), labels)
 
 
 def _joined(parts: list[Tensor], ranks: Ranks) -> Tensor:

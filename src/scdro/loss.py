@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from scdro._kl import solve_lam, trimmed_log_weights, value_at
 from scdro.accumulation import Accumulation
 from scdro.batch import Batch
+from scdro.buffers import Watch
 from scdro.distributed import Group
 from scdro.errors import HyperparameterError
 from scdro.groups import check_groups, group_means, group_weights
@@ -52,6 +53,7 @@ class KLRobustLoss(nn.Module):
         trim: leave out the hardest `trim` of the recent losses (wrong labels).
         window: how many recent losses decide lam; enough for rho by default.
         skip_nonfinite: leave out batches with NaN or infinite losses, and count them in `skipped`, instead of raising.
+            BatchNorm has seen such a batch by the time its losses are known: see `watch`.
         process_group: the processes that share each batch: None for all, where torch.distributed is initialised; False
             for this one alone. Each call is then one step on the losses of all of them. Gradients must be averaged, as
             DistributedDataParallel and fully_shard do. In `eval()` mode each process has its own losses.
@@ -97,6 +99,7 @@ class KLRobustLoss(nn.Module):
             process_group=process_group,
         )
         self.accumulation: Accumulation | None = None
+        self._watched: list[Watch] = []
 
     def forward(
         self,
@@ -119,7 +122,12 @@ class KLRobustLoss(nn.Module):
         trains = self.training and torch.is_grad_enabled()
         labels = None if groups is None else partial(_checked_groups, groups, losses)
         graph = _DETACHED if trains else ""
-        batch = self.state.read(losses, sample_weight, mask, labels=labels, alone=not trains, graph=graph)
+        try:
+            batch = self.state.read(losses, sample_weight, mask, labels=labels, alone=not trains, graph=graph)
+        except Exception:
+            if trains:
+                self._judge(False)
+            raise
         shares = None if batch.log_weight is None else torch.exp(batch.log_weight - batch.log_mass)
         if batch.labels is not None:
             batch = batch._replace(losses=group_means(batch.losses, batch.labels, shares))
@@ -128,8 +136,10 @@ class KLRobustLoss(nn.Module):
             return _with_gradient(losses, batch, value, _of_samples(weights, batch, shares))
         if self.state.skip_nonfinite and host_reads(batch.losses) and not bool(batch.finite):
             self.state.count_skipped(True)
+            self._judge(False)
             # No graph: gradients stay None, and optimizers stand still.
             return torch.zeros((), dtype=_result_dtype(losses), device=losses.device, requires_grad=True)
+        self._judge(True if batch.finite is None or host_reads(batch.finite) else batch.finite)
         if self.accumulation is None:
             estimate = self.state.estimate(batch, self.beta)
             self.state.commit(estimate)
@@ -178,9 +188,31 @@ class KLRobustLoss(nn.Module):
             self.accumulation = Accumulation(self.state, optimizer, before)
         return self
 
+    def watch(self, *modules: nn.Module) -> KLRobustLoss:
+        """Let a batch that is left out, or refused, leave no trace in the buffers of `modules` either.
+
+        The loss sees losses, and BatchNorm's running statistics have moved by then. Of the modules named here, in
+        training mode, it keeps a copy of the buffers at the first forward pass since its last call, and puts them back
+        with a bad batch. Name those that you call: hooks of a module inside of another torch.compile does not run.
+        Called again, it watches others.
+
+        Example:
+            >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+            >>> robust = KLRobustLoss(rho=0.5, skip_nonfinite=True).watch(model)
+        """
+        for watched in self._watched:
+            watched.leave()
+        self._watched = [Watch(module, self) for module in modules]
+        return self
+
+    def _judge(self, good: Tensor | bool) -> None:
+        if self._watched and not torch.compiler.is_compiling():
+            for watched in self._watched:
+                watched.settle(good)
+
     def __getstate__(self) -> dict[str, Any]:
-        """A copy is attached to nothing."""
-        return {**self.__dict__, "accumulation": None}
+        """A copy is attached to nothing, and watches nothing."""
+        return {**self.__dict__, "accumulation": None, "_watched": []}
 
     # -- monitoring ---------------------------------------------------------------------------------------------------
 

@@ -113,11 +113,12 @@ def _log_weights(losses: Tensor, sample_weight: Any) -> Tensor:
         return torch.full(losses.shape, -math.log(len(losses)), dtype=dtype, device=losses.device)
     weight = as_weights(sample_weight, losses.device, dtype)
     check_weights(weight, losses)
-    if not bool((weight >= 0).all() & torch.isfinite(weight).all() & (weight.sum() > 0)):
+    if not bool((weight >= 0).all() & torch.isfinite(weight).all() & (weight > 0).any()):
         raise LossError(
             "expected sample weights >= 0 with a positive sum, got negative, non-finite or only zero weights"
         )
-    return torch.log(weight / weight.sum())
+    log_weight = torch.log(weight)
+    return log_weight - torch.logsumexp(log_weight, 0)  # Neither sums nor shares overflow, or vanish.
 
 
 def as_weights(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor:

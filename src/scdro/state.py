@@ -22,8 +22,9 @@ from scdro.distributed import Group
 from scdro.errors import HyperparameterError
 from scdro.estimate import Estimate, mean_of_parts, parts_of
 from scdro.estimators import Advance, Tracker
+from scdro.plateau import Plateau
 from scdro.reading import check_beta, check_radius, check_trim
-from scdro.scalar import Scalar, clamp, logaddexp, maximum, pinned, scalar, scalar_dtype, unpacked, vector
+from scdro.scalar import Scalar, clamp, host_reads, logaddexp, maximum, pinned, scalar, scalar_dtype, unpacked, vector
 from scdro.temperature import LamRange, Moved, Temperature
 from scdro.tracked import Tracked
 from scdro.window import Window, default_size
@@ -73,7 +74,7 @@ class RobustState(Tracked):
             raise HyperparameterError(f"expected a window of at least one loss, got {window}")
         if not 0.0 <= mu < math.inf:
             raise HyperparameterError(f"expected mu >= 0, got {mu}")
-        self.trim, self.mu = trim, mu
+        self.trim, self.mu, self.plateau = trim, mu, Plateau()
         self.temperature, self.tracker = copy.deepcopy(temperature), tracker  # It may have a state of its own.
         lam_max = math.inf if loss_bound is None or rho == 0 else lam0 + loss_bound / rho
         self.limits = LamRange(rho, lam0, lam_max, mu, loss_bound)
@@ -260,6 +261,8 @@ class RobustState(Tracked):
         if estimate.step.reset is not None:
             new.append((self.resets, self.resets + estimate.step.reset))
         self.store(new, estimate.batch, only_if)
+        if host_reads(self.recent):
+            self.plateau.step(self.window)
 
     def _moved(self, estimate: Estimate, window: Window, lr: Scalar | None) -> Moved:
         return Moved(

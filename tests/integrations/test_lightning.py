@@ -1,6 +1,7 @@
 """Lightning's Trainer: loops equal plain ones, a resumed run the uninterrupted one, and the log tells the truth."""
 
 import csv
+import warnings
 
 import pytest
 import torch
@@ -242,3 +243,28 @@ def test_nothing_to_watch(tmp_path):
 def test_bad_settings(settings):
     with pytest.raises(scdro.HyperparameterError, match="expected"):
         RobustMonitor(**settings)
+
+
+class GivenUp(RobustClassifier):
+    """Equal chances for all classes, for ever."""
+
+    def __init__(self):
+        super().__init__()
+        last = [part for part in self.network.modules() if isinstance(part, nn.Linear)][-1]
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+
+@pytest.mark.parametrize("on_host", [True, False], ids=["by the loss", "by the monitor"])
+def test_a_model_that_has_given_up_is_told_once(tmp_path, monkeypatch, on_host):
+    for name in () if on_host else ("scdro.state.host_reads", "scdro.integrations.lightning.host_reads"):
+        monkeypatch.setattr(name, lambda tensor: False)  # as on an accelerator
+    for kind, times in ((GivenUp, 1), (RobustClassifier, 0)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = made(kind)
+            fitted(model, tmp_path / kind.__name__, -1, callbacks=[RobustMonitor(every=50)], max_steps=750)
+        assert sum(issubclass(w.category, scdro.ScdroWarning) for w in caught) == times

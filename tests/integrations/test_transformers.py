@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,7 @@ from scdro import (  # noqa: E402
     ClosureError,
     HyperparameterError,
     KLRobustLoss,
+    ScdroWarning,
     WindowTemperature,
     worst_case,
 )
@@ -284,3 +286,18 @@ def test_several_processes_must_not_average_tokens():
     arguments = SimpleNamespace(world_size=2, average_tokens_across_devices=True)
     with pytest.raises(HyperparameterError, match="average_tokens_across_devices=False"):
         robust_for("sequences").on_train_begin(arguments, SimpleNamespace(global_step=0), None)
+
+
+@pytest.mark.parametrize(("constant", "times"), [(True, 1), (False, 0)])
+def test_predictions_that_are_all_the_same_are_told_once(tmp_path, constant, times):
+    """Unequal chances, so that no loss is near log 3."""
+    training = trainer("sequences", tmp_path, max_steps=700, logging_steps=50, learning_rate=0.0)
+    head = training.model.classifier
+    torch.nn.init.normal_(head.weight, std=0.0 if constant else 1.0)
+    head.bias.data.copy_(torch.tensor([1.0, 0.0, -1.0]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        training.train()
+    told = [str(w.message) for w in caught if issubclass(w.category, ScdroWarning)]
+    assert len(told) == times
+    assert all("the same one for every sequence" in message for message in told)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from scdro.errors import CheckpointError, HyperparameterError, LossError
 from scdro.loss import KLRobustLoss
 from scdro.optim.robust import RobustOptimizer
+from scdro.scalar import host_reads
 
 __all__ = ["RobustMonitor"]
 
@@ -67,6 +68,7 @@ class RobustMonitor(Callback):
         step, every = trainer.global_step, self.every or trainer.log_every_n_steps
         if every and step // every > self._recorded // every:
             self._recorded = step
+            self._look_for_plateau(step)
             for logger in trainer.loggers:
                 logger.log_metrics(self._record(), step=step)
             self.hardest = []
@@ -83,6 +85,14 @@ class RobustMonitor(Callback):
         for loss, position in zip(top.values.tolist(), index[top.indices].tolist(), strict=True):
             known[position] = max(loss, known.get(position, loss))
         self.hardest = heapq.nlargest(self.count, ((loss, position) for position, loss in known.items()))
+
+    def _look_for_plateau(self, step: int) -> None:
+        """On an accelerator, where the state itself must not wait for its losses; a record does anyway."""
+        robust = self._watched
+        assert robust is not None
+        state = robust.state if isinstance(robust, KLRobustLoss) else robust._robust
+        if not host_reads(state.recent):
+            state.plateau.look(state.window, step)
 
     def _record(self) -> dict[str, float]:
         robust = self._watched

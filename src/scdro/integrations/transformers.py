@@ -16,7 +16,8 @@ from transformers.trainer_callback import ExportableState
 
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError
 from scdro.loss import KLRobustLoss
-from scdro.scalar import Scalar
+from scdro.plateau import Resting
+from scdro.scalar import Scalar, host_reads
 
 __all__ = ["RobustTrainerLoss", "language_model_losses", "sequence_losses", "token_losses"]
 
@@ -63,6 +64,18 @@ def _logits(outputs: Any) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
+def _spread(outputs: Any) -> Tensor | None:
+    """The largest difference of a class's chance between two sequences; on the device, not waited for."""
+    try:
+        logits = _logits(outputs).detach()
+    except (KeyError, TypeError, AttributeError):  # Outputs of one's own kind.
+        return None
+    if logits.ndim != 2 or len(logits) < 2:
+        return None
+    chances = torch.softmax(logits, 1)
+    return (chances.amax(0) - chances.amin(0)).max()
+
+
 class RobustTrainerLoss(TrainerCallback, ExportableState):
     """`KLRobustLoss` for `Trainer`. Pass one object twice:
 
@@ -89,6 +102,8 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         self.robust, self.losses = robust, losses
         self._attached, self._used = False, False
         self._value = torch.zeros(())  # the objective of the present batch's parts so far
+        self._spread: Tensor | None = None  # of the predicted chances over the last batch, where they are of sequences
+        self._resting = Resting()
 
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         found = self.losses(outputs, labels)
@@ -101,7 +116,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
                 "expected to be a callback of the Trainer too, got its compute_loss_func alone; "
                 "pass callbacks=[robust] as well"
             )
-        self._used = True
+        self._used, self._spread = True, _spread(outputs)
         value = self.robust(losses, mask=mask)
         if value.grad_fn is None:  # A bad batch that was left out.
             return value
@@ -141,6 +156,13 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
             )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **known: Any) -> None:
+        robust = self.robust.state
+        if not host_reads(robust.recent):  # There the state itself must not wait for its losses; a record does anyway.
+            robust.plateau.look(robust.window, state.global_step)
+        if self._spread is not None:
+            same = "the same one for every sequence of a batch" if float(self._spread) < 1e-3 else None
+            self._resting.look(same, state.global_step)
+            self._spread = None
         numbers = {"lam": self.robust.lam, "kl": self.robust.kl, "ess": self.robust.ess}
         for record in (logs, state.log_history[-1] if state.log_history else None):
             if record is not None and "loss" in record:

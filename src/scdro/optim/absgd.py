@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
+from scdro.buffers import Modules
 from scdro.distributed import Group
 from scdro.errors import HyperparameterError
 from scdro.functional import objective
@@ -36,7 +37,7 @@ class ABSGD(WeightingOptimizer):
     Args:
         lam: the temperature, in units of the loss; yours to tune.
         gamma: share of the new batch in u, in (0, 1].
-        params, lr, momentum, weight_decay, radius, skip_nonfinite, process_group: as for `ERM`.
+        params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for `ERM`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -57,6 +58,7 @@ class ABSGD(WeightingOptimizer):
         weight_decay: float = 0.0,
         radius: float | None = None,
         skip_nonfinite: bool = False,
+        module: Modules = None,
         process_group: Group = None,
     ) -> None:
         if not 0.0 < lam < math.inf:
@@ -65,7 +67,9 @@ class ABSGD(WeightingOptimizer):
             raise HyperparameterError(f"expected gamma in (0, 1], the share of the new batch in u, got {gamma}")
         self._lam, self._gamma = lam, gamma
         tracked = _AbsgdState(skip_nonfinite, process_group)
-        super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
+        super().__init__(
+            params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+        )
 
     def _weigh(self, batch: Batch) -> Weighed:
         point = point_at(batch, self._lam)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from scdro.batch import Batch
+from scdro.buffers import Modules
 from scdro.distributed import Group
 from scdro.dual import check_vector
 from scdro.errors import HyperparameterError
 from scdro.optim.base import Closure
 from scdro.optim.primal_dual import PrimalDual
-from scdro.optim.replay import Replay, TwoPoints, matched
+from scdro.optim.replay import TwoPoints, matched
 from scdro.positions import check_index
 from scdro.projections import Multipliers, euclidean_kl_ball
 from scdro.scalar import Scalar
@@ -55,7 +55,7 @@ class AccMDA(TwoPoints, PrimalDual):
 
     _own_attributes = (
         *PrimalDual._own_attributes,
-        *("_replay", "_schedule", "_t", "_multipliers", "_parts", "_y", "_y_previous", "_u"),
+        *("_schedule", "_t", "_multipliers", "_parts", "_y", "_y_previous", "_u"),
     )
 
     def __init__(
@@ -72,8 +72,8 @@ class AccMDA(TwoPoints, PrimalDual):
         weight_decay: float = 0.0,
         radius: float | None = None,
         skip_nonfinite: bool = False,
+        module: Modules = None,
         process_group: Group = None,
-        module: nn.Module | Iterable[nn.Module] | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -83,37 +83,34 @@ class AccMDA(TwoPoints, PrimalDual):
             weight_decay=weight_decay,
             radius=radius,
             skip_nonfinite=skip_nonfinite,
+            module=module,
             process_group=process_group,
         )
         self._parts = Sharding(n, self.ranks)
         if not (0.0 < k < math.inf and k**3 <= m < math.inf and 0.0 < c < math.inf):
             raise HyperparameterError(f"expected k, c > 0 and m >= k^3, got k = {k}, c = {c}, m = {m}")
-        self._replay, self._schedule = Replay(module), (k, m, c)
+        self._schedule = (k, m, c)
         self._t, self._multipliers = 0, Multipliers(0.0, 0.0)
         self._y = torch.full((self._parts.count,), 1.0 / n, dtype=torch.float64, device="cpu")
         self._y_previous, self._u = self._y.clone(), torch.zeros_like(self._y)
 
     def _primal_dual_step(self, closure: Closure, index: Tensor | None) -> Scalar | None:
         tracked, old = self._tracked, None
-        with self._replay.restored_on_error() as restore:
-            if self._t:
-                with self._at_previous_point():
-                    old_losses = self._losses(closure)
-                    old = tracked.read(old_losses, labels=lambda: check_index(index, self._parts.n, old_losses))
-                    self._backward(old_losses, old, self._weights(self._y_previous, old))
-            old_gradients = self._kept_gradients()
-            with self._replay.inspection():
-                losses = self._losses(closure)
-            batch = tracked.read(losses, labels=lambda: check_index(index, self._parts.n, losses))
-            if old is not None:
-                batch = matched(batch, old)
+        if self._t:
+            with self._at_previous_point():
+                old_losses = self._losses(closure)
+                old = tracked.read(old_losses, labels=lambda: check_index(index, self._parts.n, old_losses))
+                self._backward(old_losses, old, self._weights(self._y_previous, old))
+        old_gradients = self._kept_gradients()
+        losses = self._replayed_losses(closure)
+        batch = tracked.read(losses, labels=lambda: check_index(index, self._parts.n, losses))
+        if old is not None:
+            batch = matched(batch, old)
         if self._skips(None if batch.finite is None else batch.finite.cpu()):
-            restore(None)
             return None
         weights = self._weights(self._y, batch)
         self._backward(losses, batch, weights)
         if not self._gradients.ready(old_gradients):
-            restore(None)
             return None
         keep = 1.0 - self._share()
         self._descend(old_gradients, keep)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from scdro.batch import Batch, Point
 from scdro.estimators import Advance
 from scdro.optim.base import Closure, descend
-from scdro.optim.replay import Replay, TwoPoints, matched
+from scdro.optim.replay import TwoPoints, matched
 from scdro.optim.robust import RobustOptimizer
 from scdro.projections import global_norm
 from scdro.scalar import Scalar
@@ -48,41 +47,20 @@ class ASCDRO(TwoPoints, RobustOptimizer):
         >>> value = opt.step(lambda: torch.nn.functional.cross_entropy(model(x), y, reduction="none"))
     """
 
-    _two_points = True
-    _own_attributes = (*RobustOptimizer._own_attributes, "_replay")
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 0.1,
-        rho: float = 0.5,
-        *,
-        module: nn.Module | Iterable[nn.Module] | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(params, lr, rho, **settings)
-        self._replay = Replay(module)
-
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         robust, beta = self._robust, self._beta
-        with self._replay.restored_on_error() as restore:
-            old = self._read_previous_point(closure, sample_weight) if robust.started else None
-            old_gradients = self._kept_gradients()
-            with self._replay.inspection():
-                losses = self._losses(closure)
-            batch = robust.read(losses, sample_weight)
-            if old is not None:
-                batch = matched(batch, old[0])
+        old = self._read_previous_point(closure, sample_weight) if robust.started else None
+        old_gradients = self._kept_gradients()
+        losses = self._replayed_losses(closure)
+        batch = robust.read(losses, sample_weight)
+        if old is not None:
+            batch = matched(batch, old[0])
         if self._skips(batch.finite):
-            restore(None)
             return None
         estimate = robust.estimate(batch, beta, old=old)
         self._backward(losses, batch, estimate.weights)
         if not self._gradients.ready(old_gradients):
-            restore(None)
             return None
-        if batch.finite is not None:
-            restore(batch.finite)
         ratio = 1.0 if robust.temperature.carries else estimate.lam / estimate.lam_past
         with self._undone_unless(batch.finite):
             self._move_estimates(estimate.step, ratio, old_gradients, beta)

@@ -13,6 +13,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from scdro.batch import Batch
+from scdro.buffers import Buffers, Modules
 from scdro.distributed.ranks import Ranks
 from scdro.distributed.sharded import like
 from scdro.errors import CheckpointError, ClosureError, LossError
@@ -33,9 +34,18 @@ class ClosureOptimizer(Optimizer):
     """Base of every algorithm: `step(closure)`, with one `Tracked` module as its state beyond `torch.optim`'s."""
 
     _tracked: Tracked
-    _own_attributes: ClassVar[tuple[str, ...]] = ("_tracked", "_ball", "_gradients")
+    _two_points: ClassVar[bool] = False  # whether each batch is evaluated at the previous point as well
+    _own_attributes: ClassVar[tuple[str, ...]] = ("_tracked", "_ball", "_gradients", "_buffers")
 
-    def __init__(self, params: Any, defaults: dict[str, Any], tracked: Tracked, *, radius: float | None = None) -> None:
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        tracked: Tracked,
+        *,
+        radius: float | None = None,
+        module: Modules = None,
+    ) -> None:
         check_steps(defaults)
         self._ball = None if radius is None else Ball(radius)
         super().__init__(params, defaults)
@@ -43,6 +53,7 @@ class ClosureOptimizer(Optimizer):
             check_held(group)
         self._tracked = tracked.to(self._first_parameter().device)
         self._gradients = Gradients(self)
+        self._buffers = Buffers(module)
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -75,7 +86,10 @@ class ClosureOptimizer(Optimizer):
             _refuse_closure(closure)
         self._gradients.begin(grad_scaler, max_grad_norm)
         try:
-            value = self._step(closure, index, sample_weight)
+            with self._buffers.during_step():
+                value = self._step(closure, index, sample_weight)
+                if value is None:
+                    self._buffers.restore()
         finally:
             self._gradients.end()
         if value is None:
@@ -104,11 +118,21 @@ class ClosureOptimizer(Optimizer):
         """Per-sample losses of the batch at the present parameters, with their graph, and no gradients left over."""
         for p in self._parameters():
             p.grad = None
-        with torch.enable_grad():
+        with torch.enable_grad(), self._inspection():
             losses = closure()
         with self.ranks.joining(self._first_parameter().device):
             self._check_closure(losses)
         return losses
+
+    def _inspection(self) -> AbstractContextManager[None]:
+        """Refuses a layer whose running statistics would move where they should not."""
+        if self._two_points:
+            return self._buffers.inspection(
+                "this method evaluates each batch twice and would move its statistics twice"
+            )
+        if self._tracked.skip_nonfinite:
+            return self._buffers.inspection("a batch that skip_nonfinite leaves out would move its statistics")
+        return nullcontext()
 
     def _check_closure(self, losses: Tensor) -> None:
         if any(p.grad is not None for p in self._parameters()):
@@ -163,6 +187,7 @@ class ClosureOptimizer(Optimizer):
         yield
         for tensor, old in zip(tensors, before, strict=True):
             tensor.copy_(torch.where(finite, tensor, old))
+        self._buffers.restore(unless=finite)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 

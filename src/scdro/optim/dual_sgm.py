@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
+from scdro.buffers import Modules
 from scdro.distributed import Group
 from scdro.errors import HyperparameterError
 from scdro.functional import worst_case
@@ -50,7 +51,7 @@ class DualSGM(WeightingOptimizer):
         lam: the first temperature; eta starts at the first batch's lam log mean exp(l/lam).
         dual_lr: step size of eta and lam; None takes the model's, as it falls.
         cap: the largest a. It keeps numbers finite; it does not keep steps small: e^a is a sample's weight.
-        params, lr, momentum, weight_decay, radius, skip_nonfinite, process_group: as for `ERM`.
+        params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for `ERM`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -74,6 +75,7 @@ class DualSGM(WeightingOptimizer):
         weight_decay: float = 0.0,
         radius: float | None = None,
         skip_nonfinite: bool = False,
+        module: Modules = None,
         process_group: Group = None,
     ) -> None:
         check_radius(rho, lam0)
@@ -85,7 +87,9 @@ class DualSGM(WeightingOptimizer):
             raise HyperparameterError(f"expected a cap in (0, 700) of (l - eta)/lam, got {cap}")
         self._rho, self._lam0, self._dual_lr, self._cap = rho, lam0, dual_lr, cap
         tracked = _DualState(lam, skip_nonfinite, process_group)
-        super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
+        super().__init__(
+            params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+        )
 
     @property
     def lam(self) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
+from scdro.buffers import Modules
 from scdro.distributed import Group
 from scdro.distributed.ranks import ALONE
 from scdro.errors import HyperparameterError, LossError
@@ -135,7 +136,7 @@ class FastDRO(WeightingOptimizer):
     Args:
         geometry: `KLBall(rho)` (0.5 by default), `CVaR(alpha)`, `Chi2(rho)` or `Chi2Penalty(reg)`.
         multilevel: `Multilevel(smallest, largest)`; batches then come from `batch_sampler`.
-        params, lr, momentum, weight_decay, radius, skip_nonfinite, process_group: as for `ERM`.
+        params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for `ERM`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -155,6 +156,7 @@ class FastDRO(WeightingOptimizer):
         weight_decay: float = 0.0,
         radius: float | None = None,
         skip_nonfinite: bool = False,
+        module: Modules = None,
         process_group: Group = None,
     ) -> None:
         self.geometry = KLBall(0.5) if geometry is None else geometry
@@ -163,7 +165,9 @@ class FastDRO(WeightingOptimizer):
         if multilevel is not None:
             multilevel.check()
         tracked = Tracked(skip_nonfinite=skip_nonfinite, process_group=process_group)
-        super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
+        super().__init__(
+            params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+        )
 
     def batch_sampler(self, *, n: int, steps: int | None = None, seed: int = 0, joint: bool = False) -> DrawnBatches:
         """Batches of random sizes out of n samples, for `DataLoader(batch_sampler=...)`; for `multilevel` only.

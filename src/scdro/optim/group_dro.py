@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
+from scdro.buffers import Modules
 from scdro.distributed import Group
 from scdro.distributed.ranks import ALONE
 from scdro.errors import ClosureError, HyperparameterError
@@ -51,7 +52,7 @@ class GroupDRO(WeightingOptimizer):
         groups: the group of every training sample, integers from 0 on; `step(closure, index)` then looks them up. Or
             the number of groups; then it is `step(closure, groups=...)` with those of the batch.
         dual_lr: step size of q. Schedulers change lr alone.
-        params, lr, momentum, weight_decay, radius, skip_nonfinite, process_group: as for `ERM`.
+        params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for `ERM`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -78,6 +79,7 @@ class GroupDRO(WeightingOptimizer):
         weight_decay: float = 0.0,
         radius: float | None = None,
         skip_nonfinite: bool = False,
+        module: Modules = None,
         process_group: Group = None,
     ) -> None:
         check_steps({"dual_lr": dual_lr})
@@ -85,7 +87,9 @@ class GroupDRO(WeightingOptimizer):
         self._groups = None if isinstance(groups, Integral) else torch.as_tensor(groups).cpu()
         count = _largest(self._groups) if self._groups is not None else _checked(groups)
         tracked = _GroupState(count, skip_nonfinite, process_group)
-        super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
+        super().__init__(
+            params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+        )
 
     @torch.no_grad()
     def step(  # type: ignore[override]

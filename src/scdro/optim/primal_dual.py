@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scdro.buffers import Modules
 from scdro.distributed import Group
 from scdro.errors import LossError
 from scdro.functional import worst_case
@@ -38,12 +39,13 @@ class PrimalDual(ClosureOptimizer):
         radius: float | None,
         skip_nonfinite: bool,
         process_group: Group,
+        module: Modules = None,
     ) -> None:
         check_radius(rho, NO_LAM0)
         check_steps({"dual_lr": dual_lr})
         self._rho, self._dual_lr = rho, dual_lr
         tracked = Tracked(skip_nonfinite=skip_nonfinite, process_group=process_group)
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, tracked, radius=radius)
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, tracked, radius=radius, module=module)
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         if sample_weight is not None:

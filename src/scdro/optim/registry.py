@@ -162,7 +162,7 @@ def _focal(class_counts: Tensor, *, gamma: float) -> PerSample:
     return lambda logits, labels: focal_loss(logits, labels, gamma)
 
 
-def _class_balanced(class_counts: Tensor, *, balance: float) -> PerSample:
+def _class_balanced(class_counts: Tensor, *, balance: float = 1.0) -> PerSample:
     weights = class_balanced_weights(class_counts, balance)
 
     def weighed(logits: Tensor, labels: Tensor) -> Tensor:
@@ -175,6 +175,7 @@ _LR = (0.01, 0.05, 0.1, 0.5, 1.0)
 _BETA = tuple(k / 10 for k in range(1, 10))
 _LAM = (0.1, 1.0, 10.0)
 _PRINTED = {"lr": _LR, "beta": _BETA, "lam": _LAM}
+_BALANCE = (0.99, 0.999, 0.9999, 1.0)
 _DUAL_LR = (1e-5, 5e-5, 1e-4, 5e-4)
 
 REGISTRY: Mapping[str, Method] = {
@@ -207,7 +208,7 @@ REGISTRY: Mapping[str, Method] = {
         Method("TERM", ABSGD, (), {"lr": _LR, "lam": _LAM, "gamma": (1.0,)}),
         Method("GroupDRO", GroupDRO, ("groups",), {"lr": _LR, "dual_lr": (0.001, 0.01, 0.1)}),
         Method("Focal", ERM, (), {"lr": _LR, "gamma": (0.5, 1.0, 2.0, 5.0)}, _focal, ("gamma",)),
-        Method("ClassBalanced", ERM, (), {"lr": _LR, "balance": (0.99, 0.999, 0.9999)}, _class_balanced, ("balance",)),
+        Method("ClassBalanced", ERM, (), {"lr": _LR, "balance": _BALANCE}, _class_balanced, ("balance",)),
     )
 }
 """Every method by its name, such as `REGISTRY["SCDRO"]`, with what it needs to know of a task and what to try."""

@@ -2,109 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import hashlib
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch import Tensor
 
 from scdro.batch import Batch
 from scdro.distributed.sharded import reshard
 from scdro.errors import ClosureError
-from scdro.optim.base import ClosureOptimizer
+from scdro.optim.base import Closure, ClosureOptimizer
 
-__all__ = ["Replay", "TwoPoints", "matched"]
+__all__ = ["TwoPoints", "matched"]
 
 
-class Replay:
-    """Knows the modules whose buffers a closure moves."""
+class _Draws:
+    """What two evaluations draw from a device's default generator: the second the same numbers as the first.
 
-    def __init__(self, module: nn.Module | Iterable[nn.Module] | None) -> None:
-        self.modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
-        self.inspected = False
+    That generator belongs to the whole process. It is set back only if it has moved, and is left where no number will
+    come a second time, whatever another thread drew meanwhile.
+    """
 
-    @contextmanager
-    def rehearsal(self, device: torch.device) -> Iterator[None]:
-        """Run something, then put torch's random state and the modules' buffers back as they were."""
-        restore = self._snapshot()
-        devices = [] if device.type == "cpu" else [device]
-        kind = "cuda" if device.type == "cpu" else device.type
-        try:
-            with torch.random.fork_rng(devices=devices, device_type=kind):
-                yield
-        finally:
-            restore(None)
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before = self._state()
+        self._first = self._before
 
-    @contextmanager
-    def restored_on_error(self) -> Iterator[Callable[[Tensor | None], None]]:
-        """Put the buffers back if something goes wrong; yields how to do so later, unless a flag holds."""
-        restore = self._snapshot()
-        try:
-            yield restore
-        except BaseException:
-            restore(None)
-            raise
+    def rewind(self) -> None:
+        """The first evaluation is over."""
+        self._first = self._state()
+        self._set(self._before)
 
-    def _snapshot(self) -> Callable[[Tensor | None], None]:
-        buffers = list({id(b): b for module in self.modules for b in module.buffers()}.values())
-        before = [b.clone() for b in buffers]
-
-        def restore(unless: Tensor | None) -> None:
-            for buffer, value in zip(buffers, before, strict=True):
-                buffer.copy_(value if unless is None else torch.where(unless, buffer, value))
-
-        return restore
-
-    @contextmanager
-    def inspection(self) -> Iterator[None]:
-        """On first use, refuse a normalisation layer whose running statistics would move twice unseen."""
-        if self.inspected:
-            yield
+    def settle(self) -> None:
+        """The second evaluation is over. Where there is no other thread, the generator is where it should be."""
+        if threading.active_count() == 1 or torch.equal(self._first, self._before):
             return
-        hidden: list[nn.Module] = []
-        known = {id(m) for module in self.modules for m in module.modules()}
+        second = self._state()
+        if torch.equal(second, self._before):  # The closure draws nothing: it was another thread that did.
+            self._set(self._first)
+        elif not torch.equal(second, self._first):  # Who knows which of the two is further on.
+            both = self._first.numpy().tobytes() + second.numpy().tobytes()
+            seed = int.from_bytes(hashlib.blake2b(both, digest_size=8).digest(), "little")
+            self._set(torch.Generator(self._device).manual_seed(seed).get_state())
 
-        def refuse_hidden_statistics(module: nn.Module, _: Any) -> None:
-            for part in module.modules():
-                if not isinstance(part, _NormBase) or not part.track_running_stats or id(part) in known:
-                    continue
-                hidden.append(part)
-                if part.training:
-                    raise ClosureError(
-                        f"expected every layer with running statistics to be known, got a {type(part).__name__} "
-                        "outside of `module`; this method evaluates each batch twice and would move its statistics "
-                        "twice: pass module=model"
-                    )
+    def _state(self) -> Tensor:
+        if self._device.type == "cpu":
+            return torch.get_rng_state()
+        state: Tensor = torch.get_device_module(self._device).get_rng_state(self._device)
+        return state
 
-        hook = register_module_forward_pre_hook(refuse_hidden_statistics)
-        try:
-            yield
-        finally:
-            hook.remove()
-        self.inspected = not hidden  # A layer in eval mode is harmless now, and may train later.
+    def _set(self, state: Tensor) -> None:
+        if torch.equal(state, self._state()):
+            return
+        if self._device.type == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(self._device).set_rng_state(state, self._device)
 
 
 class TwoPoints(ClosureOptimizer):
     """An optimizer that keeps the `previous` point of each parameter, and evaluates each batch there as well."""
 
-    _replay: Replay
+    _two_points = True
+    _draws: tuple[_Draws, ...] = ()
 
     @contextmanager
     def _at_previous_point(self) -> Iterator[None]:
         params = [p for p in self._parameters() if "previous" in self.state[p]]
         present = [p.clone() for p in params]
+        devices = {torch.device("cpu"), self._first_parameter().device}
+        self._draws = tuple(_Draws(device) for device in devices)
         self._move(params, [self.state[p]["previous"] for p in params])
         try:
-            with self._replay.rehearsal(self._first_parameter().device), self._replay.inspection():
-                yield
+            yield
         finally:
+            for draws in self._draws:
+                draws.rewind()
+            self._buffers.restore()
             self._move(params, present)
 
+    def _replayed_losses(self, closure: Closure) -> Tensor:
+        """The losses at the present point, under the random numbers of the previous one."""
+        try:
+            return self._losses(closure)
+        finally:
+            for draws in self._draws:
+                draws.settle()
+            self._draws = ()
+
     def _move(self, params: list[Tensor], values: list[Tensor]) -> None:
-        reshard(self._replay.modules, params)
+        reshard(self._buffers.modules, params)
         for p, value in zip(params, values, strict=True):
             p.copy_(value)
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from scdro.buffers import Modules
 from scdro.distributed import Group
 from scdro.errors import HyperparameterError
 from scdro.estimators import Tracker
@@ -23,7 +24,6 @@ class RobustOptimizer(ClosureOptimizer):
     """Base of the optimizers over x = (w, lam)."""
 
     _robust: RobustState
-    _two_points: ClassVar[bool]
     _own_attributes: ClassVar[tuple[str, ...]] = (*ClosureOptimizer._own_attributes, "_robust")
 
     def __init__(
@@ -43,6 +43,7 @@ class RobustOptimizer(ClosureOptimizer):
         window: int | None = None,
         skip_nonfinite: bool = False,
         mu: float = 0.0,
+        module: Modules = None,
         process_group: Group = None,
     ) -> None:
         check_beta(beta)
@@ -67,7 +68,7 @@ class RobustOptimizer(ClosureOptimizer):
             process_group=process_group,
         )
         defaults = {"lr": lr, "beta": beta, "weight_decay": weight_decay}
-        super().__init__(params, defaults, self._robust, radius=radius)
+        super().__init__(params, defaults, self._robust, radius=radius, module=module)
 
     def _value_if_skipped(self) -> Scalar:
         return self._robust.objective

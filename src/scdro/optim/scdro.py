@@ -38,6 +38,8 @@ class SCDRO(RobustOptimizer):
         trim: leave out the hardest `trim` of the recent losses (wrong labels).
         window: how many recent losses decide lam; enough for rho by default.
         skip_nonfinite: leave out batches with NaN or infinite losses, and count them in `skipped`, instead of raising.
+        module: the model (or models) whose buffers the closure moves, BatchNorm's running statistics: a batch that is
+            left out, or an error, leaves them as they were. Needed with `skip_nonfinite`, where there are such layers.
         mu: adds mu |x|^2/2 over x = (w, lam) to the objective, as the restarted forms do.
         process_group: the processes that share each batch: None for all, where torch.distributed is initialised; False
             for this one alone.
@@ -52,8 +54,6 @@ class SCDRO(RobustOptimizer):
     Reference: Qi, Lyu, Chan, Bai, Yang, "Stochastic Constrained DRO with a Complexity Independent of Sample Size",
     TMLR 2023.
     """
-
-    _two_points = False
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         beta = self._beta

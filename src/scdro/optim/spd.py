@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch
+from scdro.buffers import Modules
 from scdro.distributed import Group
 from scdro.distributed.ranks import ALONE
 from scdro.dual import Dual, check_vector
@@ -41,7 +42,7 @@ class SPD(PrimalDual):
         n: how many training samples there are.
         dual_lr: step size of p, in units of one over the loss. Schedulers change lr alone.
         uniform: whether batches are drawn uniformly instead of from p.
-        weight_decay, radius, skip_nonfinite, process_group: as for `SCDRO`.
+        weight_decay, radius, skip_nonfinite, module, process_group: as for `SCDRO`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -68,6 +69,7 @@ class SPD(PrimalDual):
         weight_decay: float = 0.0,
         radius: float | None = None,
         skip_nonfinite: bool = False,
+        module: Modules = None,
         process_group: Group = None,
     ) -> None:
         super().__init__(
@@ -78,6 +80,7 @@ class SPD(PrimalDual):
             weight_decay=weight_decay,
             radius=radius,
             skip_nonfinite=skip_nonfinite,
+            module=module,
             process_group=process_group,
         )
         self._dual, self.uniform, self._drawing = Dual(n, rho, self.ranks), uniform, False

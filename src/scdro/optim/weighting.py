@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from scdro.batch import Batch, Point
+from scdro.buffers import Modules
 from scdro.distributed import Group
 from scdro.optim.base import Closure, ClosureOptimizer
 from scdro.scalar import Scalar, scalar, vector
@@ -37,9 +38,10 @@ class WeightingOptimizer(ClosureOptimizer):
         momentum: float,
         weight_decay: float,
         radius: float | None,
+        module: Modules,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        super().__init__(params, defaults, tracked, radius=radius)
+        super().__init__(params, defaults, tracked, radius=radius, module=module)
 
     def _weigh(self, batch: Batch) -> Weighed:
         raise NotImplementedError
@@ -71,7 +73,7 @@ class ERM(WeightingOptimizer):
     Args:
         params: parameters or parameter groups.
         lr, momentum, weight_decay: as for `torch.optim.SGD`.
-        radius, skip_nonfinite, process_group: as for `SCDRO`.
+        radius, skip_nonfinite, module, process_group: as for `SCDRO`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -89,10 +91,13 @@ class ERM(WeightingOptimizer):
         weight_decay: float = 0.0,
         radius: float | None = None,
         skip_nonfinite: bool = False,
+        module: Modules = None,
         process_group: Group = None,
     ) -> None:
         tracked = Tracked(skip_nonfinite=skip_nonfinite, process_group=process_group)
-        super().__init__(params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius)
+        super().__init__(
+            params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+        )
 
     def _weigh(self, batch: Batch) -> Weighed:
         q = base_weights(batch)

@@ -127,7 +127,7 @@ def _epochs(n: int, batch_size: int, images: bool) -> int:
 
 
 def _usual(method: str, rho: float, batch_size: int, *, bounded: bool) -> dict[str, tuple[Any, ...]]:
-    """The middle of the grid, but for the learning rate.
+    """The middle of the grid, but for the learning rate, and class weights, which are those that make classes equal.
 
     Methods that average gradients by beta take ten times the lr of those with momentum .9: the longest step is then the
     same. Where gradients are not bounded, lr falls with rho: a worst case looks at a share exp(-rho) of a batch, and at
@@ -135,6 +135,7 @@ def _usual(method: str, rho: float, batch_size: int, *, bounded: bool) -> dict[s
     """
     known = REGISTRY[method]
     usual = {key: values[len(values) // 2] for key, values in known.grid.items()}
+    usual |= {"balance": 1.0} if "balance" in known.grid else {}
     usual |= {"lr": 0.5, "beta": 0.1} if "beta" in known.grid else {"lr": 0.05}
     if "rho" in known.needs and not bounded:
         usual["lr"] = float(f"{usual['lr'] * max(math.exp(-rho), 1 / batch_size):.2g}")
