@@ -178,6 +178,10 @@ class KLRobustLoss(nn.Module):
             self.accumulation = Accumulation(self.state, optimizer, before)
         return self
 
+    def reset_parameters(self) -> None:
+        """Forget every batch: lam, s and the recent losses are those of a new object."""
+        self.state.reset_parameters()
+
     def __getstate__(self) -> dict[str, Any]:
         """A copy is attached to nothing."""
         return {**self.__dict__, "accumulation": None}

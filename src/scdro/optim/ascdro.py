@@ -49,6 +49,7 @@ class ASCDRO(TwoPoints, RobustOptimizer):
     """
 
     _two_points = True
+    _vectors = ("z", "previous")
     _own_attributes = (*RobustOptimizer._own_attributes, "_replay")
 
     def __init__(
@@ -107,7 +108,7 @@ class ASCDRO(TwoPoints, RobustOptimizer):
         `ratio` is lam_t over the temperature at which the past is expressed.
         """
         active = [p for p in self._parameters() if p.grad is not None]
-        moving = [p for p in active if "z" in self.state[p]]
+        moving = [p for p in active if self._has_past(p)]
         if moving:
             z, g = [self.state[p]["z"] for p in moving], [p.grad for p in moving if p.grad is not None]
             g_old = [_or_zeros(old_gradients.get(p), p) for p in moving]
@@ -123,10 +124,9 @@ class ASCDRO(TwoPoints, RobustOptimizer):
             torch._foreach_add_(z, correction)
         self._remember_point()
         for p in active:
-            state = self.state[p]
-            if "z" not in state:
+            if not self._has_past(p):
                 assert p.grad is not None
-                state["z"], state["previous"] = p.grad.clone(), p.detach().clone()
+                self._begin_at(p, z=p.grad.clone(), previous=p.detach().clone())
 
     def _descend(self, group: dict[str, Any]) -> None:
         """w <- w - lr (z + wd w)."""

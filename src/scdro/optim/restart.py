@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import torch
+
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.optim.ascdro import ASCDRO
 from scdro.optim.robust import RobustOptimizer
@@ -112,8 +114,8 @@ class _Restarted(RobustOptimizer):
             if not stage.lr > 0 or (stage.steps < 1 and k < len(self._stages) - 1):
                 raise HyperparameterError(f"expected lr > 0 and at least one step in a stage, got {stage}")
         first = self._stages[0]
-        super().__init__(params, first.lr, rho, beta=first.beta, mu=mu, **settings)
         self._stage, self._steps_left = 0, first.steps
+        super().__init__(params, first.lr, rho, beta=first.beta, mu=mu, **settings)
 
     @property
     def stage(self) -> int:
@@ -132,11 +134,11 @@ class _Restarted(RobustOptimizer):
             self._stage, self._steps_left = self._stage + 1, after.steps
 
     def _extra_state(self) -> dict[str, Any]:
-        stages = [list(stage) for stage in self._stages]
+        stages = torch.tensor(self._stages, dtype=torch.float64, device="cpu")
         return {"stages": stages, "stage": self._stage, "steps_left": self._steps_left}
 
     def _check_extra_state(self, own: dict[str, Any]) -> None:
-        stages = [Stage(*stage) for stage in own["stages"]]
+        stages = [Stage(lr, beta, int(steps)) for lr, beta, steps in own["stages"].tolist()]
         if stages != self._stages:
             raise CheckpointError(
                 f"expected a state_dict of the stages {self._stages}, got one of {stages}; construct the optimizer "

@@ -54,6 +54,7 @@ class SCDRO(RobustOptimizer):
     """
 
     _two_points = False
+    _vectors = ("v",)
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         beta = self._beta
