@@ -225,7 +225,7 @@ def scaled(world, name):
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     for number, joined in enumerate(batches()):
         index = world.part(joined, number)
-        before = (flat(t.model), str(t.opt.state_dict()["scdro"]))
+        before = (flat(t.model), str(t.opt.state_dict()["state"][0]))
         blown = number == 2 and world.rank == world.size - 1
 
         def closure(index=index, blown=blown):
@@ -238,7 +238,7 @@ def scaled(world, name):
         scaler.update()
         if number == 2:
             assert torch.equal(flat(t.model), before[0])
-            assert str(t.opt.state_dict()["scdro"]) == before[1]
+            assert str(t.opt.state_dict()["state"][0]) == before[1]
             assert scaler.get_scale() == 128.0
     return t.outcome([v for i, v in enumerate(values) if i != 2])
 
