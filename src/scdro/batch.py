@@ -109,6 +109,8 @@ def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = No
     check_shape(losses, may_be_empty, second)
     if not losses.is_floating_point():
         raise LossError(f"expected floating-point losses, got {losses.dtype}")
+    if losses.layout != torch.strided:
+        raise LossError("expected a dense vector of losses, got a sparse one; call to_dense()")
 
 
 def _log_weight(values: Tensor, sample_weight: Tensor | None, mask: Tensor | None) -> Tensor | None:

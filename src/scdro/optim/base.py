@@ -252,7 +252,8 @@ class ClosureOptimizer(Optimizer):
             first.remove()
 
     def _own_state(self) -> dict[str, Any]:
-        return {**self._tracked.state_dict(), **self._extra_state()}
+        tracked = {k: v.clone() for k, v in self._tracked.state_dict().items()}  # dcp.load writes into what it is given
+        return {**tracked, **self._extra_state()}
 
     def _carry(self, own: dict[str, Any]) -> None:
         """Put the state that is no parameter's own to that of the first one that trains."""
@@ -285,7 +286,7 @@ class ClosureOptimizer(Optimizer):
         self._check_extra_state(own)
         params = dict(zip((i for g in state_dict["param_groups"] for i in g["params"]), self._parameters(), strict=True))
         vectors = {
-            i: {k: like(v, params[i]) for k, v in entries.items() if not k.startswith(prefix)}
+            i: {k: _copied(like(v, params[i])) for k, v in entries.items() if not k.startswith(prefix)}
             for i, entries in state.items()
         }
         return {**state_dict, "state": vectors}
@@ -341,6 +342,11 @@ class ClosureOptimizer(Optimizer):
         """torch keeps three attributes when an optimizer is copied or pickled; lam and log s are not among them."""
         own = {k: v for k, v in self.__dict__.items() if k in self._own_attributes}
         return {**super().__getstate__(), **own}
+
+
+def _copied(value: Any) -> Any:
+    """torch keeps a tensor that needs no cast: the state that is loaded would move with this one."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _refuse_state(expected: str, key: str) -> NoReturn:

@@ -106,7 +106,7 @@ class _Restarted(RobustOptimizer):
     _own_attributes = (*ASCDRO._own_attributes, "_stages", "_stage", "_steps_left")
 
     def __init__(self, params: Any, stages: Sequence[Stage], rho: float, *, mu: float, **settings: Any) -> None:
-        self._stages = [Stage(*stage) for stage in stages]
+        self._stages = [Stage(float(lr), float(beta), int(steps)) for lr, beta, steps in stages]
         if not self._stages:
             raise HyperparameterError("expected at least one stage, got none")
         for k, stage in enumerate(self._stages):
@@ -128,7 +128,7 @@ class _Restarted(RobustOptimizer):
         if self._steps_left == 0 and self._stage + 1 < len(self._stages):
             before, after = self._stages[self._stage : self._stage + 2]
             for group in self.param_groups:
-                group["lr"] *= after.lr / before.lr
+                group["lr"] = group["lr"] * (after.lr / before.lr)  # not in place: groups may share a tensor
                 group["beta"] = after.beta
             self.defaults.update(lr=after.lr, beta=after.beta)
             self._stage, self._steps_left = self._stage + 1, after.steps
