@@ -455,6 +455,16 @@ def test_a_loss_on_the_meta_device_follows_its_first_losses(make):
     assert values_of(loss) == values_of(make())
 
 
+def test_a_contrastive_loss_made_on_the_meta_device():
+    new = scdro.contrastive.RobustContrastiveLoss(n=20, rho=0.5)
+    with torch.device("meta"):
+        loss = scdro.contrastive.RobustContrastiveLoss(n=20, rho=0.5)
+    loss.to_empty(device="cpu")
+    assert differences(loss.state_dict(), new.state_dict()) == []
+    a, b = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    assert loss(a, b, torch.arange(6)).item() == new(a, b, torch.arange(6)).item()
+
+
 @every_loss
 def test_reset_parameters_makes_a_loss_new(make):
     loss = used(make())

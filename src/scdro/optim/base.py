@@ -284,7 +284,9 @@ class ClosureOptimizer(Optimizer):
         self._check_vectors(state_dict)
         check_fits(self._tracked, {k: own.get(k) for k in self._tracked.state_dict()})
         self._check_extra_state(own)
-        params = dict(zip((i for g in state_dict["param_groups"] for i in g["params"]), self._parameters(), strict=True))
+        params = dict(
+            zip((i for g in state_dict["param_groups"] for i in g["params"]), self._parameters(), strict=True)
+        )
         vectors = {
             i: {k: _copied(like(v, params[i])) for k, v in entries.items() if not k.startswith(prefix)}
             for i, entries in state.items()
@@ -305,13 +307,11 @@ class ClosureOptimizer(Optimizer):
             )
         for p, number in zip(self._parameters(), (i for group in groups for i in group["params"]), strict=True):
             entries = state_dict["state"].get(number, {})
-            if any(name not in entries for name in self._vectors) and "started" in entries:
-                raise CheckpointError(f"expected {', '.join(self._vectors)} of a parameter, got {', '.join(entries)}")
-            for value in (entries[name] for name in self._vectors if name in entries):
-                if getattr(value, "shape", None) != p.shape:
-                    came_shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            for value in (entries.get(name) for name in self._vectors if "started" in entries):
+                shape = tuple(value.shape) if isinstance(value, Tensor) else None
+                if shape != tuple(p.shape):
                     raise CheckpointError(
-                        f"expected the state of a parameter of shape {tuple(p.shape)}, got {came_shape}; "
+                        f"expected the state of a parameter of shape {tuple(p.shape)}, got {shape}; "
                         "is it another model's?"
                     )
 
