@@ -41,7 +41,7 @@ class ClosureOptimizer(Optimizer):
         super().__init__(params, defaults)
         self._tracked = tracked.to(self._first_parameter().device)
         self._gradients = Gradients(self)
-        self._carry(self._own_state())
+        self._announce(self._own_state())
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -224,17 +224,18 @@ class ClosureOptimizer(Optimizer):
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
     #
-    # All state is in `state`, which torch's own tools save, reshard and show to hooks: the vectors of each parameter,
-    # and with the first that trains what is no parameter's own, as "SCDRO.recent". `state` has every entry from the
-    # start: those tools would call step() to make them, and take the names of what to load from it.
+    # A state_dict has all state in its "state", which torch's own tools save, reshard and show to hooks: the vectors of
+    # each parameter, and with the first that trains what is no parameter's own, as "SCDRO.recent". Before the first
+    # step too: those tools would call step() for it. They take the names of what to load from `self.state`.
 
     def state_dict(self) -> dict[str, Any]:
         """torch's own: parameters' vectors, and with the first parameter that trains lam, log s and the like."""
-        last = self.register_state_dict_pre_hook(lambda _: self._carry(self._own_state()))
+        self._fill(self._parameters())
+        first = self.register_state_dict_post_hook(lambda _, state_dict: self._completed(state_dict), prepend=True)
         try:
             return super().state_dict()
         finally:
-            last.remove()
+            first.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state, or refuse it and stay as it is.
@@ -252,20 +253,32 @@ class ClosureOptimizer(Optimizer):
             first.remove()
 
     def _own_state(self) -> dict[str, Any]:
-        tracked = {k: v.clone() for k, v in self._tracked.state_dict().items()}  # dcp.load writes into what it is given
-        return {**tracked, **self._extra_state()}
+        """What is no parameter's own. Copies: dcp.load writes into the tensors of a state_dict."""
+        return {**{k: v.clone() for k, v in self._tracked.state_dict().items()}, **self._extra_state()}
 
-    def _carry(self, own: dict[str, Any]) -> None:
-        """Put the state that is no parameter's own to that of the first one that trains."""
-        self._fill(self._parameters())
+    def _completed(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        own, prefix = self._own_state(), f"{type(self).__name__}."
+        carrier = self._announce(own)
+        if scalar_dtype(carrier.device) == torch.float64:  # torch wants all on one device
+            own = {k: v.to(carrier.device) if isinstance(v, Tensor) else v for k, v in own.items()}
+        state = {i: dict(entries) for i, entries in state_dict["state"].items()}
+        state[self._numbered(state_dict)[carrier]].update({prefix + k: v for k, v in own.items()})
+        return {**state_dict, "state": state}
+
+    def _announce(self, names: Iterable[str]) -> Tensor:
+        """Have the names of what is no parameter's own with the first parameter that trains; gives that one."""
         prefix = f"{type(self).__name__}."
         for entries in self.state.values():
             for key in [key for key in entries if key.startswith(prefix)]:
                 del entries[key]
         carrier = next((p for p in self._parameters() if p.requires_grad), self._first_parameter())
-        if scalar_dtype(carrier.device) == torch.float64:  # torch wants all on one device
-            own = {k: v.to(carrier.device) if isinstance(v, Tensor) else v for k, v in own.items()}
-        self.state[carrier].update({prefix + k: v for k, v in own.items()})
+        self.state[carrier].update({prefix + name: 0 for name in names})
+        return carrier
+
+    def _numbered(self, state_dict: dict[str, Any]) -> dict[Tensor, Any]:
+        """What a state_dict calls each parameter."""
+        numbers = (i for group in state_dict["param_groups"] for i in group["params"])
+        return dict(zip(self._parameters(), numbers, strict=True))
 
     def _fill(self, params: Iterable[Tensor]) -> None:
         """Zeros for the vectors of parameters that have not moved yet."""
@@ -284,19 +297,18 @@ class ClosureOptimizer(Optimizer):
         self._check_vectors(state_dict)
         check_fits(self._tracked, {k: own.get(k) for k in self._tracked.state_dict()})
         self._check_extra_state(own)
-        params = dict(
-            zip((i for g in state_dict["param_groups"] for i in g["params"]), self._parameters(), strict=True)
-        )
         vectors = {
-            i: {k: _copied(like(v, params[i])) for k, v in entries.items() if not k.startswith(prefix)}
-            for i, entries in state.items()
+            i: {k: _copied(like(v, p)) for k, v in state[i].items() if not k.startswith(prefix)}
+            for p, i in self._numbered(state_dict).items()
+            if i in state
         }
         return {**state_dict, "state": vectors}
 
     def _restore(self, own: dict[str, Any]) -> None:
         self._tracked.load_state_dict({k: own[k] for k in self._tracked.state_dict()})
         self._load_extra_state(own)
-        self._carry(own)
+        self._fill(self._parameters())
+        self._announce(own)
 
     def _check_vectors(self, state_dict: dict[str, Any]) -> None:
         groups = state_dict["param_groups"]
@@ -305,7 +317,7 @@ class ClosureOptimizer(Optimizer):
             raise CheckpointError(
                 f"expected parameter groups of {sizes} parameters, got {came}; is it another model's?"
             )
-        for p, number in zip(self._parameters(), (i for group in groups for i in group["params"]), strict=True):
+        for p, number in self._numbered(state_dict).items():
             entries = state_dict["state"].get(number, {})
             for value in (entries.get(name) for name in self._vectors if "started" in entries):
                 shape = tuple(value.shape) if isinstance(value, Tensor) else None
@@ -354,8 +366,8 @@ def _refuse_state(expected: str, key: str) -> NoReturn:
         came = key.partition(".")[0]
         raise CheckpointError(f"expected a state_dict of {expected}, got one of {came}; load it into that optimizer")
     raise CheckpointError(
-        f"expected a state_dict of {expected}, got one of another optimizer, or without the first parameter that trained"
-        " when it was saved; load it into that optimizer, or let the same parameters train"
+        f"expected a state_dict of {expected}, got one of another optimizer, or without the first parameter that "
+        "trained when it was saved; load it into that optimizer, or let the same parameters train"
     )
 
 
