@@ -89,23 +89,39 @@ def own_settings(name):
     return chosen | {"FastDRO-MLMC": {"smallest": 4, "largest": 16}, "PGSMD2": {"stage_steps": 2}}.get(name, {})
 
 
+class AllLosses:
+    """Of PG-SMD2; a class, so that it is copied and pickled with the model."""
+
+    def __init__(self, model, x, y):
+        self.model, self.x, self.y = model, x, y
+
+    def __call__(self):
+        return F.cross_entropy(self.model(self.x), self.y, reduction="none")
+
+
 class Training:
     """A registered method on a world."""
 
-    def __init__(self, world, name, ddp=None, **settings):
-        self.world, self.name, self.inner = world, name, new_model()
+    def __init__(self, world, name, ddp=None, dtype=torch.float64, named=False, **settings):
+        self.world, self.name, self.inner = world, name, new_model().to(dtype)
         self.model = world.wrap(self.inner, **(ddp or {}))
         method, own = REGISTRY[name], own_settings(name)
         x, y = data()
-        per_sample = method.per_sample(torch.bincount(y), **own)
+        x = x.to(dtype)
+        self.per_sample = method.per_sample(torch.bincount(y), **own)
         part = list(shard(N, world.group))
         task = {"rho": RHO, "n": N, "groups": y, "module": self.model, "milestones": [2, 4]}
-        task["all_losses"] = lambda: per_sample(self.inner(x[part]), y[part])
+        task["all_losses"] = AllLosses(self.inner, x[part], y[part])
         settings = {"weight_decay": 0.01, "radius": 1.9, "process_group": world.group} | settings
-        self.opt = method.build(self.model.parameters(), task, **(own | settings))
+        params = self.model.named_parameters() if named else self.model.parameters()
+        self.opt = method.build(params, task, **(own | settings))
+        self.draw()
+        self.losses = lambda index: self.per_sample(self.model(x[index]), y[index])
+
+    def draw(self):
+        """SPD wants to see that batches are drawn from p."""
         if isinstance(self.opt, SPD):
             self.opt.draw(1, torch.Generator().manual_seed(0))
-        self.losses = lambda index: per_sample(self.model(x[index]), y[index])
 
     def step(self, joined, number, **settings):
         index = self.world.part(joined, number)
@@ -225,7 +241,7 @@ def scaled(world, name):
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     for number, joined in enumerate(batches()):
         index = world.part(joined, number)
-        before = (flat(t.model), str(t.opt.state_dict()["scdro"]))
+        before = (flat(t.model), str(t.opt.state_dict()["state"][0]))
         blown = number == 2 and world.rank == world.size - 1
 
         def closure(index=index, blown=blown):
@@ -238,7 +254,7 @@ def scaled(world, name):
         scaler.update()
         if number == 2:
             assert torch.equal(flat(t.model), before[0])
-            assert str(t.opt.state_dict()["scdro"]) == before[1]
+            assert str(t.opt.state_dict()["state"][0]) == before[1]
             assert scaler.get_scale() == 128.0
     return t.outcome([v for i, v in enumerate(values) if i != 2])
 

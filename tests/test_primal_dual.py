@@ -483,7 +483,7 @@ def test_an_incomplete_checkpoint_changes_nothing(method):
     state = method(model.parameters(), n=N).state_dict()
     name = "log_p" if method is SPD else "u"
     for broken in (None, torch.ones(3, dtype=torch.float64)):
-        state["scdro"][name] = broken
+        state["state"][0][f"{method.__name__}.{name}"] = broken
         before = str(opt.state_dict())
         with pytest.raises(scdro.CheckpointError, match="n = 60"):
             opt.load_state_dict(state)

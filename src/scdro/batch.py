@@ -90,11 +90,17 @@ def joined_parts(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
 def checked(joined: Joined, *, loss_bound: float | None, skip_nonfinite: bool) -> Batch:
     """A batch that is fit for use."""
     losses, log_weight, labels, share = joined
-    log_mass: Scalar = math.log(len(losses))
+    log_mass = _log_count(losses)
     if log_weight is not None:
         log_mass = scalar(torch.logsumexp(log_weight, 0))
         _require(log_mass > -math.inf, LossError, "expected sample weights with a positive sum, got none above zero")
     return Batch(losses, log_weight, log_mass, _check_values(losses, loss_bound, skip_nonfinite), labels, share)
+
+
+def _log_count(losses: Tensor) -> Scalar:
+    if not torch.compiler.is_compiling():
+        return math.log(len(losses))
+    return torch.log(torch.full((), len(losses), dtype=losses.dtype, device=losses.device))  # one graph for all sizes
 
 
 def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = None) -> None:
@@ -103,6 +109,8 @@ def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = No
     check_shape(losses, may_be_empty, second)
     if not losses.is_floating_point():
         raise LossError(f"expected floating-point losses, got {losses.dtype}")
+    if losses.layout != torch.strided:
+        raise LossError("expected a dense vector of losses, got a sparse one; call to_dense()")
 
 
 def _log_weight(values: Tensor, sample_weight: Tensor | None, mask: Tensor | None) -> Tensor | None:

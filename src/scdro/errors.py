@@ -73,7 +73,7 @@ class ClosureError(ScdroError, RuntimeError):
 
 
 class CheckpointError(ScdroError, ValueError):
-    """A state_dict that belongs to another algorithm, another version, or another shape.
+    """A state_dict of another algorithm, of another shape, or whose numbers mean something else here.
 
     Example:
         >>> import scdro

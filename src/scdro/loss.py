@@ -210,6 +210,10 @@ class KLRobustLoss(nn.Module):
             for watched in self._watched:
                 watched.settle(good)
 
+    def reset_parameters(self) -> None:
+        """Forget every batch: lam, s and the recent losses are those of a new object."""
+        self.state.reset_parameters()
+
     def __getstate__(self) -> dict[str, Any]:
         """A copy is attached to nothing, and watches nothing."""
         return {**self.__dict__, "accumulation": None, "_watched": []}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from typing import NamedTuple
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from scdro._kl import attainable, effective_size, solve_lam, trimmed_log_weights, value_at
 from scdro.batch import Batch, Point, joined_parts
 from scdro.distributed import Group
-from scdro.errors import HyperparameterError
+from scdro.errors import CheckpointError, HyperparameterError
 from scdro.estimate import Estimate, mean_of_parts, parts_of
 from scdro.estimators import Advance, Tracker
 from scdro.plateau import Plateau
@@ -50,6 +51,7 @@ class RobustState(Tracked):
     scalars: Tensor  # Reading
     resets: Tensor  # how often STORM had to start anew
     recent: Tensor  # the window: losses and log weights of the last batches
+    kind: Tensor  # what decides what the other numbers mean; see `check_meaning`
 
     def __init__(
         self,
@@ -81,11 +83,45 @@ class RobustState(Tracked):
         # rho = 0 asks for the plain average: lam = inf. The printed update knows no such case.
         self.plain = rho == 0.0 and temperature.carries
         dtype = scalar_dtype(torch.get_default_device())
-        start = math.inf if self.plain else math.nan if temperature.initial is None else temperature.initial
-        self.register_buffer("scalars", torch.tensor([start, start, math.nan, math.inf], dtype=dtype))
-        self.register_buffer("resets", torch.zeros(1, dtype=torch.int64))
-        self.register_buffer("recent", Window.empty(window or default_size(rho), dtype).rows)
-        self.register_load_state_dict_post_hook(_note_started)  # type: ignore[no-untyped-call]
+        self.register_buffer("scalars", torch.empty(len(Reading._fields), dtype=dtype))
+        self.register_buffer("resets", torch.empty(1, dtype=torch.int64))
+        self.register_buffer("recent", torch.empty(2, window or default_size(rho), dtype=dtype))
+        self.register_buffer("kind", torch.empty(4, dtype=torch.int64))
+        self.reset_parameters()
+        self.register_load_state_dict_post_hook(_settle)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        initial = self.temperature.initial
+        start = math.inf if self.plain else math.nan if initial is None else initial
+        self.scalars.copy_(torch.tensor([start, start, math.nan, math.inf], dtype=self.scalars.dtype, device="cpu"))
+        self.resets.zero_()
+        Window(self.recent).clear_()
+        self.kind.copy_(torch.tensor(self._kind(), device="cpu"))
+        self.temperature.reset_parameters()
+
+    def _kind(self) -> list[int]:
+        names = (type(part).__name__ for part in (self.temperature, self.tracker))
+        return [int(self.plain), int(self.trim > 0.0), *(crc32(name.encode()) for name in names)]
+
+    def check_meaning(self, came: dict[str, Tensor]) -> None:
+        """lam = inf, and the mean loss for lam log s, are of rho = 0 alone; s is of the losses that `trim` leaves, and
+        lam's own estimates are the temperature's and the tracker's. All else moves on from any state."""
+        expected = [
+            "rho = 0" if self.plain else "rho > 0",
+            "trim > 0" if self.trim else "trim = 0",
+            type(self.temperature).__name__,
+            type(self.tracker).__name__,
+        ]
+        others = ["rho > 0" if self.plain else "rho = 0", "trim = 0" if self.trim else "trim > 0"]
+        others += ["another temperature", "another tracker"]
+        for own, theirs, name, other in zip(self._kind(), came["kind"].tolist(), expected, others, strict=True):
+            if own != theirs:
+                raise CheckpointError(
+                    f"expected a state made with {name}, got one of {other}; construct the object with the same "
+                    "arguments, or start without this state"
+                )
 
     def made_with(self) -> str:
         return f"a window of {self.recent.shape[1]} losses and of {type(self.temperature).__name__}"
@@ -291,6 +327,10 @@ class RobustState(Tracked):
         return vector([maximum(at.kl, 0.0)], q)[0], (q * q).sum() / (at.weights * at.weights).sum()
 
 
-def _note_started(module: nn.Module, _: object) -> None:
+def _settle(module: nn.Module, _: object) -> None:
+    """After loading: see whether there is a past, and bring its lam into the range of this object's settings."""
     assert isinstance(module, RobustState)
+    if module.scalars.is_meta:
+        return  # torch has warned that nothing was loaded
     module.started = not math.isnan(module.scalars[2])
+    module.scalars[0].clamp_(module.limits.lam0, module.limits.lam_max)

@@ -75,6 +75,9 @@ class Temperature(nn.Module):
         """lam_{t+1}, and this module's buffers with their new values."""
         raise NotImplementedError
 
+    def reset_parameters(self) -> None:
+        """Fill this module's buffers as in a new object."""
+
 
 class WindowTemperature(Temperature):
     r"""One safeguarded Newton step a batch towards KL(p_lam) = rho on the losses of the recent batches. The default.
@@ -154,6 +157,9 @@ class PrintedTemperature(Temperature):
             raise HyperparameterError(f"expected a step size lr >= 0 for lam, got {lr}")
         self.initial, self.lr = initial, lr
         self.register_buffer("tracked", torch.zeros(1, dtype=scalar_dtype(torch.get_default_device())))
+
+    def reset_parameters(self) -> None:
+        self.tracked.zero_()
 
     def one_point_tracker(self) -> Tracker:
         return MovingAverage()

@@ -15,11 +15,15 @@ from scdro.distributed.ranks import ALONE, Ranks
 from scdro.errors import CheckpointError, HyperparameterError, LossError
 from scdro.scalar import scalar_dtype
 
-__all__ = ["Tracked"]
+__all__ = ["Tracked", "check_fits"]
 
 
 class Tracked(nn.Module):
-    """State of a method, all of it buffers; they follow the model to its device, never to its dtype."""
+    """State of a method, all of it buffers; they follow the model to its device, never to its dtype.
+
+    `reset_parameters` fills them. It is called wherever torch leaves buffers without values: on the way from the meta
+    device, by `to_empty` or by the first losses.
+    """
 
     skipped: Tensor  # batches left out for NaN or infinite losses
 
@@ -34,7 +38,12 @@ class Tracked(nn.Module):
         # Python's view of whether there is a past: the first batch takes another path, without asking the device.
         self.started = False
         self.register_buffer("skipped", torch.zeros(1, dtype=torch.int64))
-        self.register_load_state_dict_pre_hook(_check_shapes)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_before_loading)  # type: ignore[no-untyped-call]
+
+    def reset_parameters(self) -> None:
+        """Forget every batch: the state is that of a new object."""
+        self.started = False
+        self.skipped.zero_()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -44,6 +53,9 @@ class Tracked(nn.Module):
     def made_with(self) -> str:
         """What decides the shapes of the state, for a checkpoint that does not fit."""
         return "this object"
+
+    def check_meaning(self, came: dict[str, Tensor]) -> None:
+        """Refuse a state of the same shapes whose numbers mean something else here."""
 
     def read(
         self,
@@ -66,7 +78,8 @@ class Tracked(nn.Module):
             if graph and not losses.requires_grad:
                 raise LossError(graph)
             if self.skipped.device != losses.device:
-                self.to(losses.device)
+                move = self.to_empty if self.skipped.is_meta else self.to
+                move(device=losses.device)
             local = read_local(losses, sample_weight, mask, self.dtype)
             joined = (*local, None if labels is None else labels().to(losses.device))
         mark = self._mark() if ranks.size > 1 else None
@@ -108,21 +121,33 @@ class Tracked(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         def move(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
-            if not tensor.is_floating_point() or moved.dtype == tensor.dtype:
+            if moved is tensor or moved.is_meta or tensor.is_meta:
                 return moved
-            return tensor.to(moved.device, scalar_dtype(moved.device))
+            dtype = scalar_dtype(moved.device) if tensor.is_floating_point() else tensor.dtype
+            return tensor.to(moved.device, dtype)  # not `moved`: to_empty() leaves it without values
 
-        return super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        was_meta = self.skipped.is_meta
+        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        if was_meta and not self.skipped.is_meta:
+            self.reset_parameters()
+        return self
 
 
-def _check_shapes(module: Tracked, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+def _before_loading(module: Tracked, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
+    came = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+    if came:
+        check_fits(module, came)
+
+
+def check_fits(module: Tracked, came: dict[str, Any]) -> None:
     """Refuse a state of another make before any of it is loaded."""
-    came = {k: v.shape for k, v in state_dict.items() if k.startswith(prefix)}
-    if came and came != {prefix + k: v.shape for k, v in module.state_dict().items()}:
+    shapes = {k: getattr(v, "shape", None) for k, v in came.items()}
+    if shapes != {k: v.shape for k, v in module.state_dict().items()}:
         raise CheckpointError(
             f"expected the state of {module.made_with()}, got one made with other settings; "
             "construct the object with the same arguments"
         )
+    module.check_meaning(came)
 
 
 def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:

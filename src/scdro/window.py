@@ -24,9 +24,10 @@ class Window(NamedTuple):
 
     rows: Tensor
 
-    @classmethod
-    def empty(cls, size: int, dtype: torch.dtype) -> Window:
-        return cls(torch.stack([torch.zeros(size, dtype=dtype), torch.full((size,), -math.inf, dtype=dtype)]))
+    def clear_(self) -> None:
+        """Empty every slot, in place."""
+        self.rows[0].zero_()
+        self.rows[1].fill_(-math.inf)
 
     @property
     def losses(self) -> Tensor:

@@ -33,8 +33,13 @@ class AnchorState(Tracked):
         super().__init__(skip_nonfinite=skip_nonfinite, process_group=process_group)
         self.n, self.towers = n, towers
         self.parts = Sharding(towers * n, self.ranks)
-        self.anchors = torch.full((self.parts.count, len(Anchors._fields)), math.nan, dtype=self.dtype)
-        self.register_buffer("last", torch.full((1,), math.nan, dtype=self.dtype))
+        self.register_buffer("last", torch.empty(1, dtype=self.dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.last.fill_(math.nan)
+        self.anchors = self.last.new_full((self.parts.count, len(Anchors._fields)), math.nan)
 
     def settle(self) -> None:
         """Cut the anchors for the processes there are by now: of one process it has all, and any cut can be made."""

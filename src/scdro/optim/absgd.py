@@ -26,7 +26,12 @@ class _AbsgdState(Tracked):
 
     def __init__(self, skip_nonfinite: bool, process_group: Group) -> None:
         super().__init__(skip_nonfinite=skip_nonfinite, process_group=process_group)
-        self.register_buffer("log_u", torch.full((1,), -math.inf, dtype=self.dtype))
+        self.register_buffer("log_u", torch.empty(1, dtype=self.dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.log_u.fill_(-math.inf)
 
 
 class ABSGD(WeightingOptimizer):

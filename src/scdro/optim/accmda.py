@@ -11,6 +11,7 @@ from torch import Tensor
 from scdro.batch import Batch
 from scdro.buffers import Modules
 from scdro.distributed import Group
+from scdro.distributed.ranks import Ranks
 from scdro.dual import check_vector
 from scdro.errors import HyperparameterError
 from scdro.optim.base import Closure
@@ -53,6 +54,7 @@ class AccMDA(TwoPoints, PrimalDual):
         >>> value = opt.step(losses, index)
     """
 
+    _vectors = ("v", "previous")
     _own_attributes = (
         *PrimalDual._own_attributes,
         *("_schedule", "_t", "_multipliers", "_parts", "_y", "_y_previous", "_u"),
@@ -75,6 +77,13 @@ class AccMDA(TwoPoints, PrimalDual):
         module: Modules = None,
         process_group: Group = None,
     ) -> None:
+        self._parts = Sharding(n, Ranks(process_group))
+        if not (0.0 < k < math.inf and k**3 <= m < math.inf and 0.0 < c < math.inf):
+            raise HyperparameterError(f"expected k, c > 0 and m >= k^3, got k = {k}, c = {c}, m = {m}")
+        self._schedule = (k, m, c)
+        self._t, self._multipliers = 0, Multipliers(0.0, 0.0)
+        self._y = torch.full((self._parts.count,), 1.0 / n, dtype=torch.float64, device="cpu")
+        self._y_previous, self._u = self._y.clone(), torch.zeros_like(self._y)
         super().__init__(
             params,
             lr,
@@ -86,13 +95,6 @@ class AccMDA(TwoPoints, PrimalDual):
             module=module,
             process_group=process_group,
         )
-        self._parts = Sharding(n, self.ranks)
-        if not (0.0 < k < math.inf and k**3 <= m < math.inf and 0.0 < c < math.inf):
-            raise HyperparameterError(f"expected k, c > 0 and m >= k^3, got k = {k}, c = {c}, m = {m}")
-        self._schedule = (k, m, c)
-        self._t, self._multipliers = 0, Multipliers(0.0, 0.0)
-        self._y = torch.full((self._parts.count,), 1.0 / n, dtype=torch.float64, device="cpu")
-        self._y_previous, self._u = self._y.clone(), torch.zeros_like(self._y)
 
     def _primal_dual_step(self, closure: Closure, index: Tensor | None) -> Scalar | None:
         tracked, old = self._tracked, None
@@ -143,8 +145,8 @@ class AccMDA(TwoPoints, PrimalDual):
         for p in active:
             state = self.state[p]
             assert p.grad is not None
-            if "v" not in state:
-                state.update(v=p.grad.clone(), previous=p.detach().clone())
+            if not self._has_past(p):
+                self._begin_at(p, v=p.grad.clone(), previous=p.detach().clone())
                 continue
             old = old_gradients.get(p)
             state["v"].mul_(keep).add_(p.grad)
@@ -177,7 +179,8 @@ class AccMDA(TwoPoints, PrimalDual):
     def _extra_state(self) -> dict[str, Any]:
         local = {"y": self._y, "y_previous": self._y_previous, "u": self._u}
         vectors = {name: self._parts.whole(vector).clone() for name, vector in local.items()}
-        return {**vectors, "t": self._t, "multipliers": list(self._multipliers)}
+        multipliers = torch.tensor(self._multipliers, dtype=torch.float64, device="cpu")
+        return {**vectors, "t": self._t, "multipliers": multipliers}
 
     def _check_extra_state(self, own: dict[str, Any]) -> None:
         for name in ("y", "y_previous", "u"):
@@ -188,7 +191,7 @@ class AccMDA(TwoPoints, PrimalDual):
             mine.copy_(self._parts.here(own[came]))
         if self.kl > self._rho + 1e-9:  # It is of a larger ball.
             self._y.copy_(euclidean_kl_ball(self._y, self._rho, parts=self._parts)[0])
-        self._t, self._multipliers = own["t"], Multipliers(*own["multipliers"])
+        self._t, self._multipliers = own["t"], Multipliers(*own["multipliers"].tolist())
 
 
 def _positions(batch: Batch) -> Tensor:

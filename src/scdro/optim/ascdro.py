@@ -47,6 +47,8 @@ class ASCDRO(TwoPoints, RobustOptimizer):
         >>> value = opt.step(lambda: torch.nn.functional.cross_entropy(model(x), y, reduction="none"))
     """
 
+    _vectors = ("z", "previous")
+
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         robust, beta = self._robust, self._beta
         old = self._read_previous_point(closure, sample_weight) if robust.started else None
@@ -85,7 +87,7 @@ class ASCDRO(TwoPoints, RobustOptimizer):
         `ratio` is lam_t over the temperature at which the past is expressed.
         """
         active = [p for p in self._parameters() if p.grad is not None]
-        moving = [p for p in active if "z" in self.state[p]]
+        moving = [p for p in active if self._has_past(p)]
         if moving:
             z, g = [self.state[p]["z"] for p in moving], [p.grad for p in moving if p.grad is not None]
             g_old = [_or_zeros(old_gradients.get(p), p) for p in moving]
@@ -101,10 +103,9 @@ class ASCDRO(TwoPoints, RobustOptimizer):
             torch._foreach_add_(z, correction)
         self._remember_point()
         for p in active:
-            state = self.state[p]
-            if "z" not in state:
+            if not self._has_past(p):
                 assert p.grad is not None
-                state["z"], state["previous"] = p.grad.clone(), p.detach().clone()
+                self._begin_at(p, z=p.grad.clone(), previous=p.detach().clone())
 
     def _descend(self, group: dict[str, Any]) -> None:
         """w <- w - lr (z + wd w)."""

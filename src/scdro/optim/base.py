@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, NoReturn
 
@@ -16,18 +16,17 @@ from scdro.batch import Batch
 from scdro.buffers import Buffers, Modules
 from scdro.distributed.ranks import Ranks
 from scdro.distributed.sharded import like
-from scdro.errors import CheckpointError, ClosureError, LossError
+from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError
 from scdro.optim.gradients import Gradients
-from scdro.optim.settings import check_held, check_same_temperature, check_steps
+from scdro.optim.settings import check_parameters, check_same_temperature, check_steps
 from scdro.projections import Ball
 from scdro.sampling import DrawnBatches
-from scdro.scalar import Scalar
-from scdro.tracked import Tracked
+from scdro.scalar import Scalar, scalar_dtype
+from scdro.tracked import Tracked, check_fits
 
 __all__ = ["Closure", "ClosureOptimizer", "check_same_temperature", "check_steps", "descend"]
 
 Closure = Callable[[], Tensor]
-_KEY, _VERSION = "scdro", 1
 
 
 class ClosureOptimizer(Optimizer):
@@ -35,6 +34,7 @@ class ClosureOptimizer(Optimizer):
 
     _tracked: Tracked
     _two_points: ClassVar[bool] = False  # whether each batch is evaluated at the previous point as well
+    _vectors: ClassVar[tuple[str, ...]] = ()  # what `state` has of each parameter, in its shape
     _own_attributes: ClassVar[tuple[str, ...]] = ("_tracked", "_ball", "_gradients", "_buffers")
 
     def __init__(
@@ -49,11 +49,10 @@ class ClosureOptimizer(Optimizer):
         check_steps(defaults)
         self._ball = None if radius is None else Ball(radius)
         super().__init__(params, defaults)
-        for group in self.param_groups:
-            check_held(group)
         self._tracked = tracked.to(self._first_parameter().device)
         self._gradients = Gradients(self)
         self._buffers = Buffers(module)
+        self._announce(self._own_state())
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -158,12 +157,18 @@ class ClosureOptimizer(Optimizer):
                 "expected a closure that only computes the per-sample losses, got one whose graph was already used; "
                 "remove its call of backward()"
             ) from error
-        if all(p.grad is None for p in self._parameters()):
+        gradients = [p.grad for p in self._parameters() if p.grad is not None]
+        if not gradients:
             raise ClosureError(
                 "expected losses that depend on the parameters of this optimizer, got none that do; was it made for "
                 "another model?"
             )
-        self._tracked.ranks.check_averaged([p.grad for p in self._parameters() if p.grad is not None])
+        if any(gradient.layout != torch.strided for gradient in gradients):
+            raise ClosureError(
+                "expected dense gradients, got sparse ones; make the layer with sparse=False, or use KLRobustLoss with "
+                "an optimizer that takes them"
+            )
+        self._tracked.ranks.check_averaged(gradients)
 
     def _skips(self, finite: Tensor | None) -> bool:
         """Whether to leave the step out, where the host may look; elsewhere the flag stays on the device."""
@@ -179,7 +184,8 @@ class ClosureOptimizer(Optimizer):
 
     @contextmanager
     def _undo_on_device(self, finite: Tensor) -> Iterator[None]:
-        tensors = [t for p in self._parameters() for t in (p, *self.state[p].values()) if isinstance(t, Tensor)]
+        vectors = (self.state[p][name] for p in self._parameters() for name in self._vectors if name in self.state[p])
+        tensors = [*self._parameters(), *vectors]
         before = [t.clone() for t in tensors]
         for p in self._parameters():
             if p.grad is not None:
@@ -197,6 +203,13 @@ class ClosureOptimizer(Optimizer):
     def _first_parameter(self) -> Tensor:
         return next(self._parameters())
 
+    def _has_past(self, p: Tensor) -> bool:
+        """Whether a parameter's vectors are those of a step, or zeros still."""
+        return bool(self.state[p].get("started", 0))
+
+    def _begin_at(self, p: Tensor, **vectors: Tensor) -> None:
+        self.state[p].update(vectors, started=1)
+
     def _decayed(self, vectors: list[Tensor], params: list[Tensor], decay: float) -> list[Tensor]:
         """Vectors plus weight decay."""
         return list(torch._foreach_add(vectors, params, alpha=decay)) if params and decay else vectors
@@ -205,14 +218,14 @@ class ClosureOptimizer(Optimizer):
         """v <- keep v + share (gradient + decay w);  w <- w - lr v.  The first v is the gradient itself."""
         params = [p for p in group["params"] if p.grad is not None]
         gradients = self._decayed([p.grad for p in params if p.grad is not None], params, decay)
-        old = [(self.state[p]["v"], g) for p, g in zip(params, gradients, strict=True) if "v" in self.state[p]]
+        old = [(self.state[p]["v"], g) for p, g in zip(params, gradients, strict=True) if self._has_past(p)]
         if old:
             vectors, fresh = (list(side) for side in zip(*old, strict=True))
             torch._foreach_mul_(vectors, keep)
             torch._foreach_add_(vectors, fresh, alpha=share)
         for p, gradient in zip(params, gradients, strict=True):
-            if "v" not in self.state[p]:
-                self.state[p]["v"] = torch.clone(gradient)
+            if not self._has_past(p):
+                self._begin_at(p, v=torch.clone(gradient))
         descend(params, [self.state[p]["v"] for p in params], group["lr"])
 
     def _project(self) -> None:
@@ -235,37 +248,92 @@ class ClosureOptimizer(Optimizer):
         return self._tracked.skipped[0].clone()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
+    #
+    # A state_dict has all state in its "state", which torch's own tools save, reshard and show to hooks: the vectors of
+    # each parameter, and with the first that trains what is no parameter's own, as "SCDRO.recent". Before the first
+    # step too: those tools would call step() for it. They take the names of what to load from `self.state`.
 
     def state_dict(self) -> dict[str, Any]:
-        """torch's own, and under "scdro" what must not be cast with the parameters: lam, log s, recent losses."""
-        own = {"algorithm": type(self).__name__, "version": _VERSION, "tracked": dict(self._tracked.state_dict())}
-        return {**super().state_dict(), _KEY: {**own, **self._extra_state()}}
+        """torch's own: parameters' vectors, and with the first parameter that trains lam, log s and the like."""
+        self._fill(self._parameters())
+        first = self.register_state_dict_post_hook(lambda _, state_dict: self._completed(state_dict), prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            first.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        own = state_dict.get(_KEY)
-        name = type(self).__name__
-        if not isinstance(own, dict) or own.get("algorithm") != name:
-            came = own.get("algorithm") if isinstance(own, dict) else "another optimizer"
-            raise CheckpointError(f"expected a state_dict of {name}, got one of {came}; load it into that optimizer")
-        if own["version"] != _VERSION:
-            raise CheckpointError(f"expected a state_dict of version {_VERSION}, got {own['version']}; upgrade scdro")
-        self._check_vectors(state_dict)
-        self._check_extra_state(own)
-        before = {k: v.clone() for k, v in self._tracked.state_dict().items()}
-        self._tracked.load_state_dict(own["tracked"])  # Refuses another make, unchanged.
-        try:
-            super().load_state_dict(self._sharded({k: v for k, v in state_dict.items() if k != _KEY}))
-        except Exception:
-            self._tracked.load_state_dict(before)
-            raise
-        self._load_extra_state(own)
+        """Go on from a saved state, or refuse it and stay as it is.
 
-    def _sharded(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Vectors as their parameters are: a state that was saved whole loads into a model in fully_shard."""
-        numbers = (i for group in state_dict["param_groups"] for i in group["params"])
-        params = dict(zip(numbers, self._parameters(), strict=True))
-        state = {i: {k: like(v, params[i]) for k, v in own.items()} for i, own in state_dict["state"].items()}
+        Settings that `param_groups` has (lr, beta, weight_decay, ...) are those that were saved, as in torch. The
+        others are this object's own, and may differ where the state means the same under both (docs, "Checkpoints").
+        """
+        own: dict[str, Any] = {}
+        last = self.register_load_state_dict_pre_hook(lambda _, came: self._checked(came, own))
+        first = self.register_load_state_dict_post_hook(lambda _: self._restore(own), prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            last.remove()
+            first.remove()
+
+    def _own_state(self) -> dict[str, Any]:
+        """What is no parameter's own. Copies: dcp.load writes into the tensors of a state_dict."""
+        return {**{k: v.clone() for k, v in self._tracked.state_dict().items()}, **self._extra_state()}
+
+    def _completed(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        own, prefix = self._own_state(), f"{type(self).__name__}."
+        carrier = self._announce(own)
+        if scalar_dtype(carrier.device) == torch.float64:  # torch wants all on one device
+            own = {k: v.to(carrier.device) if isinstance(v, Tensor) else v for k, v in own.items()}
+        state = {i: dict(entries) for i, entries in state_dict["state"].items()}
+        state[self._numbered(state_dict)[carrier]].update({prefix + k: v for k, v in own.items()})
         return {**state_dict, "state": state}
+
+    def _announce(self, names: Iterable[str]) -> Tensor:
+        """Have the names of what is no parameter's own with the first parameter that trains; gives that one."""
+        prefix = f"{type(self).__name__}."
+        for entries in self.state.values():
+            for key in [key for key in entries if key.startswith(prefix)]:
+                del entries[key]
+        carrier = next((p for p in self._parameters() if p.requires_grad), self._first_parameter())
+        self.state[carrier].update({prefix + name: 0 for name in names})
+        return carrier
+
+    def _numbered(self, state_dict: dict[str, Any]) -> dict[Tensor, Any]:
+        """What a state_dict calls each parameter."""
+        numbers = (i for group in state_dict["param_groups"] for i in group["params"])
+        return dict(zip(self._parameters(), numbers, strict=True))
+
+    def _fill(self, params: Iterable[Tensor]) -> None:
+        """Zeros for the vectors of parameters that have not moved yet."""
+        for p in params:
+            entries = self.state[p]
+            if self._vectors and p.requires_grad and "started" not in entries:
+                entries.update({name: torch.zeros_like(p) for name in self._vectors}, started=0)
+
+    def _checked(self, state_dict: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+        """Take what is no parameter's own out of a state that fits, before torch casts it to the parameter's dtype."""
+        state, prefix = state_dict.get("state", {}), f"{type(self).__name__}."
+        carried = {key: value for entries in state.values() for key, value in entries.items() if "." in key}
+        own.update({k.removeprefix(prefix): v for k, v in carried.items() if k.startswith(prefix)})
+        if not own:
+            _refuse_state(type(self).__name__, next(iter(carried), ""))
+        self._check_vectors(state_dict)
+        check_fits(self._tracked, {k: own.get(k) for k in self._tracked.state_dict()})
+        self._check_extra_state(own)
+        vectors = {
+            i: {k: _copied(like(v, p)) for k, v in state[i].items() if not k.startswith(prefix)}
+            for p, i in self._numbered(state_dict).items()
+            if i in state
+        }
+        return {**state_dict, "state": vectors}
+
+    def _restore(self, own: dict[str, Any]) -> None:
+        self._tracked.load_state_dict({k: own[k] for k in self._tracked.state_dict()})
+        self._load_extra_state(own)
+        self._fill(self._parameters())
+        self._announce(own)
 
     def _check_vectors(self, state_dict: dict[str, Any]) -> None:
         groups = state_dict["param_groups"]
@@ -274,19 +342,31 @@ class ClosureOptimizer(Optimizer):
             raise CheckpointError(
                 f"expected parameter groups of {sizes} parameters, got {came}; is it another model's?"
             )
-        for p, number in zip(self._parameters(), (i for group in groups for i in group["params"]), strict=True):
-            for value in state_dict["state"].get(number, {}).values():
-                if isinstance(value, Tensor) and value.shape != p.shape:
+        for p, number in self._numbered(state_dict).items():
+            entries = state_dict["state"].get(number, {})
+            for value in (entries.get(name) for name in self._vectors if "started" in entries):
+                shape = tuple(value.shape) if isinstance(value, Tensor) else None
+                if shape != tuple(p.shape):
                     raise CheckpointError(
-                        f"expected the state of a parameter of shape {tuple(p.shape)}, got {tuple(value.shape)}; "
+                        f"expected the state of a parameter of shape {tuple(p.shape)}, got {shape}; "
                         "is it another model's?"
                     )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         check_steps(param_group)
         super().add_param_group(param_group)
+        try:
+            self._check_group(self.param_groups[-1])
+        except HyperparameterError:
+            self.param_groups.pop()
+            raise
+        self._fill(self.param_groups[-1]["params"])
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        check_parameters(group)
 
     def _extra_state(self) -> dict[str, Any]:
+        """State beyond vectors and `Tracked`: tensors, integers and floats, the same on all processes."""
         return {}
 
     def _check_extra_state(self, own: dict[str, Any]) -> None:
@@ -299,6 +379,21 @@ class ClosureOptimizer(Optimizer):
         """torch keeps three attributes when an optimizer is copied or pickled; lam and log s are not among them."""
         own = {k: v for k, v in self.__dict__.items() if k in self._own_attributes}
         return {**super().__getstate__(), **own}
+
+
+def _copied(value: Any) -> Any:
+    """torch keeps a tensor that needs no cast: the state that is loaded would move with this one."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _refuse_state(expected: str, key: str) -> NoReturn:
+    if key:
+        came = key.partition(".")[0]
+        raise CheckpointError(f"expected a state_dict of {expected}, got one of {came}; load it into that optimizer")
+    raise CheckpointError(
+        f"expected a state_dict of {expected}, got one of another optimizer, or without the first parameter that "
+        "trained when it was saved; load it into that optimizer, or let the same parameters train"
+    )
 
 
 def _refuse_closure(came: object) -> NoReturn:

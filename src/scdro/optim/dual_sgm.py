@@ -28,9 +28,16 @@ class _DualState(Tracked):
 
     def __init__(self, lam: float, skip_nonfinite: bool, process_group: Group) -> None:
         super().__init__(skip_nonfinite=skip_nonfinite, process_group=process_group)
-        self.register_buffer("duals", torch.tensor([math.nan, lam], dtype=self.dtype))
-        self.register_buffer("capped", torch.zeros(1, dtype=torch.int64))
+        self._first_lam = lam
+        self.register_buffer("duals", torch.empty(2, dtype=self.dtype))
+        self.register_buffer("capped", torch.empty(1, dtype=torch.int64))
+        self.reset_parameters()
         self.register_load_state_dict_post_hook(_note_started)  # type: ignore[no-untyped-call]
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.duals[0], self.duals[1] = math.nan, self._first_lam
+        self.capped.zero_()
 
 
 def _note_started(module: torch.nn.Module, _: object) -> None:

@@ -32,7 +32,12 @@ class _GroupState(Tracked):
 
     def __init__(self, count: int, skip_nonfinite: bool, process_group: Group) -> None:
         super().__init__(skip_nonfinite=skip_nonfinite, process_group=process_group)
-        self.register_buffer("log_q", torch.full((count,), -math.log(count), dtype=self.dtype))
+        self.register_buffer("log_q", torch.empty(count, dtype=self.dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.log_q.fill_(-math.log(len(self.log_q)))
 
     def made_with(self) -> str:
         return f"{len(self.log_q)} groups"

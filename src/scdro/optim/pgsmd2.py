@@ -45,6 +45,7 @@ class PGSMD2(SPD):
         ...     value = opt.step(lambda: losses(index), torch.tensor(index))
     """
 
+    _vectors = ("anchor", "mean")
     _own_attributes = (*SPD._own_attributes, "_all_losses", "_gamma", "_stage_steps", "_stage", "_done")
 
     def __init__(
@@ -84,30 +85,27 @@ class PGSMD2(SPD):
     def _after_step(self) -> None:
         if self._done >= self._stage * self._stage_steps:
             for p in self._parameters():
-                p.copy_(self.state[p]["mean"])
+                if self._has_past(p):
+                    p.copy_(self.state[p]["mean"])
             self._next_stage()
 
     def _next_stage(self) -> None:
         """wbar is where the model is."""
         with torch.no_grad():
             self._dual.respond(check_all_losses(self._all_losses(), self._dual.parts), NO_LAM0)
-        self._anchor(self._parameters())
+        self._anchor(p for p in self._parameters() if p.requires_grad)
         self._stage, self._done = self._stage + 1, 0
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
-        if self._stage:
-            self._anchor(self.param_groups[-1]["params"])
 
     def _anchor(self, params: Iterable[Tensor]) -> None:
         for p in params:
-            self.state[p].update(anchor=p.detach().clone(), mean=p.detach().clone())
+            self._begin_at(p, anchor=p.detach().clone(), mean=p.detach().clone())
 
     def _rate(self) -> float:
         return super()._rate() / self._stage
 
     def _descend(self) -> None:
         """w <- argmin over W of <gradient, w> + gamma |w - wbar|^2/2 + |w - w_t|^2/(2 lr/k); and the mean so far."""
+        self._anchor(p for p in self._parameters() if p.grad is not None and not self._has_past(p))
         for group in self.param_groups:
             rate = group["lr"] / self._stage
             for p in group["params"]:
@@ -117,8 +115,9 @@ class PGSMD2(SPD):
         self._project()
         self._done += 1
         for p in self._parameters():
-            mean = self.state[p]["mean"]
-            mean.add_(p - mean, alpha=1.0 / self._done)
+            if self._has_past(p):
+                mean = self.state[p]["mean"]
+                mean.add_(p - mean, alpha=1.0 / self._done)
 
     def _extra_state(self) -> dict[str, Any]:
         return {**super()._extra_state(), "stage": self._stage, "done": self._done}

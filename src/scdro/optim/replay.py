@@ -70,7 +70,7 @@ class TwoPoints(ClosureOptimizer):
 
     @contextmanager
     def _at_previous_point(self) -> Iterator[None]:
-        params = [p for p in self._parameters() if "previous" in self.state[p]]
+        params = [p for p in self._parameters() if self._has_past(p)]
         present = [p.clone() for p in params]
         devices = {torch.device("cpu"), self._first_parameter().device}
         self._draws = tuple(_Draws(device) for device in devices)
@@ -105,7 +105,7 @@ class TwoPoints(ClosureOptimizer):
     def _remember_point(self) -> None:
         """The present point becomes the previous one, of the parameters that have one."""
         for p in self._parameters():
-            if "previous" in self.state[p]:
+            if self._has_past(p):
                 self.state[p]["previous"].copy_(p)
 
 

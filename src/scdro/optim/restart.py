@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import torch
+
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.optim.ascdro import ASCDRO
 from scdro.optim.robust import RobustOptimizer
@@ -104,7 +106,7 @@ class _Restarted(RobustOptimizer):
     _own_attributes = (*ASCDRO._own_attributes, "_stages", "_stage", "_steps_left")
 
     def __init__(self, params: Any, stages: Sequence[Stage], rho: float, *, mu: float, **settings: Any) -> None:
-        self._stages = [Stage(*stage) for stage in stages]
+        self._stages = [Stage(float(lr), float(beta), int(steps)) for lr, beta, steps in stages]
         if not self._stages:
             raise HyperparameterError("expected at least one stage, got none")
         for k, stage in enumerate(self._stages):
@@ -112,8 +114,8 @@ class _Restarted(RobustOptimizer):
             if not stage.lr > 0 or (stage.steps < 1 and k < len(self._stages) - 1):
                 raise HyperparameterError(f"expected lr > 0 and at least one step in a stage, got {stage}")
         first = self._stages[0]
-        super().__init__(params, first.lr, rho, beta=first.beta, mu=mu, **settings)
         self._stage, self._steps_left = 0, first.steps
+        super().__init__(params, first.lr, rho, beta=first.beta, mu=mu, **settings)
 
     @property
     def stage(self) -> int:
@@ -126,17 +128,17 @@ class _Restarted(RobustOptimizer):
         if self._steps_left == 0 and self._stage + 1 < len(self._stages):
             before, after = self._stages[self._stage : self._stage + 2]
             for group in self.param_groups:
-                group["lr"] *= after.lr / before.lr
+                group["lr"] = group["lr"] * (after.lr / before.lr)  # not in place: groups may share a tensor
                 group["beta"] = after.beta
             self.defaults.update(lr=after.lr, beta=after.beta)
             self._stage, self._steps_left = self._stage + 1, after.steps
 
     def _extra_state(self) -> dict[str, Any]:
-        stages = [list(stage) for stage in self._stages]
+        stages = torch.tensor(self._stages, dtype=torch.float64, device="cpu")
         return {"stages": stages, "stage": self._stage, "steps_left": self._steps_left}
 
     def _check_extra_state(self, own: dict[str, Any]) -> None:
-        stages = [Stage(*stage) for stage in own["stages"]]
+        stages = [Stage(lr, beta, int(steps)) for lr, beta, steps in own["stages"].tolist()]
         if stages != self._stages:
             raise CheckpointError(
                 f"expected a state_dict of the stages {self._stages}, got one of {stages}; construct the optimizer "

@@ -119,12 +119,7 @@ class RobustOptimizer(ClosureOptimizer):
         """How often STORM's estimates had to start anew (printed form only)."""
         return self._robust.resets[0].clone()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if "beta" in param_group:
-            check_beta(param_group["beta"])
-        super().add_param_group(param_group)
-        try:
-            _ = self._beta
-        except HyperparameterError:
-            self.param_groups.pop()
-            raise
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        check_beta(group["beta"])
+        _ = self._beta

@@ -55,6 +55,8 @@ class SCDRO(RobustOptimizer):
     TMLR 2023.
     """
 
+    _vectors = ("v",)
+
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         beta = self._beta
         losses = self._losses(closure)

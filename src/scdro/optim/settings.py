@@ -9,7 +9,7 @@ import torch
 
 from scdro.errors import CheckpointError, HyperparameterError
 
-__all__ = ["check_held", "check_same_temperature", "check_steps"]
+__all__ = ["check_parameters", "check_same_temperature", "check_steps"]
 
 
 def check_steps(settings: dict[str, Any]) -> None:
@@ -20,9 +20,15 @@ def check_steps(settings: dict[str, Any]) -> None:
         raise HyperparameterError(f"expected a momentum in [0, 1), got {settings['momentum']}")
 
 
-def check_held(group: dict[str, Any]) -> None:
-    """Whether the parameters' dtype can hold lr and weight_decay."""
-    most = min(torch.finfo(p.dtype).max for p in group["params"])
+def check_parameters(group: dict[str, Any]) -> None:
+    """Real numbers, whose dtype can hold lr and weight_decay."""
+    dtypes = {p.dtype for p in group["params"]}
+    if any(dtype.is_complex for dtype in dtypes):
+        raise HyperparameterError(
+            "expected real parameters, got complex ones; optimize torch.view_as_real(parameter), or use KLRobustLoss "
+            "with an optimizer that takes them"
+        )
+    most = min((torch.finfo(dtype).max for dtype in dtypes if dtype.is_floating_point), default=math.inf)
     for name in ("lr", "weight_decay"):
         if float(group.get(name, 0.0)) > most:
             raise HyperparameterError(f"expected {name} <= {most:.3g}, all that parameters can hold, got {group[name]}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from scdro.batch import Batch
 from scdro.buffers import Modules
 from scdro.distributed import Group
-from scdro.distributed.ranks import ALONE
+from scdro.distributed.ranks import ALONE, Ranks
 from scdro.dual import Dual, check_vector
 from scdro.errors import ClosureError, HyperparameterError
 from scdro.optim.base import Closure, descend
@@ -72,6 +72,7 @@ class SPD(PrimalDual):
         module: Modules = None,
         process_group: Group = None,
     ) -> None:
+        self._dual, self.uniform, self._drawing = Dual(n, rho, Ranks(process_group)), uniform, False
         super().__init__(
             params,
             lr,
@@ -83,7 +84,6 @@ class SPD(PrimalDual):
             module=module,
             process_group=process_group,
         )
-        self._dual, self.uniform, self._drawing = Dual(n, rho, self.ranks), uniform, False
 
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
         """Positions of `size` samples, drawn from p."""

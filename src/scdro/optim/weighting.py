@@ -29,6 +29,8 @@ class Weighed(NamedTuple):
 class WeightingOptimizer(ClosureOptimizer):
     """v <- momentum v + sum_j weight_j grad l_j + wd w;  w <- Proj_W(w - lr v)."""
 
+    _vectors = ("v",)
+
     def __init__(
         self,
         params: Any,
