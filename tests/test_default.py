@@ -517,8 +517,8 @@ def gradient_masses(algorithm, levels, scales, beta, rho=0.5, batch=64):
 @pytest.mark.parametrize("fall", ["x1/10", "x1/1000", "-100"])
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, scdro.KLRobustLoss])
 def test_the_weights_of_a_batch_do_not_vanish_when_losses_fall(algorithm, fall, beta):
-    """From one window (16 batches) after the fall on, every ten batches have more than half of the usual weight, and the
-    value is that of the present losses."""
+    """From one window (16 batches) after the fall on, ten batches always have more than half of the usual weight, and
+    the value is that of the present losses."""
     before, after = 20, 60
     factor = {"x1/10": 10.0, "x1/1000": 1000.0}.get(fall, 1.0)
     scales = [factor] * before + [1.0] * after
