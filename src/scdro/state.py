@@ -261,12 +261,13 @@ class RobustState(Tracked):
             ceiling = window.quantile(self.trim)
             window = window.without(ceiling)
         extra: list[tuple[Tensor, list[Scalar]]] = []
+        lam_log_s_max: Scalar = math.inf
         if estimate.calibrating:
             _, lam0, _, mu, _ = self.limits
             rho = attainable(self.limits.rho, window.effective_size())
             solved = self.temperature.initial is None and not self.plain
             lam = lam_next = self.limits.clamp(window.solve(rho, lam0, mu)) if solved else at.lam
-            lam_log_s, lam_log_s_max = window.mean() if self.plain else lam * window.log_mean(lam), math.inf
+            lam_log_s = window.mean() if self.plain else lam * window.log_mean(lam)
         else:
             lam, lam_log_s = estimate.lam, estimate.lam_log_s
             lam_next, lam_log_s_max, extra = self.temperature.advance(self._moved(estimate, window, lr), self.limits)
