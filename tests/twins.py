@@ -205,7 +205,7 @@ class Default(Twin):
         lam=None,
         cap=2.0,
         clip=0.3,
-        lag=1.5,
+        lag=1.25,
         window,
         trim=0.0,
         storm=False,

@@ -108,7 +108,7 @@ class WindowTemperature(Temperature):
         cap: float | None = 2.0,
         clip: float | None = 0.3,
         ceiling: float | None = 0.0,
-        lag: float | None = 1.5,
+        lag: float | None = 1.25,
     ) -> None:
         super().__init__()
         _check_initial(initial)
