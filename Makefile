@@ -32,6 +32,7 @@ test-integrations: $(VENV)/.integrations  ## Lightning, transformers, accelerate
 
 benchmarks: $(VENV)/.dev  ## What the docs claim about stability and cost
 	$(BIN)/python benchmarks/stability.py
+	$(BIN)/python benchmarks/nonstationary.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/distributed.py
 	$(BIN)/python benchmarks/pipeline.py

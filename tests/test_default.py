@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import scipy.optimize
+import scipy.stats
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -48,7 +49,13 @@ def distance(a, b):
     return float(np.max(np.abs(a - b) / np.maximum(1.0, np.abs(b))))
 
 
-def run_in_lockstep(algorithm, indices, *, lr=0.2, rho=0.5, beta=0.2, ours=None, theirs=None, weighted=False):
+def scaled(evaluate, scale):
+    return lambda w: tuple(scale * part for part in evaluate(w))
+
+
+def run_in_lockstep(
+    algorithm, indices, *, lr=0.2, rho=0.5, beta=0.2, ours=None, theirs=None, weighted=False, scales=None
+):
     model, x, y, by_hand = problem()
     ours, theirs = {"window": 2048, **(ours or {})}, {"window": 2048, **(theirs or {})}
     twin = twins.Default(flat(model), rho, lr, beta, storm=algorithm in (ASCDRO, RASCDRO), **theirs)
@@ -59,8 +66,9 @@ def run_in_lockstep(algorithm, indices, *, lr=0.2, rho=0.5, beta=0.2, ours=None,
     rng, history = np.random.default_rng(2), []
     for t, index in enumerate(indices, 1):
         weight = rng.uniform(0.0, 2.0, len(index)) * (rng.random(len(index)) < 0.8) + 1e-3 if weighted else None
-        opt.step(losses_of(model, x, y, index), sample_weight=None if weight is None else torch.tensor(weight))
-        twin.step(by_hand.batch(index), weight)
+        scale = 1.0 if scales is None else scales[t - 1]
+        opt.step(losses_of(model, x, y, index, scale), sample_weight=None if weight is None else torch.tensor(weight))
+        twin.step(scaled(by_hand.batch(index), scale), weight)
         for name, a, b in (
             ("w", flat(model), twin.w),
             ("lam", opt.lam.item(), twin.lam),
@@ -85,6 +93,8 @@ SETTINGS = {
     "cap, clip": ({"temperature": WindowTemperature(cap=1.1, clip=0.05)}, {"cap": 1.1, "clip": 0.05}),
     "lam0": ({"lam0": 0.6}, {"lam0": 0.6}),
     "no ceiling": ({"temperature": WindowTemperature(ceiling=None)}, {"ceiling_lams": None}),
+    "no lag": ({"temperature": WindowTemperature(lag=None)}, {"lag": None}),
+    "little lag": ({"temperature": WindowTemperature(lag=1.0)}, {"lag": 1.0}),
     "high ceiling": ({"temperature": WindowTemperature(ceiling=0.5)}, {"ceiling_lams": 0.5}),
 }
 
@@ -97,6 +107,8 @@ def test_lockstep_with_the_twin(algorithm, setting, weighted):
     _, twin, history = run_in_lockstep(algorithm, batches(), ours=ours, theirs=theirs, weighted=weighted)
     if setting in ("plain", "window", "no ceiling", "trim"):
         assert (twin.topped > 0) == (setting in ("plain", "window"))
+    if setting in ("no lag", "little lag"):
+        assert (twin.late > 0) == (setting == "little lag")
     if setting == "lam0":
         assert (history[:, 0] == 0.6).any()
     elif setting != "mu":
@@ -142,18 +154,35 @@ def test_single_samples(algorithm):
     assert history[-1, 0] > 0.2
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("trim", [0.0, 0.127])
+@pytest.mark.parametrize("beta", [0.01, 0.1, 0.9])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_batches_that_are_trimmed_away(algorithm):
-    """A single sample above the ceiling is a batch of weight zero: s decays, the model coasts, nothing is NaN."""
+def test_lockstep_while_losses_rise_and_fall(algorithm, beta, trim, weighted):
+    """A hundredfold for thirty batches, and back: s is held near the recent losses."""
+    ours = theirs = {"window": 64, "trim": trim, "lam0": 0.02}
+    scales = [1.0] * 20 + [100.0] * 30 + [1.0] * 50
+    _, twin, _ = run_in_lockstep(
+        algorithm, batches(), lr=0.002, beta=beta, ours=ours, theirs=theirs, scales=scales, weighted=weighted
+    )
+    assert twin.late > 0 or beta == 0.9
+
+
+@pytest.mark.parametrize("beta", [0.2, 1.0])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_batches_that_are_trimmed_away(algorithm, beta):
+    """A single sample above the ceiling is a batch of weight zero: s decays (with beta = 1 it stays), the model coasts,
+    nothing is NaN."""
     ours, theirs = {"trim": 0.253, "lam0": 0.02}, {"trim": 0.253, "lam0": 0.02}
-    _, twin, _ = run_in_lockstep(algorithm, batches(low=1, high=2), lr=0.02, ours=ours, theirs=theirs)
+    _, twin, _ = run_in_lockstep(algorithm, batches(low=1, high=2), lr=0.02, beta=beta, ours=ours, theirs=theirs)
     assert twin.empty >= 5
 
 
+@pytest.mark.parametrize("beta", [0.1, 1.0])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_printed_temperature_with_batches_that_are_trimmed_away(algorithm):
+def test_printed_temperature_with_batches_that_are_trimmed_away(algorithm, beta):
     model, x, y, _ = problem()
-    opt = algorithm(model.parameters(), 0.02, 0.5, trim=0.253, temperature=PrintedTemperature(initial=1.0))
+    opt = algorithm(model.parameters(), 0.02, 0.5, beta=beta, trim=0.253, temperature=PrintedTemperature(initial=1.0))
     for index in batches(low=1, high=1):
         opt.step(losses_of(model, x, y, index))
         assert torch.isfinite(opt.lam)
@@ -467,6 +496,66 @@ def test_a_fall_of_lam_leaves_lam_log_s_near():
         value = robust(losses.requires_grad_()).item()
     assert robust.lam.item() < 0.3
     assert value == pytest.approx(scdro.worst_case(losses.detach(), 0.5).value.item(), rel=0.2)
+
+
+def gradient_masses(algorithm, levels, scales, beta, rho=0.5, batch=64):
+    """The sum of the weights of each batch, read from the gradient of a parameter that shifts all losses."""
+    w, g = nn.Parameter(torch.zeros((), dtype=torch.float64)), torch.Generator().manual_seed(0)
+    opt = None if algorithm is scdro.KLRobustLoss else algorithm([w], 0.0, rho, beta=beta)
+    robust, masses = scdro.KLRobustLoss(rho, beta=beta), []
+    for level, scale in zip(levels, scales, strict=True):
+        losses = level + scale * torch.randn(batch, generator=g, dtype=torch.float64).square()
+        w.grad = None
+        value = robust(losses + w) if opt is None else opt.step(lambda losses=losses: losses + w)
+        if opt is None:
+            value.backward()
+        masses.append(w.grad.item())
+    return np.array(masses), value.item()
+
+
+@pytest.mark.parametrize("beta", [0.01, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("fall", ["x1/10", "x1/1000", "-100"])
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, scdro.KLRobustLoss])
+def test_the_weights_of_a_batch_do_not_vanish_when_losses_fall(algorithm, fall, beta):
+    """From one window (16 batches) after the fall on, ten batches always have more than half of the usual weight, and
+    the value is that of the present losses."""
+    before, after = 20, 60
+    factor = {"x1/10": 10.0, "x1/1000": 1000.0}.get(fall, 1.0)
+    scales = [factor] * before + [1.0] * after
+    levels = [100.0 if fall == "-100" else 0.0] * before + [0.0] * after
+    masses, value = gradient_masses(algorithm, levels, scales, beta)
+    recent = np.convolve(masses[before + 16 :], np.full(10, 0.1), "valid")
+    assert recent.min() > 0.5
+    assert masses.max() <= 2.0 + 1e-9
+    typical = scipy.stats.chi2(1).ppf(np.linspace(0.0, 1.0, 4098)[1:-1])
+    assert value == pytest.approx(scdro.worst_case(typical, 0.5).value, rel=0.3)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_small_beta_does_not_stop_before_the_model_fits(algorithm):
+    """Least squares with targets of size 100: losses fall ten-thousandfold, faster than s by itself."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(500, 5, generator=g, dtype=torch.float64)
+    target = 100 * x @ torch.randn(5, generator=g, dtype=torch.float64) + torch.randn(500, generator=g, dtype=x.dtype)
+    w = nn.Parameter(torch.zeros(5, dtype=torch.float64))
+    opt = algorithm([w], 0.05, 0.5, beta=0.01)
+    for _ in range(1500):
+        index = torch.randint(500, (64,), generator=g)
+        opt.step(lambda index=index: (x[index] @ w - target[index]).square() / 2)
+    assert (x @ w - target).square().mean().item() < 2.0
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_rho_0_with_a_batch_that_is_trimmed_away_keeps_its_value(algorithm, beta):
+    w = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    opt = algorithm([w], 0.1, 0.0, trim=0.25, beta=beta)
+    losses = torch.tensor([1.0, 2.0, 3.0, 50.0], dtype=torch.float64)
+    value = opt.step(lambda: losses + w - w.detach())
+    assert value.item() == pytest.approx(2.0)
+    again = opt.step(lambda: losses + 1000.0 + w - w.detach())
+    assert again.item() == pytest.approx(2.0)
+    assert torch.isfinite(w).all()
 
 
 def test_views_before_the_first_batch_are_nan():

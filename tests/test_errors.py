@@ -395,6 +395,7 @@ def test_bad_temperatures():
     for build, match in (
         (lambda: WindowTemperature(cap=0.5), "cap >= 1"),
         (lambda: WindowTemperature(ceiling=-1.0), "ceiling >= 0"),
+        (lambda: WindowTemperature(lag=0.9), "lag >= 1"),
         (lambda: WindowTemperature(clip=-1.0), "clip >= 0"),
         (lambda: SCDRO(params, temperature="auto"), "such as WindowTemperature.*got 'auto'"),
         (lambda: SCDRO(params, lam0=1.0, temperature=WindowTemperature(0.01)), "initial temperature >= lam0"),

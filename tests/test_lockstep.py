@@ -336,7 +336,7 @@ def frozen(algorithm, temperature, params, lr, beta, lam):
     if temperature == "printed":
         return algorithm(params, lr, 0.4, beta=beta, temperature=PrintedTemperature(initial=lam, lr=0.0))
     tracker = Storm() if algorithm is ASCDRO else None
-    window = WindowTemperature(lam, cap=math.inf, ceiling=None)
+    window = WindowTemperature(lam, cap=math.inf, ceiling=None, lag=None)
     return algorithm(params, lr, 3.0, beta=beta, lam0=lam, temperature=window, tracker=tracker)
 
 

@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -403,6 +404,65 @@ def test_micro_batches_with_other_settings(settings):
     for (a, robust), (b, reference) in zip(small, large, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
         assert_close_state(robust, reference, 1e-10)
+
+
+@pytest.mark.parametrize("beta", [0.02, 0.3])
+def test_micro_batches_while_losses_fall(beta):
+    """What holds s near the recent losses knows the batches before alone."""
+    batches, make = data(40), OPTIMIZERS["sgd"]
+    scale = [torch.full((12,), 100.0 if t < 15 else 1.0, dtype=torch.float64) for t in range(40)]
+    settings = {"beta": beta, "window": 60, "scale": scale}
+    small = accumulated_steps(batches, 3, make, WindowTemperature(), **settings)
+    large = accumulated_steps(batches, 1, make, WindowTemperature(), **settings)
+    late = 0
+    for (a, robust), (b, reference) in zip(small, large, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
+        assert_close_state(robust, reference, 1e-8)
+        at = robust.state.reading()
+        late += at.lam_log_s > at.lam_log_s_max
+    assert late > 0
+
+
+@pytest.mark.parametrize("beta", [0.2, 1.0])
+@pytest.mark.parametrize("rho", [0.0, 0.4])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_micro_batches_that_are_trimmed_away(temperature, rho, beta):
+    """A whole batch, its first part, its last part: they count for nothing, and the parts equal the whole."""
+    batches = data(20)
+    scale = torch.ones(20, 12, dtype=torch.float64)
+    scale[7], scale[11, :4], scale[14, 8:] = 1e5, 1e5, 1e5
+    plain = partial(torch.optim.SGD, lr=0.1)
+    settings = {"beta": beta, "rho": rho, "trim": 0.3, "scale": scale}
+    small = accumulated_steps(batches, 3, plain, TEMPERATURES[temperature](), **settings)
+    large = accumulated_steps(batches, 1, plain, TEMPERATURES[temperature](), **settings)
+    before = None
+    for t, ((a, robust), (b, reference)) in enumerate(zip(small, large, strict=True)):
+        assert torch.isfinite(a).all()
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+        assert_close_state(robust, reference, 1e-10)
+        if t == 7:
+            torch.testing.assert_close(a, before, rtol=0, atol=0)
+        before = a
+
+
+@pytest.mark.parametrize("backward", ["each part", "both"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_part_that_is_trimmed_away_before_losses_that_fell_far(dtype, backward):
+    """With beta = 1 s falls by exp(4000) between the parts; the first one's gradient is zero, and stays zero."""
+    w = nn.Parameter(torch.zeros(6, dtype=dtype))
+    robust, optimizer = KLRobustLoss(0.5, beta=1.0, trim=0.2), torch.optim.SGD([w], 0.0)
+    robust.attach(optimizer)
+    spread = torch.linspace(0.0, 2e-3, 6, dtype=dtype)
+    for _ in range(10):
+        robust(5.0 + spread + w).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if backward == "each part":
+        (robust(100.0 + spread + w) / 2).backward()
+        (robust(1.0 + spread + w) / 2).backward()
+    else:
+        ((robust(100.0 + spread + w) + robust(1.0 + spread + w)) / 2).backward()
+    assert w.grad.sum().item() == pytest.approx(1.0, rel=1e-5)
 
 
 @pytest.mark.parametrize("order", ["forwards first", "one sum", "zero_grad last"])

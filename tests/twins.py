@@ -190,11 +190,27 @@ class Recover:
 class Default(Twin):
     """The default: lam by a Newton step on the recent losses, s carried to lam_t as s^(lam_{t-1}/lam_t) and capped.
 
+    Before a batch, s is at most `lag` times the mean over the recent losses, which is carried in the same way.
+
     Weight decay and mu enter the moving average of SCDRO, and the direction of ASCDRO.
     """
 
     def __init__(
-        self, w, rho, eta, beta, *, lam=None, cap=2.0, clip=0.3, window, trim=0.0, storm=False, ceiling_lams=0.0, **more
+        self,
+        w,
+        rho,
+        eta,
+        beta,
+        *,
+        lam=None,
+        cap=2.0,
+        clip=0.3,
+        lag=1.25,
+        window,
+        trim=0.0,
+        storm=False,
+        ceiling_lams=0.0,
+        **more,
     ):
         super().__init__(w, lam, rho, eta, beta, **more)
         self.cap, self.clip, self.trim, self.storm = cap, clip, trim, storm
@@ -202,7 +218,8 @@ class Default(Twin):
         self.ceiling = self.top = INF
         self.ceiling_lams, self.topped = ceiling_lams, 0
         self.capped = self.clipped = False
-        self.empty = 0
+        self.lag, self.recent_mean = INF if lag is None else lag, 1.0
+        self.empty = self.late = 0
 
     def move(self, evaluate, weight):
         losses, gradients = evaluate(self.w)
@@ -221,8 +238,10 @@ class Default(Twin):
             self.s = ghat
             self.v = g_mean / self.s + (0.0 if self.storm else decay)
         else:
-            past = self.s ** (self.lam_past / lam)
-            self.s = max((1 - b) * past + b * ghat, ghat / self.cap)
+            past, most = self.s ** (self.lam_past / lam), self.lag * self.recent_mean ** (self.lam_past / lam)
+            self.late += past > most
+            past = min(past, most)
+            self.s = max((1 - b) * past + b * ghat, ghat / self.cap) if b < 1 or ghat > 0 else past
             self.capped = self.s == ghat / self.cap
             gradient = g_mean / self.s
             if self.storm:
@@ -262,6 +281,7 @@ class Default(Twin):
         losses, weight = (np.array(column) for column in zip(*self.recent, strict=True))
         self.ceiling = ceiling(losses, weight, self.trim)
         keep = losses <= self.ceiling
+        self.recent_mean = (weight[keep] * np.exp(losses[keep] / lam)).sum() / weight[keep].sum()
         kl, var = divergence(losses[keep], weight[keep], lam)
         target = attainable(self.rho, weight[keep]) + self.mu * lam
         if kl <= 0.0 or var == 0.0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch.optim import Optimizer
 from scdro.batch import Batch
 from scdro.errors import HyperparameterError
 from scdro.estimate import Estimate
-from scdro.scalar import Scalar, exp
+from scdro.estimators import Advance
+from scdro.scalar import Scalar, exp, where
 from scdro.state import RobustState
 
 __all__ = ["Accumulation"]
@@ -20,11 +22,11 @@ __all__ = ["Accumulation"]
 
 @dataclass(eq=False)
 class Part:
-    """A part of a batch: the log s that its loss was weighted with, and what has become of it."""
+    """A part of a batch: the step that its loss was weighted by, and what has become of it."""
 
     batch: Batch
     beta: float
-    log_s: Scalar = 0.0
+    step: Advance | None = None
     differentiated: bool = False
     before_zero_grad: bool = False
     marks: list[tuple[int, int]] | None = None  # of the gradients as the part found them, where no hook can tell
@@ -88,9 +90,9 @@ class Accumulation:
             batch = batch._replace(finite=batch.finite & before.batch.finite)
         part = Part(batch, beta)
         estimate = self._estimate(part, before)
-        part.log_s = estimate.step.log_s
+        part.step = estimate.step
         if before is not None:
-            _rescale(gradients, exp(before.step.log_s - part.log_s))
+            _rescale(gradients, _ratio(before.step, estimate.step))
         if torch.compiler.is_compiling():
             part.marks = self._marks()
         self._parts.append(part)
@@ -100,7 +102,9 @@ class Accumulation:
     def scaled(self, part: Part, gradient: Tensor) -> Tensor:
         """A gradient at the s that holds by now."""
         part.differentiated = True
-        return gradient if self._staged is None else gradient * exp(part.log_s - self._staged.step.log_s)
+        if self._staged is None or part.step is None:
+            return gradient
+        return gradient * _ratio(part.step, self._staged.step)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._keep([part for part in self._parts if not self._differentiated(part)])
@@ -151,6 +155,11 @@ class Accumulation:
         only_if = None if overflow is None else (overflow == 0).to(self.state.scalars.device).reshape(())
         self.state.commit(self._staged, only_if=only_if)
         self._parts, self._staged = [], None
+
+
+def _ratio(then: Advance, now: Advance) -> Scalar:
+    """s then over s now; one where everything was trimmed away then, and there is nothing to rescale."""
+    return where(then.log_mean > -math.inf, exp(then.log_s - now.log_s), 1.0)
 
 
 def _rescale(gradients: list[Tensor], scale: Scalar) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from torch import Tensor
 
 from scdro.batch import Batch
 from scdro.estimators import Advance
-from scdro.scalar import Scalar, exp
+from scdro.scalar import Scalar, exp, where
 
 __all__ = ["Estimate", "mean_of_parts", "parts_of"]
 
@@ -38,4 +39,5 @@ def mean_of_parts(mean: Scalar, staged: Estimate | None, log_sum: Scalar) -> Sca
     """The mean loss of all parts of a batch so far, each part by its share of the sum of exp(l/lam)."""
     if staged is None or staged.mean is None:
         return mean
-    return mean + exp(staged.step.log_mean + staged.log_mass - log_sum) * (staged.mean - mean)
+    share = where(log_sum > -math.inf, exp(staged.step.log_mean + staged.log_mass - log_sum), 0.0)
+    return mean + share * (staged.mean - mean)

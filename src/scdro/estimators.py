@@ -55,9 +55,9 @@ class Tracker(Protocol):
 
 
 def _averaged(log_s: Scalar, log_mean: Scalar, beta: float) -> Scalar:
-    """log((1-beta) s + beta ghat)."""
+    """log((1-beta) s + beta ghat), or log s where that is zero: with beta = 1 and all of the batch trimmed away."""
     if beta == 1.0:
-        return log_mean
+        return where(log_mean > -math.inf, log_mean, log_s)
     return logaddexp(log_s + math.log1p(-beta), log_mean + math.log(beta))
 
 
@@ -95,7 +95,8 @@ class MovingAverage:
         return moved if self.cap is None else maximum(moved, log_mean - math.log(self.cap))
 
     def advance(self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float) -> Advance:
-        return Advance(self.log_s(log_s, log_mean, beta), log_mean, 1.0 - beta)
+        keep = 1.0 - beta if beta < 1.0 else where(log_mean > -math.inf, 0.0, 1.0)
+        return Advance(self.log_s(log_s, log_mean, beta), log_mean, keep)
 
     def lam_gradient(self, step: Advance, kept: Scalar, at: LamTerms) -> tuple[Scalar, Scalar]:
         """u <- (1-beta) u + beta (log s + rho - mean(exp(l/lam) l)/(s lam))   (eq. 6)."""

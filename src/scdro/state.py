@@ -25,7 +25,20 @@ from scdro.estimate import Estimate, mean_of_parts, parts_of
 from scdro.estimators import Advance, Tracker
 from scdro.plateau import Plateau
 from scdro.reading import check_beta, check_radius, check_trim
-from scdro.scalar import Scalar, clamp, host_reads, logaddexp, maximum, pinned, scalar, scalar_dtype, unpacked, vector
+from scdro.scalar import (
+    Scalar,
+    clamp,
+    host_reads,
+    logaddexp,
+    maximum,
+    minimum,
+    pinned,
+    scalar,
+    scalar_dtype,
+    unpacked,
+    vector,
+    where,
+)
 from scdro.temperature import LamRange, Moved, Temperature
 from scdro.tracked import Tracked
 from scdro.window import Window, default_size
@@ -34,12 +47,14 @@ __all__ = ["RobustState"]
 
 
 class Reading(NamedTuple):
-    """lam of the next batch and of the last one, lam log s, and the loss above which samples are trimmed or clipped."""
+    """lam of the next batch and of the last one, lam log s, the loss above which samples are trimmed or clipped, and
+    the most that lam log s may be when the next batch comes."""
 
     lam: Scalar
     lam_past: Scalar
     lam_log_s: Scalar
     ceiling: Scalar
+    lam_log_s_max: Scalar
 
 
 class RobustState(Tracked):
@@ -95,7 +110,9 @@ class RobustState(Tracked):
         super().reset_parameters()
         initial = self.temperature.initial
         start = math.inf if self.plain else math.nan if initial is None else initial
-        self.scalars.copy_(torch.tensor([start, start, math.nan, math.inf], dtype=self.scalars.dtype, device="cpu"))
+        self.scalars.copy_(
+            torch.tensor([start, start, math.nan, math.inf, math.inf], dtype=self.scalars.dtype, device="cpu")
+        )
         self.resets.zero_()
         Window(self.recent).clear_()
         self.kind.copy_(torch.tensor(self._kind(), device="cpu"))
@@ -213,7 +230,8 @@ class RobustState(Tracked):
             log_mean = log_sum - log_mass
         if self.started:
             past_log_mean = None if old is None else old[1].log_mean
-            step = self.tracker.advance(at.lam_log_s / lam_past, log_mean, past_log_mean, beta)
+            log_s = minimum(at.lam_log_s, at.lam_log_s_max) / lam_past
+            step = self.tracker.advance(log_s, log_mean, past_log_mean, beta)
         else:
             step = Advance(log_mean, log_mean)
         mean = mean_old = None
@@ -259,7 +277,9 @@ class RobustState(Tracked):
         """lam log s; the mean loss where lam is infinite."""
         if self.plain:
             assert mean is not None
-            return at.lam_log_s + beta * (mean - at.lam_log_s) if self.started else mean
+            if not self.started:
+                return mean
+            return where(step.log_mean > -math.inf, at.lam_log_s + beta * (mean - at.lam_log_s), at.lam_log_s)
         lam_log_s = at.lam * step.log_s
         if self.limits.loss_bound is not None and self.tracker.two_points:
             lam_log_s = clamp(lam_log_s, 0.0, self.limits.loss_bound)  # STORM's s may leave the range of the truth.
@@ -281,18 +301,19 @@ class RobustState(Tracked):
             ceiling = window.quantile(self.trim)
             window = window.without(ceiling)
         extra: list[tuple[Tensor, list[Scalar]]] = []
+        lam_log_s_max: Scalar = math.inf
         if estimate.calibrating:
             _, lam0, _, mu, _ = self.limits
             rho = attainable(self.limits.rho, window.effective_size())
-            solved = self.temperature.initial is None
+            solved = self.temperature.initial is None and not self.plain
             lam = lam_next = self.limits.clamp(window.solve(rho, lam0, mu)) if solved else at.lam
-            lam_log_s = lam * window.log_mean(lam)
+            lam_log_s = window.mean() if self.plain else lam * window.log_mean(lam)
         else:
             lam, lam_log_s = estimate.lam, estimate.lam_log_s
-            lam_next, extra = self.temperature.advance(self._moved(estimate, window, lr), self.limits)
+            lam_next, lam_log_s_max, extra = self.temperature.advance(self._moved(estimate, window, lr), self.limits)
         if self.temperature.ceiling is not None and not self.trim and not self.plain:
             ceiling = window.top() + self.temperature.ceiling * lam_next
-        extra.append((self.scalars, [lam_next, lam, lam_log_s, ceiling]))
+        extra.append((self.scalars, [lam_next, lam, lam_log_s, ceiling, lam_log_s_max]))
         new = [(self.recent, pushed.rows), *((buffer, vector(value, buffer)) for buffer, value in extra)]
         if estimate.step.reset is not None:
             new.append((self.resets, self.resets + estimate.step.reset))

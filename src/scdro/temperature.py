@@ -71,8 +71,9 @@ class Temperature(nn.Module):
         """How s moves where each batch is evaluated twice (ASCDRO)."""
         raise NotImplementedError
 
-    def advance(self, moved: Moved, limits: LamRange) -> tuple[Scalar, list[tuple[Tensor, list[Scalar]]]]:
-        """lam_{t+1}, and this module's buffers with their new values."""
+    def advance(self, moved: Moved, limits: LamRange) -> tuple[Scalar, Scalar, list[tuple[Tensor, list[Scalar]]]]:
+        """lam_{t+1}, the most that lam log s may be when batch t+1 comes, and this module's buffers with their new
+        values."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
@@ -90,6 +91,8 @@ class WindowTemperature(Temperature):
         cap: the most batches that a single one may count for (`MovingAverage`); None for no bound.
         ceiling: a loss counts for no more than the hardest of the recent ones and so many lam; None for no bound. When
             a step goes too far, the next losses are far above all that lam knows, and one would take all the weight.
+        lag: s is at most this many times the mean of exp(l/lam) over the recent losses; None for no bound. When losses
+            fall, lam falls with them, and s alone would follow so slowly that the weights of all samples vanish.
         clip: the bound on STORM's correction (`NormalizedStorm`), used by ASCDRO; None for no bound.
 
     Example:
@@ -108,13 +111,16 @@ class WindowTemperature(Temperature):
         cap: float | None = 2.0,
         clip: float | None = 0.3,
         ceiling: float | None = 0.0,
+        lag: float | None = 1.25,
     ) -> None:
         super().__init__()
         _check_initial(initial)
         NormalizedStorm(cap, clip)  # checks them
         if ceiling is not None and not 0.0 <= ceiling < math.inf:
             raise HyperparameterError(f"expected ceiling >= 0, in units of lam, or None for no bound, got {ceiling}")
-        self.initial, self.cap, self.clip, self.ceiling = initial, cap, clip, ceiling
+        if lag is not None and not lag >= 1.0:
+            raise HyperparameterError(f"expected lag >= 1, or None for no bound, got {lag}")
+        self.initial, self.cap, self.clip, self.ceiling, self.lag = initial, cap, clip, ceiling, lag
 
     def one_point_tracker(self) -> Tracker:
         return MovingAverage(self.cap)
@@ -122,13 +128,18 @@ class WindowTemperature(Temperature):
     def two_point_tracker(self) -> Tracker:
         return NormalizedStorm(self.cap, self.clip)
 
-    def advance(self, moved: Moved, limits: LamRange) -> tuple[Scalar, list[tuple[Tensor, list[Scalar]]]]:
+    def advance(self, moved: Moved, limits: LamRange) -> tuple[Scalar, Scalar, list[tuple[Tensor, list[Scalar]]]]:
         if limits.rho == 0.0:
-            return moved.lam, []
+            return moved.lam, math.inf, []
         at, size = moved.window.tilt(moved.lam, moved.lam_log_s)
         rho = attainable(limits.rho, size)
         change = clamp(newton_step(at.kl, at.var, moved.lam, rho, limits.mu), -1.0, 1.0)
-        return limits.clamp(moved.lam * exp(change)), []
+        lam = limits.clamp(moved.lam * exp(change))
+        if self.lag is None:
+            return lam, math.inf, []
+        # lam log mean exp(l/lam) of the recent losses; like lam log s, it hardly depends on lam.
+        soft_max = scalar(torch.dot(at.weights, moved.window.losses)) - moved.lam * at.kl
+        return lam, soft_max + lam * math.log(self.lag), []
 
 
 class PrintedTemperature(Temperature):
@@ -167,14 +178,14 @@ class PrintedTemperature(Temperature):
     def two_point_tracker(self) -> Tracker:
         return Storm()
 
-    def advance(self, moved: Moved, limits: LamRange) -> tuple[Scalar, list[tuple[Tensor, list[Scalar]]]]:
+    def advance(self, moved: Moved, limits: LamRange) -> tuple[Scalar, Scalar, list[tuple[Tensor, list[Scalar]]]]:
         lr = moved.lr if self.lr is None else self.lr
         assert lr is not None
         assert moved.mean is not None
         drift = moved.lam_log_s / moved.lam + limits.rho + limits.mu * moved.lam
         terms = LamTerms(drift, moved.lam, moved.lam / moved.lam_past, moved.mean, moved.mean_old, limits.loss_bound)
         tracked, gradient = moved.tracker.lam_gradient(moved.step, scalar(self.tracked[0]), terms)
-        return limits.clamp(moved.lam - lr * gradient), [(self.tracked, [tracked])]
+        return limits.clamp(moved.lam - lr * gradient), math.inf, [(self.tracked, [tracked])]
 
 
 def given_or_default(temperature: Temperature | None) -> Temperature:

@@ -63,6 +63,9 @@ class Window(NamedTuple):
     def effective_size(self) -> Scalar:
         return effective_size(self.log_weight)
 
+    def mean(self) -> Scalar:
+        return scalar(torch.dot(torch.softmax(self.log_weight, 0), self.losses))
+
     def log_mean(self, lam: Scalar) -> Scalar:
         """log of the mean of exp(l/lam)."""
         return scalar(torch.logsumexp(self.losses / lam + self.log_weight, 0) - torch.logsumexp(self.log_weight, 0))
