@@ -393,6 +393,16 @@ def test_what_may_change_on_resume(settings):
     assert robust.lam.item() == pytest.approx(fresh.lam.item(), rel=1e-3)
 
 
+@pytest.mark.parametrize("initial", [None, 2.0])
+@pytest.mark.parametrize("saved", [None, 0.7])
+def test_a_state_without_a_batch_leaves_the_first_lam_to_the_object(saved, initial):
+    """lam_1 is not found from the first batch where one was given: an unused state that has none must not take it."""
+    robust, new = (KLRobustLoss(0.5, temperature=WindowTemperature(initial)) for _ in range(2))
+    robust.load_state_dict(KLRobustLoss(0.5, temperature=WindowTemperature(saved)).state_dict())
+    assert differences(robust.state_dict(), new.state_dict()) == []
+    assert [robust(losses_at(k)).item() for k in range(3)] == [new(losses_at(k)).item() for k in range(3)]
+
+
 # -- the loss ---------------------------------------------------------------------------------------------------------
 
 LOSSES = {
