@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-import ranks
 from ranks import Training, World, batches, flat
 from scdro.distributed import finish, gathered
 
@@ -98,5 +97,3 @@ def main(rank, folder, names):
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
-
-__all__ = ["differences", "ranks", "sizes_for"]

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict import (
 import checkpoint_worker
 import scdro
 from checkpoint_worker import differences, sizes_for
-from ranks import RHO, Training, World, batches, flat
+from ranks import RHO, N, Training, World, batches, data, flat, own_settings
 from scdro import KLRobustLoss, PrintedTemperature, WindowTemperature
 from scdro.optim import REGISTRY, decay_stages
 
@@ -42,6 +42,12 @@ def training(name, steps=0, dtype=torch.float32, **settings):
     t = Training(World(), name, dtype=dtype, **settings)
     train(t, range(steps))
     return t
+
+
+def build(name, params, module, all_losses):
+    """A registered method on parameters of one's own."""
+    facts = {"rho": RHO, "n": N, "groups": torch.arange(N) % 3, "milestones": [2, 4]}
+    return REGISTRY[name].build(params, {**facts, "module": module, "all_losses": all_losses}, **own_settings(name))
 
 
 def train(t, numbers):
@@ -134,9 +140,7 @@ def test_frozen_parameters_and_groups_in_torchs_checkpoints(name, options):
         t = training(name)
         t.inner[0].weight.requires_grad_(False)
         groups = [{"params": [t.inner[0].weight, t.inner[2].bias]}, {"params": [t.inner[0].bias, t.inner[2].weight]}]
-        facts = {"rho": RHO, "n": 60, "groups": torch.arange(60) % 3, "module": t.inner, "milestones": [2, 4]}
-        facts["all_losses"] = t.opt._all_losses if name == "PGSMD2" else None
-        t.opt = REGISTRY[name].build(groups, facts, **checkpoint_worker.ranks.own_settings(name))
+        t.opt = build(name, groups, t.inner, getattr(t.opt, "_all_losses", None))
         t.draw()
         return t
 
@@ -218,7 +222,7 @@ def test_named_parameters(name):
 def detached(t, model, opt):
     """A training with another model and optimizer, which are copies of its own."""
     twin = copy.copy(t)
-    x, y = checkpoint_worker.ranks.data()
+    x, y = data()
     twin.model = twin.inner = model
     twin.opt = opt
     twin.losses = lambda index: t.per_sample(model(x[index].float()), y[index])
@@ -241,7 +245,7 @@ def test_copies_and_pickles(name, how, steps):
 
 @every_method
 def test_lr_as_a_tensor(name):
-    settings = checkpoint_worker.ranks.own_settings(name)
+    settings = own_settings(name)
     number = training(name, 3, torch.float64)
     tensor = training(name, 3, torch.float64, lr=torch.tensor(settings["lr"], dtype=torch.float64))
     torch.testing.assert_close(flat(tensor.model), flat(number.model), rtol=1e-12, atol=1e-12)
@@ -255,9 +259,7 @@ def test_lr_as_a_tensor(name):
 def test_on_the_meta_device(name):
     """torch.optim's own can be made there, to know the shapes of a state; so can these."""
     real, model = training(name), nn.Linear(4, 3, device="meta")
-    facts = {"rho": RHO, "n": 60, "groups": torch.arange(60) % 3, "module": model, "milestones": [2, 4]}
-    facts["all_losses"] = lambda: None
-    opt = REGISTRY[name].build(model.parameters(), facts, **checkpoint_worker.ranks.own_settings(name))
+    opt = build(name, model.parameters(), model, lambda: None)
     state = opt.state_dict()["state"]
     assert state[0].keys() == real.opt.state_dict()["state"][0].keys()
     assert all(value.is_meta for value in state[0].values() if isinstance(value, torch.Tensor))
@@ -277,7 +279,7 @@ class Embedded(nn.Module):
 
     def __init__(self, sparse):
         super().__init__()
-        self.dense, self.embedding = nn.Linear(1, 1), nn.Embedding(60, 1, sparse=sparse)
+        self.dense, self.embedding = nn.Linear(1, 1), nn.Embedding(N, 1, sparse=sparse)
 
     def forward(self, index):
         return self.dense(self.embedding(index)).reshape(-1) ** 2
@@ -286,9 +288,7 @@ class Embedded(nn.Module):
 @every_method
 def test_sparse_gradients_are_refused_before_anything_moves(name):
     model, index = Embedded(sparse=True), torch.arange(8)
-    facts = {"rho": RHO, "n": 60, "groups": torch.arange(60) % 3, "module": model, "milestones": [2, 4]}
-    facts["all_losses"] = lambda: model(torch.arange(60))
-    opt = REGISTRY[name].build(model.parameters(), facts, **checkpoint_worker.ranks.own_settings(name))
+    opt = build(name, model.parameters(), model, lambda: model(torch.arange(N)))
     if hasattr(opt, "draw"):
         opt.draw(1, torch.Generator().manual_seed(0))
     before = copy.deepcopy((model.state_dict(), opt.state_dict()))
@@ -303,12 +303,9 @@ def test_sparse_gradients_are_refused_before_anything_moves(name):
 @every_method
 def test_complex_parameters_are_refused(name):
     real, imaginary = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.complex64))
-    facts = {"rho": RHO, "n": 60, "groups": torch.arange(60) % 3, "module": nn.Linear(1, 1), "milestones": [2, 4]}
-    facts["all_losses"] = lambda: None
-    settings = checkpoint_worker.ranks.own_settings(name)
     with pytest.raises(scdro.HyperparameterError, match="real parameters"):
-        REGISTRY[name].build([imaginary], facts, **settings)
-    opt = REGISTRY[name].build([real], facts, **settings)
+        build(name, [imaginary], nn.Linear(1, 1), lambda: None)
+    opt = build(name, [real], nn.Linear(1, 1), lambda: None)
     with pytest.raises(scdro.HyperparameterError, match="real parameters"):
         opt.add_param_group({"params": [imaginary]})
     assert len(opt.param_groups) == 1
@@ -391,6 +388,16 @@ def test_what_may_change_on_resume(settings):
         assert math.isfinite(values[0])
     assert values[0] == pytest.approx(values[1], rel=1e-3)
     assert robust.lam.item() == pytest.approx(fresh.lam.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("initial", [None, 2.0])
+@pytest.mark.parametrize("saved", [None, 0.7])
+def test_a_state_without_a_batch_leaves_the_first_lam_to_the_object(saved, initial):
+    """lam_1 is not found from the first batch where one was given: an unused state that has none must not take it."""
+    robust, new = (KLRobustLoss(0.5, temperature=WindowTemperature(initial)) for _ in range(2))
+    robust.load_state_dict(KLRobustLoss(0.5, temperature=WindowTemperature(saved)).state_dict())
+    assert differences(robust.state_dict(), new.state_dict()) == []
+    assert [robust(losses_at(k)).item() for k in range(3)] == [new(losses_at(k)).item() for k in range(3)]
 
 
 # -- the loss ---------------------------------------------------------------------------------------------------------

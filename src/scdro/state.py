@@ -108,15 +108,17 @@ class RobustState(Tracked):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        initial = self.temperature.initial
-        start = math.inf if self.plain else math.nan if initial is None else initial
-        self.scalars.copy_(
-            torch.tensor([start, start, math.nan, math.inf, math.inf], dtype=self.scalars.dtype, device="cpu")
-        )
+        start = self._lam_at_start()
+        first = [start, start, math.nan, math.inf, math.inf]
+        self.scalars.copy_(torch.tensor(first, dtype=self.scalars.dtype, device="cpu"))
         self.resets.zero_()
         Window(self.recent).clear_()
         self.kind.copy_(torch.tensor(self._kind(), device="cpu"))
         self.temperature.reset_parameters()
+
+    def _lam_at_start(self) -> float:
+        initial = self.temperature.initial
+        return math.inf if self.plain else math.nan if initial is None else initial
 
     def _kind(self) -> list[int]:
         names = (type(part).__name__ for part in (self.temperature, self.tracker))
@@ -354,4 +356,6 @@ def _settle(module: nn.Module, _: object) -> None:
     if module.scalars.is_meta:
         return  # torch has warned that nothing was loaded
     module.started = not math.isnan(module.scalars[2])
+    if not module.started:
+        module.scalars[:2] = module._lam_at_start()
     module.scalars[0].clamp_(module.limits.lam0, module.limits.lam_max)
