@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Two workers, and two threads in all: more of either only wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow test-integrations lint types unit benchmarks docs wheel clean
+.PHONY: demo test test-cpus test-slow test-integrations lint types unit benchmarks docs wheel clean
 
 demo: $(VENV)/.demo  ## Train on data with hidden weak groups, with and without scdro; table and picture
 	OMP_NUM_THREADS=2 $(BIN)/python examples/hidden_digits.py
@@ -21,7 +22,12 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST)
+
+test-cpus: $(VENV)/.dev  ## The tests with the kernels of other CPUs, whose last bits differ, and on more threads
+	OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2 $(PYTEST)
+	OPENBLAS_CORETYPE=Zen OPENBLAS_NUM_THREADS=2 $(PYTEST)
+	! grep -q avx512bw /proc/cpuinfo || OPENBLAS_CORETYPE=SkylakeX ATEN_CPU_CAPABILITY=default $(PYTEST)
 
 test-slow: $(VENV)/.dev  ## The tests that take minutes
 	$(BIN)/python -m pytest -n 2 -m slow --timeout 1800

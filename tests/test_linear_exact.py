@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import tracemalloc
 import warnings
+from pathlib import Path
 
 import cvxpy as cp
 import numpy as np
@@ -511,6 +515,97 @@ def test_tolerance_zero_ends_with_rounding(kind, rho, C):
     assert fitted.n_iter_ < 700
     if C == 1.0:
         assert fitted.dual_gap_ <= 2e-9
+
+
+@pytest.mark.parametrize("C", [1.0, math.inf])
+@pytest.mark.parametrize("rho", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tolerance_zero_whatever_the_last_bits(kind, rho, C):
+    """Another CPU sums in another order: as if the last bits of the data were others."""
+    rng = np.random.default_rng(25)
+    for seed in range(5):
+        X, y = data(kind, 100, 3, seed=30 + seed)
+        X = np.nextafter(X, X + rng.choice([-1.0, 0.0, 1.0], X.shape))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ConvergenceWarning)
+            model(kind, rho=rho, C=C, tol=0.0).fit(X, y)
+
+
+FLAGS = {
+    "Prescott": {"pni"},
+    "Haswell": {"avx2", "fma"},
+    "SkylakeX": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"},
+}
+
+
+@pytest.mark.parametrize("kernels", FLAGS)
+def test_tolerance_zero_with_the_kernels_of_other_cpus(kernels):
+    cpu = Path("/proc/cpuinfo")
+    if not cpu.exists() or not FLAGS[kernels] <= set(cpu.read_text().split()):
+        pytest.skip(f"this CPU does not run OpenBLAS's kernels for {kernels}")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__, "-k", "tolerance_zero_ends"]
+    run = subprocess.run(command, env=os.environ | {"OPENBLAS_CORETYPE": kernels}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", ["absolute_error", "quantile"])
+def test_gap_at_kinks_is_rounding(kind, seed):
+    """Slopes at kinks, read from scores, would leave a gap of 1e-9: found from the gradient, they leave rounding."""
+    X, y = data(kind, seed=seed)
+    fitted = model(kind, rho=0.0, tol=0.0).fit(X, y)
+    assert fitted.dual_gap_ <= 1e-12
+
+
+def kinked_problem(kind, X, y, rho, C):
+    loss = Pinball(y, 0.5, 2.0, float(y.std())) if kind == "absolute_error" else Pinball(y, 0.8, 1.0, float(y.std()))
+    return Problem(X, loss, np.full(len(y), 1 / len(y)), 1 / (C * len(y)), rho, LAM0, True)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["absolute_error", "quantile"])
+def test_bound_at_kinks_is_a_bound(kind, rho):
+    """Where slopes at kinks are found from the gradient, at right vertices and wrong ones, and near them."""
+    X, y = data(kind, 60, 3, seed=26)
+    problem = kinked_problem(kind, X, y, rho, 1.0)
+    solution = exact.solve(problem, np.zeros((1, 4)), 0.0, 1000)
+    rows, rng = np.column_stack([X, np.ones(60)]), np.random.default_rng(27)
+    points = [solution.W, *(np.linalg.solve(rows[i], y[i])[None] for i in rng.permutation(60).reshape(15, 4))]
+    bounds = []
+    for W in points:
+        for mu in 10.0 ** -np.arange(1, 15):
+            smoothed = problem.with_loss(problem.loss.smoothed(mu))
+            near = W, W + mu * rng.standard_normal(W.shape)
+            bounds += [lower_bound(smoothed, w, smoothed.evaluate(w, smoothed.scores(w))) for w in near]
+    assert max(bounds) <= solution.value
+    assert max(bounds) >= solution.value - 1e-8
+
+
+@pytest.mark.parametrize("C", [1.0, math.inf])
+@pytest.mark.parametrize("rho", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["absolute_error", "quantile"])
+def test_stuck_at_a_wrong_vertex_is_not_converged(kind, rho, C, monkeypatch):
+    """Where d + 1 residuals vanish, the smoothed loss is curved so much that Newton's decrement is next to nothing."""
+    X, y = data(kind, seed=24)
+    problem = kinked_problem(kind, X, y, rho, C)
+    vertex = np.linalg.solve(np.column_stack([X, np.ones(len(X))])[:5], y[:5])[None]
+    best = exact.solve(problem, vertex, 0.0, 1000)
+    assert best.converged
+    monkeypatch.setattr(exact, "newton_step", lambda problem, now, solve, accuracy: None)
+    stuck = exact.solve(problem, vertex, 0.0, 1000)
+    assert stuck.value > 1.05 * best.value
+    assert not stuck.converged
+    assert exact.solve(problem, best.W, 0.0, 1000).converged
+
+
+@pytest.mark.parametrize("C", [1.0, math.inf])
+@pytest.mark.parametrize("rho", [0.0, 0.1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_stuck_at_the_start_warns(kind, rho, C, monkeypatch):
+    X, y = data(kind, seed=24)
+    monkeypatch.setattr(exact, "newton_step", lambda problem, now, solve, accuracy: None)
+    with pytest.warns(ConvergenceWarning):
+        model(kind, rho=rho, C=C, tol=0.0).fit(X, y)
 
 
 @pytest.mark.parametrize("target", [0.0, 7.0, -1e6])

@@ -6,6 +6,10 @@ With p the worst case and u the slopes of the losses at any point, the least of 
 
 a lower bound of P everywhere. The constraint belongs to the intercept: slopes are balanced first, inside the domain
 of the conjugate. At the point itself P - D = |grad P|^2/(2 alpha) where the slopes needed no balancing.
+
+At a kink the slope is any number of an interval, which the score does not tell: a smoothed loss takes it from the
+score's distance to the kink, and loses it to rounding as that distance falls. There slopes are found from what they
+have to do, which is to make the gradient vanish.
 """
 
 from __future__ import annotations
@@ -13,22 +17,36 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import scipy.sparse as sp
+from scipy.linalg import lstsq
 
+from scdro.linear_model._losses import LossAt, Pinball
 from scdro.linear_model._problem import Evaluation, Problem
 from scdro.linear_model._worst import Array, dot
 
-__all__ = ["lower_bound", "rounding"]
+__all__ = ["NEAR", "lower_bound", "rounding", "settled", "unspent"]
 
 _ROWS = 1024
+_LARGEST = 2**17  # entries of X at kinks, for which slopes are found
+_ROUNDS = 5
+NEAR = 32.0
 
 
 def lower_bound(problem: Problem, W: Array, at: Evaluation) -> float:
     """D at the dual point of the evaluation at W, less what rounding may have added; -inf where there is no penalty.
 
-    One product with X'.
+    One product with X'; three where samples are at a kink.
     """
     if problem.alpha == 0.0:
         return -math.inf
+    D = _dual(problem, at)
+    other = settled(problem, W, at)
+    if other is not at:
+        D = max(D, _dual(problem, other))
+    return D - rounding(problem, W, at)
+
+
+def _dual(problem: Problem, at: Evaluation) -> float:
     p, u = at.worst.p, at.at.slope
     if problem.fit_intercept:
         u = problem.loss.balanced(u, p)
@@ -36,8 +54,51 @@ def lower_bound(problem: Problem, W: Array, at: Evaluation) -> float:
     quadratic = float((gathered**2).sum()) / (2 * problem.alpha)
     # KL may lie above rho by rounding: lam is what a unit of it is worth.
     excess = max(at.worst.kl - problem.rho, 0.0) * at.worst.lam if problem.rho > 0 else 0.0
-    D = -dot(p, problem.loss.conjugate(u)) - problem.lam0 * at.worst.kl - quadratic - excess
-    return D - rounding(problem, W, at)
+    return -dot(p, problem.loss.conjugate(u)) - problem.lam0 * at.worst.kl - quadratic - excess
+
+
+def settled(problem: Problem, W: Array, at: Evaluation, near: float = NEAR) -> Evaluation:
+    """The evaluation with those slopes at kinks that make the gradient as small as they can; itself, without kinks.
+
+    At a kink is a sample where smoothing leaves it, or so close that what lies between makes no difference to P beyond
+    `near` times rounding. A slope at an end of its interval has no curvature: nothing holds its sample at the kink.
+    """
+    loss, p = problem.loss, at.worst.p
+    if not isinstance(loss, Pinball):
+        return at
+    distance = np.abs((at.z - loss.y)[0])
+    cost = p * np.maximum(distance - 4 * loss.scale * loss.mu, 0.0)
+    index = np.flatnonzero((p > 0) & (cost <= near * rounding(problem, W, at)))
+    if not 0 < len(index) * problem.shape[1] <= _LARGEST:
+        return at
+    x = problem.X[index]
+    x = np.asarray(x.toarray() if sp.issparse(x) else x, dtype=np.float64)
+    if problem.fit_intercept:
+        x = np.concatenate([x, np.ones((len(x), 1))], 1)
+    size = np.abs(x).max(0)
+    size[size == 0] = 1.0  # equations in units of their own
+    ease = 1 / (1 + distance[index] / (loss.scale * loss.mu))  # the nearest are moved first
+    pulls = (p[index, None] * x / size).T
+    g = problem.gradient(W, at)[0] / size
+    u, free = at.at.slope[0, index], np.ones(len(index), dtype=bool)
+    for _ in range(_ROUNDS):
+        step = lstsq(pulls[:, free] * ease[free], -g, cond=1e-12, lapack_driver="gelsy", check_finite=False)[0]
+        wanted = u[free] + ease[free] * step
+        moved = np.clip(wanted, loss.low, loss.high)
+        g = g + pulls[:, free] @ (moved - u[free])
+        u[free] = moved
+        inside = wanted == moved
+        free[free] = inside
+        if inside.all() or not inside.any():
+            break
+    slope, curvature = at.at.slope.copy(), at.at.curvature.copy()
+    slope[0, index], curvature[0, index] = u, free / loss.mu
+    return at._replace(at=LossAt(at.at.value, slope, curvature))
+
+
+def unspent(problem: Problem, at: Evaluation) -> float:
+    """What D lacks where lam, found to nine digits, leaves some of rho: its error counts once in D, squared in P."""
+    return (at.worst.lam - problem.lam0) * max(problem.rho - at.worst.kl, 0.0) if at.worst.bound else 0.0
 
 
 def rounding(problem: Problem, W: Array, at: Evaluation) -> float:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scdro.linear_model._dual import lower_bound, rounding
+from scdro.linear_model._dual import NEAR, lower_bound, rounding, settled, unspent
 from scdro.linear_model._losses import Pinball
 from scdro.linear_model._newton import Iterate, iterate_at, newton_step
 from scdro.linear_model._preconditioner import Preconditioner, Solve
@@ -22,6 +22,7 @@ CERTIFYING_STEPS = 100
 _TIGHT = 5.0
 _SLACK = 8e-9
 _CONTRACTION = 0.25
+_ROUNDED = 4  # times what rounding may do to P or D: a gap that is nothing else
 _PATIENCE = 5  # steps without progress, after which rounding is taken to allow none
 
 
@@ -51,6 +52,7 @@ class _Path:
         self.first = max(self.now.largest, 1e-300)
         self.lowest, self.least, self.idle = self.now.value, self.now.largest, 0
         self.bound = -math.inf
+        self.reach = -math.inf  # the bound, had lam all its digits
         self.stuck = False  # rounding lets nothing improve
         self.exhausted = False  # and there is no smoothing left to take away
         self.plain = self.preconditioner.dense  # whether the preconditioner alone makes good directions
@@ -65,7 +67,9 @@ class _Path:
 
     def lower_bound(self) -> float:
         """The best D so far."""
-        self.bound = max(self.bound, lower_bound(self.problem, self.now.W, self.now.evaluation))
+        found = lower_bound(self.problem, self.now.W, self.now.evaluation)
+        self.bound = max(self.bound, found)
+        self.reach = max(self.reach, found + unspent(self.problem, self.now.evaluation))
         return self.bound
 
     @property
@@ -80,13 +84,31 @@ class _Path:
         return float((self.now.gradient * self.solve(self.now.gradient)).sum()) / 2
 
     @property
+    def remaining(self) -> float:
+        """The decrement, made sure of: at kinks neither rounding nor a wrong vertex makes it what it is not."""
+        return min(self._settled_decrement(near) for near in (0.0, NEAR))
+
+    def _settled_decrement(self, near: float) -> float:
+        """The decrement with slopes at kinks as they should be, and what the loss there lacks of them."""
+        at, loss = settled(self.problem, self.now.W, self.now.evaluation, near), self.problem.loss
+        if at is self.now.evaluation:
+            return self.decrement
+        gradient = self.problem.gradient(self.now.W, at)
+        decrement = float((gradient * self.preconditioner.at(at)(gradient)).sum()) / 2
+        return decrement + dot(at.worst.p, loss.exact(at.z) - at.at.slope[0] * (at.z - loss.y)[0])
+
+    @property
     def rounding(self) -> float:
         return rounding(self.problem, self.now.W, self.now.evaluation)
 
-    def gap(self) -> float:
-        """P - D for a loss with a kink; without a penalty there is no D, and the decrement stands in for it."""
-        least = self.lower_bound() if self.problem.alpha > 0 else self.now.value - self.decrement
-        return self.value - least
+    def gap(self) -> tuple[float, float]:
+        """P - D for a loss with a kink, and what it would be, had lam all its digits; without a penalty there is no D,
+        and the decrement stands in for it."""
+        if self.problem.alpha > 0:
+            self.lower_bound()
+            return self.value - self.bound, self.value - self.reach
+        excess = self.value - (self.now.value - self.decrement)
+        return excess, excess
 
     def step(self) -> None:
         if self.kinked and (self.stuck or self._nearly_solved()):
@@ -148,7 +170,7 @@ def solve(problem: Problem, W: Array, tol: float, max_iter: int, certify: bool =
     while not (done := _converged(path, tol)) and n_iter < max_iter and not path.exhausted:
         path.step()
         n_iter += 1
-    done = done or (path.exhausted and path.decrement <= path.rounding)
+    done = done or (path.exhausted and path.remaining <= _ROUNDED * path.rounding)
     if not certify:
         return _solution(path.now, path.value, math.inf, max(n_iter, 1), done)
     return _certified(problem, path, max(n_iter, 1), done)
@@ -157,7 +179,9 @@ def solve(problem: Problem, W: Array, tol: float, max_iter: int, certify: bool =
 def _converged(path: _Path, tol: float) -> bool:
     if not path.kinked:
         return path.now.largest <= tol * path.problem.loss.unit
-    return path.gap() <= tol * abs(path.value)
+    gap, excess = path.gap()
+    rounded = _ROUNDED * path.rounding
+    return gap <= tol * abs(path.value) or (excess <= rounded and (path.problem.alpha > 0 or path.remaining <= rounded))
 
 
 def _certified(problem: Problem, path: _Path, n_iter: int, converged: bool) -> Solution:

@@ -206,15 +206,15 @@ class Pinball(Loss):
 
     def __init__(self, y: Array, tau: float, scale: float, unit: float = 1.0, mu: float = 0.0) -> None:
         self.y, self.tau, self.scale, self.mu = y, tau, scale, mu
+        self.low, self.high = -tau * scale, (1 - tau) * scale
         self.spread = unit
 
     def __call__(self, z: Array) -> LossAt:
         r = z - self.y
-        low, high = -self.tau * self.scale, (1 - self.tau) * self.scale
-        slope = np.clip(r / self.mu, low, high)
+        slope = np.clip(r / self.mu, self.low, self.high)
         value = (slope * (r - self.mu / 2 * slope))[0]
         # Beyond the kink there is none; a little of Weiszfeld's weights, slope/r, bounds the steps.
-        inside = (slope > low) & (slope < high)
+        inside = (slope > self.low) & (slope < self.high)
         return LossAt(value, slope, np.where(inside, 1.0, 0.01 * slope * self.mu / np.where(inside, 1.0, r)) / self.mu)
 
     def exact(self, z: Array) -> Array:
