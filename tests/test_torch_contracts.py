@@ -562,12 +562,14 @@ def test_compiled_once_for_changing_sizes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
-def test_compiled_to_code_once_for_changing_sizes(make):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("kind", "backend"), [("default", "inductor"), *((kind, "aot_eager") for kind in LOSSES)])
+def test_every_loss_is_compiled_once_for_changing_sizes(kind, backend):
     """Gradients too."""
+    make = LOSSES[kind]
     torch._dynamo.reset()
     robust, eager = make(window=40), make(window=40)
-    compiled = torch.compile(robust, dynamic=True, fullgraph=True)
+    compiled = torch.compile(robust, dynamic=True, fullgraph=True, backend=backend)
     with torch._dynamo.config.patch(error_on_recompile=False, recompile_limit=3):
         for k, size in enumerate([*SIZES, *range(2, 60, 3)]):
             ours, theirs = losses_at(k, size), losses_at(k, size)
