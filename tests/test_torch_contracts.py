@@ -550,24 +550,26 @@ def graphs_for(call, sizes):
     return counter.frame_count, [value.item() for value in found]
 
 
-SIZES = [5, 6, 9, 7, 31, 12, 64, 11, 20, 8, 13, 17]
+SIZES = [5, 6, 9, 7, 31, 12, 64, 11, 50, 8, 13, 45]
 
 
 def test_compiled_once_for_changing_sizes():
-    """One graph for the first batch and one for all others."""
-    count, found = graphs_for(KLRobustLoss(0.5), SIZES)
-    eager = KLRobustLoss(0.5)
-    assert count == 2
+    """One graph for the first batch, one for all others, and one for those that are larger than the window."""
+    count, found = graphs_for(KLRobustLoss(0.5, window=40), SIZES)
+    eager = KLRobustLoss(0.5, window=40)
+    assert count == 3
     torch.testing.assert_close(found, [eager(losses_at(k, n)).item() for k, n in enumerate(SIZES)])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
-def test_compiled_to_code_once_for_changing_sizes(make):
-    """Of sizes beyond the window's there is a third graph."""
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("kind", "backend"), [("default", "inductor"), *((kind, "aot_eager") for kind in LOSSES)])
+def test_every_loss_is_compiled_once_for_changing_sizes(kind, backend):
+    """Gradients too."""
+    make = LOSSES[kind]
     torch._dynamo.reset()
     robust, eager = make(window=40), make(window=40)
-    compiled = torch.compile(robust, dynamic=True, fullgraph=True)
+    compiled = torch.compile(robust, dynamic=True, fullgraph=True, backend=backend)
     with torch._dynamo.config.patch(error_on_recompile=False, recompile_limit=3):
         for k, size in enumerate([*SIZES, *range(2, 60, 3)]):
             ours, theirs = losses_at(k, size), losses_at(k, size)

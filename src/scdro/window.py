@@ -100,5 +100,5 @@ def _spread(columns: Tensor, size: int, live: Tensor | int) -> Tensor:
     count = columns.shape[-1]
     if count <= size:
         return columns
-    live = torch.as_tensor(live, device=columns.device).clamp_min(size)
+    live = live.clamp_min(size) if isinstance(live, Tensor) else max(live, size)
     return columns[..., count - live + torch.arange(size, device=columns.device) * live // size]
