@@ -31,7 +31,7 @@ def test_no_command_is_a_wrong_command_line(capsys):
 
 
 def test_interrupted(monkeypatch, tmp_path, capsys):
-    from scdro.experiments import catalog
+    from reproduction import catalog
 
     monkeypatch.setattr(catalog, "open_image_data", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(["pretrain", "cifar10-st", "--out", str(tmp_path)]) == 130

@@ -14,11 +14,11 @@ import pytest
 
 import scdro.functional
 import scdro.state
+from reproduction.pretrain import Pretraining
+from scdro.application.study import Study
 from scdro.cli import checks, doctor, main, parser
 from scdro.cli.completion import SHELLS, script, words
 from scdro.cli.parsing import values_of
-from scdro.experiments.config import Study
-from scdro.experiments.pretrain import Pretraining
 from scdro.optim import REGISTRY
 
 COMMANDS = list(words(parser()))

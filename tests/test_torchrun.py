@@ -15,10 +15,10 @@ from filelock import FileLock
 
 import torchrun_worker as worker
 from own_data import rows, write_csv
+from scdro.application.assess import predicted
+from scdro.application.task import make_model
 from scdro.cli import main
 from scdro.distributed import initialize
-from scdro.experiments.assess import predicted
-from scdro.experiments.tasks import make_model
 from scdro.optim import REGISTRY
 
 pytestmark = pytest.mark.timeout(900)

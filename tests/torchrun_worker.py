@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
+from scdro.application.study import Run, Study
+from scdro.application.task import Task
+from scdro.application.training import train
 from scdro.cli import main
 from scdro.data import ImageData, Rows
 from scdro.distributed import finish, initialize
-from scdro.experiments.config import Run, Study
-from scdro.experiments.tasks import Task
-from scdro.experiments.training import train
 from scdro.optim import REGISTRY
 
 STUDY = Study("own", "made up", "own", tuple(REGISTRY), inputs="rows", epochs=6, decay_epoch=4, batch_size=15, points=4)

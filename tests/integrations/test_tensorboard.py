@@ -13,12 +13,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import torchrun_worker as worker  # noqa: E402
 from own_data import rows, write_csv  # noqa: E402
+from reproduction.pretrain import Pretraining, pretrain  # noqa: E402
 from scdro import worst_case  # noqa: E402
+from scdro.application.events import Events  # noqa: E402
+from scdro.application.training import train  # noqa: E402
 from scdro.cli import main  # noqa: E402
 from scdro.data import DigitsST  # noqa: E402
-from scdro.experiments.events import Events  # noqa: E402
-from scdro.experiments.pretrain import Pretraining, pretrain  # noqa: E402
-from scdro.experiments.training import train  # noqa: E402
 
 
 def read(folder):

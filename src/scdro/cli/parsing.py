@@ -75,11 +75,12 @@ def add_command(
     description: str,
     examples: str,
     formatter: type[Help] = Help,
+    program: str = "scdro",
 ) -> argparse.ArgumentParser:
     """A subcommand; `examples` are lines, commands and below each, indented, what it does."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
-        usage=f"scdro {name} {usage}",
+        usage=f"{program} {name} {usage}",
         help=help,
         description=description,
         epilog=EXAMPLES + textwrap.indent(textwrap.dedent(examples).strip(), "  "),

@@ -1,0 +1,82 @@
+"""The commands: what they take, and what they refuse."""
+
+import csv
+
+import pytest
+
+from reproduction.__main__ import main, parser
+from reproduction.columns import drawn
+from reproduction.commands.experiment import _studies
+from reproduction.presets import EXPERIMENTS, study
+from reproduction.tasks import Sources
+from reproduction.tests.test_tabular import write_adult
+from scdro.errors import MissingDataError
+
+
+@pytest.mark.parametrize("experiment", ["figure2", "hidden"])
+def test_reproduce_falls_back_to_digits_and_says_so(experiment, tmp_path, capsys):
+    quick = ["--epochs", "1", "--decay-epoch", "1", "--trials", "1", "--seeds", "1", "--points", "1"]
+    argv = [experiment, "--scale", "smoke", "--data", str(tmp_path), "--out", str(tmp_path / "runs"), *quick]
+    assert main(argv) == 0
+    written = capsys.readouterr()
+    assert "embedded digits" in written.err
+    assert "smoke scale: that it runs, nothing more" in written.err
+    folder = tmp_path / "runs" / f"{experiment}-smoke"
+    for name in ("results.md", "seeds.csv", "curves.csv", f"{experiment}-samples.png"):
+        assert (folder / name).stat().st_size > 0
+    with (folder / "curves.csv").open() as file:
+        curves = list(csv.DictReader(file))
+    for score in drawn(study(experiment, curves[0]["dataset"], "smoke")):  # no empty panels
+        assert all(row[f"{score.part} {score.name}"] for row in curves)
+    assert (folder / "trials.csv").read_text() == ""  # one setting each
+    head = (folder / "results.md").read_text()
+    assert all(method in head for method in EXPERIMENTS[experiment][2])
+
+
+def resolved(*options):
+    args = parser().parse_args([*map(str, options)])
+    return _studies(args, Sources(args.data, args.features))
+
+
+def test_options_that_would_be_ignored_are_refused(tmp_path, capsys):
+    argv = ["--scale", "smoke", "--out", str(tmp_path / "runs")]
+    for option in (["--seeds", "99"], ["--methods", "nonsense"], ["--dataset", "adult"], ["--tensorboard"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["table1", *argv, *option])
+        assert ended.value.code == 2
+        assert f"unrecognized arguments: {option[0]}" in capsys.readouterr().err
+    for experiment in ("table1", "figure1"):  # figure1: also where the digits stand in
+        assert main([experiment, *argv, "--workers", "0"]) == 1
+        assert "expected at least one worker, got 0" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_lr_falls_at_the_same_share_of_other_epochs():
+    on = ("figure1", "--scale", "smoke", "--dataset", "digits-st")
+    for options, expected in (((), 4), (("--epochs", 12), 8), (("--epochs", 1), 1), (("--decay-epoch", 2), 2)):
+        (study,) = resolved(*on, *options)
+        assert study.decay_epoch == expected
+    (study,) = resolved(*on, "--epochs", 12, "--decay-epoch", 5)
+    assert (study.epochs, study.decay_epoch) == (12, 5)
+
+
+def test_digits_stand_in_only_where_there_are_no_data_at_all(tmp_path, capsys):
+    write_adult(tmp_path, packed=False)
+    (study,) = resolved("hidden", "--scale", "smoke", "--data", tmp_path)
+    assert study.dataset == "adult"
+    assert "until then without cifar100-hidden" in capsys.readouterr().err
+    (study,) = resolved("hidden", "--scale", "smoke", "--data", tmp_path / "empty")
+    assert study.dataset == "digits-hidden"
+    said = capsys.readouterr().err
+    assert "in place of cifar100-hidden, adult" in said
+    assert "pretrain cifar100-hidden" in said
+    for options in (("--scale", "small"), ("--scale", "smoke", "--dataset", "adult", "cifar100-hidden")):
+        with pytest.raises(MissingDataError):
+            resolved("hidden", *options, "--data", tmp_path)
+
+
+def test_reproduce_refuses_what_it_cannot_do(tmp_path, capsys):
+    assert main(["figure1", "--data", str(tmp_path), "--out", str(tmp_path / "runs")]) == 1
+    assert "expected features in" in capsys.readouterr().err
+    assert main(["figure1", "--scale", "smoke", "--dataset", "digits-st", "--methods", "SGD"]) == 1
+    assert "expected a method of" in capsys.readouterr().err
