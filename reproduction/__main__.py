@@ -6,12 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from reproduction.commands import PROGRAM
 from scdro.cli.parsing import EXAMPLES, Help, Parser
 from scdro.cli.together import one_voice, run_command
 
-__all__ = ["PROGRAM", "main", "parser"]
+__all__ = ["main", "parser"]
 
-PROGRAM = "python -m reproduction"
 EPILOG = f"""{EXAMPLES}  {PROGRAM} figure1 --scale smoke
       a minute, on embedded digits where there are no data
   {PROGRAM} COMMAND --help

@@ -15,37 +15,21 @@ from reproduction.data import (
     PlacesLT,
     iNaturalist18,
 )
-from reproduction.data.cifar import NAME_IT
 from scdro.application.networks import DEPTHS, CifarResNet, Network, ResNet50
 from scdro.application.study import chosen
 from scdro.application.task import Samples
 from scdro.data import EvalTransform, ImageData
 from scdro.data.files import PathLike
-from scdro.errors import MissingDataError
 
 __all__ = ["EMBEDDED", "IMAGES", "LISTS", "MODELS", "PRETRAINED", "open_image_data", "open_splits"]
 
 EMBEDDED = ("digits-st", "digits-hidden")  # need no files
 
 
-def _by_command(kind: Callable[[PathLike | None, bool], ImageData]) -> Callable[[PathLike | None, bool], ImageData]:
-    """A data set whose missing files are told of in the command line's terms."""
-
-    def opened(root: PathLike | None, train: bool) -> ImageData:
-        try:
-            return kind(root, train)
-        except MissingDataError as error:
-            raise MissingDataError(
-                str(error).replace(NAME_IT, "or name the folder by --data or $SCDRO_DATA")
-            ) from error
-
-    return opened
-
-
 IMAGES: Mapping[str, Callable[[PathLike | None, bool], ImageData]] = {
-    "cifar10-st": _by_command(CIFAR10ST),
-    "cifar100-st": _by_command(CIFAR100ST),
-    "cifar100-hidden": _by_command(CIFAR100Hidden),
+    "cifar10-st": CIFAR10ST,
+    "cifar100-st": CIFAR100ST,
+    "cifar100-hidden": CIFAR100Hidden,
     "digits-st": DigitsST,
     "digits-hidden": DigitsHidden,
 }

@@ -22,8 +22,6 @@ IMAGES = Study("own", "noise", "own", ("SCDRO",), inputs="images", model="resnet
 # Begun by one process, and ended by two.
 INTERRUPTED = ("SCDRO", "RASCDRO", "ERM", "DualSGM", "PGSMD2", "AccMDA", "RECOVER", "GroupDRO")
 DIVERGING = ("ERM", "SPD")
-REPRODUCE = "reproduce figure1 --scale smoke --dataset digits-st --methods RSCDRO FastDRO --grid lr=.1,.5 beta=.5"
-SHORT = "--seeds 1 --epochs 1 --decay-epoch 1 --points 2"
 
 
 class Stop(Exception):
@@ -88,10 +86,6 @@ def begin(out):
                 train(run_of(method), rows(), out / method, checkpoint_seconds=0.0, progress=stop)
 
 
-def reproduce(out):
-    assert main([*REPRODUCE.split(), *SHORT.split(), "--out", str(out)]) == 0
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
@@ -99,7 +93,6 @@ if __name__ == "__main__":
     train_all(folder)
     train(run_of("SCDRO", IMAGES), images(), folder / "images", keep_model=True)
     finish()
-    reproduce(folder / "reproduced")
     with contextlib.suppress(SystemExit):
         main(["train"])
     os.chdir(folder / f"rank{os.environ['RANK']}")  # one of them has other data

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.board import Board
+from reproduction.commands import add_command
 from reproduction.figures import draw
 from reproduction.paper import CLAIMS
 from reproduction.plan import plan
@@ -22,7 +23,6 @@ from reproduction.tasks import Sources, check_methods, open_task
 from scdro.application.storage import write, write_json
 from scdro.application.study import Study
 from scdro.cli.memory import keep_freed_memory
-from scdro.cli.parsing import add_command
 from scdro.cli.places import check_folder
 from scdro.cli.progress import say
 from scdro.cli.tensorboard import TENSORBOARD, check
@@ -81,7 +81,6 @@ def add(commands: Any) -> None:
                 torchrun --standalone --nproc-per-node 2 -m reproduction {experiment}
                     in two processes
             """,
-            program="python -m reproduction",
         )
         _add_options(parser)
         parser.set_defaults(run=run, shared=lambda args: True, experiment=experiment)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.catalog import PRETRAINED, open_splits
+from reproduction.commands import DefaultsHelp, add_command
 from reproduction.features import extract
 from reproduction.pretrain import load_pretrained
 from scdro.application.study import chosen
 from scdro.cli.memory import keep_freed_memory
-from scdro.cli.parsing import DefaultsHelp, add_command
 from scdro.cli.places import check_folder
 from scdro.cli.progress import ProgressLine, say
 from scdro.errors import HyperparameterError
@@ -35,7 +35,6 @@ def add(commands: Any) -> None:
                 of the weights that torchvision has
         """,
         formatter=DefaultsHelp,
-        program="python -m reproduction",
     )
     parser.add_argument(
         "run_folder", type=Path, nargs="?", help="folder of `python -m reproduction pretrain`; without, see --model"

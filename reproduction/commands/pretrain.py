@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.catalog import IMAGES, MODELS, open_image_data
+from reproduction.commands import DefaultsHelp, add_command
 from reproduction.pretrain import Pretraining, pretrain
 from scdro.cli.memory import keep_freed_memory
-from scdro.cli.parsing import DefaultsHelp, add_command
 from scdro.cli.places import check_folder
 from scdro.cli.progress import ProgressLine, say
 from scdro.cli.tensorboard import TENSORBOARD, check
@@ -43,7 +43,6 @@ def add(commands: Any) -> None:
                 a ResNet20 in a few hours of one core
         """,
         formatter=DefaultsHelp,
-        program="python -m reproduction",
     )
     parser.add_argument("dataset", help=f"one of {', '.join(IMAGES)}")
     parser.add_argument("--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from scdro.cli.parsing import add_command
+from reproduction.commands import add_command
 
 __all__ = ["add"]
 
@@ -23,7 +23,6 @@ def add(commands: Any) -> None:
             python -m reproduction report runs/figure1-small
                 runs/figure1-small/report.html, which opens from disk
         """,
-        program="python -m reproduction",
     )
     parser.add_argument("run_dir", type=Path, help="folder of a sweep, of several, or of a run")
     parser.add_argument("--out", type=Path, default=None, help="the page; by default report.html in that folder")

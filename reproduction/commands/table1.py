@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from reproduction import table1
+from reproduction.commands import add_command
 from scdro.cli.memory import keep_freed_memory
-from scdro.cli.parsing import add_command
 from scdro.cli.places import check_folder
 from scdro.cli.progress import ProgressLine, say
 
@@ -29,7 +29,6 @@ def add(commands: Any) -> None:
             python -m reproduction table1 --results results/table1 --workers 2
                 an hour or two
         """,
-        program="python -m reproduction",
     )
     parser.add_argument("--scale", choices=table1.SCALES, default="small", help="how much is run (small)")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where runs go (default: runs)")

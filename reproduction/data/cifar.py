@@ -16,12 +16,10 @@ from reproduction.data.files import data_folder, find
 from scdro.data.files import PathLike, open_bytes
 from scdro.data.images import ImageData, Triple
 from scdro.data.imbalance import keep_last, step_imbalance
-from scdro.errors import DataError, MissingDataError
+from scdro.errors import DataError
 from scdro.labels import as_labels
 
 __all__ = ["CIFAR10", "CIFAR10ST", "CIFAR100", "CIFAR100ST", "CIFAR100Hidden"]
-
-NAME_IT = "name the folder by root= or $SCDRO_DATA, or pass download=True"
 
 
 class Source(NamedTuple):
@@ -66,7 +64,6 @@ class CIFAR10(ImageData):
     Args:
         root: the folder that holds `cifar-10-batches-py`, or that folder itself; by default $SCDRO_DATA, or ./data.
         train: the 50,000 training images, or the 10,000 test images.
-        download: fetch missing files by torchvision, which must be installed.
 
     Example:
         >>> test = CIFAR10("data", train=False)  # doctest: +SKIP
@@ -75,8 +72,8 @@ class CIFAR10(ImageData):
         scdro.errors.MissingDataError: expected the file ...
     """
 
-    def __init__(self, root: PathLike | None = None, train: bool = True, *, download: bool = False) -> None:
-        files = _Files(TEN, root, train, download)
+    def __init__(self, root: PathLike | None = None, train: bool = True) -> None:
+        files = _Files(TEN, root, train)
         images, labels = files.read()
         super().__init__(images, labels["labels"], mean=TEN.mean, std=TEN.std, names=files.names("label_names"))
 
@@ -93,10 +90,8 @@ class CIFAR100(ImageData):
         scdro.errors.MissingDataError: expected the file ...
     """
 
-    def __init__(
-        self, root: PathLike | None = None, train: bool = True, *, coarse: bool = False, download: bool = False
-    ) -> None:
-        files = _Files(HUNDRED, root, train, download)
+    def __init__(self, root: PathLike | None = None, train: bool = True, *, coarse: bool = False) -> None:
+        files = _Files(HUNDRED, root, train)
         images, labels = files.read()
         fine, superclass = files.names("fine_label_names"), files.names("coarse_label_names")
         super().__init__(
@@ -113,10 +108,8 @@ class CIFAR100(ImageData):
 class _FewOfHalf:
     """Of the first half of the classes only the last `keep` training images."""
 
-    def __init__(
-        self, root: PathLike | None = None, train: bool = True, *, keep: int = 100, download: bool = False
-    ) -> None:
-        super().__init__(root, train, download=download)  # type: ignore[call-arg]  # of the data set beside it
+    def __init__(self, root: PathLike | None = None, train: bool = True, *, keep: int = 100) -> None:
+        super().__init__(root, train)  # type: ignore[call-arg]  # of the data set beside it
         if train:
             assert isinstance(self, ImageData)
             self._keep(step_imbalance(self.labels, range(self.classes // 2), keep))
@@ -159,10 +152,8 @@ class CIFAR100Hidden(CIFAR100):
         scdro.errors.MissingDataError: expected the file ...
     """
 
-    def __init__(
-        self, root: PathLike | None = None, train: bool = True, *, keep: int = 50, download: bool = False
-    ) -> None:
-        super().__init__(root, train, coarse=True, download=download)
+    def __init__(self, root: PathLike | None = None, train: bool = True, *, keep: int = 50) -> None:
+        super().__init__(root, train, coarse=True)
         assert self.groups is not None
         self.rare = tuple(sorted(g for c in range(self.classes) for g in _members(self.groups, self.labels == c)[:2]))
         if train:
@@ -174,18 +165,12 @@ def _members(groups: Tensor, own: Tensor) -> list[int]:
 
 
 class _Files:
-    """The files of one of the two, found or downloaded."""
+    """The files of one of the two."""
 
-    def __init__(self, source: Source, root: PathLike | None, train: bool, download: bool) -> None:
+    def __init__(self, source: Source, root: PathLike | None, train: bool) -> None:
         self.source, base = source, data_folder(root)
         self.parts = source.train if train else source.test
         self.folders = (base / source.folder, base)
-        if download:
-            try:
-                for name in (*self.parts, source.meta):
-                    self._path(name)
-            except MissingDataError:
-                _download(source, base)
 
     def read(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Images (n, 3, 32, 32), and every kind of label."""
@@ -201,7 +186,9 @@ class _Files:
         return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
 
     def _path(self, name: str) -> Path:
-        return find(self.folders, name, f"unpack {self.source.archive} there, {NAME_IT}")
+        return find(
+            self.folders, name, f"unpack {self.source.archive} there, or name the folder by --data or $SCDRO_DATA"
+        )
 
     def _load(self, name: str) -> tuple[npt.NDArray[np.uint8], dict[str, Tensor]]:
         path = self._path(name)
@@ -246,14 +233,3 @@ def _unpickled(path: Path) -> dict[str, Any]:
             raise DataError(
                 f"expected a pickle file of CIFAR, got one that cannot be read, {path}: {error}; get it anew"
             ) from error
-
-
-def _download(source: Source, base: Path) -> None:
-    try:
-        from torchvision import datasets
-    except Exception as error:  # torchvision fails in many ways beside a torch that it was not built for
-        raise MissingDataError(
-            f"expected torchvision, to download {source.name}, but it cannot be imported ({error}); install it, or "
-            f"unpack {source.archive} in {base.absolute()} by hand"
-        ) from error
-    getattr(datasets, source.name)(str(base), download=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -143,35 +141,12 @@ def test_only_what_arrays_need_is_called(tmp_path, name):
         CIFAR10(tmp_path, train=False)
 
 
-def test_download_fetches_any_missing_file(tmp_path, monkeypatch):
-    fetched = []
-    package = types.ModuleType("torchvision")
-    package.datasets = types.SimpleNamespace(
-        CIFAR10=lambda root, download: (fetched.append(root), write_cifar10(tmp_path))
-    )
-    monkeypatch.setitem(sys.modules, "torchvision", package)
-    write_cifar10(tmp_path)
-    assert len(CIFAR10(tmp_path, download=True)) == 300
-    assert fetched == []
-    (tmp_path / "cifar-10-batches-py" / "data_batch_3").unlink()
-    assert len(CIFAR10(tmp_path, download=True)) == 300
-    assert fetched == [str(tmp_path)]
-
-
 def test_cifar100_is_normalised_by_its_own_statistics(tmp_path):
     data, _ = write_cifar100(tmp_path)
     image, _ = CIFAR100(tmp_path)[3]
     pixels = data[3].reshape(3, 32, 32) / 255
     for c, (mean, std) in enumerate([(0.5071, 0.2673), (0.4865, 0.2564), (0.4409, 0.2762)]):
         np.testing.assert_allclose(image[c], (pixels[c] - mean) / std, atol=1e-5)
-
-
-def test_download_needs_torchvision(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(MissingDataError, match="expected torchvision"):
-        CIFAR10(tmp_path, download=True)
-    write_cifar10(tmp_path)
-    assert len(CIFAR10(tmp_path, download=True)) == 300
 
 
 def test_fingerprint_sees_every_part(tmp_path):

@@ -1,6 +1,8 @@
 """The commands: what they take, and what they refuse."""
 
 import csv
+import re
+import shlex
 
 import pytest
 
@@ -80,3 +82,62 @@ def test_reproduce_refuses_what_it_cannot_do(tmp_path, capsys):
     assert "expected features in" in capsys.readouterr().err
     assert main(["figure1", "--scale", "smoke", "--dataset", "digits-st", "--methods", "SGD"]) == 1
     assert "expected a method of" in capsys.readouterr().err
+
+
+# -- help and messages ------------------------------------------------------------------------------------------------
+
+COMMANDS = ["table1", *EXPERIMENTS, "pretrain", "features", "report"]
+SMOKE = "figure1 --scale smoke"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_of_the_help_are_right(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    examples = re.findall(r"^  (?:torchrun.*?-m|python -m) reproduction (.*)", text.split("examples:\n")[1], re.M)
+    assert examples
+    for example in examples:
+        assert parser().parse_args(shlex.split(example)).command == command
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch, capsys):
+    """What a command that fails says, with its status; it leaves nothing behind."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.csv").touch()
+
+    def say(line):
+        status = main(line.split())
+        assert [path.name for path in tmp_path.iterdir()] == ["data.csv"]
+        return status, capsys.readouterr().err.splitlines()[-1]
+
+    return say
+
+
+@pytest.mark.parametrize("command", ["pretrain digits-st --out run", "features nothing"])
+def test_a_device_that_is_not_there(told, command):
+    status, said = told(f"{command} --device gpu")
+    assert status == 1
+    name = f"python -m reproduction {command.split()[0]}"
+    assert said.startswith(f"{name}: expected a device that torch can use here (cpu")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("pretrain digits-st --out data.csv", "a folder for --out, got the file data.csv; name another"),
+        ("figure1 --out data.csv", "a folder for --out, got the file data.csv; name another"),
+        (f"{SMOKE} --trials -1 --dataset digits-st", "or 0 for the whole grid, got -1"),
+        (f"{SMOKE} --dataset digits-st digits-st", "each of --dataset once, got digits-st twice; leave one out"),
+        (f"{SMOKE} --methods SPD ERM SPD", "each of --methods once, got SPD twice; leave one out"),
+        (f"{SMOKE} --rho .1 1 0.1", "each of --rho once, got 0.1 twice; leave one out"),
+        ("pretrain cifar10-st --out run --data nowhere", "or name the folder by --data or $SCDRO_DATA"),
+        ("figure2 --dataset cifar100-st --data nowhere", "or name the folder by --data or $SCDRO_DATA"),
+    ],
+)
+def test_messages_say_what_to_do(told, line, expected):
+    status, said = told(line)
+    assert status == 1
+    assert said.endswith(expected)

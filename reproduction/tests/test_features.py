@@ -295,7 +295,6 @@ def test_features_of_a_part_alone(tmp_path, data, model, capsys):
     """Without test data it is said what is missing."""
     extract(model, data, tmp_path / "cifar10-st", "train")
     argv = [
-        "reproduce",
         "figure1",
         "--dataset",
         "cifar10-st",

@@ -245,14 +245,14 @@ KILLED = dataclasses.replace(SMALL, epochs=3, batch_size=4)
 
 def killed_run(folder):
     """What a process does until it is killed."""
-    pretrain(KILLED, toy(), toy(seed=1), folder, checkpoint_every=3)
+    pretrain(KILLED, toy(), toy(seed=1), Path(folder), checkpoint_every=3)
 
 
 def test_kill_9_at_random_moments(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     killed_run(whole)
     rng = random.Random(0)
-    code = "from reproduction.tests.test_pretrain import killed_run as run, sys, Path; run(Path(sys.argv[1]))"
+    code = "from reproduction.tests.test_pretrain import killed_run as run, sys; run(sys.argv[1])"
     command = [sys.executable, "-c", code, str(broken)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     for _ in range(2):

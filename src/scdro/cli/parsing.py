@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["DefaultsHelp", "Help", "Parser", "add_command", "completed_by", "values_of"]
+__all__ = ["Help", "Parser", "add_command", "completed_by", "values_of"]
 
 EXAMPLES = "examples:\n"
 
@@ -57,13 +57,6 @@ class Help(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith(EXAMPLES) else super()._fill_text(text, width, indent)
-
-
-class DefaultsHelp(Help, argparse.ArgumentDefaultsHelpFormatter):
-    """The same, with the default of every option that has one."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default is None else super()._get_help_string(action)
 
 
 def add_command(
