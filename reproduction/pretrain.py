@@ -25,7 +25,7 @@ from scdro.application.study import chosen
 from scdro.application.task import in_order
 from scdro.data import CropFlip, ImageData, MemoryBatches
 from scdro.errors import CheckpointError, HyperparameterError, NonFiniteLossError
-from scdro.scores import Scores, score
+from scdro.metrics import Scores, score
 
 __all__ = ["Pretraining", "load_pretrained", "predict", "pretrain"]
 

@@ -1,6 +1,7 @@
-"""The library knows nothing of what is beside it."""
+"""The library knows nothing of what is beside it, and what is beside it uses its public names."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,15 @@ def test_what_the_library_imports(path):
     for name in imported(path):
         assert name.split(".")[0] not in ("reproduction", "tests", "benchmarks", "examples")
         assert not name.startswith(above or "no module"), f"{path} imports {name}"
+
+
+def test_what_the_reproduction_imports():
+    """Modules with a page in docs/api, and the private ones that its README names."""
+    public = {"scdro", *(f"scdro.{page.stem}" for page in (ROOT / "docs" / "api").glob("*.md"))}
+    named = re.findall(r"`(scdro\.[\w.]+)`", (ROOT / "reproduction" / "README.md").read_text())
+    private = tuple(named)
+    for path in (ROOT / "reproduction").rglob("*.py"):
+        if "tests" not in path.parts:
+            for name in imported(path):
+                known = name in public or name.startswith(private) or not name.startswith("scdro")
+                assert known, f"{path} imports {name}"

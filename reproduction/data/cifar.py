@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from reproduction.data.files import data_folder, find
+from scdro.data import ImageData, keep_last, step_imbalance
 from scdro.data.files import PathLike, open_bytes
-from scdro.data.images import ImageData, Triple
-from scdro.data.imbalance import keep_last, step_imbalance
+from scdro.data.images import Triple
 from scdro.errors import DataError
 from scdro.labels import as_labels
 

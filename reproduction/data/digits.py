@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scdro.data.images import ImageData
-from scdro.data.imbalance import step_imbalance
-from scdro.data.split import hold_out
+from scdro.data import ImageData, hold_out, step_imbalance
 
 __all__ = ["DigitsHidden", "DigitsST"]
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from reproduction.table1.problems import PROBLEMS, Problem
 from reproduction.table1.schedules import Ascdro, Constant, Restarts, Scdro
+from scdro import PrintedTemperature
 from scdro.optim import ASCDRO, PGSMD2, RASCDRO, RSCDRO, SCDRO, SPD, AccMDA, DualSGM, FastDRO, KLBall
-from scdro.optim.base import ClosureOptimizer
-from scdro.temperature import PrintedTemperature
 
 __all__ = ["BATCH", "ROWS", "Plan", "Row"]
 
@@ -23,7 +22,7 @@ BATCH = {"bounded": 2, "curved": 8, "flat": 8}
 class Plan:
     """One run: the optimizer, and which of its iterates count."""
 
-    opt: ClosureOptimizer
+    opt: Any
     steps: int
     batch: int
     looks: Sequence[int]  # the numbers of steps done after which the iterate may be the answer

@@ -24,12 +24,12 @@ from torch.nn.functional import softplus
 
 from scdro.errors import ScdroError
 from scdro.functional import objective, worst_case
-from scdro.optim.primal_dual import NO_LAM0
 
 __all__ = ["PROBLEMS", "Optimum", "Problem", "dist_squared"]
 
 SAMPLES, FEATURES, LENGTH, ODD, NOISE = 300, 5, 2.0, 0.15, 0.8
 STEEPNESS = 2.0  # of the tail
+NO_LAM0 = 1e-9  # of a worst case without a regulariser: nothing, and still enough to divide by
 Floats = npt.NDArray[np.float64]
 
 

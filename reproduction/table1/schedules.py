@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scdro.optim.restart import Stage
+from scdro.optim import Stage
 
 __all__ = ["Ascdro", "Constant", "Restarts", "Scdro", "staged"]
 
