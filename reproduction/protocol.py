@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -17,6 +18,7 @@ __all__ = [
     "STUDIES",
     "claimed",
     "command",
+    "plan",
     "shortened",
     "shortened_line",
     "title",
@@ -205,3 +207,28 @@ def _methods(config: Config, usual: Sequence[str]) -> list[str]:
 def _and(names: Iterable[str]) -> str:
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
+
+
+# -- what is going to be done ------------------------------------------------------------------------------------------
+
+
+def plan(studies: Sequence[Study]) -> str:
+    """Of every data set the fields, what was shortened, and the number of settings and runs."""
+    head = [title(studies), *warnings(studies), command(studies)]
+    return "\n\n".join(["\n".join(head), *map(_planned, studies)])
+
+
+def _planned(study: Study) -> str:
+    width = max(map(len, study.as_dict()))
+    named = ("experiment", "dataset", "scale")
+    fields = [f"  {key:{width}}  {json.dumps(value)}" for key, value in study.as_dict().items() if key not in named]
+    settings = [f"{arm}: {plural(len(study.search(arm)), 'setting')}" for arm in study.arms()]
+    searched, final = number_of_runs(study)
+    runs = f"runs: {searched:,} to search, {final:,} of seeds"
+    return "\n".join([study.dataset, *fields, shortened_line(study.as_dict()), *settings, runs])
+
+
+def number_of_runs(study: Study) -> tuple[int, int]:
+    """Of the search, in which arms may share runs, and of the seeds of the best."""
+    tried = [study.search(arm) for arm in study.arms()]
+    return len({run.path for runs in tried if len(runs) > 1 for run in runs}), study.seeds * len(tried)

@@ -12,10 +12,9 @@ from reproduction.board import Board
 from reproduction.commands import add_command
 from reproduction.figures import draw
 from reproduction.paper import CLAIMS
-from reproduction.plan import plan
 from reproduction.pool import Means
 from reproduction.presets import EXPERIMENTS, SCALES, changed, datasets, study
-from reproduction.protocol import BEYOND, SMOKE, STUDIES
+from reproduction.protocol import BEYOND, SMOKE, STUDIES, plan
 from reproduction.records import csv_text, curve_rows, seed_rows, trial_rows
 from reproduction.results import markdown
 from reproduction.sweep import Sweep, sweep
@@ -26,7 +25,7 @@ from scdro.cli.memory import keep_freed_memory
 from scdro.cli.places import check_folder
 from scdro.cli.progress import say
 from scdro.cli.tensorboard import TENSORBOARD, check
-from scdro.distributed.start import is_first
+from scdro.distributed.ranks import Ranks
 from scdro.errors import HyperparameterError, MissingDataError
 
 __all__ = ["add"]
@@ -149,12 +148,12 @@ def run(args: argparse.Namespace) -> None:
     )
     studies = _studies(args, means.sources)
     if args.dry_run:
-        if is_first():
+        if Ranks().first:
             print(plan(studies))
         return
     board, folder = Board(), args.out / f"{args.experiment}-{args.scale}"
     swept = [sweep(study, folder / study.dataset, means, board, board.say) for study in studies]
-    if is_first():
+    if Ranks().first:
         _write(swept, args.results or folder)
         if args.scale == "smoke":
             say(SMOKE)

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scdro.application.storage import read_json
 from scdro.errors import CheckpointError
 
-__all__ = ["OtherRun", "check_identity", "read_result"]
+__all__ = ["OtherRun", "check_identity"]
 
 CALLED = ("experiment", "scale")  # no run depends on them: one experiment may take over runs of another
 
@@ -31,17 +30,6 @@ def check_identity(there: Mapping[str, Any], own: Mapping[str, Any], path: Path,
     wrong = [difference for key in own for difference in _at(key, there, own)]
     if wrong:
         raise OtherRun(f"expected {path} to be of these settings and data, got others: {', '.join(wrong)}; {remedy}")
-
-
-def read_result(folder: Path, own: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The result in a run's folder, of this identity; one of a run that failed may be of any."""
-    path = folder / "result.json"
-    if not path.exists():
-        return None
-    found: dict[str, Any] = read_json(path)
-    if found.get("status") != "failed":
-        check_identity(found, own, path, f"name another folder by --out, or remove {folder}")
-    return found
 
 
 def _at(key: str, there: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:

@@ -20,8 +20,8 @@ from scdro.application.assess import Predicted, assess, hardest, predicted
 from scdro.application.checkpoints import Checkpoints, save
 from scdro.application.events import Events
 from scdro.application.folder import Notice, RunFolder, Stopwatch, began_in, locked, silent
-from scdro.application.identity import read_result
-from scdro.application.storage import read_lines, write_json
+from scdro.application.identity import check_identity
+from scdro.application.storage import read_json, read_lines, write_json
 from scdro.application.study import Run
 from scdro.application.task import Task, make_model
 from scdro.distributed.ranks import Ranks
@@ -43,8 +43,13 @@ class Trained(NamedTuple):
 
 def read_run(folder: Path, identity: Mapping[str, Any]) -> Trained | None:
     """What came of the run in a folder, which must be of this identity; None where it has not ended."""
-    result = read_result(folder, identity)
-    return None if result is None else Trained(result, read_lines(folder / "metrics.jsonl"), began_in(folder))
+    path = folder / "result.json"
+    if not path.exists():
+        return None
+    result = read_json(path)
+    if result.get("status") != "failed":  # which may be of any
+        check_identity(result, identity, path, f"name another folder by --out, or remove {folder}")
+    return Trained(result, read_lines(folder / "metrics.jsonl"), began_in(folder))
 
 
 def train(
