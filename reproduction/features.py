@@ -91,7 +91,7 @@ def load_features(folder: PathLike, split: str) -> Features:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"expected features as {manifest.absolute()} says, got others ({type(error).__name__}: {error}); make them "
-            "anew by `python -m reproduction features`"
+            "again by `python -m reproduction features`"
         ) from error
 
 

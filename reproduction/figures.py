@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reproduction.columns import Score, drawn
+from reproduction.columns import Column, drawn
 from reproduction.sweep import Found
 from scdro.application.outcomes import Outcome
 from scdro.application.study import Study
@@ -108,7 +108,7 @@ def _ended(outcome: Outcome) -> list[list[dict[str, Any]]]:
     return [curve for result, curve in pairs if result is not None and result["status"] == "done"]
 
 
-def _line(ax: Any, outcome: Outcome, axis: str, score: Score, colour: str, line: Any) -> None:
+def _line(ax: Any, outcome: Outcome, axis: str, score: Column, colour: str, line: Any) -> None:
     """Mean over the seeds that came to the end, and the range of one standard deviation."""
     points = list(zip(*_ended(outcome), strict=True))
     scores = [[p[score.part].get(score.name) for p in point] for point in points]

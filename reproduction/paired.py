@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from reproduction.columns import Score, columns
+from reproduction.columns import Column, columns
 from scdro.application.chance import confidence_of_each, hold_at_once
 from scdro.application.outcomes import Outcome
 from scdro.application.study import Study
@@ -66,7 +66,7 @@ def comparisons(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
     ]
 
 
-def difference(a: Outcome, b: Outcome, score: Score) -> Difference:
+def difference(a: Outcome, b: Outcome, score: Column) -> Difference:
     """Seeds are paired: the same first weights, and the same order of the data where a method does not draw its own."""
     from scipy.stats import t
 

@@ -143,7 +143,7 @@ def changed(plain: Study, own: Mapping[str, Any]) -> Study:
 
 
 def decay_at(plain: Study, epochs: int) -> int:
-    """After how many of so many epochs lr falls: the same share of them."""
+    """The epoch after which lr falls: at the same share of all epochs."""
     return max(round(plain.decay_epoch * epochs / plain.epochs), 1)
 
 

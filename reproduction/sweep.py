@@ -18,13 +18,13 @@ from scdro.application.training import Trained, read_run
 from scdro.application.wording import plural
 from scdro.distributed.ranks import Ranks
 
-__all__ = ["Found", "Sweep", "sweep"]
+__all__ = ["Found", "Swept", "sweep"]
 
 Found = Sequence[tuple[Study, Sequence[Outcome]]]  # an experiment's data sets
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Swept:
     """What came of a study: of each arm, the fingerprint of the data, and what the runs began in, each once."""
 
     study: Study
@@ -39,7 +39,7 @@ def sweep(
     means: Means,
     show: Show = lambda status: None,
     say: Callable[[str], None] = lambda text: None,
-) -> Sweep:
+) -> Swept:
     """All runs of a study; those that have a result are not made again, unless they failed. Several processes share
     each run."""
     data = open_task(study.inputs, study.dataset, study.pool, means.sources).fingerprint()
@@ -66,7 +66,7 @@ def sweep(
     for run in (run for runs in finals.values() for run in runs):
         _tell_of_a_lost_curve(run, made[run.path], out, say)
     ordered = [made[run.path] for arm in arms for run in (*tried[arm], *finals[arm]) if run.path in made]
-    return Sweep(study, found, data, _each_once(one.environment for one in ordered if one.environment))
+    return Swept(study, found, data, _each_once(one.environment for one in ordered if one.environment))
 
 
 def _results(runs: Iterable[Run], made: Mapping[Path, Trained]) -> list[Result | None]:

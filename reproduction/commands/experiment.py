@@ -17,7 +17,7 @@ from reproduction.presets import EXPERIMENTS, SCALES, changed, datasets, study
 from reproduction.protocol import BEYOND, SMOKE, STUDIES, plan
 from reproduction.records import csv_text, curve_rows, seed_rows, trial_rows
 from reproduction.results import markdown
-from reproduction.sweep import Sweep, sweep
+from reproduction.sweep import Swept, sweep
 from reproduction.tasks import Sources, check_methods, open_task
 from scdro.application.storage import write, write_json
 from scdro.application.study import Study
@@ -209,7 +209,7 @@ def _opened_or_why(args: argparse.Namespace, dataset: str, sources: Sources) -> 
         return None
 
 
-def _write(swept: Sequence[Sweep], folder: Path) -> None:
+def _write(swept: Sequence[Swept], folder: Path) -> None:
     """Tables, figures and the configuration."""
     found = [(own.study, own.outcomes) for own in swept]
     text = markdown(found, [one for own in swept for one in own.environments])

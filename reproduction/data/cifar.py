@@ -140,7 +140,7 @@ class CIFAR100ST(_FewOfHalf, CIFAR100):
 
 
 class CIFAR100Hidden(CIFAR100):
-    """CIFAR-100 by its 20 superclasses, in each of which two of the five fine classes are almost missing.
+    """CIFAR-100 by its 20 superclasses; in each, two of the five fine classes are almost missing.
 
     The two are those of the least numbers, and keep their last 50 training images. All superclasses have 1,600 training
     images, so no label tells of the imbalance. Fine labels are `groups`, for evaluation alone, `rare` the rare ones.
@@ -182,7 +182,7 @@ class _Files:
         path = self._path(self.source.meta)
         names = _unpickled(path).get(key)
         if not isinstance(names, list):
-            raise DataError(f"expected a list of names under {key!r} in {path}; get the file anew")
+            raise DataError(f"expected a list of names under {key!r} in {path}; download the file again")
         return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
 
     def _path(self, name: str) -> Path:
@@ -195,7 +195,7 @@ class _Files:
         content = _unpickled(path)
         data = content.get("data")
         if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
-            raise DataError(f"expected uint8 images of shape (n, 3072) under 'data' in {path}; get the file anew")
+            raise DataError(f"expected uint8 images of shape (n, 3072) under 'data' in {path}; download the file again")
         labels = {
             kind: as_labels(content.get(kind), len(data), what=f"entries under {kind!r} in {path}")
             for kind in self.source.labels
@@ -231,5 +231,5 @@ def _unpickled(path: Path) -> dict[str, Any]:
             raise
         except Exception as error:  # bytes that are not a pickle fail in any way
             raise DataError(
-                f"expected a pickle file of CIFAR, got one that cannot be read, {path}: {error}; get it anew"
+                f"expected a pickle file of CIFAR, got one that cannot be read, {path}: {error}; download it again"
             ) from error

@@ -159,4 +159,6 @@ def _check(path: Path, counts: Tensor, classes: int, size: Size | None) -> None:
     if size is not None:
         found = Size(int(counts.sum()), int(counts.max()), int(counts.min()))
         if found != size:
-            raise DataError(f"expected {size} in {path}, got {found}; get it anew, or use LongTailList for your own")
+            raise DataError(
+                f"expected {size} in {path}, got {found}; download it again, or use LongTailList for your own"
+            )

@@ -100,7 +100,7 @@ def adult(root: PathLike | None = None) -> tuple[Table, Table]:
 
 
 def census_income(root: PathLike | None = None) -> tuple[Table, Table]:
-    """Census-Income (KDD), 199,523 and 99,762 rows of which 6.2% positive; else as `adult`.
+    """Census-Income (KDD), 199,523 and 99,762 rows, 6.2% of them positive; otherwise like `adult`.
 
     Args:
         root: the folder with census-income-kdd.data and census-income-kdd.test, or census-income.data and
@@ -206,7 +206,7 @@ def _cells(source: Census, part: str, root: PathLike | None) -> Array:
 
 def _check_row(source: Census, cells: list[str], where: str) -> None:
     if len(cells) != source.width:
-        raise DataError(f"expected rows of {source.width} cells, got {len(cells)} in {where}; get the file anew")
+        raise DataError(f"expected rows of {source.width} cells, got {len(cells)} in {where}; download the file again")
     if cells[-1].rstrip(".") not in source.labels:
         raise DataError(f"expected a label of {' or '.join(source.labels)}, got {cells[-1]!r} in {where}")
     try:

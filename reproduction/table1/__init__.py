@@ -59,7 +59,7 @@ def run(
     workers: int = 1,
     progress: Progress = lambda done, total, text: None,
     notice: Notice = silent,
-) -> report.Table:
+) -> report.Table1:
     """Run what is missing in the folder `out`, and write table1.md, table1.csv, cost.csv, table1.png and table1.svg.
     One process at a time does so in a folder."""
     size = chosen(SCALES, scale, "a scale")

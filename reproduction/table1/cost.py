@@ -83,7 +83,7 @@ def steps(name: str, n: int) -> Iterator[float]:
 
 
 def step_seconds(name: str, n: int, seconds: float, most: int = 2000) -> float:
-    """The median CPU time of the steps of so many seconds, at least four, after the first."""
+    """The median CPU time of a step, over this many seconds and at least four steps, after the first."""
     times: list[float] = []
     with one_thread():
         begin = time.perf_counter()

@@ -15,7 +15,7 @@ from reproduction.table1.methods import ROWS
 from reproduction.table1.results import Line, Points, Record, lines, points
 from scdro.application import storage
 
-__all__ = ["Table", "write"]
+__all__ = ["Table1", "write"]
 
 NOTES = """\
 dist2 is E dist(0, subgradient of F)^2 over all samples, exact, at iterates drawn at random; gap is E F - min F, exact,
@@ -28,14 +28,14 @@ start, and the slope says how soon that is past. A step's power of n is that bet
 """
 
 
-class Table(NamedTuple):
+class Table1(NamedTuple):
     """Table 1: its lines, and the text of them and of all that they come from."""
 
     lines: list[Line]
     text: str
 
 
-def write(out: Path, scale: str, records: Sequence[Record], timings: Sequence[Record]) -> Table:
+def write(out: Path, scale: str, records: Sequence[Record], timings: Sequence[Record]) -> Table1:
     """table1.md, table1.csv, cost.csv, table1.png and table1.svg."""
     found = lines(records, timings)
     series = [points(row, records) for row in ROWS]
@@ -49,7 +49,7 @@ def write(out: Path, scale: str, records: Sequence[Record], timings: Sequence[Re
     for name, content in files.items():
         storage.write(out / name, content.encode())
     draw(out, series, timings)
-    return Table(found, text)
+    return Table1(found, text)
 
 
 def _claims(found: Sequence[Line]) -> str:

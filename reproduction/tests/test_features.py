@@ -77,7 +77,7 @@ def change_label(model, data):
 
 
 @pytest.mark.parametrize("change", [change_weight, change_statistic, change_pixel, change_label])
-def test_any_change_extracts_anew(tmp_path, data, model, change):
+def test_any_change_extracts_again(tmp_path, data, model, change):
     extract(model, data, tmp_path, "train")
     before = load_features(tmp_path, "train")
     old = np.array(before.x), before.y.copy()
@@ -103,7 +103,7 @@ def test_half_written_or_damaged_features_do_not_count(tmp_path, data, model):
         load_features(tmp_path, "train")
     assert extract(model, data, tmp_path, "train")
     np.save(tmp_path / "train_features.npy", np.zeros((5, 32), np.float16))
-    with pytest.raises(DataError, match="anew"):
+    with pytest.raises(DataError, match="make them again"):
         load_features(tmp_path, "train")
     assert extract(model, data, tmp_path, "train")
     (tmp_path / "train.json").write_text("{")
@@ -140,7 +140,7 @@ def test_files_changed_in_place_do_not_count(tmp_path, data, model, name):
 def test_a_manifest_that_says_nothing(tmp_path, data, model, manifest):
     extract(model, data, tmp_path, "train")
     (tmp_path / "train.json").write_text(manifest)
-    with pytest.raises(DataError, match="anew"):
+    with pytest.raises(DataError, match="make them again"):
         load_features(tmp_path, "train")
     assert extract(model, data, tmp_path, "train")
 

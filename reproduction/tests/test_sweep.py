@@ -111,7 +111,7 @@ def test_damaged_checkpoints_are_told_with_what_to_do(tmp_path):
     said = []
     sweep(own, tmp_path, Means(Sources()), say=said.append)
     (told,) = [text for text in said if "failed" in text]
-    assert "remove them to start anew" in told
+    assert "remove them to start again" in told
     (folder / "checkpoint.previous.pt").write_bytes(kept)
     (outcome,) = sweep(own, tmp_path, Means(Sources()), say=said.append).outcomes
     assert f"{folder / 'checkpoint.pt'} is damaged: the one before it is used" in said

@@ -92,7 +92,7 @@ class Checkpoints:
         if self.damaged:
             raise CheckpointError(
                 f"expected a checkpoint that is whole, got damaged ones: {', '.join(map(str, self.damaged))}; "
-                "restore one from a copy, or remove them to start anew"
+                "restore one from a copy, or remove them to start again"
             )
         return None
 
@@ -107,7 +107,7 @@ def usable(path: Path) -> Iterator[None]:
     except Exception as error:  # torch and pickle fail in many ways on bytes that are not theirs
         raise CheckpointError(
             f"expected what scdro wrote in {path.absolute()}, got a file that is damaged or not scdro's "
-            f"({type(error).__name__}: {error}); name another folder, or delete it to begin anew"
+            f"({type(error).__name__}: {error}); name another folder, or delete it to start again"
         ) from error
 
 

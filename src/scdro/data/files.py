@@ -26,7 +26,7 @@ def open_text(path: Path) -> Iterator[IO[str]]:
             yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"expected text in UTF-8 in {path}, got other bytes ({error}); save it as UTF-8, or get it anew"
+                f"expected text in UTF-8 in {path}, got other bytes ({error}); save it as UTF-8, or download it again"
             ) from error
 
 
@@ -37,4 +37,4 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         try:
             yield file
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise DataError(f"expected a whole file, got a damaged one, {path} ({error}); get it anew") from error
+            raise DataError(f"expected a whole file, got a damaged one, {path} ({error}); download it again") from error

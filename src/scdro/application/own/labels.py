@@ -32,9 +32,7 @@ class Classes:
         check_present(labels, where)
         names, counts = _merged(labels)
         if len(labels.codes) < FEWEST_ROWS:
-            raise DataError(
-                f"expected at least {FEWEST_ROWS} samples, of which to learn, got {len(labels.codes)} {where}"
-            )
+            raise DataError(f"expected at least {FEWEST_ROWS} samples to learn from, got {len(labels.codes)} {where}")
         if len(names) < 2:
             raise DataError(f"expected at least two classes, got one, {names[0]!r}, {where}")
         single = [name for name, count in zip(names, counts, strict=True) if count < 2]
