@@ -66,7 +66,7 @@ def _values(
             mean.lerp_(w.detach(), 1 / (t + 1))
         plan.before(t + 1)
         index = _drawn(plan, problem.n, generator)
-        plan.opt.step(lambda index=index: problem.losses(w, index), index)  # type: ignore[misc]
+        plan.opt.step(lambda index=index: problem.losses(w, index), index)
     return [row.at(problem, mean, plan.opt)] if plan.average else values
 
 
