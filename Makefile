@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Two workers, and two threads in all: more of either only wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-cpus test-slow test-integrations lint types unit benchmarks docs wheel clean
+.PHONY: demo test test-cpus test-slow test-integrations lint types unit reproduction-smoke benchmarks docs wheel clean
 
 demo: $(VENV)/.demo  ## Train on data with hidden weak groups, with and without scdro; table and picture
 	OMP_NUM_THREADS=2 $(BIN)/python examples/hidden_digits.py
@@ -33,8 +33,11 @@ test-slow: $(VENV)/.dev  ## The tests that take minutes
 	$(BIN)/python -m pytest -n 2 -m slow --timeout 1800
 
 test-integrations: $(VENV)/.integrations  ## Lightning, transformers, accelerate, skorch and tensorboard, as they are
-	$(BIN)/python -m pytest -n 2 -m integration tests
+	$(BIN)/python -m pytest -n 2 -m integration tests reproduction
 	$(BIN)/python -m pytest -o addopts="-q --doctest-modules" src/scdro/integrations
+
+reproduction-smoke: $(VENV)/.dev  ## One of the paper's experiments at the smallest scale
+	$(BIN)/python -m reproduction figure1 --scale smoke
 
 benchmarks: $(VENV)/.dev  ## What the docs claim about stability and cost
 	$(BIN)/python benchmarks/stability.py

@@ -24,16 +24,16 @@ from torch import multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 import scdro
+from scdro.application.networks import CifarResNet
 from scdro.distributed import finish
 from scdro.distributed.ranks import Ranks
-from scdro.models import resnet20
 
 Step = Callable[[], object]
 IMAGES, RHO = 64, 0.5
 
 
 def plain(x: Tensor, y: Tensor) -> Step:
-    model = DistributedDataParallel(resnet20())
+    model = DistributedDataParallel(CifarResNet(20, 10))
     opt = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def step() -> None:
@@ -45,7 +45,7 @@ def plain(x: Tensor, y: Tensor) -> Step:
 
 
 def robust_loss(x: Tensor, y: Tensor) -> Step:
-    model = DistributedDataParallel(resnet20())
+    model = DistributedDataParallel(CifarResNet(20, 10))
     opt = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     robust = scdro.KLRobustLoss(RHO)
 
@@ -58,7 +58,7 @@ def robust_loss(x: Tensor, y: Tensor) -> Step:
 
 
 def scdro_step(x: Tensor, y: Tensor) -> Step:
-    model = DistributedDataParallel(resnet20())
+    model = DistributedDataParallel(CifarResNet(20, 10))
     opt = scdro.SCDRO(model.parameters(), lr=0.01, rho=RHO)
     return lambda: opt.step(lambda: F.cross_entropy(model(x), y, reduction="none"))
 

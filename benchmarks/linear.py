@@ -31,7 +31,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 import scdro
-from scdro.data import covertype
+from reproduction.data import covertype
 from scdro.linear_model import KLDROClassifier
 from scdro.linear_model._losses import Logistic, Multinomial
 from scdro.linear_model._problem import Problem

@@ -6,7 +6,7 @@
 For each data set and rho: test accuracy, over all groups (the classes, where data have none), over the rare and the
 other ones, and of the worst; and the part of the worst case's weight that falls on training samples of rare groups.
 Last, for comparison, what one has who knows the groups: ERM with every group of the same weight. Training and test data
-are those of `scdro reproduce`. DIR holds Adult.
+are those of `python -m reproduction`. DIR holds Adult.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from reproduction.tasks import Sources, open_task
 from scdro import functional
-from scdro.experiments.tasks import Sources, open_task
 from scdro.linear_model import KLDROClassifier
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 
 def parts(dataset: str, folder: Path | None) -> tuple[Part, Part]:
-    """Training and test data, those of `scdro reproduce`: validation data are in neither."""
+    """Training and test data, those of `python -m reproduction`: validation data are in neither."""
     inputs = "rows" if dataset == "adult" else "features"
     task: Any = open_task(inputs, dataset, 1, Sources(folder, ROOT / "results" / "features"))
     train, test = ([p.inputs, p.labels, p.labels if p.groups is None else p.groups] for p in (task.train, task.test))

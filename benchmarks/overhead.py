@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import scdro
-from scdro.models import resnet20
+from scdro.application.networks import CifarResNet
 
 Step = Callable[[], object]
 
@@ -88,9 +88,12 @@ def image_rows(rounds: int) -> Iterator[tuple[str, float, float, float]]:
     for cls in (scdro.SCDRO, scdro.ASCDRO):
         yield (
             f"ResNet20, {cls.__name__}",
-            *ratio(sgd(resnet20(), x, y), optimizer(cls, resnet20(), x, y), 2 * rounds, 1),
+            *ratio(sgd(CifarResNet(20, 10), x, y), optimizer(cls, CifarResNet(20, 10), x, y), 2 * rounds, 1),
         )
-    yield "ResNet20, KLRobustLoss", *ratio(sgd(resnet20(), x, y), robust_loss(resnet20(), x, y), 2 * rounds, 1)
+    yield (
+        "ResNet20, KLRobustLoss",
+        *ratio(sgd(CifarResNet(20, 10), x, y), robust_loss(CifarResNet(20, 10), x, y), 2 * rounds, 1),
+    )
 
 
 def linear_rows(rounds: int) -> Iterator[tuple[str, float, float, float]]:

@@ -18,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reproduction.data import CIFAR10ST
+from scdro.application.networks import CifarResNet
 from scdro.cli.memory import keep_freed_memory
-from scdro.data import CIFAR10ST, CropFlip, ImageData, MemoryBatches
+from scdro.data import CropFlip, ImageData, MemoryBatches
 from scdro.data.loading import Batch
-from scdro.models import resnet20
 
 ABOUT = """# What the input pipeline costs
 
@@ -46,7 +47,7 @@ def forever(batches: MemoryBatches) -> Iterator[Batch]:
 
 class Trainer:
     def __init__(self) -> None:
-        self.model = resnet20(10)
+        self.model = CifarResNet(20, 10)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
 
     def step(self, x: Tensor, y: Tensor) -> None:

@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py               # n = 1e4 to 1e7, a process for each point; a few minutes
 
-The steps are those that table 1 times (`scdro.experiments.table1.cost`): a linear model of 50 features, batches of 64.
+The steps are those that table 1 times (`reproduction.table1.cost`): a linear model of 50 features, batches of 64.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from scdro.experiments.table1.cost import step_seconds, steps
+from reproduction.table1.cost import step_seconds, steps
 
 ROOT = Path(__file__).parents[1]
 SIZES, SECONDS = (10**4, 10**5, 10**6, 10**7), 3.0

@@ -27,7 +27,6 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from tqdm import tqdm
 
-import scdro
 from scdro.contrastive import FixedTemperatures, PrintedTemperatures, RobustContrastiveLoss
 
 TEMPERATURES, RADII = (0.05, 0.1, 0.2, 0.5), (0.2, 0.5, 1.0)
@@ -61,7 +60,9 @@ class Result(NamedTuple):
 
 def cifar(root: Path, train: bool) -> Images:
     """At half their size."""
-    data = scdro.data.CIFAR10(root, train)
+    from reproduction.data import CIFAR10  # beside the library, in a clone
+
+    data = CIFAR10(root, train)
     return Images(F.avg_pool2d(data.images.float() / 255, 2), data.labels)
 
 

@@ -25,10 +25,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import scdro
+from scdro.application.checkpoints import Checkpoints
+from scdro.application.storage import JsonLines
 from scdro.data.order import shuffled
 from scdro.distributed import finish, gathered, initialize, shard
-from scdro.experiments.checkpoints import Checkpoints
-from scdro.experiments.storage import JsonLines
 
 SAMPLES, BATCH = 2000, 50  # the batch of all processes together
 

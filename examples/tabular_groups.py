@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.model_selection import train_test_split
 
-from scdro.data import Table, adult, census_income
+from reproduction.data import Table, adult, census_income
 from scdro.linear_model import KLDROClassifier
 from scdro.metrics import group_table, worst_group_accuracy
 

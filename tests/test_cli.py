@@ -31,10 +31,10 @@ def test_no_command_is_a_wrong_command_line(capsys):
 
 
 def test_interrupted(monkeypatch, tmp_path, capsys):
-    from scdro.experiments import catalog
+    from scdro.application.own import opening
 
-    monkeypatch.setattr(catalog, "open_image_data", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert main(["pretrain", "cifar10-st", "--out", str(tmp_path)]) == 130
+    monkeypatch.setattr(opening, "open_own", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(["train", "data.csv", "--out", str(tmp_path)]) == 130
     assert "stopped" in capsys.readouterr().err
 
 

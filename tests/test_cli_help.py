@@ -14,11 +14,10 @@ import pytest
 
 import scdro.functional
 import scdro.state
+from scdro.application.study import Study
 from scdro.cli import checks, doctor, main, parser
 from scdro.cli.completion import SHELLS, script, words
 from scdro.cli.parsing import values_of
-from scdro.experiments.config import Study
-from scdro.experiments.pretrain import Pretraining
 from scdro.optim import REGISTRY
 
 COMMANDS = list(words(parser()))
@@ -48,9 +47,8 @@ def test_every_option_is_explained(command):
         assert action.help, f"scdro {command} {flag}"
 
 
-@pytest.mark.parametrize("command", ["train", "reproduce"])
-def test_help_says_how_to_resume(command):
-    assert "To resume after a kill at any moment, run the same command again" in " ".join(help_of(command).split())
+def test_help_says_how_to_resume():
+    assert "To resume after a kill at any moment, run the same command again" in " ".join(help_of("train").split())
 
 
 def completed(*line):
@@ -83,16 +81,9 @@ def completed_in_fish(*line):
 
 
 VALUES = [
-    (["reproduce", "figure1", "--scale", ""], ["paper", "small", "smoke"]),
-    (["reproduce", "figure1", "--dataset", "im"], ["imagenet-lt"]),
     (["train", "data.csv", "--method", "SC"], ["SCDRO", "SCDRO-printed"]),
     (["train", "data.csv", "--model", ""], ["linear", "mlp", "resnet8", "resnet20", "resnet32", "resnet50"]),
     (["train", "data.csv", "--part", ""], ["classifier", "last_block", "all"]),
-    (["pretrain", "digits-st", "--schedule", ""], ["step", "one-cycle"]),
-    (["pretrain", "digits-st", "--model", ""], ["resnet8", "resnet20", "resnet32"]),
-    (["pretrain", "dig"], ["digits-st", "digits-hidden"]),
-    (["features", "--model", ""], ["resnet50"]),
-    (["features", "--dataset", "pl"], ["places-lt"]),
 ]
 
 
@@ -110,17 +101,14 @@ def test_shells_complete_values(shell, line, expected):
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="no fish")
 def test_fish_describes_options_once():
-    about = words(parser())["reproduce"].options["--scale"].help
-    assert completed_in_fish("scdro", "reproduce", "--sca") == [("--scale", about)]
+    about = words(parser())["train"].options["--method"].help
+    assert completed_in_fish("scdro", "train", "--meth") == [("--method", about)]
 
 
 def test_values_offered_are_those_that_are_taken():
     """The commands check them by themselves: a value that is offered must not be refused."""
     offered = {name: found.options for name, found in words(parser()).items()}
     assert values_of(offered["train"]["--method"]) == list(REGISTRY)
-    for model in values_of(offered["pretrain"]["--model"]):
-        for schedule in values_of(offered["pretrain"]["--schedule"]):
-            Pretraining("digits-st", model=model, schedule=schedule)
     for model in values_of(offered["train"]["--model"]):
         Study("own", "x", "own", ("ERM",), model=model)
 
@@ -137,10 +125,8 @@ def test_the_first_example_is_the_modest_one():
     ("line", "expected"),
     [
         (["scdro", ""], COMMANDS),
-        (["scdro", "pre"], ["predict", "pretrain"]),
+        (["scdro", "pre"], ["predict"]),
         (["scdro", "train", "data.csv", "--pro"], ["--protect"]),
-        (["scdro", "reproduce", "fig"], ["figure1", "figure2"]),
-        (["scdro", "reproduce", "figure1", "--scale", ""], ["paper", "small", "smoke"]),
         (["scdro", "train", "--out", ""], []),  # a file: bash's own completion
         (["scdro", "train", "da"], []),
         (["scdro", "completion", ""], list(SHELLS)),

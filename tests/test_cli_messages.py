@@ -32,16 +32,14 @@ def told(tmp_path, monkeypatch, capsys):
     return say
 
 
-TWICE = "reproduce figure1 --scale smoke"
 TRAIN = "train data.csv --target label --out run"
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "gpu", "meta"])
-@pytest.mark.parametrize("command", [TRAIN, "pretrain digits-st --out run", "features nothing"])
-def test_a_device_that_is_not_there(told, command, device):
-    status, said = told(f"{command} --device {device}")
+def test_a_device_that_is_not_there(told, device):
+    status, said = told(f"{TRAIN} --device {device}")
     assert status == 1
-    assert said.startswith(f"scdro {command.split()[0]}: expected a device that torch can use here (cpu")
+    assert said.startswith("scdro train: expected a device that torch can use here (cpu")
     assert said.endswith(f"got '{device}'; name another by --device, or leave it out")
 
 
@@ -67,12 +65,6 @@ def test_nought_is_not_the_default(told, flag, value):
         ("predict data.csv run", "got another file or a damaged one, data.csv; the order is: scdro predict RUN DATA"),
         ("train data.csv --target label --out data.csv", "a folder for --out, got the file data.csv; name another"),
         ("train data.csv --target label --out data.csv/x", "data.csv above data.csv/x; name another"),
-        ("pretrain digits-st --out data.csv", "a folder for --out, got the file data.csv; name another"),
-        ("reproduce figure1 --out data.csv", "a folder for --out, got the file data.csv; name another"),
-        ("reproduce figure1 --scale smoke --trials -1 --dataset digits-st", "or 0 for the whole grid, got -1"),
-        (f"{TWICE} --dataset digits-st digits-st", "each of --dataset once, got digits-st twice; leave one out"),
-        (f"{TWICE} --methods SPD ERM SPD", "each of --methods once, got SPD twice; leave one out"),
-        (f"{TWICE} --rho .1 1 0.1", "each of --rho once, got 0.1 twice; leave one out"),
         (f"{TRAIN} --protect 10", "share of the data in (0, 1], got 10.0; 10% is 0.1"),
         ("train headless.csv --target income --out run", "; is the first line, with the columns' names, missing?"),
         ("train data.csv --target income --out run", "'label'"),  # which has its first line
@@ -96,16 +88,6 @@ def test_a_place_where_no_folder_can_be_made(told):
     status, said = told("train data.csv --target label --out /proc/x")
     assert status == 1
     assert said.startswith("scdro train: expected a place where a folder can be made, got /proc/x (")
-
-
-@pytest.mark.parametrize("command", ["pretrain cifar10-st --out run", "reproduce figure2 --dataset cifar100-st"])
-def test_missing_cifar_is_told_in_the_terms_of_commands(command, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main([*command.split(), "--data", "nowhere"]) == 1
-    said = capsys.readouterr().err
-    assert "python.tar.gz there, or name the folder by --data or $SCDRO_DATA\n" in said
-    assert "root=" not in said
-    assert "download=" not in said
 
 
 def test_the_line_of_a_missing_class(told, tmp_path):
@@ -134,6 +116,6 @@ def test_misspelt_options(told, line, expected):
 
 
 def test_errors_name_the_command(told):
-    status, said = told("reproduce figure9")
+    status, said = told("completion tcsh")
     assert status == 2
-    assert said.startswith("scdro reproduce: error: argument EXPERIMENT: invalid choice: 'figure9'")
+    assert said.startswith("scdro completion: error: argument shell: invalid choice: 'tcsh'")

@@ -9,7 +9,12 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "reproduction" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def code(page):

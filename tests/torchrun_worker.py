@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
+from scdro.application.study import Run, Study
+from scdro.application.task import Task
+from scdro.application.training import train
 from scdro.cli import main
 from scdro.data import ImageData, Rows
 from scdro.distributed import finish, initialize
-from scdro.experiments.config import Run, Study
-from scdro.experiments.tasks import Task
-from scdro.experiments.training import train
 from scdro.optim import REGISTRY
 
 STUDY = Study("own", "made up", "own", tuple(REGISTRY), inputs="rows", epochs=6, decay_epoch=4, batch_size=15, points=4)
@@ -22,8 +22,6 @@ IMAGES = Study("own", "noise", "own", ("SCDRO",), inputs="images", model="resnet
 # Begun by one process, and ended by two.
 INTERRUPTED = ("SCDRO", "RASCDRO", "ERM", "DualSGM", "PGSMD2", "AccMDA", "RECOVER", "GroupDRO")
 DIVERGING = ("ERM", "SPD")
-REPRODUCE = "reproduce figure1 --scale smoke --dataset digits-st --methods RSCDRO FastDRO --grid lr=.1,.5 beta=.5"
-SHORT = "--seeds 1 --epochs 1 --decay-epoch 1 --points 2"
 
 
 class Stop(Exception):
@@ -88,10 +86,6 @@ def begin(out):
                 train(run_of(method), rows(), out / method, checkpoint_seconds=0.0, progress=stop)
 
 
-def reproduce(out):
-    assert main([*REPRODUCE.split(), *SHORT.split(), "--out", str(out)]) == 0
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
@@ -99,7 +93,6 @@ if __name__ == "__main__":
     train_all(folder)
     train(run_of("SCDRO", IMAGES), images(), folder / "images", keep_model=True)
     finish()
-    reproduce(folder / "reproduced")
     with contextlib.suppress(SystemExit):
         main(["train"])
     os.chdir(folder / f"rank{os.environ['RANK']}")  # one of them has other data

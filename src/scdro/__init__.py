@@ -62,7 +62,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Subpackages that not everybody needs, imported when first asked for: scikit-learn is slow to import."""
-    if name in ("contrastive", "data", "linear_model", "metrics", "models"):
+    if name in ("contrastive", "data", "linear_model", "metrics"):
         import importlib
 
         return importlib.import_module(f"scdro.{name}")

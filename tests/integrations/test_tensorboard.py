@@ -1,7 +1,5 @@
 """What `--tensorboard` writes, read by TensorBoard: what metrics.jsonl has, each step once, after a kill too."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -9,52 +7,13 @@ import torch
 pytest.importorskip("tensorboard")
 pytestmark = pytest.mark.integration
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
-
 import torchrun_worker as worker  # noqa: E402
+from event_files import assert_as_logged, interrupted, lines, read  # noqa: E402
 from own_data import rows, write_csv  # noqa: E402
 from scdro import worst_case  # noqa: E402
+from scdro.application.events import Events  # noqa: E402
+from scdro.application.training import train  # noqa: E402
 from scdro.cli import main  # noqa: E402
-from scdro.data import DigitsST  # noqa: E402
-from scdro.experiments.events import Events  # noqa: E402
-from scdro.experiments.pretrain import Pretraining, pretrain  # noqa: E402
-from scdro.experiments.training import train  # noqa: E402
-
-
-def read(folder):
-    found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
-    found.Reload()
-    return found
-
-
-def flat(record, prefix=""):
-    pairs = {}
-    for key, value in record.items():
-        pairs |= flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: value}
-    return {key: value for key, value in pairs.items() if value is not None}
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def assert_as_logged(folder, steps):
-    """Every number of metrics.jsonl, at the right step and once; TensorBoard keeps float32."""
-    found, expected = read(folder), {}
-    for step, record in zip(steps, lines(folder), strict=True):
-        for key, value in flat(record).items():
-            expected.setdefault(key, []).append((step, pytest.approx(value, rel=1e-6)))
-    tags = found.Tags()["scalars"]
-    assert {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in tags} == expected
-    return found
-
-
-def interrupted(samples):
-    def progress(done, total, text):
-        if done >= samples:
-            raise worker.Stop
-
-    return progress
 
 
 @pytest.mark.parametrize("stops", [(), (100, 300), (400,)])
@@ -93,15 +52,6 @@ def test_histograms_are_those_of_the_losses(tmp_path):
     edges = np.array(found.histogram_value.bucket_limit)
     counts = np.diff(np.searchsorted(np.sort(weights), edges, side="right"), prepend=0)
     np.testing.assert_array_equal(counts, found.histogram_value.bucket)
-
-
-def test_pretraining(tmp_path):
-    config = Pretraining("digits-st", model="resnet8", epochs=2, evaluate_every=1, batch_size=256)
-    data = [DigitsST(train=part).subset(range(300)) for part in (True, False)]
-    with pytest.raises(worker.Stop):
-        pretrain(config, *data, tmp_path, checkpoint_every=100, tensorboard=True, progress=interrupted(3))
-    pretrain(config, *data, tmp_path, tensorboard=True)
-    assert_as_logged(tmp_path, [2, 4])
 
 
 def test_the_command(tmp_path):

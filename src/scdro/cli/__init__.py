@@ -28,12 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0 if it worked, 1 if scdro or the system raised an error, 2 for wrong use."""
     with one_voice():
         args = parser().parse_args(argv)
-    return run_command(args.command, lambda: args.run(args), args.shared(args), getattr(args, "device", "cpu"))
+    return run_command(
+        f"scdro {args.command}", lambda: args.run(args), args.shared(args), getattr(args, "device", "cpu")
+    )
 
 
 def parser() -> argparse.ArgumentParser:
     """Of the command and all of its subcommands."""
-    from scdro.cli import completion, doctor, features, predict, pretrain, report, reproduce, train
+    from scdro.cli import completion, doctor, predict, report, train
 
     whole = Parser(
         prog="scdro",
@@ -46,6 +48,6 @@ def parser() -> argparse.ArgumentParser:
     whole.set_defaults(shared=lambda args: False)
     whole.add_argument("--version", action="version", version=f"scdro {__version__}", help="print the version")
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands", prog="scdro")
-    for command in (train, predict, report, reproduce, pretrain, features, doctor, completion):
+    for command in (train, predict, report, doctor, completion):
         command.add(commands)
     return whole

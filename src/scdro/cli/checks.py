@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scdro import SCDRO, KLRobustLoss, objective, worst_case
-from scdro.experiments.devices import devices
+from scdro.application.devices import devices
 from scdro.scalar import scalar_dtype
 
 __all__ = ["CHECKS", "devices"]

@@ -11,7 +11,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc not to hand freed activations back to the kernel, which would have to clear them anew in each step."""
+    """Tell glibc not to hand freed activations back to the kernel, which would have to clear them in each step."""
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:

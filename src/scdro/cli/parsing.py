@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-__all__ = ["DefaultsHelp", "Help", "Parser", "add_command", "completed_by", "values_of"]
+__all__ = ["Help", "Parser", "add_command", "completed_by", "values_of"]
 
 EXAMPLES = "examples:\n"
 
@@ -59,13 +59,6 @@ class Help(argparse.HelpFormatter):
         return text if text.startswith(EXAMPLES) else super()._fill_text(text, width, indent)
 
 
-class DefaultsHelp(Help, argparse.ArgumentDefaultsHelpFormatter):
-    """The same, with the default of every option that has one."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default is None else super()._get_help_string(action)
-
-
 def add_command(
     commands: Any,
     name: str,
@@ -75,11 +68,12 @@ def add_command(
     description: str,
     examples: str,
     formatter: type[Help] = Help,
+    program: str = "scdro",
 ) -> argparse.ArgumentParser:
     """A subcommand; `examples` are lines, commands and below each, indented, what it does."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
-        usage=f"scdro {name} {usage}",
+        usage=f"{program} {name} {usage}",
         help=help,
         description=description,
         epilog=EXAMPLES + textwrap.indent(textwrap.dedent(examples).strip(), "  "),

@@ -35,9 +35,9 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from scdro.experiments.own.predicting import predict
-    from scdro.experiments.own.saved import load_model
-    from scdro.experiments.storage import write
+    from scdro.application.own.predicting import predict
+    from scdro.application.own.saved import load_model
+    from scdro.application.storage import write
 
     check_file(args.out)
     found = predict(load_model(args.run_folder), args.data, workers=args.workers)

@@ -11,7 +11,7 @@ TENSORBOARD = "write TensorBoard's files beside metrics.jsonl (pip install scdro
 
 def check(args: argparse.Namespace) -> None:
     """Complain before any work is done."""
-    from scdro.experiments.events import check_tensorboard
+    from scdro.application.events import check_tensorboard
 
     if args.tensorboard:
         check_tensorboard()

@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
+from scdro.application.devices import as_device
 from scdro.distributed import finish, initialize
 from scdro.distributed.start import first_to_fail, is_first
 from scdro.errors import ScdroError
-from scdro.experiments.devices import as_device
 
 __all__ = ["one_voice", "run_command"]
 
@@ -34,7 +34,7 @@ def run_command(name: str, run: Callable[[], int | None], shared: bool, device: 
             finish()
         return status or 0
     except (ScdroError, OSError) as error:
-        return _failed(f"scdro {name}: {error}", 1)
+        return _failed(f"{name}: {error}", 1)
     except KeyboardInterrupt:
         return _failed("\nstopped", 130)
     except Exception:
@@ -62,4 +62,4 @@ def _failed(why: str, status: int) -> int:
 def _say_alone(name: str) -> None:
     processes = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
     if processes > 1:
-        print(f"scdro {name}: one of the {processes} processes does this, the others have ended", file=sys.stderr)
+        print(f"{name}: one of the {processes} processes does this, the others have ended", file=sys.stderr)

@@ -15,8 +15,8 @@ from scdro.cli.tensorboard import TENSORBOARD, check
 from scdro.errors import HyperparameterError
 
 if TYPE_CHECKING:
-    from scdro.experiments.own.opening import Wanted
-    from scdro.experiments.own.plan import Plan
+    from scdro.application.own.opening import Wanted
+    from scdro.application.own.plan import Plan
 
 __all__ = ["add"]
 
@@ -72,8 +72,8 @@ MODEL: dict[str, dict[str, Any]] = {
 
 
 def add(commands: Any) -> None:
-    from scdro.experiments.config import MODELS
-    from scdro.models.network import PARTS
+    from scdro.application.networks import PARTS
+    from scdro.application.study import MODELS
     from scdro.optim import REGISTRY
 
     parser = add_command(
@@ -115,9 +115,9 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     keep_freed_memory()
-    from scdro.experiments.own.fitting import fit
-    from scdro.experiments.own.opening import open_own
-    from scdro.experiments.own.summary import about_data, about_rho, summary, warnings
+    from scdro.application.own.fitting import fit
+    from scdro.application.own.opening import open_own
+    from scdro.application.own.summary import about_data, about_rho, summary, warnings
 
     check(args)
     check_folder(args.out)
@@ -147,8 +147,8 @@ def run(args: argparse.Namespace) -> None:
 def _plan(args: argparse.Namespace) -> Plan:
     import torch
 
-    from scdro.experiments.own.fitting import remembered_threads
-    from scdro.experiments.own.plan import Plan
+    from scdro.application.own.fitting import remembered_threads
+    from scdro.application.own.plan import Plan
     from scdro.functional import rho_for_group
 
     if args.protect is not None and args.rho is not None:
@@ -172,8 +172,8 @@ def _setting(text: str) -> tuple[str, float]:
 
 
 def _wanted(args: argparse.Namespace) -> Wanted:
-    from scdro.experiments.own.opening import Wanted
-    from scdro.experiments.own.plan import check_count
+    from scdro.application.own.opening import Wanted
+    from scdro.application.own.plan import check_count
 
     check_count("--size", args.size)
     size = (224 if args.model == "resnet50" else 32) if args.size is None else args.size

@@ -1,4 +1,4 @@
-"""Where data files are, what to say when they are not there, and when they are damaged."""
+"""Files as they come, plain or gzip, and what to say when they are damaged."""
 
 from __future__ import annotations
 
@@ -11,36 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
-from scdro.errors import DataError, MissingDataError
+from scdro.errors import DataError
 
-__all__ = ["PathLike", "data_folder", "find", "open_bytes", "open_text"]
+__all__ = ["PathLike", "open_bytes", "open_text"]
 
 PathLike = str | os.PathLike[str]
-
-
-def data_folder(root: PathLike | None = None) -> Path:
-    """The folder the user names, else that of the environment variable SCDRO_DATA, else ./data.
-
-    Example:
-        >>> data_folder("photos").name
-        'photos'
-    """
-    return Path(os.environ.get("SCDRO_DATA", "data") if root is None else root).expanduser()
-
-
-def find(folders: tuple[Path, ...], names: str | tuple[str, ...], how: str) -> Path:
-    """The first of the folders' files of that name, or of one of those names, plain or gzip.
-
-    Raises:
-        MissingDataError: names every place looked at, and `how` to get the file.
-    """
-    wanted = [folder / name for folder in folders for name in ((names,) if isinstance(names, str) else names)]
-    for file in wanted:
-        for candidate in (file, file.with_name(f"{file.name}.gz")):
-            if candidate.is_file():
-                return candidate
-    places = " or ".join(str(file.absolute()) for file in dict.fromkeys(wanted))
-    raise MissingDataError(f"expected the file {places} (plain or .gz), found none; {how}")
 
 
 @contextmanager
@@ -51,7 +26,7 @@ def open_text(path: Path) -> Iterator[IO[str]]:
             yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"expected text in UTF-8 in {path}, got other bytes ({error}); save it as UTF-8, or get it anew"
+                f"expected text in UTF-8 in {path}, got other bytes ({error}); save it as UTF-8, or download it again"
             ) from error
 
 
@@ -62,4 +37,4 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         try:
             yield file
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise DataError(f"expected a whole file, got a damaged one, {path} ({error}); get it anew") from error
+            raise DataError(f"expected a whole file, got a damaged one, {path} ({error}); download it again") from error

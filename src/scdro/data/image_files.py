@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from scdro.data.files import PathLike
+from scdro.data.files import PathLike, open_text
 from scdro.data.images import Triple
 from scdro.data.transforms import IMAGENET, EvalTransform
 from scdro.errors import DataError, MissingDataError
@@ -22,10 +22,11 @@ from scdro.labels import as_positions
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ImageFiles", "Transform", "decoded"]
+__all__ = ["ImageFiles", "Transform", "decoded", "read_list"]
 
 Transform = Callable[["Image", np.random.Generator], Tensor]
 Self = TypeVar("Self", bound="ImageFiles")
+MOST = 10_000_000  # classes
 
 
 class ImageFiles(Dataset[tuple[Tensor, int]]):
@@ -120,3 +121,23 @@ def decoded(root: Path, name: str) -> Any:
         ) from None
     except OSError as error:
         raise DataError(f"expected an image that can be decoded, got {path.absolute()}: {error}") from error
+
+
+def read_list(path: Path) -> tuple[list[str], Tensor]:
+    """Paths and labels of a list file."""
+    paths, labels = [], []
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            name, _, label = line.strip().rpartition(" ")
+            if not name or not label.isdecimal() or len(label) > len(str(MOST)) or int(label) >= MOST:
+                raise DataError(
+                    f"expected `relative/path label`, of a label from 0 to {MOST - 1}, in line {number} of {path}, got "
+                    f"{line.strip()!r}"
+                )
+            paths.append(name)
+            labels.append(int(label))
+    if not paths:
+        raise DataError(f"expected lines `relative/path label` in {path}, got an empty file")
+    return paths, torch.tensor(labels)

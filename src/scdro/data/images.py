@@ -67,7 +67,7 @@ class ImageData(InMemory):
         return normalised(images, self.mean, self.std)
 
     def pooled(self: Self, factor: int) -> Self:
-        """The images smaller by a whole factor: means over squares of so many pixels."""
+        """The images smaller by a whole factor: means over squares of pixels."""
         if factor < 1 or any(side % factor for side in self.inputs.shape[2:]):
             raise DataError(f"expected a factor that divides {tuple(self.inputs.shape[2:])}, got {factor}")
         smaller = self.subset(torch.arange(len(self)))

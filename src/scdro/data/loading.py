@@ -36,8 +36,9 @@ class Batches(ABC):
         next_epoch: the epoch that `iter` will give, and then count up; set it to resume.
 
     Example:
-        >>> from scdro.data import DigitsST, MemoryBatches
-        >>> batches = MemoryBatches(DigitsST(), 128, seed=3)
+        >>> from scdro.data import MemoryBatches, Rows
+        >>> data = Rows(torch.randn(500, 2), torch.zeros(500, dtype=torch.int64), names=("a",))
+        >>> batches = MemoryBatches(data, 128, seed=3)
         >>> rest = list(batches.epoch(5, start=3))  # epoch 5, from its fourth batch on
         >>> x, y, index = rest[0]
     """

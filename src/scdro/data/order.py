@@ -28,7 +28,7 @@ class Order:
         n: number of samples.
         batch_size: how many to a batch; the last one may have fewer, unless `drop_last`.
         shuffle: a new order each epoch, or always that of the data set.
-        sampler: any iterable of batches of positions, in place of all this; iterated anew each epoch. One with a
+        sampler: any iterable of batches of positions, in place of all this; iterated again each epoch. One with a
             `state_dict` resumes by that state; of any other the batches before `start` are passed over.
     """
 
@@ -41,7 +41,7 @@ class Order:
             raise HyperparameterError(f"expected seed >= 0, got {seed}")
         if isinstance(sampler, Iterator):
             raise HyperparameterError(
-                f"expected a sampler that gives batches anew each epoch, got a {type(sampler).__name__}, which is used "
+                f"expected a sampler that gives batches in each epoch, got a {type(sampler).__name__}, which is used "
                 "up after one; pass a list, or an object with __iter__"
             )
         self.n, self.batch_size, self.seed = n, batch_size, seed
@@ -61,7 +61,7 @@ class Order:
             end = len(self) if known else "its end"
             raise HyperparameterError(f"expected to start an epoch at a batch from 0 to {end}, got {start}")
         if known and start == len(self):
-            return iter(())  # A sampler that resumes by its state would begin anew.
+            return iter(())  # A sampler that resumes by its state would begin again.
         return self._drawn(epoch, start) if self.sampler is None else self._sampled(start)
 
     def _drawn(self, epoch: int, start: int) -> Iterator[tuple[int, Tensor]]:

@@ -1,0 +1,49 @@
+"""`python -m reproduction`: the paper's figures and tables, one command each, and what they are made of."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from reproduction.commands import PROGRAM
+from scdro.cli.parsing import EXAMPLES, Help, Parser
+from scdro.cli.together import one_voice, run_command
+
+__all__ = ["main", "parser"]
+
+EPILOG = f"""{EXAMPLES}  {PROGRAM} figure1 --scale smoke
+      a minute, on embedded digits where there are no data
+  {PROGRAM} COMMAND --help
+      all about a command
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status is 0 if it worked, 1 if scdro or the system raised an error, 2 for wrong use."""
+    with one_voice():
+        args = parser().parse_args(argv)
+    name = f"{PROGRAM} {args.command}"
+    return run_command(name, lambda: args.run(args), args.shared(args), getattr(args, "device", "cpu"))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of all commands."""
+    from reproduction.commands import experiment, features, pretrain, report, table1
+
+    whole = Parser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} COMMAND [options]",
+        description="The experiments of the paper, and what is beyond them.",
+        epilog=EPILOG,
+        formatter_class=Help,
+    )
+    whole.set_defaults(shared=lambda args: False)
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands", prog=PROGRAM)
+    for command in (table1, experiment, pretrain, features, report):
+        command.add(commands)
+    return whole
+
+
+if __name__ == "__main__":
+    sys.exit(main())

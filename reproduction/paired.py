@@ -1,0 +1,81 @@
+"""Differences between methods, seed by seed, and which of them mean something."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from reproduction.columns import Column, columns
+from scdro.application.chance import confidence_of_each, hold_at_once
+from scdro.application.outcomes import Outcome
+from scdro.application.study import Study
+
+__all__ = ["Difference", "comparisons", "difference", "verdicts"]
+
+FEWEST = 3  # pairs for a verdict
+OURS = ("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO")
+
+
+class Difference(NamedTuple):
+    """Ours less the other's, seed by seed, with a 95% confidence interval of its mean over seeds (Student's t), and the
+    chance of a mean so far from nought if there were no difference."""
+
+    ours: str
+    other: str
+    score: str
+    mean: float
+    low: float
+    high: float
+    pairs: int
+    p_value: float = 1.0
+
+    @property
+    def direction(self) -> str:
+        """By its own interval, which knows of no other comparison; empty where it has nought in it."""
+        return "higher" if self.low > 0 else "lower" if self.high < 0 else ""
+
+
+def verdicts(found: Sequence[Difference]) -> list[str]:
+    """What a table of comparisons shows: "higher" and "lower" are none of them chance, all taken together."""
+    judged = [d.p_value if d.pairs >= FEWEST else 1.0 for d in found]
+    return [_verdict(d, sure) for d, sure in zip(found, hold_at_once(judged), strict=True)]
+
+
+def _verdict(d: Difference, sure: bool) -> str:
+    if d.pairs < FEWEST:
+        return "too few pairs"
+    if not d.direction:
+        return "no difference shown"
+    return d.direction if sure else f"{d.direction} by its own interval alone"
+
+
+def comparisons(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
+    """Each of ours against each baseline, at the same rho where both have one; without ours, those as printed."""
+    methods = set(OURS) & set(study.methods) or {f"{name}-printed" for name in OURS}
+    ours = [outcome for outcome in outcomes if outcome.arm.method in methods]
+    others = [outcome for outcome in outcomes if outcome.arm.method not in methods]
+    score = [c for c in columns(study) if c.part == "test"]
+    return [
+        difference(a, b, c)
+        for c in (score if study.experiment == "hidden" else score[:1])
+        for a in ours
+        for b in others
+        if a.arm.rho == b.arm.rho or None in (a.arm.rho, b.arm.rho)
+    ]
+
+
+def difference(a: Outcome, b: Outcome, score: Column) -> Difference:
+    """Seeds are paired: the same first weights, and the same order of the data where a method does not draw its own."""
+    from scipy.stats import t
+
+    pairs = zip(a.values(score.part, score.name), b.values(score.part, score.name), strict=False)
+    gaps = [x - y for x, y in pairs if not math.isnan(x - y)]
+    name = (str(a.arm), str(b.arm), score.title)
+    if len(gaps) < 2:
+        return Difference(*name, gaps[0] if gaps else math.nan, -math.inf, math.inf, len(gaps))
+    mean, error = statistics.mean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
+    half = float(t.ppf((1 + confidence_of_each(1)) / 2, len(gaps) - 1)) * error
+    p_value = 2 * float(t.sf(abs(mean) / error, len(gaps) - 1)) if error else float(not mean)
+    return Difference(*name, mean, mean - half, mean + half, len(gaps), p_value)

@@ -1,0 +1,175 @@
+"""The paper's experiments as data, and how they are shortened.
+
+`paper` is the protocol of section 5 and the appendix. `small` fits two cores and an evening, `smoke` a minute; what
+they change is below, in one place each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from reproduction.catalog import LISTS
+from scdro.application.study import Study, chosen
+
+__all__ = ["EXPERIMENTS", "SCALES", "changed", "datasets", "decay_at", "study"]
+
+Grid = tuple[tuple[str, tuple[float, ...]], ...]
+
+CIFAR = ("cifar10-st", "cifar100-st")
+LARGE = ("imagenet-lt", "inaturalist18")
+SCALES = ("paper", "small", "smoke")
+RHO_GRID = (0.1, 0.5, 1.0)
+TABLE4_RHO = (0.01, 0.05, 0.1, 0.5, 1.0)
+
+# Epochs, and the epoch after which lr falls by ten.
+CONVEX_LENGTH = {"imagenet-lt": (60, 30), "inaturalist18": (30, 20)}
+NETWORK_LENGTH = {"imagenet-lt": (30, 20), "inaturalist18": (30, 20)}
+
+
+def _convex(dataset: str, **own: Any) -> Study:
+    """A linear classifier on features of a frozen network."""
+    epochs, decay = CONVEX_LENGTH.get(dataset, (3, 2))
+    rho = (0.1,) if dataset in LARGE else (0.5,)
+    return _study(dataset, **{"epochs": epochs, "decay_epoch": decay, "rho": rho, **own})
+
+
+def _network(dataset: str, **own: Any) -> Study:
+    """ResNet20 from scratch; on large images the last block and the classifier of a pretrained ResNet50."""
+    epochs, decay = NETWORK_LENGTH.get(dataset, (120, 90))
+    model = {"model": "resnet50", "part": "last_block"} if dataset in LARGE else {"model": "resnet20"}
+    return _study(dataset, **{"inputs": "images", "epochs": epochs, "decay_epoch": decay, **model, **own})
+
+
+def _hidden(dataset: str, **own: Any) -> Study:
+    """Weak groups that no label tells of: a small network on frozen features, or on the rows of a table."""
+    inputs = "rows" if dataset == "adult" else "features"
+    length = {"epochs": 20, "decay_epoch": 15, "model": "mlp", "width": 128, "max_grad_norm": 1.0}  # as docs/guide.md
+    search = {"rho": TABLE4_RHO, "choose_rho": True, "trials": 25, "grid": (("beta", (0.1, 0.5)),)}
+    return _study(dataset, **{"inputs": inputs, **length, **search, **own})
+
+
+def _study(dataset: str, methods: tuple[str, ...], grid: Grid = (), **own: Any) -> Study:
+    batch_size = 512 if dataset in LARGE else 128
+    known = _known(grid, methods)
+    return Study(dataset=dataset, methods=methods, scale="paper", batch_size=batch_size, grid=known, **own)
+
+
+Maker = Callable[..., Study]
+HIDDEN_METHODS = ("ERM", "ClassBalanced", "Focal", "GroupDRO", "ABSGD", "FastDRO", "SCDRO", "ASCDRO")
+# What an experiment is made of: the setting, its data sets, the methods, and what differs from the setting.
+EXPERIMENTS: Mapping[str, tuple[Maker, tuple[str, ...], tuple[str, ...], Mapping[str, Any]]] = {
+    "figure1": (_convex, (*CIFAR, *LARGE), ("RSCDRO", "RASCDRO", "SPD", "FastDRO", "DualSGM"), {}),
+    "figure2": (_network, (*CIFAR, *LARGE), ("SCDRO", "PGSMD2", "FastDRO", "DualSGM"), {}),
+    "table2": (
+        _convex,
+        LARGE,
+        ("RSCDRO", "FastDRO-CVaR", "FastDRO-chi2-penalty", "FastDRO-chi2"),
+        {"rho": RHO_GRID, "choose_rho": True},
+    ),
+    "table3": (_network, LARGE, ("SCDRO", "ERM", "RECOVER", "ABSGD"), {"rho": RHO_GRID, "choose_rho": True}),
+    "table4": (_network, CIFAR, ("PGSMD2", "FastDRO", "SCDRO"), {"rho": TABLE4_RHO}),
+    "hidden": (_hidden, ("cifar100-hidden", "adult"), HIDDEN_METHODS, {}),
+}
+
+# Five values of lr, and two of what comes next.
+SMALL_GRID = (
+    ("beta", (0.1, 0.5)),
+    ("lam", (1.0, 10.0)),
+    ("RECOVER.lam", (1.0, 50.0)),
+    ("RECOVER.beta", (0.1,)),
+    ("gamma", (0.9,)),
+    ("dual_lr", (1e-5, 1e-4)),
+    ("DualSGM.dual_lr", (0.1,)),
+)
+# A narrow ResNet8 on images of half the side, a tenth of the epochs.
+SMALL_NETWORK: Mapping[str, Any] = {
+    "model": "resnet8",
+    "part": "all",
+    "width": 8,
+    "pool": 2,
+    "epochs": 12,
+    "decay_epoch": 9,
+    "tune_epochs": 4,
+    "grid": SMALL_GRID,
+    "points": 10,
+}
+# A hidden layer on frozen features, where the paper trains the last block of a pretrained network.
+SMALL_HEAD: Mapping[str, Any] = {
+    "inputs": "features",
+    "model": "mlp",
+    "part": "all",
+    "width": 128,
+    "epochs": 10,
+    "decay_epoch": 7,
+    "grid": SMALL_GRID,
+    "points": 10,
+}
+SMOKE: Mapping[str, Any] = {
+    "epochs": 6,
+    "decay_epoch": 4,
+    "tune_epochs": 0,
+    "batch_size": 32,
+    "trials": 2,
+    "seeds": 2,
+    "points": 3,
+}
+SMOKE_NETWORK: Mapping[str, Any] = {"model": "resnet8", "part": "all", "width": 4}
+
+
+def datasets(experiment: str, scale: str) -> tuple[str, ...]:
+    """The data sets of an experiment; `small` has CIFAR in place of large images."""
+    own = chosen(EXPERIMENTS, experiment, "an experiment")[1]
+    return own if scale == "paper" else tuple(name for name in own if name not in LARGE) or CIFAR
+
+
+def study(experiment: str, dataset: str, scale: str, methods: tuple[str, ...] | None = None) -> Study:
+    """The configuration of an experiment on a data set, at a scale, with its own methods or others."""
+    make, _, usual, own = chosen(EXPERIMENTS, experiment, "an experiment")
+    chosen(dict.fromkeys(SCALES), scale, "a scale")
+    whole = make(dataset, experiment=experiment, methods=usual if methods is None else methods, **own)
+    return whole if scale == "paper" else _shortened(whole, scale)
+
+
+def changed(plain: Study, own: Mapping[str, Any]) -> Study:
+    """A study with fields of one's own: other epochs move the fall of lr, a grid keeps what it does not name."""
+    own = dict(own)
+    if "epochs" in own and "decay_epoch" not in own:
+        own["decay_epoch"] = decay_at(plain, own["epochs"])
+    if "grid" in own:
+        own["grid"] = tuple({**dict(plain.grid), **dict(own["grid"])}.items())
+    return replace(plain, **own)
+
+
+def decay_at(plain: Study, epochs: int) -> int:
+    """The epoch after which lr falls: at the same share of all epochs."""
+    return max(round(plain.decay_epoch * epochs / plain.epochs), 1)
+
+
+def _shortened(whole: Study, scale: str) -> Study:
+    network = whole.inputs == "images"
+    changes: dict[str, Any] = {"scale": scale}
+    if network:
+        small = SMALL_HEAD if whole.experiment == "table3" else SMALL_NETWORK
+        changes |= small if scale == "small" or small is SMALL_HEAD else SMOKE_NETWORK
+        if len(whole.rho) > 1:
+            changes["tune_rho"] = 0.0 if whole.choose_rho else 0.5
+    if scale == "smoke":
+        changes |= SMOKE
+    changes["grid"] = _known(changes.get("grid", whole.grid), whole.methods)
+    return replace(whole, **changes)
+
+
+def _known(grid: Grid, methods: tuple[str, ...]) -> Grid:
+    """The entries that concern these methods."""
+    from scdro.optim import REGISTRY
+
+    def concerns(key: str) -> bool:
+        method, _, setting = key.rpartition(".")
+        return any(m == (method or m) and setting in REGISTRY[m].grid for m in methods)
+
+    return tuple((key, values) for key, values in grid if concerns(key))
+
+
+assert set(LARGE) <= set(LISTS)

@@ -1,0 +1,164 @@
+"""What came of an experiment, as tables: mean and deviation, and differences that mean something."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from reproduction import protocol
+from reproduction.columns import columns
+from reproduction.paired import Difference, comparisons, verdicts
+from reproduction.paper import CLAIMS, beside
+from reproduction.sweep import Found
+from scdro.application.outcomes import Outcome
+from scdro.application.study import Study
+from scdro.application.wording import plural
+
+__all__ = ["cell", "markdown"]
+
+FAR = 10  # times the loss of a model that knows nothing: no training that ended well is there
+ENDED_WELL = (
+    f"A trial ended well if its training robust loss is finite and at most {FAR} log(classes): log(classes) is that of "
+    "equal chances for all classes, in any worst case."
+)
+PAIRED = (
+    'Paired by seed, in points of accuracy: {}. Each interval is for one comparison by itself. Ours is "higher" or '
+    '"lower" where that holds for all comparisons at once, with 95% (Holm).'
+)
+
+
+def markdown(found: Found, environments: Sequence[Mapping[str, Any]] = ()) -> str:
+    """All tables of an experiment, with the paper's numbers beside ours, what made them and what was shortened.
+
+    `environments` are those of the runs.
+    """
+    studies = [study for study, _ in found]
+    first = studies[0]
+    parts = [f"# {protocol.title(studies)}", *(f"**{text}**" for text in protocol.warnings(studies))]
+    if first.experiment in protocol.BEYOND:
+        parts.append(CLAIMS[first.experiment])
+    elif all(protocol.claimed(study.as_dict()) for study in studies):
+        parts.append(f"The paper's claim: {CLAIMS[first.experiment]}")
+    parts.append(f"Made by\n\n    {protocol.command(studies)}\n\n{_versions(environments)}")
+    if any(len(study.rho) > 1 and not study.choose_rho for study in studies):
+        parts.append(_by_radius(found))
+    for study, outcomes in found:
+        parts += [f"## {study.dataset}", _described(study), protocol.shortened_line(study.as_dict())]
+        parts += [_table(study, outcomes), *_differences(study, outcomes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _versions(environments: Sequence[Mapping[str, Any]]) -> str:
+    """In a line; of runs that differ, all that there were."""
+    keys = dict.fromkeys(key for one in environments for key in one)
+    known = {key: " and ".join(dict.fromkeys(str(one[key]) for one in environments if key in one)) for key in keys}
+    versions = ", ".join(f"{key} {value}" for key, value in known.items())
+    return (f"with {versions}; " if versions else "") + "the whole configuration is in studies.json."
+
+
+def _described(study: Study) -> str:
+    smaller = f", images smaller by {study.pool}" if study.pool > 1 else ""
+    of = f"Mean and standard deviation of {study.seeds} seeds." if study.seeds > 1 else "One seed."
+    return (
+        f"{study.model} on {study.inputs}{smaller}, {plural(study.epochs, 'epoch')} (lr falls by ten after "
+        f"{study.decay_epoch}), batches of {study.batch_size}. {_search(study)} {of}"
+    )
+
+
+def _search(study: Study) -> str:
+    if not study.searches:
+        return "One setting of each method, no search."
+    length = f"for {plural(study.tune_epochs, 'epoch')}" if study.tune_epochs else "at full length"
+    return f"Settings searched {length} by the mean accuracy over classes of the validation data."
+
+
+def _table(study: Study, outcomes: Sequence[Outcome]) -> str:
+    shown = columns(study)
+    head = ["method", *(column.title for column in shown), "settings", "trials that ended well"]
+    rows = [
+        [
+            str(outcome.arm),
+            *(cell(outcome.values(c.part, c.name), c.percent) for c in shown),
+            _settings(outcome),
+            _searched(outcome),
+        ]
+        for outcome in outcomes
+    ]
+    paper = [beside(study.experiment, study.dataset, outcome.arm) for outcome in outcomes]
+    for data in sorted({data for row in paper for data in row}):
+        head.append(f"paper, {data}")
+        for row, numbers in zip(rows, paper, strict=True):
+            row.append(f"{numbers[data]:.2f}" if data in numbers else "")
+    searched = any(outcome.trials for outcome in outcomes)
+    return _lines(head, rows) + (f"\n\n{ENDED_WELL}" if searched else "")
+
+
+def _by_radius(found: Found) -> str:
+    """The form of the paper's table 4: test accuracy by rho, and in brackets what the paper has."""
+    radii = found[0][0].rho
+    rows = []
+    for study, outcomes in found:
+        for method in study.methods:
+            cells = []
+            for rho in radii:
+                own = [o for o in outcomes if o.arm.method == method and o.arm.rho in (rho, None)]
+                paper = beside(study.experiment, study.dataset, own[0].arm).get(study.dataset)
+                ours = cell(own[0].values("test", "top1"))
+                cells.append(ours if paper is None else f"{ours} [{paper:.2f}]")
+            rows.append([study.dataset, method, *cells])
+    table = _lines(["data", "method", *(f"rho {rho:g}" for rho in radii)], rows)
+    brackets = ", and in brackets the paper's" if "[" in table else ""
+    return f"Test accuracy by rho{brackets}:\n\n{table}"
+
+
+def cell(values: Sequence[float], percent: bool = True) -> str:
+    """Mean and standard deviation, and how many runs are missing."""
+    good = [value for value in values if not math.isnan(value)]
+    if not good:
+        return "none"
+    factor, form = (100, ".2f") if percent else (1, ".4g")
+    spread = f" ± {factor * statistics.stdev(good):{form}}" if len(good) > 1 else ""
+    lost = f" ({len(values) - len(good)} lost)" if len(good) < len(values) else ""
+    return f"{factor * statistics.mean(good):{form}}{spread}{lost}"
+
+
+def _searched(outcome: Outcome) -> str:
+    ended = sum(map(_ended_well, outcome.trials))
+    return f"{ended} of {len(outcome.trials)}" if outcome.trials else "one setting, no search"
+
+
+def _ended_well(trial: Mapping[str, Any]) -> bool:
+    if trial["status"] != "done":
+        return False
+    train = trial["train"]
+    return bool(train["robust_loss"] <= FAR * math.log(len(train["per_class"])))
+
+
+def _settings(outcome: Outcome) -> str:
+    settings = {k: v for k, v in (outcome.settings or {}).items() if k != "rho" or outcome.arm.rho is None}
+    return ", ".join(f"{key} {value:g}" for key, value in settings.items())
+
+
+def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _differences(study: Study, outcomes: Sequence[Outcome]) -> list[str]:
+    found = comparisons(study, outcomes)
+    if not found:
+        return []
+    rows = [
+        [d.ours, d.other, d.score, str(d.pairs), *_interval(d), verdict]
+        for d, verdict in zip(found, verdicts(found), strict=True)
+    ]
+    head = ["ours", "other", "score", "pairs", "difference", "95% interval", "ours is"]
+    return [f"{PAIRED.format(plural(len(found), 'comparison'))}\n\n{_lines(head, rows)}"]
+
+
+def _interval(d: Difference) -> list[str]:
+    """Mean and interval in points, as far as there are pairs for them."""
+    mean = f"{100 * d.mean:+.2f}" if d.pairs else "none"
+    return [mean, f"{100 * d.low:+.2f} to {100 * d.high:+.2f}" if d.pairs > 1 else "none"]

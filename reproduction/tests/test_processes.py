@@ -1,0 +1,53 @@
+"""A sweep whose runs are shared by two processes, as torchrun starts them, equals that of one."""
+
+import csv
+import os
+import subprocess
+import sys
+
+import pytest
+
+from reproduction.__main__ import main
+
+COMMAND = [
+    "figure1",
+    "--scale",
+    "smoke",
+    "--dataset",
+    "digits-st",
+    "--methods",
+    "RSCDRO",
+    "FastDRO",
+    "--grid",
+    "lr=.1,.5",
+    "beta=.5",
+    "--seeds",
+    "1",
+    "--epochs",
+    "1",
+    "--decay-epoch",
+    "1",
+    "--points",
+    "2",
+]
+
+
+@pytest.mark.timeout(600)
+def test_two_processes_equal_one(tmp_path):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "reproduction"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    two = subprocess.run(
+        [sys.executable, *launcher, *COMMAND, "--out", str(tmp_path / "two")], env=environment, timeout=500, check=False
+    )
+    assert two.returncode == 0
+    assert main([*COMMAND, "--out", str(tmp_path / "one")]) == 0
+    tables = []
+    for name in ("one", "two"):
+        with open(tmp_path / name / "figure1-smoke" / "seeds.csv") as file:
+            tables.append(list(csv.DictReader(file)))
+    assert [row["method"] for row in tables[1]] == ["RSCDRO", "FastDRO"]
+    for one, two in zip(*tables, strict=True):
+        for key, value in one.items():
+            if key != "seconds":
+                assert two[key] == value or float(two[key]) == pytest.approx(float(value), rel=1e-4), key
