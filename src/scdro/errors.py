@@ -98,10 +98,12 @@ class MissingDataError(ScdroError, FileNotFoundError):
     """A file, or a package that reads it, is not there; the message says where it was looked for and how to get it.
 
     Example:
-        >>> import scdro
-        >>> scdro.data.adult("no/such/folder")
+        >>> import torch
+        >>> from scdro.data import EvalTransform, ImageFiles
+        >>> data = ImageFiles("no/such/folder", ["1.jpg"], torch.tensor([0]), classes=1, transform=EvalTransform())
+        >>> data[0]
         Traceback (most recent call last):
-        scdro.errors.MissingDataError: expected the file ...
+        scdro.errors.MissingDataError: expected the image ...
     """
 
 
