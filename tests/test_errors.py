@@ -508,8 +508,8 @@ def test_attaching_twice():
 @pytest.mark.parametrize("kind", [torch.tensor, list])
 def test_bad_losses_of_functions(kind):
     for losses, error, match in (
-        ([1.0, NAN, INF], NonFiniteLossError, "2 NaN or infinite of 3"),
-        ([1.0, -INF], NonFiniteLossError, "1 NaN or infinite of 2"),
+        ([1.0, NAN, INF], NonFiniteLossError, "2 NaN or infinite"),
+        ([1.0, -INF], NonFiniteLossError, "1 NaN or infinite"),
         ([[1.0, 2.0]], LossError, r"got shape \(1, 2\)"),
         ([], LossError, "got an empty batch"),
     ):

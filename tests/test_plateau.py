@@ -56,7 +56,8 @@ def network(k, seed=0):
 def test_training_that_gives_up_is_told_once(k):
     """A radius and weight decay at which equal chances are the best robust model."""
     x, y = task(k)
-    said = train(lambda m, i: cross_entropy(m(x[i]), y[i], reduction="none"), network(k), 4.0, 1500, weight_decay=0.05)
+    losses = lambda m, i: cross_entropy(m(x[i]), y[i], reduction="none")  # noqa: E731
+    said = train(losses, network(k), 2.0, 1000, lr=0.02, weight_decay=0.3)
     assert len(said) == 1
     assert f"near log {k} = {math.log(k):.3g}" in said[0]
     assert "lower rho" in said[0]
@@ -139,4 +140,6 @@ def test_what_a_plateau_is():
         assert resting_at(window_of(level + 3 * max(width, 0.001) * noise)) is None
         assert resting_at(window_of(0.97 * level)) is None
         assert resting_at(window_of(level[:99])) is None
-    assert resting_at(Window.empty(1024, torch.float64)) is None
+    empty = Window(torch.empty(2, 1024, dtype=torch.float64))
+    empty.clear_()
+    assert resting_at(empty) is None

@@ -266,8 +266,9 @@ def test_on_the_meta_device(name):
 
 
 def test_several_threads_at_once():
+    made = [training(name) for name in [*REGISTRY] * 2]  # one after the other: models draw from torch's one generator
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda name: flat(training(name, 6).model), [*REGISTRY] * 2))
+        found = list(pool.map(lambda t: flat(train(t, range(6)).model), made))
     for k, name in enumerate(REGISTRY):
         expected = flat(training(name, 6).model)
         assert torch.equal(found[k], expected), name

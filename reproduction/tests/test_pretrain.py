@@ -240,7 +240,7 @@ def test_groups_are_reported(tmp_path):
     assert "test_minority" not in lines[-1]  # as many of either class
 
 
-KILLED = dataclasses.replace(SMALL, epochs=3, batch_size=4)
+KILLED = dataclasses.replace(SMALL, epochs=10, batch_size=4)
 
 
 def killed_run(folder):

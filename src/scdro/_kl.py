@@ -132,7 +132,7 @@ def solve_root(
     tol: float = 0.0,
     eps: float = torch.finfo(torch.float64).eps,
     wait: bool = False,
-    iterations: int = 60,
+    iterations: int | None = None,
 ) -> Scalar:
     """lam* of losses known by KL(p_lam) and Var_p(l/lam), their mean less their top, and their spread: the root of
     KL(p_lam) = rho + mu lam, or lam0; of many vectors of losses at once where these are vectors.
@@ -140,9 +140,12 @@ def solve_root(
     Newton on log KL in log lam, inside a bracket. Where one sample is rare and hard, KL is a step in log lam, and
     Newton alone runs back and forth across it: unless |log KL/rho| halves within two steps, the bracket does.
 
-    It ends at |log KL/rho| <= tol, or when rounding (relative, `eps`) ends all progress; where the host would have to
-    wait for a device to see that, it does so only with `wait`, and makes all its steps without.
+    Seven passes over the losses are usual, more than a dozen rare. It ends at |log KL/rho| <= tol, or when rounding
+    (relative, `eps`) ends all progress; where the host would have to wait for a device to see that, it does so only
+    with `wait`, and makes all its steps without.
     """
+    if iterations is None:
+        iterations = 24 if torch.compiler.is_compiling() else 60  # a compiled graph has a copy of the step for each
     positive = isinstance(rho, Tensor) or rho > 0.0
     if not positive and mu == 0.0:
         return math.inf

@@ -82,7 +82,7 @@ class Negatives(NamedTuple):
         log_mean = torch.log(total / self.number)
         return Tilts(terms, total, log_mean + self.top / tau, mean - log_mean, var)
 
-    def solve(self, rho: Scalar, tau0: float, iterations: int = 60) -> Tensor:
+    def solve(self, rho: Scalar, tau0: float, iterations: int | None = None) -> Tensor:
         """The temperature at which each anchor's worst case spends rho, or tau0."""
         mean = self.centred.sum(1, dtype=self.top.dtype) / self.number
         square = (self.centred**2).sum(1, dtype=self.top.dtype) / self.number
