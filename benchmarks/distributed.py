@@ -25,8 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import scdro
 from scdro.application.networks import CifarResNet
-from scdro.distributed import finish
-from scdro.distributed.ranks import Ranks
+from scdro.distributed import Ranks, finish
 
 Step = Callable[[], object]
 IMAGES, RHO = 64, 0.5

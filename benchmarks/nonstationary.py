@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import scdro
-from scdro.window import default_size
+from scdro.temperature import default_size
 
 BATCH, BETA, RHO = 128, (0.01, 0.1, 0.5, 0.9), (0.1, 0.5, 2.0)
 SPAN = 10  # steps that a mass is averaged over

@@ -26,7 +26,7 @@ from problems import L2, Problem, optimum, problems, robust_value
 
 import scdro
 from scdro.optim import FastDRO, KLBall
-from scdro.optim.base import ClosureOptimizer
+from scdro.optim._base import ClosureOptimizer
 
 STEPS, BATCH = 1000, 64
 RHO, SCALE, BETA, SEEDS, LAM1 = (0.1, 0.5, 1.0), (0.05, 1.0, 20.0), (0.1, 0.5, 0.9), (0, 1, 2), (0.1, 1.0, 10.0)

@@ -24,7 +24,7 @@ from scdro.application.storage import write_json
 from scdro.application.study import Run
 from scdro.application.training import Trained, read_run, train
 from scdro.cli.memory import keep_freed_memory
-from scdro.distributed.ranks import Ranks
+from scdro.distributed import Ranks
 from scdro.errors import HyperparameterError, ScdroError
 
 __all__ = ["Means", "Show", "Status", "run_all"]

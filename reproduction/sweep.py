@@ -16,7 +16,7 @@ from scdro.application.storage import read_json, write_json
 from scdro.application.study import Run, Study
 from scdro.application.training import Trained, read_run
 from scdro.application.wording import plural
-from scdro.distributed.ranks import Ranks
+from scdro.distributed import Ranks
 
 __all__ = ["Found", "Swept", "sweep"]
 

@@ -23,7 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 import scdro
 from scdro.distributed import RankBatches, finish, gathered, shard
 from scdro.optim import ERM, REGISTRY, SPD, FastDRO
-from scdro.optim.fastdro import Multilevel
+from scdro.optim.baselines.fastdro import Multilevel
 
 N, D, K, RHO, STEPS = 60, 4, 3, 0.05, 6
 SIZES = (16, 16, 11, 16, 5, 8)  # of the joined batches; the fourth leaves a process without a sample

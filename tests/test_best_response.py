@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scdro import HyperparameterError, LossError
-from scdro.best_response import chi2_constrained, chi2_penalized, cvar
+from scdro.functional import chi2_constrained, chi2_penalized, cvar
 
 METHODS = {"cvar": (cvar, 0.3), "penalized": (chi2_penalized, 0.7), "constrained": (chi2_constrained, 0.4)}
 N = 23

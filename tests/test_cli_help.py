@@ -12,8 +12,8 @@ import subprocess
 
 import pytest
 
+import scdro._state
 import scdro.functional
-import scdro.state
 from scdro.application.study import Study
 from scdro.cli import checks, doctor, main, parser
 from scdro.cli.completion import SHELLS, script, words
@@ -181,7 +181,7 @@ def backwards(estimate):
     ("place", "name", "broken", "check"),
     [
         (scdro.functional, "solve_lam", slightly_wrong, "worst cases of known value"),
-        (scdro.state.RobustState, "estimate", backwards, "training reaches the optimum"),
+        (scdro._state.RobustState, "estimate", backwards, "training reaches the optimum"),
     ],
     ids=["lam", "weights"],
 )

@@ -11,11 +11,17 @@ from scipy.special import logsumexp
 from torch.nn.functional import cosine_similarity
 
 from scdro import CheckpointError, HyperparameterError, LossError, NonFiniteLossError, worst_case
-from scdro.contrastive import FixedTemperatures, NewtonTemperatures, PrintedTemperatures, RobustContrastiveLoss
-from scdro.contrastive.negatives import Negatives
-from scdro.contrastive.temperatures import Anchors, Seen
+from scdro.contrastive import (
+    Anchors,
+    FixedTemperatures,
+    Negatives,
+    NewtonTemperatures,
+    PrintedTemperatures,
+    RobustContrastiveLoss,
+    Seen,
+)
 from scdro.errors import ClosureError
-from scdro.estimators import MovingAverage
+from scdro.temperature import MovingAverage
 
 N, D, TAU0 = 12, 5, 1e-3
 TOWERS = pytest.mark.parametrize("towers", [1, 2])

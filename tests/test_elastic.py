@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from scdro import distributed as start_of_processes
 from scdro.distributed import initialize
-from scdro.distributed import start as start_of_processes
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "distributed.py"
 STEPS = 400

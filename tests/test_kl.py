@@ -11,10 +11,10 @@ import torch
 import oracles
 import scdro._kl as kl_module
 from scdro import KLRobustLoss, NonFiniteLossError, evaluate, worst_case
-from scdro.contrastive.negatives import Negatives
+from scdro.contrastive import Negatives
+from scdro.distributed import alone
 from scdro.linear_model._worst import worst
-from scdro.sharding import alone
-from scdro.window import Window
+from scdro.temperature import Window
 
 pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="needs a long double of 80 bits")
 
@@ -138,7 +138,7 @@ def test_where_the_host_may_not_look(monkeypatch):
     """The same answers with 0-d tensors in place of floats, as on an accelerator."""
     rng = np.random.default_rng(3)
     cases = [draw(rng, 3.0) for _ in range(60)]
-    monkeypatch.setattr("scdro.scalar.host_reads", lambda tensor: False)
+    monkeypatch.setattr("scdro._scalar.host_reads", lambda tensor: False)
     monkeypatch.setattr(kl_module, "host_reads", lambda tensor: False)
     for losses, weight, rho, lam0 in cases:
         log_q = torch.zeros(len(losses), dtype=torch.float64) if weight is None else torch.from_numpy(np.log(weight))

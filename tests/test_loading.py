@@ -9,8 +9,8 @@ import torch
 from scdro import DataError, HyperparameterError, MissingDataError
 from scdro.data import CropFlip, ImageData, MemoryBatches, WorkerBatches, crop_flip
 from scdro.data.order import shuffled
-from scdro.distributed.ranks import Ranks
-from scdro.sampling import DrawnBatches
+from scdro.distributed import Ranks
+from scdro.optim.samplers import DrawnBatches
 
 
 def images(n=21, size=8, seed=0):

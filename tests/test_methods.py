@@ -15,7 +15,7 @@ import scdro
 from convex import BATCH, DECAY, D, K, N, counts, data, new_model, task
 from logistic import flat
 from scdro.optim import REGISTRY
-from scdro.sampling import DrawnBatches
+from scdro.optim.samplers import DrawnBatches
 
 # Step sizes for batches of 32 out of 240 samples.
 SETTINGS = {

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from scdro import ASCDRO, SCDRO, KLRobustLoss, ScdroWarning
-from scdro.plateau import resting_at
-from scdro.window import Window
+from scdro._plateau import resting_at
+from scdro.temperature import Window
 
 STEPS = 800
 

@@ -15,11 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import scdro
 from logistic import N, flat, losses_of, problem
-from scdro.dual import Dual
 from scdro.optim import PGSMD2, SPD, AccMDA
-from scdro.projections import Multipliers, euclidean_kl_ball, tempered
-from scdro.sampling import DrawnBatches
-from scdro.tree import LogSumTree
+from scdro.optim.baselines._dual import Dual, LogSumTree, Multipliers, euclidean_kl_ball, tempered
+from scdro.optim.samplers import DrawnBatches
 
 RHO = 0.3
 

@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss, recall_score, top_k_accuracy_score
 
 import oracles
 from scdro import DataError, metrics
-from scdro.scores import Scores, halves, per_class_accuracy, score, shots, top_k_accuracy
+from scdro.metrics import Scores, halves, per_class_accuracy, score, shots, top_k_accuracy
 
 COUNTS = torch.tensor([101, 100, 20, 19, 5, 500, 300])
 

@@ -366,10 +366,7 @@ def test_an_optimizer_refuses_a_state_that_means_something_else(method, mine, th
 
 
 def test_a_state_of_another_tracker_is_refused():
-    made = [
-        scdro.ASCDRO(nn.Linear(3, 2).parameters(), rho=0.5, tracker=tracker)
-        for tracker in (None, scdro.estimators.Storm())
-    ]
+    made = [scdro.ASCDRO(nn.Linear(3, 2).parameters(), rho=0.5, tracker=tracker) for tracker in (None, scdro.Storm())]
     with pytest.raises(scdro.CheckpointError, match="NormalizedStorm, got one of another tracker"):
         made[0].load_state_dict(made[1].state_dict())
 

@@ -25,7 +25,7 @@ from scdro.cli.memory import keep_freed_memory
 from scdro.cli.places import check_folder
 from scdro.cli.progress import say
 from scdro.cli.tensorboard import TENSORBOARD, check
-from scdro.distributed.ranks import Ranks
+from scdro.distributed import Ranks
 from scdro.errors import HyperparameterError, MissingDataError
 
 __all__ = ["add"]

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from reproduction.data.files import data_folder, find
+from scdro._validation import as_labels
 from scdro.data import ImageData, keep_last, step_imbalance
 from scdro.data.files import PathLike, open_bytes
 from scdro.data.images import Triple
 from scdro.errors import DataError
-from scdro.labels import as_labels
 
 __all__ = ["CIFAR10", "CIFAR10ST", "CIFAR100", "CIFAR100ST", "CIFAR100Hidden"]
 

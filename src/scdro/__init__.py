@@ -17,12 +17,11 @@ from scdro.errors import (
     ScdroError,
     ScdroWarning,
 )
-from scdro.estimators import MovingAverage, NormalizedStorm, Storm
 from scdro.evaluation import Evaluation, evaluate
 from scdro.functional import WorstCase, objective, rho_for_confidence, rho_for_group, worst_case
 from scdro.loss import KLRobustLoss
 from scdro.optim import ASCDRO, RASCDRO, RSCDRO, SCDRO, Stage, decay_stages, factor_stages, lemma_stages
-from scdro.temperature import PrintedTemperature, WindowTemperature
+from scdro.temperature import MovingAverage, NormalizedStorm, PrintedTemperature, Storm, WindowTemperature
 
 __version__ = "0.1.0"
 

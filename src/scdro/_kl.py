@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scdro.scalar import Scalar, clamp, exp, host_reads, log, maximum, minimum, scalar, where
+from scdro._scalar import Scalar, clamp, exp, host_reads, log, maximum, minimum, scalar, where
 
 
 class Tilt(NamedTuple):

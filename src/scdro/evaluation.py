@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scdro.distributed import Group
-from scdro.distributed.ranks import Ranks
+from scdro._validation import check_radius, check_trim
+from scdro.distributed import Group, Ranks
 from scdro.errors import DataError, HyperparameterError, LossError
 from scdro.functional import worst_case
-from scdro.reading import check_radius, check_trim
 
 __all__ = ["Evaluation", "evaluate"]
 

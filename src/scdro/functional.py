@@ -1,4 +1,4 @@
-r"""The mathematics, stateless: the worst case of a vector of losses, the objective F, and what rho means.
+"""The mathematics, stateless: the worst case of a vector of losses, the objective F, and what rho means.
 
     max_{p: KL(p, q) <= rho}  sum_i p_i l_i - lam0 KL(p, q)
         =  min_{lam >= lam0}  F(lam) = lam log sum_i q_i exp(l_i / lam) + (lam - lam0) rho        (paper, eq. 2)
@@ -10,19 +10,18 @@ users try on unequal data, are here by name as well.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any, NamedTuple, overload
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from scdro._kl import solve_lam, trimmed_log_weights, value_at
-from scdro.balancing import class_balanced_weights, focal_loss
-from scdro.best_response import BestResponse, chi2_constrained, chi2_penalized, cvar
-from scdro.errors import HyperparameterError
-from scdro.groups import group_means
-from scdro.reading import check_number, check_radius, check_trim, read_losses
+from scdro._validation import check_number, check_radius, check_trim, check_weights, read_losses
+from scdro.errors import HyperparameterError, LossError
 
 __all__ = [
     "BestResponse",
@@ -38,6 +37,256 @@ __all__ = [
     "rho_for_group",
     "worst_case",
 ]
+
+
+def focal_loss(logits: Tensor, labels: Tensor, gamma: float = 2.0, *, weight: Tensor | None = None) -> Tensor:
+    """(1 - p_y)^gamma (-log p_y), one for each sample (Lin et al., ICCV 2017). gamma = 0 is cross-entropy.
+
+    Args:
+        logits: shape (samples, classes).
+        labels: class numbers, shape (samples,).
+        gamma: how fast samples that are already fitted lose their say, >= 0.
+        weight: a weight for each class, such as `class_balanced_weights` gives.
+
+    Example:
+        >>> focal_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), gamma=1.0)
+        tensor([0.3466])
+    """
+    if not 0.0 <= gamma < math.inf:
+        raise HyperparameterError(f"expected gamma >= 0, got {gamma}")
+    losses = cross_entropy(logits, labels, reduction="none")
+    # 1 - p_y from log p_y: exact also where p_y rounds to one. The smallest number keeps 0^gamma's slope finite.
+    missing = -torch.expm1(-losses)
+    focal = missing.clamp_min(torch.finfo(losses.dtype).tiny) ** gamma * losses if gamma else losses
+    return focal if weight is None else weight.to(focal)[labels.clamp_min(0)] * focal
+
+
+def class_balanced_weights(counts: Any, beta: float = 1.0) -> Tensor:
+    """A weight for each class, (1 - beta)/(1 - beta^n), with mean one (Cui et al., CVPR 2019).
+
+    beta = 1 weighs classes by the inverse of their counts, so that all classes count the same. A smaller one gives
+    classes of more than about 1/(1 - beta) samples the same weight each: .999 does nothing about 6,000 and 20,000.
+
+    Args:
+        counts: how many samples each class has: `torch.bincount(labels)`. An empty class weighs nothing.
+        beta: in [0, 1]; 0 weighs all classes the same, as they come. The paper tries .9, .99, .999 and .9999.
+
+    Example:
+        >>> class_balanced_weights([100, 300])
+        tensor([1.5000, 0.5000])
+    """
+    if not 0.0 <= beta <= 1.0:
+        raise HyperparameterError(f"expected beta in [0, 1], got {beta}")
+    n = torch.as_tensor(counts, dtype=torch.float64)
+    if n.ndim != 1 or not bool((n >= 0).all() & torch.isfinite(n).all() & (n > 0).any()):
+        raise LossError(f"expected the count of each class, not all zero, got {counts}")
+    present = n > 0
+    n = n.clamp_min(1)
+    weights = (
+        1.0 / n if beta == 1.0 else (1.0 - beta) / -torch.expm1(n * math.log(beta)) if beta else torch.ones_like(n)
+    )
+    return torch.where(present, weights / weights[present].mean(), 0.0).to(torch.get_default_dtype())
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+def group_means(losses: Tensor, groups: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+    """Each loss replaced by the mean over its group, differentiable: a worst case of these is one over groups.
+
+    Args:
+        losses: a vector, one loss per sample.
+        groups: the group of each sample, any integers.
+        sample_weight: weights within the groups, >= 0. Losses of weight zero may be anything.
+
+    Example:
+        >>> group_means(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([7, 7, 3]))
+        tensor([1.5000, 1.5000, 6.0000])
+    """
+    check_groups(groups, losses)
+    groups = groups.to(losses.device)
+    losses = losses.to(torch.promote_types(losses.dtype, torch.float32))  # Sums of halves are no sums.
+    if sample_weight is None:
+        weight = torch.ones_like(losses)
+    else:
+        weight = torch.as_tensor(sample_weight, device=losses.device).to(losses.dtype)
+        check_weights(weight, losses)
+        losses = torch.where(weight > 0, losses, 0.0)
+    total, mass = _group_sums(weight * losses, groups), _group_sums(weight, groups)
+    return total / mass.clamp_min(torch.finfo(losses.dtype).tiny)
+
+
+def group_weights(weights: Tensor, groups: Tensor, sample_weight: Tensor | None) -> Tensor:
+    """`group_means` transposed: weights of the groups' means (one for each sample) as weights of the losses."""
+    share = torch.ones_like(weights) if sample_weight is None else sample_weight
+    mass = _group_sums(share, groups).clamp_min(torch.finfo(weights.dtype).tiny)
+    return share / mass * _group_sums(weights, groups)
+
+
+def _group_sums(values: Tensor, groups: Tensor) -> Tensor:
+    """Each value replaced by the sum over its group."""
+    if torch.compiler.is_compiling():  # The number of groups is not known to the graph: O(batch^2) instead.
+        return (groups[:, None] == groups).to(values.dtype) @ values
+    names, member = torch.unique(groups, return_inverse=True)
+    return torch.zeros(len(names), dtype=values.dtype, device=values.device).index_add(0, member, values)[member]
+
+
+def check_groups(groups: Tensor, losses: Tensor) -> None:
+    """One integer for each loss."""
+    if not isinstance(groups, Tensor) or groups.is_floating_point() or groups.is_complex():
+        came = groups.dtype if isinstance(groups, Tensor) else type(groups).__name__
+        raise LossError(f"expected groups as a tensor of integers, got {came}")
+    if groups.shape != losses.shape:
+        raise LossError(f"expected one group per loss, shape {tuple(losses.shape)}, got {tuple(groups.shape)}")
+
+
+# -- other divergences ------------------------------------------------------------------------------------------------
+
+
+class BestResponse(NamedTuple):
+    """The value of a worst case, its weights p, and eta: the loss from which on samples have weight.
+
+    Example:
+        >>> found = cvar([0.0, 1.0, 2.0, 3.0], alpha=0.5)
+        >>> float(found.value), found.weights.tolist(), found.eta
+        (2.5, [0.0, 0.0, 0.5, 0.5], 2.0)
+    """
+
+    value: Any
+    weights: Any
+    eta: Any
+
+
+def cvar(losses: Any, alpha: float, *, sample_weight: Any = None) -> BestResponse:
+    """The mean of the hardest fraction `alpha` of the samples: conditional value at risk.
+
+    p = q/alpha on the hardest samples until it sums to one; the sample on the edge counts in part.
+
+    Example:
+        >>> float(cvar([1.0, 2.0, 3.0, 4.0], alpha=0.5).value)
+        3.5
+    """
+    if not 0.0 < alpha <= 1.0:
+        raise HyperparameterError(f"expected a fraction alpha in (0, 1] of the samples, got {alpha}")
+
+    def hardest_first(l: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        room = (1.0 - (q.cumsum(0) - q) / alpha).clamp_min(0.0)
+        p = torch.minimum(q / alpha, room)
+        return p, l[(p > 0).sum() - 1]
+
+    return _answer(losses, sample_weight, hardest_first, lambda p, q: torch.zeros_like(p[0]))
+
+
+def chi2_penalized(losses: Any, reg: float, *, sample_weight: Any = None) -> BestResponse:
+    """max_p sum p l - reg D(p): p_i = q_i (l_i - eta)_+ / reg, with eta such that p sums to one.
+
+    Example:
+        >>> chi2_penalized([1.0, 2.0, 3.0, 4.0], reg=2.0).weights.round(4)
+        array([0.0625, 0.1875, 0.3125, 0.4375])
+    """
+    if not 0.0 < reg < math.inf:
+        raise HyperparameterError(f"expected a penalty reg > 0, got {reg}")
+
+    def hardest_first(l: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        # With the k hardest in play, sum_{i <= k} q_i (l_i - eta) = reg.
+        k = _in_play(l, lambda above: torch.dot(q, above) >= reg)
+        above, q_k = l[:k] - l[k - 1], q[:k]
+        gap = (reg - torch.dot(q_k, above)) / q_k.sum()
+        return _normalised(q_k * (above + gap), len(l)), l[k - 1] - gap
+
+    return _answer(losses, sample_weight, hardest_first, lambda p, q: reg * _chi2(p, q))
+
+
+def chi2_constrained(losses: Any, rho: float, *, sample_weight: Any = None) -> BestResponse:
+    """max_p sum p l over D(p) <= rho: p_i ~ q_i (l_i - eta)_+, with eta such that D(p) = rho.
+
+    Example:
+        >>> float(chi2_constrained([1.0, 2.0, 3.0, 4.0], rho=0.1).value.round(4))
+        3.0
+    """
+    check_number("rho", rho)
+    if not 0.0 <= rho < math.inf:
+        raise HyperparameterError(f"expected a radius rho >= 0, got {rho}")
+
+    def hardest_first(l: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        if rho == 0.0 or bool(l[0] == l[-1]):
+            return q, torch.full_like(l[0], -math.inf)
+        return _on_the_sphere(l, q, rho)
+
+    return _answer(losses, sample_weight, hardest_first, lambda p, q: torch.zeros_like(p[0]))
+
+
+def _on_the_sphere(l: Tensor, q: Tensor, rho: float) -> tuple[Tensor, Tensor]:
+    """p ~ q (l - eta)_+ with sum p^2/q = 1 + 2 rho, l falling.
+
+    sum q (l-eta)_+^2 / (sum q (l-eta)_+)^2 rises with eta, from 1 to 1/q(hardest). Between two losses the k hardest are
+    in play, and it is a quadratic equation in eta.
+    """
+
+    def enough(above: Tensor) -> Tensor:
+        above = above / above[0]  # Squares neither overflow nor vanish.
+        mean, square = torch.dot(q, above), torch.dot(q, above * above)
+        return square <= (1.0 + 2.0 * rho) * mean * mean
+
+    k = _in_play(l, enough)
+    height, q_k = l[0] - l[k - 1], q[:k]
+    if not bool(height > 0):  # No p in the ball does better than the hardest loss alone.
+        return _normalised(q_k, len(l)), l[0]
+    above = (l[:k] - l[k - 1]) / height
+    mass, left_out = q_k.sum(), q[k:].sum()
+    mean = torch.dot(q_k, above) / mass
+    centred = above - mean
+    # mass (Var + (mean-eta)^2) = (1 + 2 rho) mass^2 (mean-eta)^2, with Var that of the k hardest.
+    variance = torch.dot(q_k, centred * centred) / mass
+    gap = torch.sqrt(variance / (2.0 * rho * mass - left_out).clamp_min(1e-300))
+    return _normalised(q_k * (centred + gap), len(l)), l[k - 1] + height * (mean - gap)
+
+
+def _in_play(l: Tensor, enough: Callable[[Tensor], Tensor]) -> int:
+    """How many of the losses, hardest first, are above eta: `enough` says of (l - l_j)_+ whether eta >= l_j.
+
+    Sums over it are of numbers >= 0, and of differences of what is in play: nothing cancels. A share of 1e-20 whose
+    loss is 1e12 above the others counts for what it is.
+    """
+    few, many = 0, len(l)
+    while many - few > 1:
+        j = (few + many) // 2
+        above = (l - l[j]).clamp_min(0.0)
+        few, many = (few, j) if bool(above[0] > 0) and bool(enough(above)) else (j, many)
+    return many
+
+
+def _normalised(p: Tensor, size: int) -> Tensor:
+    """The weights of the hardest, and zeros for the rest."""
+    p = p.clamp_min(0.0)
+    return torch.nn.functional.pad(p / p.sum(), (0, size - len(p)))
+
+
+def _answer(
+    losses: Any,
+    sample_weight: Any,
+    hardest_first: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    cost: Callable[[Tensor, Tensor], Tensor],
+) -> BestResponse:
+    """Sort, solve with the hardest loss first, and put the weights back in their order."""
+    vector, double, log_q, as_array = read_losses(losses, sample_weight)
+    q = torch.exp(log_q)
+    live = q > 0
+    order = torch.argsort(torch.where(live, double, -math.inf), descending=True)
+    order = order[: int(live.sum())]
+    p_sorted, eta = hardest_first(double[order], q[order])
+    p = torch.zeros_like(q).scatter(0, order, p_sorted)
+    value = torch.dot(p, vector.to(double.dtype)) - cost(p_sorted, q[order])
+    if as_array:
+        return BestResponse(value.numpy()[()], p.numpy(), float(eta))
+    return BestResponse(value.to(vector.dtype), p.to(vector.dtype), eta.to(vector.dtype))
+
+
+def _chi2(p: Tensor, q: Tensor) -> Tensor:
+    return 0.5 * (q * (p / q - 1.0) ** 2).sum()
+
+
+# -- the KL worst case ------------------------------------------------------------------------------------------------
 
 
 class WorstCase(NamedTuple):

@@ -1,4 +1,4 @@
-r"""Accuracy where it is worst: over known groups, and over all groups within KL distance rho.
+"""Accuracy where it is worst: over known groups, and over all groups within KL distance rho.
 
 For choosing rho with scikit-learn's `GridSearchCV`, see `robust_accuracy_scorer` and `worst_group_scorer`.
 """
@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+import torch.nn.functional as F
 from scipy.optimize import brentq
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, column_or_1d
+from torch import Tensor
 
-from scdro.errors import HyperparameterError
-from scdro.scores import Scores, halves, per_class_accuracy, score, shots, top_k_accuracy
+from scdro._validation import as_labels
+from scdro.errors import DataError, HyperparameterError
+from scdro.functional import worst_case
 
 __all__ = [
     "GroupRow",
@@ -32,6 +37,201 @@ __all__ = [
     "worst_group_accuracy",
     "worst_group_scorer",
 ]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Accuracies are shares in [0, 1], NaN where there is nothing to average.
+
+    Attributes:
+        top1: of all samples, those whose class has the largest score.
+        top5: those whose class is among the five largest.
+        loss: mean cross-entropy.
+        robust_loss: its worst case within KL distance rho.
+        kl: the KL that this spends.
+        per_class: accuracy on the samples of each class.
+        minority: mean over the half of the classes with fewer training samples.
+        majority: mean over the other half.
+        many: mean over classes of more than 100 training samples.
+        medium: of 20 to 100.
+        few: of fewer than 20.
+        balanced: mean over classes.
+        per_group: accuracy on the samples of each group; empty where there are no groups.
+        worst_group: the least of them.
+        rare_groups: mean over groups with fewer than half as many training samples as the median group.
+
+    Example:
+        >>> found = score([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]], [0, 1, 1], train_counts=[100, 10])
+        >>> round(found.top1, 3), found.per_class, found.minority
+        (0.667, [1.0, 0.5], 0.5)
+    """
+
+    top1: float
+    top5: float
+    loss: float
+    robust_loss: float
+    kl: float
+    per_class: list[float]
+    minority: float
+    majority: float
+    many: float
+    medium: float
+    few: float
+    balanced: float = math.nan
+    per_group: tuple[float, ...] = ()
+    worst_group: float = math.nan
+    rare_groups: float = math.nan
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain types, for JSON; None for NaN, and nothing of groups where there are none."""
+        found = {key: _plain(value) for key, value in asdict(self).items()}
+        return found if self.per_group else {k: v for k, v in found.items() if "group" not in k}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Scores:
+        """What `as_dict` gave."""
+        read: dict[str, Any] = {field.name: _read(plain[field.name]) for field in fields(cls) if field.name in plain}
+        return cls(**read | {"per_group": tuple(read.get("per_group", ()))})
+
+
+def score(
+    logits: Any,
+    labels: Any,
+    train_counts: Any,
+    *,
+    groups: Any = None,
+    group_counts: Any = None,
+    rho: float = 0.5,
+    lam0: float = 1e-3,
+) -> Scores:
+    """All of a classifier's scores on a data set; tensors, arrays or lists.
+
+    Args:
+        logits: (n, classes).
+        labels: (n,).
+        train_counts: training samples of each class, which say what is rare.
+        groups: of each sample, (n,), where the data have groups.
+        group_counts: training samples of each group, with `groups`.
+        rho, lam0: of the robust loss.
+
+    Example:
+        >>> found = score(torch.eye(4), torch.arange(4), torch.tensor([500, 500, 10, 50]))
+        >>> found.top1, found.many, found.few
+        (1.0, 1.0, 1.0)
+    """
+    if (groups is None) != (group_counts is None):
+        raise DataError("expected groups together with group_counts, the training samples of each group, got one")
+    logits, labels = _samples(logits, labels)
+    train_counts = as_labels(train_counts, logits.shape[1], what="counts of training samples, one a class")
+    losses = F.cross_entropy(logits.double(), labels, reduction="none")
+    worst = worst_case(losses, rho, lam0)
+    right = logits.argmax(1) == labels
+    per_class = _shares(right, labels, logits.shape[1])
+    return Scores(
+        top_k_accuracy(logits, labels, 1),
+        top_k_accuracy(logits, labels, min(5, logits.shape[1])),
+        float(losses.mean()),
+        float(worst.value),
+        float(worst.kl),
+        per_class.tolist(),
+        *halves(per_class, train_counts),
+        *shots(per_class, train_counts),
+        _mean(per_class),
+        *(() if groups is None else _by_group(right, groups, group_counts)),
+    )
+
+
+def top_k_accuracy(logits: Any, labels: Any, k: int) -> float:
+    """Share of samples whose label is among the k largest scores.
+
+    Example:
+        >>> top_k_accuracy(torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), torch.tensor([1, 2]), k=2)
+        0.5
+    """
+    logits, labels = _samples(logits, labels)
+    return float((logits.topk(k, 1).indices == labels[:, None]).any(1).double().mean())
+
+
+def per_class_accuracy(predicted: Any, labels: Any, classes: int) -> Tensor:
+    """Share of right predictions among the samples of each class, NaN where there are none.
+
+    Example:
+        >>> per_class_accuracy(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 3)
+        tensor([0.5000, 1.0000,    nan], dtype=torch.float64)
+    """
+    labels = as_labels(labels, classes=classes)
+    return _shares(as_labels(predicted, len(labels), what="predictions") == labels, labels, classes)
+
+
+def halves(per_class: Tensor, train_counts: Tensor) -> tuple[float, float]:
+    """Mean accuracy over the half of the classes with the fewest training samples, and over the others; NaN where all
+    classes have as many.
+
+    Example:
+        >>> halves(torch.tensor([1.0, 0.5, 0.5, 0.0]), torch.tensor([500, 400, 30, 20]))
+        (0.25, 0.75)
+    """
+    if int(train_counts.min()) == int(train_counts.max()):
+        return math.nan, math.nan
+    order = torch.argsort(train_counts, stable=True)
+    middle = len(order) // 2
+    return _mean(per_class[order[:middle]]), _mean(per_class[order[middle:]])
+
+
+def shots(per_class: Tensor, train_counts: Tensor) -> tuple[float, float, float]:
+    """Mean accuracy over classes of many (> 100), a medium number (20 to 100) and few (< 20) training samples.
+
+    Example:
+        >>> shots(torch.tensor([0.75, 0.5, 0.25]), torch.tensor([500, 50, 5]))
+        (0.75, 0.5, 0.25)
+    """
+    many, few = train_counts > 100, train_counts < 20
+    return _mean(per_class[many]), _mean(per_class[~many & ~few]), _mean(per_class[few])
+
+
+def _by_group(right: Tensor, groups: Any, group_counts: Any) -> tuple[tuple[float, ...], float, float]:
+    """Of each group, the worst, and the mean of the rare ones."""
+    counts = as_labels(group_counts, what="counts of training samples, one a group")
+    accuracy = _shares(right, as_labels(groups, len(right), len(counts), "groups"), len(counts))
+    known = counts[counts > 0]
+    rare = counts < (known.double().median() / 2 if len(known) else 0.0)
+    return tuple(accuracy.tolist()), float(accuracy[~accuracy.isnan()].min()), _mean(accuracy[rare])
+
+
+def _shares(right: Tensor, kinds: Tensor, number: int) -> Tensor:
+    """Share of what is right among the samples of each kind, NaN where there are none."""
+    return torch.bincount(kinds, right.double(), minlength=number) / torch.bincount(kinds, minlength=number)
+
+
+def _samples(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
+    """Both on the host, checked."""
+    try:
+        scores = logits.detach().cpu() if isinstance(logits, Tensor) else torch.from_numpy(np.array(logits))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"expected scores (n, classes) as a tensor or an array, got {type(logits).__name__}") from error
+    if scores.ndim != 2 or not scores.is_floating_point() or 0 in scores.shape:
+        raise DataError(f"expected scores (n, classes) of floats, got {scores.dtype} of shape {tuple(scores.shape)}")
+    return scores, as_labels(labels, *scores.shape)
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.nanmean())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return None if math.isnan(value) else value
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_read(entry) for entry in value]
+    return math.nan if value is None else value
+
+
+# -- by group, and scorers --------------------------------------------------------------------------------------------
+
 
 Array = npt.NDArray[Any]
 

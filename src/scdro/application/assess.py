@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scdro.application.task import Samples, Task
-from scdro.distributed.ranks import ALONE, Ranks
+from scdro.distributed import ALONE, Ranks
 from scdro.functional import worst_case
-from scdro.scores import score
+from scdro.metrics import score
 
 __all__ = ["Predicted", "assess", "hardest", "predicted"]
 

@@ -16,7 +16,7 @@ import scdro
 from scdro.application.checkpoints import Checkpoints, usable
 from scdro.application.identity import check_identity
 from scdro.application.storage import JsonLines, make_folder, read_json, read_lines, write_json
-from scdro.distributed.ranks import ALONE, Ranks
+from scdro.distributed import ALONE, Ranks
 
 __all__ = ["Notice", "RunFolder", "Stopwatch", "began_in", "environment", "locked", "silent"]
 

@@ -14,7 +14,7 @@ from scdro.application.study import Study
 from scdro.data import Batches, ImageFiles, MemoryBatches, Rows, WorkerBatches
 from scdro.data.memory import Augmentation, InMemory
 from scdro.data.order import BatchSampler
-from scdro.distributed.ranks import ALONE, Ranks
+from scdro.distributed import ALONE, Ranks
 
 __all__ = ["Samples", "Task", "in_order", "make_model"]
 

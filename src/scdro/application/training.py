@@ -24,7 +24,7 @@ from scdro.application.identity import check_identity
 from scdro.application.storage import read_json, read_lines, write_json
 from scdro.application.study import Run
 from scdro.application.task import Task, make_model
-from scdro.distributed.ranks import Ranks
+from scdro.distributed import Ranks
 from scdro.errors import HyperparameterError, NonFiniteLossError
 from scdro.optim import REGISTRY
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from scdro import SCDRO, KLRobustLoss, objective, worst_case
+from scdro._scalar import scalar_dtype
 from scdro.application.devices import devices
-from scdro.scalar import scalar_dtype
 
 __all__ = ["CHECKS", "devices"]
 

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from scdro.application.devices import as_device
-from scdro.distributed import finish, initialize
-from scdro.distributed.start import first_to_fail, is_first
+from scdro.distributed import finish, first_to_fail, initialize, is_first
 from scdro.errors import ScdroError
 
 __all__ = ["one_voice", "run_command"]

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from scdro._validation import as_positions
 from scdro.data.files import PathLike, open_text
 from scdro.data.images import Triple
 from scdro.data.transforms import IMAGENET, EvalTransform
 from scdro.errors import DataError, MissingDataError
-from scdro.labels import as_positions
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from scdro._validation import as_labels
 from scdro.errors import DataError
-from scdro.labels import as_labels
 
 __all__ = ["imbalanced", "keep_last", "labels_of", "step_imbalance"]
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from scdro.data.memory import Augmentation, InMemory
 from scdro.data.order import BatchSampler, Order
-from scdro.distributed.ranks import ALONE, Ranks
+from scdro.distributed import ALONE, Ranks
 from scdro.errors import DataError, HyperparameterError, ScdroError
 
 __all__ = ["Batch", "Batches", "MemoryBatches", "WorkerBatches"]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from scdro._validation import as_labels, as_positions
 from scdro.errors import DataError
-from scdro.labels import as_labels, as_positions
 
 __all__ = ["InMemory", "Rows", "as_tensor"]
 

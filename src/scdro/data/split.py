@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scdro._validation import as_labels
 from scdro.errors import HyperparameterError
-from scdro.labels import as_labels
 
 __all__ = ["hold_out"]
 

@@ -10,10 +10,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
+from scdro._scalar import host_reads
 from scdro.errors import CheckpointError, HyperparameterError, LossError
 from scdro.loss import KLRobustLoss
-from scdro.optim.robust import RobustOptimizer
-from scdro.scalar import host_reads
+from scdro.optim._base import RobustOptimizer
 
 __all__ = ["RobustMonitor"]
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from scdro._plateau import Resting
+from scdro._scalar import Scalar, host_reads
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError
 from scdro.loss import KLRobustLoss
-from scdro.plateau import Resting
-from scdro.scalar import Scalar, host_reads
 
 __all__ = ["RobustTrainerLoss", "language_model_losses", "sequence_losses", "token_losses"]
 

@@ -15,13 +15,13 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from scdro._validation import check_radius
 from scdro.errors import HyperparameterError
 from scdro.linear_model._exact import Solution, certificate, solve, start
 from scdro.linear_model._losses import Loss
 from scdro.linear_model._problem import Problem
 from scdro.linear_model._stochastic import ALGORITHMS, Progress, Rows, Stream, batches
 from scdro.linear_model._worst import Array, worst
-from scdro.reading import check_radius
 
 __all__ = ["KLDROLinearModel"]
 

@@ -26,8 +26,8 @@ from scdro.linear_model._preconditioner import LARGEST
 from scdro.linear_model._problem import Evaluation, Problem
 from scdro.linear_model._worst import Array
 from scdro.optim import ASCDRO, RASCDRO, RSCDRO, SCDRO, factor_stages
-from scdro.optim.robust import RobustOptimizer
-from scdro.window import default_size
+from scdro.optim._base import RobustOptimizer
+from scdro.temperature import default_size
 
 __all__ = ["ALGORITHMS", "Progress", "Rows", "Stream", "batches"]
 

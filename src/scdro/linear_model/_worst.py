@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from scdro._kl import divergence, solve_root
+from scdro._scalar import Scalar
 from scdro.linear_model._threads import in_blocks
-from scdro.scalar import Scalar
 
 __all__ = ["Array", "Worst", "dot", "worst"]
 

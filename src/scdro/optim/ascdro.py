@@ -1,21 +1,136 @@
-"""ASCDRO (Algorithm 2): STORM estimates, each batch evaluated at the present and at the previous point."""
+"""ASCDRO (Algorithm 2) and RASCDRO, its restarted form: each batch is evaluated at two points."""
 
 from __future__ import annotations
 
+import hashlib
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scdro.batch import Batch, Point
-from scdro.estimators import Advance
-from scdro.optim.base import Closure, descend
-from scdro.optim.replay import TwoPoints, matched
-from scdro.optim.robust import RobustOptimizer
-from scdro.projections import global_norm
-from scdro.scalar import Scalar
+from scdro._scalar import Scalar
+from scdro._state import Batch, Point
+from scdro.distributed import reshard
+from scdro.errors import ClosureError
+from scdro.optim._base import Closure, ClosureOptimizer, RobustOptimizer, descend, global_norm
+from scdro.optim.scdro import Stage, _Restarted
+from scdro.temperature import Advance
 
-__all__ = ["ASCDRO"]
+__all__ = [
+    "ASCDRO",
+    "RASCDRO",
+    "TwoPoints",
+    "matched",
+]
+
+
+class _Draws:
+    """What two evaluations draw from a device's default generator: the second the same numbers as the first.
+
+    That generator belongs to the whole process. It is set back only if it has moved, and is left where no number will
+    come a second time, whatever another thread drew meanwhile.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before = self._state()
+        self._first = self._before
+
+    def rewind(self) -> None:
+        """The first evaluation is over."""
+        self._first = self._state()
+        self._set(self._before)
+
+    def settle(self) -> None:
+        """The second evaluation is over. Where there is no other thread, the generator is where it should be."""
+        if threading.active_count() == 1 or torch.equal(self._first, self._before):
+            return
+        second = self._state()
+        if torch.equal(second, self._before):  # The closure draws nothing: it was another thread that did.
+            self._set(self._first)
+        elif not torch.equal(second, self._first):  # Who knows which of the two is further on.
+            both = self._first.numpy().tobytes() + second.numpy().tobytes()
+            seed = int.from_bytes(hashlib.blake2b(both, digest_size=8).digest(), "little")
+            self._set(torch.Generator(self._device).manual_seed(seed).get_state())
+
+    def _state(self) -> Tensor:
+        if self._device.type == "cpu":
+            return torch.get_rng_state()
+        state: Tensor = torch.get_device_module(self._device).get_rng_state(self._device)
+        return state
+
+    def _set(self, state: Tensor) -> None:
+        if torch.equal(state, self._state()):
+            return
+        if self._device.type == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(self._device).set_rng_state(state, self._device)
+
+
+class TwoPoints(ClosureOptimizer):
+    """An optimizer that keeps the `previous` point of each parameter, and evaluates each batch there as well."""
+
+    _two_points = True
+    _draws: tuple[_Draws, ...] = ()
+
+    @contextmanager
+    def _at_previous_point(self) -> Iterator[None]:
+        params = [p for p in self._parameters() if self._has_past(p)]
+        present = [p.clone() for p in params]
+        devices = {torch.device("cpu"), self._first_parameter().device}
+        self._draws = tuple(_Draws(device) for device in devices)
+        self._move(params, [self.state[p]["previous"] for p in params])
+        try:
+            yield
+        finally:
+            for draws in self._draws:
+                draws.rewind()
+            self._buffers.restore()
+            self._move(params, present)
+
+    def _replayed_losses(self, closure: Closure) -> Tensor:
+        """The losses at the present point, under the random numbers of the previous one."""
+        try:
+            return self._losses(closure)
+        finally:
+            for draws in self._draws:
+                draws.settle()
+            self._draws = ()
+
+    def _move(self, params: list[Tensor], values: list[Tensor]) -> None:
+        reshard(self._buffers.modules, params)
+        for p, value in zip(params, values, strict=True):
+            p.copy_(value)
+
+    def _kept_gradients(self) -> dict[Tensor, Tensor]:
+        """The gradients at the previous point. DDP may write the next ones into the same memory: keep copies."""
+        shared = self.ranks.size > 1
+        return {p: p.grad.clone() if shared else p.grad for p in self._parameters() if p.grad is not None}
+
+    def _remember_point(self) -> None:
+        """The present point becomes the previous one, of the parameters that have one."""
+        for p in self._parameters():
+            if self._has_past(p):
+                self.state[p]["previous"].copy_(p)
+
+
+def matched(batch: Batch, old: Batch) -> Batch:
+    """The present batch, bad where either evaluation was."""
+    if len(old.losses) != len(batch.losses):
+        raise ClosureError(
+            f"expected the same batch from both calls of the closure, got {len(old.losses)} losses and then "
+            f"{len(batch.losses)}; draw the batch outside of the closure"
+        )
+    if batch.finite is None or old.finite is None:
+        return batch
+    return batch._replace(finite=batch.finite & old.finite)
+
+
+# -- the algorithm ----------------------------------------------------------------------------------------------------
 
 
 class ASCDRO(TwoPoints, RobustOptimizer):
@@ -122,3 +237,23 @@ def _shrinkage(correction: list[Tensor], g: list[Tensor], z: list[Tensor], clip:
     """The factor <= 1 that bounds |correction| by clip * min(|g|, |z|)."""
     size, *limits = (global_norm(tensors) for tensors in (correction, g, z))
     return (clip * torch.minimum(*limits) / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_max(1.0)
+
+
+# -- in stages --------------------------------------------------------------------------------------------------------
+
+
+class RASCDRO(_Restarted, ASCDRO):
+    r"""Restarted ASCDRO (Algorithm 3), for convex losses: ASCDRO on F + mu |x|^2/2 in stages of falling step.
+
+    mu x_t is added to the direction z_t. Arguments as for `RSCDRO`, and ASCDRO's `module`.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 2)
+        >>> opt = RASCDRO(model.parameters(), factor_stages(0.1, 0.5, 100, 5, lr_factor=0.7), rho=0.5)
+    """
+
+    def __init__(
+        self, params: Any, stages: Sequence[Stage], rho: float = 0.5, *, mu: float = 0.0, **settings: Any
+    ) -> None:
+        super().__init__(params, stages, rho, mu=mu, **settings)

@@ -16,19 +16,18 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
 from scdro.errors import HyperparameterError
 from scdro.functional import class_balanced_weights, focal_loss
-from scdro.optim.absgd import ABSGD
-from scdro.optim.accmda import AccMDA
-from scdro.optim.ascdro import ASCDRO
-from scdro.optim.base import ClosureOptimizer
-from scdro.optim.dual_sgm import DualSGM
-from scdro.optim.fastdro import Chi2, Chi2Penalty, CVaR, FastDRO, Geometry, KLBall, Multilevel
-from scdro.optim.group_dro import GroupDRO
-from scdro.optim.pgsmd2 import PGSMD2
-from scdro.optim.recover import RECOVER
-from scdro.optim.restart import RASCDRO, RSCDRO, decay_stages
-from scdro.optim.scdro import SCDRO
-from scdro.optim.spd import SPD
-from scdro.optim.weighting import ERM
+from scdro.optim._base import ClosureOptimizer
+from scdro.optim.ascdro import ASCDRO, RASCDRO
+from scdro.optim.baselines.absgd import ABSGD
+from scdro.optim.baselines.accmda import AccMDA
+from scdro.optim.baselines.dual_sgm import DualSGM
+from scdro.optim.baselines.erm import ERM
+from scdro.optim.baselines.fastdro import Chi2, Chi2Penalty, CVaR, FastDRO, Geometry, KLBall, Multilevel
+from scdro.optim.baselines.group_dro import GroupDRO
+from scdro.optim.baselines.pgsmd2 import PGSMD2
+from scdro.optim.baselines.recover import RECOVER
+from scdro.optim.baselines.spd import SPD
+from scdro.optim.scdro import RSCDRO, SCDRO, decay_stages
 from scdro.temperature import PrintedTemperature
 
 __all__ = ["REGISTRY", "Method"]

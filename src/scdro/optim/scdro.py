@@ -1,14 +1,28 @@
-"""SCDRO (Algorithm 1): one backward pass a step, O(d) a step, any batch size."""
+"""SCDRO (Algorithm 1) and RSCDRO, its restarted form (Algorithm 3): one backward pass a step, O(d), any batch size."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
 from torch import Tensor
 
-from scdro.optim.base import Closure
-from scdro.optim.robust import RobustOptimizer
-from scdro.scalar import Scalar
+from scdro._scalar import Scalar
+from scdro._validation import check_beta
+from scdro.errors import CheckpointError, HyperparameterError
+from scdro.optim._base import Closure, RobustOptimizer
 
-__all__ = ["SCDRO"]
+__all__ = [
+    "RSCDRO",
+    "SCDRO",
+    "Stage",
+    "decay_stages",
+    "factor_stages",
+    "lemma_stages",
+]
 
 
 class SCDRO(RobustOptimizer):
@@ -73,3 +87,164 @@ class SCDRO(RobustOptimizer):
             self._project()
         self._robust.commit(estimate, self.param_groups[0]["lr"])
         return estimate.objective
+
+
+# -- in stages --------------------------------------------------------------------------------------------------------
+
+
+class Stage(NamedTuple):
+    """eta_k, beta_k and T_k of one stage.
+
+    Example:
+        >>> Stage(lr=0.1, beta=0.5, steps=600)
+        Stage(lr=0.1, beta=0.5, steps=600)
+    """
+
+    lr: float
+    beta: float
+    steps: int
+
+
+def lemma_stages(
+    mu: float, eps1: float, sigma: float, L_F: float, stages: int, *, accelerated: bool = False
+) -> list[Stage]:
+    """The stages of Lemma 4 (RSCDRO) or, `accelerated`, Lemma 5 (RASCDRO), with every constant.
+
+    eps_k halves from `eps1`, the initial gap; `sigma` bounds the noise and `L_F` the smoothness. L_F grows like
+    exp(2 C/lam0): the result is of theoretical interest unless you know a small one.
+
+    In Lemma 5 eta_k is read as sqrt(mu eps_k)/(24 c L_F sigma), as its proof needs (it prints sigma^2).
+
+    Example:
+        >>> [stage.steps for stage in lemma_stages(mu=0.1, eps1=1.0, sigma=1.0, L_F=1.0, stages=2)]
+        [14745600, 29491200]
+    """
+    for name, value in {"mu": mu, "eps1": eps1, "sigma": sigma, "L_F": L_F}.items():
+        if not 0.0 < value < math.inf:
+            raise HyperparameterError(f"expected {name} > 0, got {value}")
+    if stages < 1:
+        raise HyperparameterError(f"expected at least one stage, got {stages}")
+    return [_lemma_stage(mu, eps1 / 2**k, sigma, L_F, accelerated) for k in range(stages)]
+
+
+def _lemma_stage(mu: float, eps: float, sigma: float, L_F: float, accelerated: bool) -> Stage:
+    c = (768 if accelerated else 384) * L_F**2
+    beta = min(mu * eps / (c * sigma**2), 1 / c)
+    if accelerated:
+        lr = min(math.sqrt(mu * eps) / (24 * c * L_F * sigma), 1 / (24 * c * L_F**2))
+        steps = 192 * c * max(L_F * sigma / (mu**1.5 * math.sqrt(eps)), L_F**2 * sigma**2 / (mu * eps), L_F**2 / mu)
+    else:
+        lr = min(mu * eps / (12 * c * L_F**2 * sigma**2), 1 / (12 * c * L_F**2))
+        steps = 384 * c * max(L_F**2 * sigma**2 / (mu**2 * eps), L_F**2 / mu)
+    return Stage(lr, min(beta, 1.0), math.ceil(steps))
+
+
+def factor_stages(
+    lr: float,
+    beta: float,
+    steps: int,
+    stages: int,
+    *,
+    lr_factor: float = 0.5,
+    beta_factor: float = 0.5,
+    steps_factor: float = 2.0,
+) -> list[Stage]:
+    """The shape of the lemmas without their constants: each stage is `steps_factor` longer and smaller by the factors.
+
+    The defaults are RSCDRO's (beta_k ~ eps_k, eta_k ~ eps_k, T_k ~ 1/eps_k); RASCDRO's lr_factor is sqrt(1/2).
+
+    Example:
+        >>> factor_stages(0.1, 0.5, 100, 3)[2]
+        Stage(lr=0.025, beta=0.125, steps=400)
+    """
+    return [Stage(lr * lr_factor**k, beta * beta_factor**k, math.ceil(steps * steps_factor**k)) for k in range(stages)]
+
+
+def decay_stages(lr: float, beta: float, milestones: Iterable[int], *, factor: float = 0.1) -> list[Stage]:
+    """The practical form, and the paper's experiments: lr times `factor` after each of the given numbers of steps.
+
+    Example:
+        >>> decay_stages(1.0, 0.5, [600])
+        [Stage(lr=1.0, beta=0.5, steps=600), Stage(lr=0.1, beta=0.5, steps=0)]
+    """
+    ends = [0, *milestones]
+    if any(b <= a for a, b in pairwise(ends)):
+        raise HyperparameterError(f"expected milestones that increase from above zero, got {ends[1:]}")
+    lengths = [b - a for a, b in pairwise(ends)] + [0]
+    return [Stage(lr * factor**k, beta, length) for k, length in enumerate(lengths)]
+
+
+class _Restarted(RobustOptimizer):
+    """Runs stage after stage; x, v, u and s are carried over, and the last stage goes on for ever."""
+
+    _own_attributes = (*RobustOptimizer._own_attributes, "_stages", "_stage", "_steps_left")
+
+    def __init__(self, params: Any, stages: Sequence[Stage], rho: float, *, mu: float, **settings: Any) -> None:
+        self._stages = [Stage(float(lr), float(beta), int(steps)) for lr, beta, steps in stages]
+        if not self._stages:
+            raise HyperparameterError("expected at least one stage, got none")
+        for k, stage in enumerate(self._stages):
+            check_beta(stage.beta)
+            if not stage.lr > 0 or (stage.steps < 1 and k < len(self._stages) - 1):
+                raise HyperparameterError(f"expected lr > 0 and at least one step in a stage, got {stage}")
+        first = self._stages[0]
+        self._stage, self._steps_left = 0, first.steps
+        super().__init__(params, first.lr, rho, beta=first.beta, mu=mu, **settings)
+
+    @property
+    def stage(self) -> int:
+        """The number k of the present stage, from 0."""
+        return self._stage
+
+    def _after_step(self) -> None:
+        """The last step of a stage sets the next one's lr and beta."""
+        self._steps_left -= 1
+        if self._steps_left == 0 and self._stage + 1 < len(self._stages):
+            before, after = self._stages[self._stage : self._stage + 2]
+            for group in self.param_groups:
+                group["lr"] = group["lr"] * (after.lr / before.lr)  # not in place: groups may share a tensor
+                group["beta"] = after.beta
+            self.defaults.update(lr=after.lr, beta=after.beta)
+            self._stage, self._steps_left = self._stage + 1, after.steps
+
+    def _extra_state(self) -> dict[str, Any]:
+        stages = torch.tensor(self._stages, dtype=torch.float64, device="cpu")
+        return {"stages": stages, "stage": self._stage, "steps_left": self._steps_left}
+
+    def _check_extra_state(self, own: dict[str, Any]) -> None:
+        stages = [Stage(lr, beta, int(steps)) for lr, beta, steps in own["stages"].tolist()]
+        if stages != self._stages:
+            raise CheckpointError(
+                f"expected a state_dict of the stages {self._stages}, got one of {stages}; construct the optimizer "
+                "with the same stages"
+            )
+
+    def _load_extra_state(self, own: dict[str, Any]) -> None:
+        self._stage, self._steps_left = own["stage"], own["steps_left"]
+        stage = self._stages[self._stage]
+        self.defaults.update(lr=stage.lr, beta=stage.beta)
+
+
+class RSCDRO(_Restarted, SCDRO):
+    r"""Restarted SCDRO (Algorithm 3), for convex losses: SCDRO on F + mu |x|^2/2 in stages of falling step.
+
+    mu x_t enters the moving average; where lam is solved for, the equation becomes KL(p_lam) = rho + mu lam.
+
+    Args:
+        params: parameters or parameter groups; groups with an lr of their own keep its ratio to the stage's.
+        stages: `decay_stages`, `factor_stages`, `lemma_stages`, or any sequence of Stage(lr, beta, steps). The last
+            stage goes on for as long as you step. Do not combine with a learning-rate scheduler.
+        rho: radius of the KL ball.
+        mu: strength of the regulariser; 0 is allowed, and is the paper's practice.
+        lam0, weight_decay, temperature, ...: as for `SCDRO`.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 2)
+        >>> opt = RSCDRO(model.parameters(), decay_stages(0.1, 0.5, [600]), rho=0.5)
+    """
+
+    def __init__(
+        self, params: Any, stages: Sequence[Stage], rho: float = 0.5, *, mu: float = 0.0, **settings: Any
+    ) -> None:
+        super().__init__(params, stages, rho, mu=mu, **settings)

@@ -26,7 +26,7 @@ from scdro.application.own.saved import SavedModel
 from scdro.application.storage import read_json, write_json
 from scdro.application.study import Arm, Run, Study
 from scdro.application.training import Progress, train
-from scdro.distributed.ranks import Ranks
+from scdro.distributed import Ranks
 from scdro.errors import CheckpointError, NonFiniteLossError
 from scdro.optim import REGISTRY
 

@@ -1,0 +1,690 @@
+r"""What every KL-constrained method carries from batch to batch, and how a batch moves it.
+
+A batch passes through in three steps; the first two change nothing:
+
+    batch    = state.read(losses)         validated, in float64, with the log of its base weights
+    estimate = state.estimate(batch)      lam_t, log s_t, and the weight of each sample: exp(l/lam_t) q / s_t
+    state.commit(estimate)                s, the recent losses, and then lam_{t+1}
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from scdro._kl import attainable, effective_size, solve_lam, trimmed_log_weights, value_at
+from scdro._plateau import Plateau
+from scdro._scalar import (
+    Scalar,
+    clamp,
+    exp,
+    host_reads,
+    log,
+    logaddexp,
+    maximum,
+    minimum,
+    pinned,
+    scalar,
+    scalar_dtype,
+    unpacked,
+    vector,
+    where,
+)
+from scdro._validation import LARGEST, as_weights, check_beta, check_radius, check_shape, check_trim, check_weights
+from scdro.distributed import ALONE, Group, Joined, Ranks, Share
+from scdro.errors import CheckpointError, HyperparameterError, LossError, NonFiniteLossError
+from scdro.temperature import Advance, LamRange, Moved, Temperature, Tracker, Window, default_size
+
+__all__ = [
+    "Batch",
+    "Estimate",
+    "Point",
+    "RobustState",
+    "Tracked",
+    "check_fits",
+    "checked",
+    "joined_parts",
+    "mean_of_parts",
+    "parts_of",
+    "read_local",
+]
+
+
+class Batch(NamedTuple):
+    """`log_weight` is None where all weigh the same; `finite` is None where the batch may be used for certain, and
+    else a flag, not yet read, that says whether it may. It is the batch of all processes, and `share` the part that is
+    this one's. `labels` are integers of the samples: positions or groups."""
+
+    losses: Tensor
+    log_weight: Tensor | None
+    log_mass: Scalar
+    finite: Tensor | None
+    labels: Tensor | None = None
+    share: Share | None = None
+
+    def own(self, joined: Tensor) -> Tensor:
+        """The part of a vector over the batch that is this process's."""
+        return joined if self.share is None else self.share.of(joined)
+
+    def own_weights(self, weights: Tensor) -> Tensor:
+        """Weights of this process's losses: averaged over the processes, their gradients are the batch's."""
+        return weights if self.share is None else self.share.of(weights) * self.share.ranks
+
+
+class Point(NamedTuple):
+    """A batch at one temperature: terms q exp(l/lam) over exp(top), and the log of their sum, mean exp(l/lam)."""
+
+    terms: Tensor
+    top: Scalar
+    log_mean: Scalar
+
+    @classmethod
+    def of(cls, joint: Tensor, log_mass: Scalar) -> Point:
+        """`joint` is l/lam, with log weights that sum to exp(log_mass), and -inf where a sample is left out."""
+        top = maximum(scalar(joint.max()), -1e300)
+        terms = torch.exp(joint - top)
+        return cls(terms, top - log_mass, top - log_mass + log(scalar(terms.sum())))
+
+    def weights(self, log_s: Scalar) -> Tensor:
+        """q exp(l/lam)/s."""
+        return self.terms * exp(self.top - log_s)
+
+    @property
+    def own_weights(self) -> Tensor:
+        """softmax(l/lam) over the batch: sums to one, or is all zero where everything was trimmed away."""
+        return self.weights(maximum(self.log_mean, -1e300))
+
+    def mean(self, losses: Tensor) -> Scalar:
+        """The mean loss under the batch's own weights."""
+        return scalar(torch.dot(self.own_weights, losses))
+
+
+def read_local(
+    losses: Tensor, sample_weight: Tensor | None, mask: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """Losses in `dtype`, and the log of their base weights."""
+    values = losses.detach().to(dtype)
+    log_weight = _log_weight(values, sample_weight, mask)
+    if log_weight is not None:
+        values = torch.where(log_weight > -math.inf, values, 0.0)
+    return values, log_weight
+
+
+def joined_parts(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
+    """Losses and log weights of all parts of a batch."""
+    if len(parts) == 1:
+        return parts[0].losses, parts[0].log_weight
+    losses = torch.cat([part.losses for part in parts])
+    if all(part.log_weight is None for part in parts):
+        return losses, None
+    weights = [torch.zeros_like(part.losses) if part.log_weight is None else part.log_weight for part in parts]
+    return losses, torch.cat(weights)
+
+
+def checked(joined: Joined, *, loss_bound: float | None, skip_nonfinite: bool) -> Batch:
+    """A batch that is fit for use."""
+    losses, log_weight, labels, share = joined
+    log_mass = _log_count(losses)
+    if log_weight is not None:
+        log_mass = scalar(torch.logsumexp(log_weight, 0))
+        _require(log_mass > -math.inf, LossError, "expected sample weights with a positive sum, got none above zero")
+    return Batch(losses, log_weight, log_mass, _check_values(losses, loss_bound, skip_nonfinite), labels, share)
+
+
+def _log_count(losses: Tensor) -> Scalar:
+    if not torch.compiler.is_compiling():
+        return math.log(len(losses))
+    return torch.log(torch.full((), len(losses), dtype=losses.dtype, device=losses.device))  # one graph for all sizes
+
+
+def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = None) -> None:
+    if not isinstance(losses, Tensor):
+        raise LossError(f"expected a tensor with one loss per sample, got {type(losses).__name__}")
+    check_shape(losses, may_be_empty, second)
+    if not losses.is_floating_point():
+        raise LossError(f"expected floating-point losses, got {losses.dtype}")
+    if losses.layout != torch.strided:
+        raise LossError("expected a dense vector of losses, got a sparse one; call to_dense()")
+
+
+def _log_weight(values: Tensor, sample_weight: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    log_weight = None
+    if sample_weight is not None:
+        weight = as_weights(sample_weight, values.device, values.dtype)
+        check_weights(weight, values)
+        _require(
+            ((weight >= 0) & (weight < math.inf)).all(),
+            LossError,
+            "expected sample weights >= 0, got negative or non-finite ones",
+        )
+        log_weight = torch.log(weight)
+    if mask is not None:
+        keep = torch.as_tensor(mask, device=values.device).to(torch.bool)
+        check_weights(keep, values)
+        log_weight = torch.where(keep, 0.0 if log_weight is None else log_weight, -math.inf).to(values.dtype)
+    return log_weight
+
+
+def _check_values(values: Tensor, bound: float | None, skip_nonfinite: bool) -> Tensor | None:
+    size = torch.dot(values, values)
+    if not skip_nonfinite and bound is None and host_reads(size) and size.item() < LARGEST**2:
+        return None
+    finite = size < LARGEST**2
+    if not skip_nonfinite:
+        _require(
+            finite,
+            NonFiniteLossError,
+            "expected finite losses, got NaN or infinity (or a size beyond 1e100); lower the learning rate, look for "
+            "overflow in the model, or pass skip_nonfinite=True to leave such batches out",
+        )
+    if bound is not None:
+        low, high = torch.aminmax(values)
+        _require(
+            ((low >= 0) & (high <= bound)) | ~finite,
+            LossError,
+            f"expected losses in [0, loss_bound] = [0, {bound}], got one outside; raise loss_bound or omit it",
+        )
+    return finite if skip_nonfinite else None
+
+
+def _require(condition: Tensor | bool, error: type[LossError], message: str) -> None:
+    """Raise on the host where reading a flag is free; on an accelerator, or in a compiled graph, assert there."""
+    if isinstance(condition, Tensor) and not host_reads(condition):
+        torch._assert_async(condition, message)
+    elif not bool(condition):
+        raise error(message)
+
+
+# -- the state of any method ------------------------------------------------------------------------------------------
+
+
+class Tracked(nn.Module):
+    """State of a method, all of it buffers; they follow the model to its device, never to its dtype.
+
+    `reset_parameters` fills them. It is called wherever torch leaves buffers without values: on the way from the meta
+    device, by `to_empty` or by the first losses.
+    """
+
+    skipped: Tensor  # batches left out for NaN or infinite losses
+
+    def __init__(
+        self, *, loss_bound: float | None = None, skip_nonfinite: bool = False, process_group: Group = None
+    ) -> None:
+        super().__init__()
+        self.ranks = Ranks(process_group)
+        if loss_bound is not None and not 0.0 < loss_bound < math.inf:
+            raise HyperparameterError(f"expected loss_bound > 0, an upper bound of every loss, got {loss_bound}")
+        self.loss_bound, self.skip_nonfinite = loss_bound, skip_nonfinite
+        # Python's view of whether there is a past: the first batch takes another path, without asking the device.
+        self.started = False
+        self.register_buffer("skipped", torch.zeros(1, dtype=torch.int64))
+        self.register_load_state_dict_pre_hook(_before_loading)  # type: ignore[no-untyped-call]
+
+    def reset_parameters(self) -> None:
+        """Forget every batch: the state is that of a new object."""
+        self.started = False
+        self.skipped.zero_()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float64, where the device has it."""
+        return scalar_dtype(self.skipped.device)
+
+    def made_with(self) -> str:
+        """What decides the shapes of the state, for a checkpoint that does not fit."""
+        return "this object"
+
+    def check_meaning(self, came: dict[str, Tensor]) -> None:
+        """Refuse a state of the same shapes whose numbers mean something else here."""
+
+    def read(
+        self,
+        losses: Tensor,
+        sample_weight: Tensor | None = None,
+        mask: Tensor | None = None,
+        *,
+        labels: Callable[[], Tensor] | None = None,
+        alone: bool = False,
+        graph: str = "",
+    ) -> Batch:
+        """Check a batch of losses and put it into the log domain, joined over the processes unless `alone`.
+
+        Raises before anything changes, and on all processes; `labels` checks and gives an integer for each sample.
+        Where `graph` is given, losses must require grad, or it is the error.
+        """
+        ranks = ALONE if alone else self.ranks
+        with ranks.joining(getattr(losses, "device", self.skipped.device)):
+            check_losses(losses, ranks.size > 1, sample_weight)
+            if graph and not losses.requires_grad:
+                raise LossError(graph)
+            if self.skipped.device != losses.device:
+                move = self.to_empty if self.skipped.is_meta else self.to
+                move(device=losses.device)
+            local = read_local(losses, sample_weight, mask, self.dtype)
+            joined = (*local, None if labels is None else labels().to(losses.device))
+        mark = self._mark() if ranks.size > 1 else None
+        return checked(ranks.join(*joined, mark), loss_bound=self.loss_bound, skip_nonfinite=self.skip_nonfinite)
+
+    def _mark(self) -> Tensor | None:
+        """A number in which every bit of the state counts: the same on all processes, or their states differ."""
+        numbers = [b.detach().reshape(-1) for b in self.buffers() if b.dtype == torch.float64]
+        if not numbers:
+            return None
+        bits = torch.cat(numbers).view(torch.int64)
+        odd = torch.arange(1, 2 * len(bits), 2, device=bits.device) * 0x9E3779B97F4A7C1  # it wraps around
+        return ((bits ^ (bits >> 29)) * odd).sum() >> 11  # 53 bits, exact in float64
+
+    def count_skipped(self, bad: Tensor | bool) -> None:
+        self.skipped += bad
+
+    def store(self, new: list[tuple[Tensor, Tensor]], batch: Batch, only_if: Tensor | None = None) -> None:
+        """Write buffers' new values; where `only_if` or the batch's own flag is false, nothing moves."""
+        go = _both(only_if, batch.finite)
+        self._start(go)
+        for buffer, value in new if go is None else [(b, torch.where(go, value, b)) for b, value in new]:
+            buffer.copy_(value)
+        if batch.finite is not None:
+            self.count_skipped(~batch.finite)
+
+    def _start(self, go: Tensor | None) -> None:
+        """Note that there is a past from now on, unless this very first step is skipped."""
+        if self.started:
+            return
+        if go is None:
+            self.started = True
+        elif torch.compiler.is_compiling():
+            torch._assert_async(go, "the first batch of a compiled loss must be finite")
+            self.started = True
+        else:
+            self.started = bool(go)  # Waits for the device, until the first good batch and never again.
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if moved is tensor or moved.is_meta or tensor.is_meta:
+                return moved
+            dtype = scalar_dtype(moved.device) if tensor.is_floating_point() else tensor.dtype
+            return tensor.to(moved.device, dtype)  # not `moved`: to_empty() leaves it without values
+
+        was_meta = self.skipped.is_meta
+        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        if was_meta and not self.skipped.is_meta:
+            self.reset_parameters()
+        return self
+
+
+def _before_loading(module: Tracked, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
+    came = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
+    if came:
+        check_fits(module, came)
+
+
+def check_fits(module: Tracked, came: dict[str, Any]) -> None:
+    """Refuse a state of another make before any of it is loaded."""
+    shapes = {k: getattr(v, "shape", None) for k, v in came.items()}
+    if shapes != {k: v.shape for k, v in module.state_dict().items()}:
+        raise CheckpointError(
+            f"expected the state of {module.made_with()}, got one made with other settings; "
+            "construct the object with the same arguments"
+        )
+    module.check_meaning(came)
+
+
+def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a & b
+
+
+# -- a step not yet taken ---------------------------------------------------------------------------------------------
+
+
+class Estimate(NamedTuple):
+    """A step not yet committed. `weights` sum to ghat/s; `lam_log_s` is lam log s."""
+
+    batch: Batch
+    before: tuple[Batch, ...]  # the other parts of the batch, where it comes in parts
+    log_mass: Scalar
+    lam: Scalar
+    lam_past: Scalar
+    step: Advance
+    lam_log_s: Scalar
+    weights: Tensor
+    objective: Scalar
+    mean: Scalar | None = None
+    mean_old: Scalar | None = None
+    calibrating: bool = False
+
+
+def parts_of(estimate: Estimate | None) -> tuple[Batch, ...]:
+    return () if estimate is None else (*estimate.before, estimate.batch)
+
+
+def mean_of_parts(mean: Scalar, staged: Estimate | None, log_sum: Scalar) -> Scalar:
+    """The mean loss of all parts of a batch so far, each part by its share of the sum of exp(l/lam)."""
+    if staged is None or staged.mean is None:
+        return mean
+    share = where(log_sum > -math.inf, exp(staged.step.log_mean + staged.log_mass - log_sum), 0.0)
+    return mean + share * (staged.mean - mean)
+
+
+# -- lam, s and the recent losses -------------------------------------------------------------------------------------
+
+
+class Reading(NamedTuple):
+    """lam of the next batch and of the last one, lam log s, the loss above which samples are trimmed or clipped, and
+    the most that lam log s may be when the next batch comes."""
+
+    lam: Scalar
+    lam_past: Scalar
+    lam_log_s: Scalar
+    ceiling: Scalar
+    lam_log_s_max: Scalar
+
+
+class RobustState(Tracked):
+    """lam, lam log s, the recent losses, and the counters: all of it buffers, all of it in `state_dict`.
+
+    Numbers are kept together in a vector: torch.compile (2.13) loses writes to buffers that are 0-d float64 tensors.
+    """
+
+    scalars: Tensor  # Reading
+    resets: Tensor  # how often STORM had to start anew
+    recent: Tensor  # the window: losses and log weights of the last batches
+    kind: Tensor  # what decides what the other numbers mean; see `check_meaning`
+
+    def __init__(
+        self,
+        rho: float,
+        lam0: float,
+        temperature: Temperature,
+        tracker: Tracker,
+        *,
+        loss_bound: float | None = None,
+        trim: float = 0.0,
+        window: int | None = None,
+        skip_nonfinite: bool = False,
+        mu: float = 0.0,
+        process_group: Group = None,
+    ) -> None:
+        super().__init__(loss_bound=loss_bound, skip_nonfinite=skip_nonfinite, process_group=process_group)
+        check_radius(rho, lam0)
+        check_trim(trim)
+        if temperature.initial is not None and temperature.initial < lam0:
+            raise HyperparameterError(f"expected an initial temperature >= lam0 = {lam0}, got {temperature.initial}")
+        if window is not None and (not isinstance(window, int) or window < 1):
+            raise HyperparameterError(f"expected a window of at least one loss, got {window}")
+        if not 0.0 <= mu < math.inf:
+            raise HyperparameterError(f"expected mu >= 0, got {mu}")
+        self.trim, self.mu, self.plateau = trim, mu, Plateau()
+        self.temperature, self.tracker = copy.deepcopy(temperature), tracker  # It may have a state of its own.
+        lam_max = math.inf if loss_bound is None or rho == 0 else lam0 + loss_bound / rho
+        self.limits = LamRange(rho, lam0, lam_max, mu, loss_bound)
+        # rho = 0 asks for the plain average: lam = inf. The printed update knows no such case.
+        self.plain = rho == 0.0 and temperature.carries
+        dtype = scalar_dtype(torch.get_default_device())
+        self.register_buffer("scalars", torch.empty(len(Reading._fields), dtype=dtype))
+        self.register_buffer("resets", torch.empty(1, dtype=torch.int64))
+        self.register_buffer("recent", torch.empty(2, window or default_size(rho), dtype=dtype))
+        self.register_buffer("kind", torch.empty(4, dtype=torch.int64))
+        self.reset_parameters()
+        self.register_load_state_dict_post_hook(_settle)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        start = self._lam_at_start()
+        first = [start, start, math.nan, math.inf, math.inf]
+        self.scalars.copy_(torch.tensor(first, dtype=self.scalars.dtype, device="cpu"))
+        self.resets.zero_()
+        Window(self.recent).clear_()
+        self.kind.copy_(torch.tensor(self._kind(), device="cpu"))
+        self.temperature.reset_parameters()
+
+    def _lam_at_start(self) -> float:
+        initial = self.temperature.initial
+        return math.inf if self.plain else math.nan if initial is None else initial
+
+    def _kind(self) -> list[int]:
+        names = (type(part).__name__ for part in (self.temperature, self.tracker))
+        return [int(self.plain), int(self.trim > 0.0), *(crc32(name.encode()) for name in names)]
+
+    def check_meaning(self, came: dict[str, Tensor]) -> None:
+        """lam = inf, and the mean loss for lam log s, are of rho = 0 alone; s is of the losses that `trim` leaves, and
+        lam's own estimates are the temperature's and the tracker's. All else moves on from any state."""
+        expected = [
+            "rho = 0" if self.plain else "rho > 0",
+            "trim > 0" if self.trim else "trim = 0",
+            type(self.temperature).__name__,
+            type(self.tracker).__name__,
+        ]
+        others = ["rho > 0" if self.plain else "rho = 0", "trim = 0" if self.trim else "trim > 0"]
+        others += ["another temperature", "another tracker"]
+        for own, theirs, name, other in zip(self._kind(), came["kind"].tolist(), expected, others, strict=True):
+            if own != theirs:
+                raise CheckpointError(
+                    f"expected a state made with {name}, got one of {other}; construct the object with the same "
+                    "arguments, or start without this state"
+                )
+
+    def made_with(self) -> str:
+        return f"a window of {self.recent.shape[1]} losses and of {type(self.temperature).__name__}"
+
+    def reading(self) -> Reading:
+        """What the state holds, to compute with."""
+        return Reading(*unpacked(pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars))
+
+    @property
+    def window(self) -> Window:
+        return Window(self.recent)
+
+    @property
+    def lam(self) -> Tensor:
+        """The temperature that the next batch will use."""
+        return self.scalars[0].clone()
+
+    @property
+    def log_s(self) -> Tensor:
+        """log s, at the temperature of the last batch."""
+        return self.scalars[2] / self.scalars[1]
+
+    @property
+    def objective(self) -> Tensor:
+        """The running robust objective as of the last batch."""
+        at = self.reading()
+        return torch.as_tensor(self._objective(at.lam_log_s, at.lam_past), dtype=self.scalars.dtype).clone()
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Whether the next batch is the first, and lam_1 or the ceiling must be found from all of it."""
+        return not self.started and (bool(self.trim) or (self.temperature.initial is None and not self.plain))
+
+    # -- estimating -----------------------------------------------------------------------------------------------
+
+    def _first(self, at: Reading, batch: Batch) -> Reading:
+        """lam_1 and the ceiling for trimming, from the first batch; lam_1 is the user's where one was given."""
+        log_weight = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
+        if self.trim:
+            kept = trimmed_log_weights(batch.losses, log_weight, self.trim)
+            ceiling = torch.where(kept > -math.inf, batch.losses, -math.inf).amax()
+            log_weight = torch.where(batch.losses > ceiling, -math.inf, log_weight)
+            at = at._replace(ceiling=scalar(ceiling))
+        if self.temperature.initial is not None or self.plain:
+            return at
+        _, lam0, _, mu, _ = self.limits
+        rho = attainable(self.limits.rho, effective_size(log_weight))
+        lam = solve_lam(batch.losses, log_weight, rho, lam0, mu=mu)
+        return at._replace(lam=self.limits.clamp(lam))
+
+    def _point(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> Point:
+        """The batch at temperature lam. Losses above the ceiling count as much as the ceiling, or with `trim` nothing:
+        q is then uniform over the batch, or by its weights, over 1 - trim."""
+        clips = self.temperature.ceiling is not None and not self.trim
+        joint = (batch.losses.clamp_max(ceiling) if clips else batch.losses) / lam
+        if batch.log_weight is not None:
+            joint = joint + batch.log_weight
+        if not self.trim:
+            return Point.of(joint, batch.log_mass)
+        joint = torch.where(batch.losses > ceiling, -math.inf, joint)
+        return Point.of(joint, batch.log_mass + math.log1p(-self.trim))
+
+    def previous_point(self, batch: Batch) -> Point:
+        """The batch, evaluated at the previous parameters, at the temperature that the past is read at."""
+        at = self.reading()
+        return self._point(batch, self._past_temperature(at), at.ceiling)
+
+    def _past_temperature(self, at: Reading) -> Scalar:
+        """The temperature at which s and the estimates of the past are read."""
+        return at.lam if self.temperature.carries else at.lam_past
+
+    def estimate(
+        self, batch: Batch, beta: float, *, old: tuple[Batch, Point] | None = None, staged: Estimate | None = None
+    ) -> Estimate:
+        """s_t and the weights of a batch, or of one more part of it where `staged` holds the parts before.
+
+        `old` is the same batch at the previous point, for trackers of two points.
+        """
+        check_beta(beta)
+        at = self.reading()
+        if not self.started and staged is None:
+            at = self._first(at, batch)
+        lam, lam_past = at.lam, self._past_temperature(at) if self.started else at.lam
+        point = self._point(batch, lam, at.ceiling)
+        log_mean, log_mass = point.log_mean, batch.log_mass
+        if staged is not None:
+            log_sum = logaddexp(staged.step.log_mean + staged.log_mass, log_mean + log_mass)
+            log_mass = logaddexp(staged.log_mass, log_mass)
+            log_mean = log_sum - log_mass
+        if self.started:
+            past_log_mean = None if old is None else old[1].log_mean
+            log_s = minimum(at.lam_log_s, at.lam_log_s_max) / lam_past
+            step = self.tracker.advance(log_s, log_mean, past_log_mean, beta)
+        else:
+            step = Advance(log_mean, log_mean)
+        mean = mean_old = None
+        if self.plain or not self.temperature.carries:
+            mean = mean_of_parts(point.mean(batch.losses), staged, log_mean + log_mass)
+            mean_old = None if old is None else old[1].mean(old[0].losses)
+        lam_log_s = self._soft_max(at, step, mean, beta)
+        return Estimate(
+            batch=batch,
+            before=parts_of(staged),
+            log_mass=log_mass,
+            lam=lam,
+            lam_past=lam_past,
+            step=step,
+            lam_log_s=lam_log_s,
+            weights=point.weights(step.log_s),
+            objective=self._objective(lam_log_s, lam),
+            mean=mean,
+            mean_old=mean_old,
+        )
+
+    def observe(self, batch: Batch, *, staged: Estimate | None = None) -> Estimate:
+        """A part of the very first batch, while lam_1 waits for the rest of it: samples weigh the same."""
+        log_weight = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
+        log_q = log_weight - batch.log_mass
+        rho, lam0, _, mu, _ = self.limits
+        lam = solve_lam(batch.losses, log_q, rho, lam0, mu=mu)
+        value, _, _ = value_at(batch.losses, batch.losses, log_q, lam, lam0)
+        return Estimate(
+            batch=batch,
+            before=parts_of(staged),
+            log_mass=batch.log_mass,
+            lam=lam,
+            lam_past=lam,
+            step=Advance(0.0, 0.0),
+            lam_log_s=lam,
+            weights=torch.exp(log_q),
+            objective=scalar(value),
+            calibrating=True,
+        )
+
+    def _soft_max(self, at: Reading, step: Advance, mean: Scalar | None, beta: float) -> Scalar:
+        """lam log s; the mean loss where lam is infinite."""
+        if self.plain:
+            assert mean is not None
+            if not self.started:
+                return mean
+            return where(step.log_mean > -math.inf, at.lam_log_s + beta * (mean - at.lam_log_s), at.lam_log_s)
+        lam_log_s = at.lam * step.log_s
+        if self.limits.loss_bound is not None and self.tracker.two_points:
+            lam_log_s = clamp(lam_log_s, 0.0, self.limits.loss_bound)  # STORM's s may leave the range of the truth.
+        return lam_log_s
+
+    def _objective(self, lam_log_s: Scalar, lam: Scalar) -> Scalar:
+        """lam log s + (lam - lam0) rho."""
+        return lam_log_s if self.plain else lam_log_s + (lam - self.limits.lam0) * self.limits.rho
+
+    # -- committing -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def commit(self, estimate: Estimate, lr: Scalar | None = None, only_if: Tensor | None = None) -> None:
+        """Move s and the recent losses, then lam; where `only_if` or the batch's own flag is false, nothing moves."""
+        at = self.reading()
+        pushed = window = self.window.pushed(*joined_parts(parts_of(estimate)))
+        ceiling = at.ceiling
+        if self.trim:
+            ceiling = window.quantile(self.trim)
+            window = window.without(ceiling)
+        extra: list[tuple[Tensor, list[Scalar]]] = []
+        lam_log_s_max: Scalar = math.inf
+        if estimate.calibrating:
+            _, lam0, _, mu, _ = self.limits
+            rho = attainable(self.limits.rho, window.effective_size())
+            solved = self.temperature.initial is None and not self.plain
+            lam = lam_next = self.limits.clamp(window.solve(rho, lam0, mu)) if solved else at.lam
+            lam_log_s = window.mean() if self.plain else lam * window.log_mean(lam)
+        else:
+            lam, lam_log_s = estimate.lam, estimate.lam_log_s
+            lam_next, lam_log_s_max, extra = self.temperature.advance(self._moved(estimate, window, lr), self.limits)
+        if self.temperature.ceiling is not None and not self.trim and not self.plain:
+            ceiling = window.top() + self.temperature.ceiling * lam_next
+        extra.append((self.scalars, [lam_next, lam, lam_log_s, ceiling, lam_log_s_max]))
+        new = [(self.recent, pushed.rows), *((buffer, vector(value, buffer)) for buffer, value in extra)]
+        if estimate.step.reset is not None:
+            new.append((self.resets, self.resets + estimate.step.reset))
+        self.store(new, estimate.batch, only_if)
+        if host_reads(self.recent):
+            self.plateau.step(self.window)
+
+    def _moved(self, estimate: Estimate, window: Window, lr: Scalar | None) -> Moved:
+        return Moved(
+            estimate.lam,
+            estimate.lam_past,
+            estimate.step,
+            estimate.lam_log_s,
+            estimate.mean,
+            estimate.mean_old,
+            window,
+            self.tracker,
+            lr,
+        )
+
+    # -- monitoring -----------------------------------------------------------------------------------------------
+
+    def monitor(self) -> tuple[Tensor, Tensor]:
+        """KL and effective sample size (as a share of the samples) of the worst case on the recent losses, NaN before
+        the first."""
+        if not self.started:
+            return torch.full((2,), math.nan, dtype=self.dtype).unbind()  # type: ignore[return-value]
+        now = self.reading()
+        window = self.window.without(now.ceiling) if self.trim else self.window
+        at, _ = window.tilt(now.lam, now.lam_log_s)
+        q = torch.softmax(window.log_weight, 0)
+        return vector([maximum(at.kl, 0.0)], q)[0], (q * q).sum() / (at.weights * at.weights).sum()
+
+
+def _settle(module: nn.Module, _: object) -> None:
+    """After loading: see whether there is a past, and bring its lam into the range of this object's settings."""
+    assert isinstance(module, RobustState)
+    if module.scalars.is_meta:
+        return  # torch has warned that nothing was loaded
+    module.started = not math.isnan(module.scalars[2])
+    if not module.started:
+        module.scalars[:2] = module._lam_at_start()
+    module.scalars[0].clamp_(module.limits.lam0, module.limits.lam_max)

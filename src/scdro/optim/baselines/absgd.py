@@ -1,0 +1,97 @@
+"""ABSGD, with TERM as its gamma = 1: KL-regularised DRO at one fixed temperature."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scdro._buffers import Modules
+from scdro._scalar import logaddexp, unpacked
+from scdro._state import Batch, Tracked
+from scdro._validation import check_same_temperature
+from scdro.distributed import Group
+from scdro.errors import HyperparameterError
+from scdro.functional import objective
+from scdro.optim.baselines.erm import Weighed, WeightingOptimizer, point_at
+
+__all__ = [
+    "ABSGD",
+]
+
+
+class _AbsgdState(Tracked):
+    log_u: Tensor
+
+    def __init__(self, skip_nonfinite: bool, process_group: Group) -> None:
+        super().__init__(skip_nonfinite=skip_nonfinite, process_group=process_group)
+        self.register_buffer("log_u", torch.empty(1, dtype=self.dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.log_u.fill_(-math.inf)
+
+
+class ABSGD(WeightingOptimizer):
+    r"""Attentional biased SGD (Qi, Xu, Jin, Yin, Yang, 2020): KL-regularised DRO at one fixed temperature.
+
+    u <- (1-gamma) u + gamma mean exp(l/lam), u_0 = 0; weights exp(l/lam)/(n u). gamma = 1 is TERM (Li et al., 2021).
+
+    Args:
+        lam: the temperature, in units of the loss; yours to tune.
+        gamma: share of the new batch in u, in (0, 1].
+        params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for `ERM`.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 2)
+        >>> opt = ABSGD(model.parameters(), lr=0.1, lam=1.0, gamma=0.9)
+    """
+
+    _tracked: _AbsgdState
+    _own_attributes = (*WeightingOptimizer._own_attributes, "_lam", "_gamma")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 0.1,
+        lam: float = 1.0,
+        *,
+        gamma: float = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        radius: float | None = None,
+        skip_nonfinite: bool = False,
+        module: Modules = None,
+        process_group: Group = None,
+    ) -> None:
+        if not 0.0 < lam < math.inf:
+            raise HyperparameterError(f"expected a temperature lam > 0, got {lam}")
+        if not 0.0 < gamma <= 1.0:
+            raise HyperparameterError(f"expected gamma in (0, 1], the share of the new batch in u, got {gamma}")
+        self._lam, self._gamma = lam, gamma
+        tracked = _AbsgdState(skip_nonfinite, process_group)
+        super().__init__(
+            params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+        )
+
+    def _weigh(self, batch: Batch) -> Weighed:
+        point = point_at(batch, self._lam)
+        log_u = point.log_mean
+        if self._gamma < 1.0:
+            (past,) = unpacked(self._tracked.log_u)
+            log_u = logaddexp(past + math.log1p(-self._gamma), log_u + math.log(self._gamma))
+        return Weighed(point.weights(log_u), self._lam * log_u, [(self._tracked.log_u, [log_u])])
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {"lam": self._lam}
+
+    def _check_extra_state(self, own: dict[str, Any]) -> None:
+        check_same_temperature(own, self._lam)
+
+    def full_objective(self, losses: Tensor) -> Tensor:
+        """The tilted mean lam log mean exp(loss/lam) of the losses of all training samples."""
+        value: Tensor = objective(losses, self._lam, rho=0.0)
+        return value

@@ -1,0 +1,225 @@
+"""FastDRO: the exact worst case of each batch alone, in four geometries, and its multi-level variant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scdro._buffers import Modules
+from scdro._scalar import scalar
+from scdro._state import Batch, Tracked
+from scdro._validation import check_samples
+from scdro.distributed import ALONE, Group
+from scdro.errors import HyperparameterError, LossError
+from scdro.functional import BestResponse, WorstCase, chi2_constrained, chi2_penalized, cvar, worst_case
+from scdro.optim.baselines.erm import Weighed, WeightingOptimizer
+from scdro.optim.samplers import DrawnBatches
+
+__all__ = [
+    "CVaR",
+    "Chi2",
+    "Chi2Penalty",
+    "FastDRO",
+    "KLBall",
+    "Multilevel",
+]
+
+
+# A geometry is an exact worst case with its setting: it takes losses and `sample_weight`, and gives value and weights.
+Geometry = Callable[..., WorstCase | BestResponse]
+
+
+def KLBall(rho: float, lam0: float = 1e-3) -> Geometry:
+    """max over KL(p, q) <= rho of sum p l - lam0 KL(p, q).
+
+    Example:
+        >>> import torch
+        >>> opt = FastDRO(torch.nn.Linear(3, 2).parameters(), lr=0.1, geometry=KLBall(0.1))
+        >>> round(float(opt.full_objective(torch.arange(4.0))), 4)
+        1.9942
+    """
+    return partial(worst_case, rho=rho, lam0=lam0)
+
+
+def CVaR(alpha: float) -> Geometry:
+    """The mean of the hardest fraction alpha.
+
+    Example:
+        >>> import torch
+        >>> opt = FastDRO(torch.nn.Linear(3, 2).parameters(), lr=0.1, geometry=CVaR(0.2))
+        >>> float(opt.full_objective(torch.arange(10.0)))  # the mean of the two hardest of ten
+        8.5
+    """
+    return partial(cvar, alpha=alpha)
+
+
+def Chi2(rho: float) -> Geometry:
+    """max over D(p) <= rho, D the chi-square divergence (`best_response`).
+
+    Example:
+        >>> import torch
+        >>> opt = FastDRO(torch.nn.Linear(3, 2).parameters(), lr=0.1, geometry=Chi2(0.1))
+        >>> round(float(opt.full_objective(torch.arange(4.0))), 6)
+        2.0
+    """
+    return partial(chi2_constrained, rho=rho)
+
+
+def Chi2Penalty(reg: float) -> Geometry:
+    """max of sum p l - reg D(p).
+
+    Example:
+        >>> import torch
+        >>> opt = FastDRO(torch.nn.Linear(3, 2).parameters(), lr=0.1, geometry=Chi2Penalty(2.5))
+        >>> round(float(opt.full_objective(torch.arange(4.0))), 6)
+        1.75
+    """
+    return partial(chi2_penalized, reg=reg)
+
+
+class Multilevel(NamedTuple):
+    """Sizes of the batches of the multi-level Monte Carlo variant: the doublings of `smallest` up to `largest`.
+
+    A size 2^j smallest, j = 1, 2, ..., has the chance 2^-j, and the largest the rest. With R the worst case of a batch,
+
+        R(first `smallest`) + (R(all) - (R(first half) + R(second half))/2) / chance
+
+    has the expectation of R on the largest batch, whatever size was drawn.
+
+    Example:
+        >>> import torch
+        >>> opt = FastDRO(torch.nn.Linear(3, 2).parameters(), lr=0.1, geometry=KLBall(0.5), multilevel=Multilevel(2, 8))
+        >>> sizes = {len(index) for index in opt.batch_sampler(n=100, steps=50)}
+        >>> sizes <= {4, 8}
+        True
+    """
+
+    smallest: int
+    largest: int
+
+    @property
+    def sizes(self) -> list[int]:
+        return [self.smallest * 2**j for j in range(1, self.levels + 1)]
+
+    @property
+    def levels(self) -> int:
+        return (self.largest // self.smallest).bit_length() - 1
+
+    def check(self) -> None:
+        whole = all(isinstance(size, int) for size in self)
+        if not whole or self.smallest < 1 or self.largest < 2 * self.smallest or self.sizes[-1] != self.largest:
+            raise HyperparameterError(
+                f"expected batch sizes smallest >= 1 and largest = smallest times 2, 4, 8 ..., got {self}"
+            )
+
+    def chance(self, size: int) -> float:
+        """Of a batch of this size."""
+        if size not in self.sizes:
+            raise LossError(f"expected a batch of {self.sizes} losses, got {size}; draw it by batch_sampler(...)")
+        j = self.sizes.index(size) + 1
+        return 2.0 ** -min(j, self.levels - 1)
+
+    def draw(self, generator: torch.Generator) -> int:
+        j = 1
+        while j < self.levels and bool(torch.rand((), generator=generator, device="cpu") < 0.5):
+            j += 1
+        return self.sizes[j - 1]
+
+
+class FastDRO(WeightingOptimizer):
+    r"""The exact worst case of each batch alone (Levy, Carmon, Duchi, Sidford, NeurIPS 2020).
+
+    No gradient flows through p. The worst case of a batch is smaller than that of the data on average: biased, by an
+    amount that falls with the batch size. With `multilevel` batches differ in size at random, and the bias is that of
+    the largest.
+
+    Args:
+        geometry: `KLBall(rho)` (0.5 by default), `CVaR(alpha)`, `Chi2(rho)` or `Chi2Penalty(reg)`.
+        multilevel: `Multilevel(smallest, largest)`; batches then come from `batch_sampler`.
+        params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for `ERM`.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 2)
+        >>> opt = FastDRO(model.parameters(), lr=0.1, geometry=CVaR(0.2))
+    """
+
+    _own_attributes = (*WeightingOptimizer._own_attributes, "geometry", "multilevel")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 0.1,
+        geometry: Geometry | None = None,
+        *,
+        multilevel: Multilevel | None = None,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        radius: float | None = None,
+        skip_nonfinite: bool = False,
+        module: Modules = None,
+        process_group: Group = None,
+    ) -> None:
+        self.geometry = KLBall(0.5) if geometry is None else geometry
+        self.geometry(torch.zeros(1))  # Complains about bad settings now rather than at the first step.
+        self.multilevel = multilevel
+        if multilevel is not None:
+            multilevel.check()
+        tracked = Tracked(skip_nonfinite=skip_nonfinite, process_group=process_group)
+        super().__init__(
+            params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+        )
+
+    def batch_sampler(self, *, n: int, steps: int | None = None, seed: int = 0, joint: bool = False) -> DrawnBatches:
+        """Batches of random sizes out of n samples, for `DataLoader(batch_sampler=...)`; for `multilevel` only.
+
+        `steps` of them make an epoch: by default as many as cover n samples on average. Of several processes each gets
+        its part; with `joint` all get the whole batch, to be cut.
+        """
+        multilevel = self.multilevel
+        if multilevel is None:
+            raise HyperparameterError("expected FastDRO(multilevel=...), got one of fixed batches: use any loader")
+        check_samples(n)
+        mean_size = sum(size * multilevel.chance(size) for size in multilevel.sizes)
+        steps = math.ceil(n / mean_size) if steps is None else steps
+        # With replacement: the two halves are then independent, as the telescoping sum asks.
+        return DrawnBatches(
+            lambda g: torch.randint(n, (multilevel.draw(g),), generator=g, device="cpu"),
+            steps,
+            seed,
+            ALONE if joint else self.ranks,
+        )
+
+    def draws(self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False) -> DrawnBatches | None:
+        return None if self.multilevel is None else self.batch_sampler(n=n, seed=seed, joint=joint)
+
+    def _weigh(self, batch: Batch) -> Weighed:
+        value, weights = self._response(batch, slice(None))
+        if self.multilevel is None:
+            return Weighed(weights, scalar(value), [])
+        size, small = len(batch.losses), self.multilevel.smallest
+        scale = 1.0 / self.multilevel.chance(size)
+        parts = [(slice(0, small), 1.0), (slice(0, size // 2), -scale / 2), (slice(size // 2, size), -scale / 2)]
+        value, weights = value * scale, weights * scale
+        for part, factor in parts:
+            of_part, weights_of_part = self._response(batch, part)
+            value = value + factor * of_part
+            weights[part] += factor * weights_of_part
+        return Weighed(weights, scalar(value), [])
+
+    def _response(self, batch: Batch, part: slice) -> tuple[Tensor, Tensor]:
+        weight = None
+        if batch.log_weight is not None:
+            of_part = batch.log_weight[part]
+            weight = torch.exp(of_part - of_part.max())
+        found = self.geometry(batch.losses[part], sample_weight=weight)
+        return found.value, found.weights
+
+    def full_objective(self, losses: Tensor) -> Tensor:
+        """The worst case of the losses of all training samples, in the method's geometry."""
+        value: Tensor = self.geometry(losses).value
+        return value

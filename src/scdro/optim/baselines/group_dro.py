@@ -1,0 +1,181 @@
+"""GroupDRO: the worst of given groups, by multiplicative weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scdro._buffers import Modules
+from scdro._scalar import scalar
+from scdro._state import Batch, Tracked
+from scdro._validation import check_positions, check_steps
+from scdro.distributed import ALONE, Group
+from scdro.errors import ClosureError, HyperparameterError
+from scdro.functional import check_groups
+from scdro.optim._base import Closure
+from scdro.optim.baselines.erm import Weighed, WeightingOptimizer, base_weights
+from scdro.optim.samplers import DrawnBatches, GroupsAlike
+
+__all__ = [
+    "GroupDRO",
+]
+
+
+class _GroupState(Tracked):
+    log_q: Tensor
+
+    def __init__(self, count: int, skip_nonfinite: bool, process_group: Group) -> None:
+        super().__init__(skip_nonfinite=skip_nonfinite, process_group=process_group)
+        self.register_buffer("log_q", torch.empty(count, dtype=self.dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.log_q.fill_(-math.log(len(self.log_q)))
+
+    def made_with(self) -> str:
+        return f"{len(self.log_q)} groups"
+
+
+class GroupDRO(WeightingOptimizer):
+    r"""The largest of the groups' mean losses (Sagawa, Koh, Hashimoto, Liang, ICLR 2020).
+
+    1. L_g is the mean loss of the batch's samples of group g.
+    2. q_g <- q_g exp(dual_lr L_g), normalised; in the log domain. Groups that the batch lacks keep theirs.
+    3. The gradient is that of sum_g q_g L_g.
+
+    Batches come from `batch_sampler`, or from a loader of yours that draws all groups alike. In one that only shuffles,
+    a rare group is often missing: it is raised too rarely, and ends with less than its due.
+
+    Args:
+        groups: the group of every training sample, integers from 0 on; `step(closure, index)` then looks them up. Or
+            the number of groups; then it is `step(closure, groups=...)` with those of the batch.
+        dual_lr: step size of q. Schedulers change lr alone.
+        params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for `ERM`.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 2)
+        >>> x, y, group = torch.randn(8, 3), torch.randint(2, (8,)), torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])
+        >>> opt = GroupDRO(model.parameters(), lr=0.1, groups=group)
+        >>> for index in opt.batch_sampler(6, steps=5):
+        ...     value = opt.step(
+        ...         lambda: torch.nn.functional.cross_entropy(model(x[index]), y[index], reduction="none"),
+        ...         torch.tensor(index),
+        ...     )
+    """
+
+    _tracked: _GroupState
+    _own_attributes = (*WeightingOptimizer._own_attributes, "_groups", "_dual_lr")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 0.1,
+        *,
+        groups: Any,
+        dual_lr: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        radius: float | None = None,
+        skip_nonfinite: bool = False,
+        module: Modules = None,
+        process_group: Group = None,
+    ) -> None:
+        check_steps({"dual_lr": dual_lr})
+        self._dual_lr = dual_lr
+        self._groups = None if isinstance(groups, Integral) else torch.as_tensor(groups).cpu()
+        count = _largest(self._groups) if self._groups is not None else _checked(groups)
+        tracked = _GroupState(count, skip_nonfinite, process_group)
+        super().__init__(
+            params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+        )
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self,
+        closure: Closure | None = None,
+        index: Tensor | None = None,
+        *,
+        groups: Tensor | None = None,
+        **settings: Any,
+    ) -> Tensor:
+        """One step on one batch, whose `groups` are given or looked up by `index`; else as for every algorithm."""
+        if groups is None:
+            if index is None or self._groups is None:
+                asked = "index" if self._groups is not None else "groups=groups"
+                raise ClosureError(f"expected step(closure, {asked}), got no way to know the groups of the batch")
+            groups = self._groups[check_positions(index, len(self._groups))]
+        return super().step(closure, groups, **settings)
+
+    def batch_sampler(
+        self, batch_size: int, steps: int | None = None, seed: int = 0, *, joint: bool = False
+    ) -> DrawnBatches:
+        """Batches that hold each group as often as any other, for `DataLoader(batch_sampler=...)`.
+
+        `steps` of them make an epoch: by default as many as cover n samples. Of several processes each gets
+        `batch_size` samples of one joint draw; with `joint` all get the same `batch_size` samples, to be cut.
+        """
+        groups = self._all_groups()
+        ranks = ALONE if joint else self.ranks
+        return DrawnBatches.of_size(batch_size, GroupsAlike(groups).draw, len(groups), steps, seed, ranks)
+
+    def draws(self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False) -> DrawnBatches | None:
+        return None if self._groups is None else self.batch_sampler(batch_size, seed=seed, joint=joint)
+
+    def _labels(self, losses: Tensor, index: Tensor | None) -> Callable[[], Tensor]:
+        return partial(self._group_of_each, losses, index)
+
+    def _group_of_each(self, losses: Tensor, groups: Tensor | None) -> Tensor:
+        assert groups is not None
+        check_groups(groups, losses)
+        count = len(self._tracked.log_q)
+        if bool((groups < 0).any() | (groups >= count).any()):
+            raise ClosureError(f"expected groups from 0 to {count - 1}, got others")
+        return groups
+
+    def _weigh(self, batch: Batch) -> Weighed:
+        log_q = self._tracked.log_q
+        assert batch.labels is not None
+        member = batch.labels.to(log_q.device, torch.int64)
+        shares = base_weights(batch)
+        mass = torch.zeros_like(log_q).index_add(0, member, shares)
+        within = shares / mass.clamp_min(torch.finfo(shares.dtype).tiny)[member]
+        means = torch.zeros_like(log_q).index_add(0, member, within * batch.losses)
+        moved = torch.log_softmax(log_q + self._dual_lr * means, 0)
+        weights = torch.exp(moved)[member] * within
+        return Weighed(weights, scalar(torch.dot(weights, batch.losses)), [(log_q, list(moved.unbind()))])
+
+    def full_objective(self, losses: Tensor) -> Tensor:
+        """The largest mean loss of a group, given the losses of all training samples."""
+        groups = self._all_groups()
+        return torch.stack([losses[(groups == g).to(losses.device)].mean() for g in torch.unique(groups)]).amax()
+
+    def _all_groups(self) -> Tensor:
+        if self._groups is None:
+            raise HyperparameterError("expected GroupDRO made with the groups of all samples, got their number only")
+        return self._groups
+
+    @property
+    def group_weights(self) -> Tensor:
+        """q."""
+        return torch.exp(self._tracked.log_q)
+
+
+def _largest(groups: Tensor) -> int:
+    if groups.is_floating_point() or groups.ndim != 1 or groups.numel() == 0 or bool((groups < 0).any()):
+        raise HyperparameterError(
+            f"expected the group of each sample, integers from 0 on, got {groups.dtype} of shape {tuple(groups.shape)}"
+        )
+    return int(groups.max()) + 1
+
+
+def _checked(count: Any) -> int:
+    if isinstance(count, bool) or count < 1:
+        raise HyperparameterError(f"expected the number of groups, at least 1, or all samples' groups, got {count!r}")
+    return int(count)
