@@ -61,8 +61,8 @@ class Buffers:
             self._before = None
 
     def restore(self, unless: Tensor | None = None) -> None:
-        assert self._before is not None
-        self._before.restore(unless)
+        if self._before is not None:
+            self._before.restore(unless)
 
     @contextmanager
     def inspection(self, why: str) -> Iterator[None]:

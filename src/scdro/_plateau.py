@@ -11,12 +11,13 @@ from scdro.errors import ScdroWarning
 from scdro.temperature import Window
 
 __all__ = [
+    "EVERY",
     "Plateau",
     "Resting",
 ]
 
 
-_EVERY = 100  # steps from one look at the losses to the next
+EVERY = 100  # steps from one look at the losses to the next
 _LONG = 500  # steps on the plateau until it is worth a word
 _FEWEST = 100  # losses that say something
 
@@ -54,13 +55,7 @@ class Plateau:
     """
 
     def __init__(self) -> None:
-        self._steps, self._resting = 0, Resting()
-
-    def step(self, window: Window) -> None:
-        """Count a step of a state that the host may read, and look now and then."""
-        self._steps += 1
-        if self._steps % _EVERY == 0:
-            self.look(window, self._steps)
+        self._resting = Resting()
 
     def look(self, window: Window, step: int) -> None:
         """Read the recent losses: this waits for their device."""

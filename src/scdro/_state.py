@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from scdro._kl import attainable, effective_size, solve_lam, trimmed_log_weights, value_at
-from scdro._plateau import Plateau
+from scdro._plateau import EVERY, Plateau
 from scdro._scalar import (
     Scalar,
     clamp,
@@ -420,7 +420,7 @@ class RobustState(Tracked):
             raise HyperparameterError(f"expected a window of at least one loss, got {window}")
         if not 0.0 <= mu < math.inf:
             raise HyperparameterError(f"expected mu >= 0, got {mu}")
-        self.trim, self.mu, self.plateau = trim, mu, Plateau()
+        self.trim, self.mu = trim, mu
         self.temperature, self.tracker = copy.deepcopy(temperature), tracker  # It may have a state of its own.
         lam_max = math.inf if loss_bound is None or rho == 0 else lam0 + loss_bound / rho
         self.limits = LamRange(rho, lam0, lam_max, mu, loss_bound)
@@ -441,6 +441,7 @@ class RobustState(Tracked):
         first = [start, start, math.nan, math.inf, math.inf]
         self.scalars.copy_(torch.tensor(first, dtype=self.scalars.dtype, device="cpu"))
         self.resets.zero_()
+        self.plateau, self._commits = Plateau(), 0
         Window(self.recent).clear_()
         self.kind.copy_(torch.tensor(self._kind(), device="cpu"))
         self.temperature.reset_parameters()
@@ -650,7 +651,9 @@ class RobustState(Tracked):
             new.append((self.resets, self.resets + estimate.step.reset))
         self.store(new, estimate.batch, only_if)
         if host_reads(self.recent):
-            self.plateau.step(self.window)
+            self._commits += 1
+            if self._commits % EVERY == 0:
+                self.plateau.look(self.window, self._commits)
 
     def _moved(self, estimate: Estimate, window: Window, lr: Scalar | None) -> Moved:
         return Moved(

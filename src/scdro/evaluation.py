@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,9 @@ def evaluate(
 
 def _losses(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor], device: torch.device | str) -> Tensor:
     if not isinstance(batch, Mapping):
+        if isinstance(batch, Tensor) or not isinstance(batch, Sequence) or len(batch) < 2:
+            came = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, Sequence) else type(batch).__name__
+            raise DataError(f'expected batches (x, y), or dictionaries with "labels", got a {came}')
         x, y, *_ = batch
         return loss_fn(model(_moved(x, device)), _moved(y, device))
     if "labels" not in batch:

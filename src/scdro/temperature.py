@@ -225,7 +225,7 @@ class Window(NamedTuple):
     def pushed(self, losses: Tensor, log_weight: Tensor | None) -> Window:
         """The window with a batch added, and as many of the oldest losses dropped.
 
-        Samples of weight zero take no room. Of a batch larger than the window, every so-many-th sample is kept.
+        Samples of weight zero take no room. Of a batch larger than the window, an even choice is kept.
         """
         size = self.rows.shape[1]
         if log_weight is None:
@@ -281,12 +281,19 @@ def _live_last(rows: Tensor) -> Tensor:
 
 
 def _spread(columns: Tensor, size: int, live: Tensor | int) -> Tensor:
-    """At most `size` of the last `live` columns, evenly spaced; all where they fit."""
+    """At most `size` of the last `live` columns; all where they fit.
+
+    Those whose multiples of the golden ratio have the smallest fractional parts: as even as a stride, and in step with
+    no period of the batch, such as classes or views that take turns.
+    """
     count = columns.shape[-1]
     if count <= size:
         return columns
     live = live.clamp_min(size) if isinstance(live, Tensor) else max(live, size)
-    return columns[..., count - live + torch.arange(size, device=columns.device) * live // size]
+    position = torch.arange(count, device=columns.device) - (count - live)
+    fraction = (position * 0x9E3779B1) & 0xFFFFFFFF  # 2^32 times it, in int64
+    chosen = torch.topk(torch.where(position >= 0, fraction, 1 << 32), size, largest=False).indices
+    return columns[..., torch.sort(chosen).values]
 
 
 # -- lam --------------------------------------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ class ClosureOptimizer(Optimizer):
             _refuse_closure(closure)
         self._gradients.begin(grad_scaler, max_grad_norm)
         try:
-            with self._buffers.during_step():
+            with self._buffers.during_step() if self._buffers.modules else nullcontext():
                 value = self._step(closure, index, sample_weight)
                 if value is None:
                     self._buffers.restore()
