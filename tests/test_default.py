@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import scdro
 import twins
-from scdro import ASCDRO, RASCDRO, RSCDRO, SCDRO, PrintedTemperature, WindowTemperature
+from scdro import ASCDRO, RASCDRO, RSCDRO, SCDRO, KLRobustLoss, PrintedTemperature, WindowTemperature, worst_case
 
 STEPS, N, D, K = 100, 120, 4, 3
 ALGORITHMS = [SCDRO, ASCDRO]
@@ -562,3 +562,17 @@ def test_views_before_the_first_batch_are_nan():
     module = torch.nn.Linear(2, 1)
     for source in (SCDRO(module.parameters(), rho=0.5), scdro.KLRobustLoss(0.5)):
         assert all(torch.isnan(getattr(source, name)) for name in ("lam", "kl", "ess"))
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 16])
+def test_a_large_batch_in_any_order_is_seen_evenly(period):
+    """Every second loss of a batch of twice the window, and a class at every second place: the window held no other."""
+    robust = KLRobustLoss(rho=0.5)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(30):
+        losses = torch.rand(2048, generator=generator, dtype=torch.float64)
+        losses[1::period] += 3.0
+        value = robust(losses.requires_grad_())
+    hard = (robust.state.window.losses > 2.0).double().mean().item()
+    assert hard == pytest.approx(1 / period, abs=0.02)
+    assert value.item() == pytest.approx(worst_case(losses.detach(), 0.5).value.item(), rel=0.05)

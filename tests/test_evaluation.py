@@ -380,3 +380,11 @@ def test_batches_of_named_arguments(mapping):
     for bad in ({"input_ids": x, "target": y}, {"input_ids": x}):
         with pytest.raises(DataError, match=r"\"labels\", or pairs \(x, y\), got a dictionary of input_ids"):
             evaluate(model, [mapping(bad)], squared, 0.5)
+
+
+@pytest.mark.parametrize("data", [torch.zeros(64, 3), torch.utils.data.TensorDataset(torch.zeros(64, 3))])
+def test_batches_without_targets_are_an_error(data):
+    """Bare tensors gave a report of their first two rows."""
+    loader = torch.utils.data.DataLoader(data, batch_size=16)
+    with pytest.raises(DataError, match="expected batches"):
+        evaluate(torch.nn.Linear(3, 1), loader, lambda out, y: (out - y).square().mean(1), rho=0.5)

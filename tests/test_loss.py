@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import os
 import pickle
 from functools import partial
 
@@ -888,6 +889,7 @@ def test_captured_in_one_graph(whole, attached, temperature):
     assert_compiled_equals_eager("aot_eager", whole, attached, temperature)
 
 
+@pytest.mark.skipif(os.environ.get("ATEN_CPU_CAPABILITY") == "default", reason="inductor's code does not compile there")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("attached", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("whole", [False, True], ids=["loss", "model and loss"])
@@ -940,3 +942,33 @@ def test_weights_of_any_size(training, scale):
             value.backward()
         answers.append([value.item(), *p.grad.tolist(), *([robust.kl, robust.ess, robust.lam] if training else [])])
     np.testing.assert_allclose(*answers, rtol=1e-9)
+
+
+def test_reset_drops_the_parts_of_an_attached_batch():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    robust = KLRobustLoss(0.5).attach(optimizer)
+    robust(model(torch.randn(8, 2)).square().squeeze(1)).backward()
+    robust.reset_parameters()
+    optimizer.step()
+    assert math.isnan(robust.lam)
+
+
+def test_loading_by_assignment_leaves_the_given_state_alone():
+    first, second = KLRobustLoss(0.5), KLRobustLoss(0.5, lam0=10.0)
+    first(torch.rand(64, requires_grad=True))
+    given = first.state_dict()
+    before = given["state.scalars"].clone()
+    second.load_state_dict(given, assign=True)
+    assert second.lam == 10.0
+    torch.testing.assert_close(given["state.scalars"], before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_copy_of_a_watched_model_is_not_watched():
+    """It brought its hook along, with the loss behind it."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    plain = len(pickle.dumps(model))
+    KLRobustLoss(0.5, skip_nonfinite=True).watch(model)
+    assert len(pickle.dumps(model)) < plain + 500
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        copied(torch.randn(4, 2))

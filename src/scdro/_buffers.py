@@ -101,15 +101,23 @@ class Buffers:
 class Watch:
     """A model whose losses somebody else judges: its buffers before the forward passes that led to them."""
 
+    _judge: nn.Module | None
+
     def __init__(self, module: nn.Module, judge: nn.Module) -> None:
-        self._module, self._judge = module, judge
+        self._judge = judge
         self._before: Snapshot | None = None
         self._hook = module.register_forward_pre_hook(self._remember)
 
     def leave(self) -> None:
         self._hook.remove()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copied module brings its hooks along; this one then does nothing."""
+        return _asleep, ()
+
     def _remember(self, module: nn.Module, _: Any) -> None:
+        if self._judge is None:
+            return
         if self._before is None and module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._before = Snapshot([module], without=self._judge.buffers())
 
@@ -118,3 +126,9 @@ class Watch:
         if self._before is not None and good is not True:
             self._before.restore(None if good is False else good)
         self._before = None
+
+
+def _asleep() -> Watch:
+    watch = Watch.__new__(Watch)
+    watch._judge = watch._before = None
+    return watch

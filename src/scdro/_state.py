@@ -687,6 +687,7 @@ def _settle(module: nn.Module, _: object) -> None:
     assert isinstance(module, RobustState)
     if module.scalars.is_meta:
         return  # torch has warned that nothing was loaded
+    module.scalars = module.scalars.clone()  # with assign=True it is the tensor of the state that was loaded
     module.started = not math.isnan(module.scalars[2])
     if not module.started:
         module.scalars[:2] = module._lam_at_start()

@@ -126,6 +126,10 @@ class Accumulation:
         gradients = self._gradients()
         self._keep([p for p in self._parts if (gradients if self._differentiated(p) else not p.before_zero_grad)])
 
+    def forget(self) -> None:
+        """Drop the parts of the present batch; their gradients stay."""
+        self._parts, self._staged = [], None
+
     def _keep(self, parts: list[Part]) -> None:
         """Forget the other parts, and what they did to s."""
         if len(parts) == len(self._parts):
@@ -349,7 +353,7 @@ class KLRobustLoss(nn.Module):
         The loss sees losses, and BatchNorm's running statistics have moved by then. Of the modules named here, in
         training mode, it keeps a copy of the buffers at the first forward pass since its last call, and puts them back
         with a bad batch. Name those that you call: hooks of a module inside of another torch.compile does not run.
-        Called again, it watches others.
+        Called again, it watches others. Copies of the loss, or of the modules, are not watched: call it for them.
 
         Example:
             >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
@@ -368,6 +372,8 @@ class KLRobustLoss(nn.Module):
     def reset_parameters(self) -> None:
         """Forget every batch: lam, s and the recent losses are those of a new object."""
         self.state.reset_parameters()
+        if self.accumulation is not None:
+            self.accumulation.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is attached to nothing, and watches nothing."""

@@ -434,7 +434,7 @@ class ClosureOptimizer(Optimizer):
     def _checked(self, state_dict: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         """Take what is no parameter's own out of a state that fits, before torch casts it to the parameter's dtype."""
         state, prefix = state_dict.get("state", {}), f"{type(self).__name__}."
-        carried = {key: value for entries in state.values() for key, value in entries.items() if "." in key}
+        carried = {key: value for entries in state.values() for key, value in entries.items() if "." in str(key)}
         own.update({k.removeprefix(prefix): v for k, v in carried.items() if k.startswith(prefix)})
         if not own:
             _refuse_state(type(self).__name__, next(iter(carried), ""))
