@@ -25,9 +25,10 @@ unit: $(VENV)/.dev
 	$(PYTEST)
 
 test-cpus: $(VENV)/.dev  ## The tests with the kernels of other CPUs, whose last bits differ, and on more threads
-	OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2 $(PYTEST)
-	OPENBLAS_CORETYPE=Zen OPENBLAS_NUM_THREADS=2 $(PYTEST)
-	! grep -q avx512bw /proc/cpuinfo || OPENBLAS_CORETYPE=SkylakeX ATEN_CPU_CAPABILITY=default $(PYTEST)
+	# Inductor does not notice another CPU in its cache: each run has its own.
+	TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(VENV)/inductor/haswell OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2 $(PYTEST)
+	TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(VENV)/inductor/zen OPENBLAS_CORETYPE=Zen OPENBLAS_NUM_THREADS=2 $(PYTEST)
+	! grep -q avx512bw /proc/cpuinfo || TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(VENV)/inductor/skylakex OPENBLAS_CORETYPE=SkylakeX ATEN_CPU_CAPABILITY=default $(PYTEST)
 
 test-slow: $(VENV)/.dev  ## The tests that take minutes
 	$(BIN)/python -m pytest -n 2 -m slow --timeout 1800

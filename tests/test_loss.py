@@ -3,7 +3,6 @@
 import copy
 import io
 import math
-import os
 import pickle
 from functools import partial
 
@@ -889,7 +888,6 @@ def test_captured_in_one_graph(whole, attached, temperature):
     assert_compiled_equals_eager("aot_eager", whole, attached, temperature)
 
 
-@pytest.mark.skipif(os.environ.get("ATEN_CPU_CAPABILITY") == "default", reason="inductor's code does not compile there")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("attached", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("whole", [False, True], ids=["loss", "model and loss"])
