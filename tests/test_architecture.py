@@ -1,0 +1,138 @@
+"""Who imports whom, what is loaded when, and how many files a step passes through."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from scdro import SCDRO, KLRobustLoss
+
+ROOT = Path(__file__).parents[1]
+
+
+def imported(path):
+    """Names of the modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
+            yield node.module
+
+
+# From the mathematics up: a module imports what is below it, or what is in its own package.
+LEVELS = [
+    {"errors"},
+    {"_scalar"},
+    {"_kl", "_validation"},
+    {"distributed"},
+    {"temperature", "functional"},
+    {"_buffers", "_plateau"},
+    {"_state"},
+    {"loss", "evaluation", "metrics", "optim", "contrastive", "data"},
+    {"linear_model"},
+    {"integrations", "application"},
+    {"cli"},
+    {"__main__", "__init__"},
+]
+
+
+def level(module):
+    """Of a module of ours, by the first part of its name below `scdro`."""
+    return next(k for k, modules in enumerate(LEVELS) if module in modules)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "src").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path):
+    own = path.relative_to(ROOT / "src" / "scdro").parts[0].removesuffix(".py")
+    for name in imported(path):
+        top, _, below = name.partition(".")
+        assert top not in ("reproduction", "tests", "benchmarks", "examples")
+        if top != "scdro":
+            continue
+        if not below:
+            assert own in ("cli", "application", "integrations"), f"{path} imports the package's own top"
+            continue
+        module = below.split(".")[0]
+        assert module == own or level(module) < level(own), f"{path} imports {name}"
+
+
+def loaded_after(code):
+    """Top-level packages, and modules of ours, that a fresh interpreter has after running `code`."""
+    tell = "import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", f"{code}\n{tell}"], capture_output=True, text=True, check=True)
+    modules = done.stdout.split()
+    return {name.split(".")[0] for name in modules}, [name for name in modules if name.split(".")[0] == "scdro"]
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    packages, ours = loaded_after("import scdro")
+    assert not packages & {"torch", "numpy", "scipy", "sklearn"}
+    assert ours == ["scdro"]
+
+
+def test_what_the_loss_loads():
+    packages, ours = loaded_after("from scdro import KLRobustLoss")
+    assert not packages & {"scipy", "sklearn", "pandas", "matplotlib"}
+    assert len(ours) <= 15
+
+
+def files_met(call):
+    """Files of the library in which `call` runs code."""
+    files = set()
+
+    def note(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and (ROOT / "src" / "scdro") in path.parents:
+            files.add(path.relative_to(ROOT / "src" / "scdro").as_posix())
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return files
+
+
+def steady_state():
+    torch.manual_seed(0)
+    model, x, y = torch.nn.Linear(5, 2), torch.randn(64, 5), torch.randint(2, (64,))
+    return model, lambda: cross_entropy(model(x), y, reduction="none")
+
+
+def test_a_batch_through_the_loss_meets_few_files():
+    _, losses = steady_state()
+    robust = KLRobustLoss(0.5)
+    for _ in range(20):
+        robust(losses())
+    batch = losses()
+    files = files_met(lambda: robust(batch))
+    assert {"loss.py", "_state.py", "temperature.py", "_kl.py"} <= files
+    assert len(files) <= 7, files
+
+
+def test_a_step_of_scdro_meets_few_files():
+    model, losses = steady_state()
+    optimizer = SCDRO(model.parameters(), 0.1, 0.5)
+    for _ in range(20):
+        optimizer.step(losses)
+    files = files_met(lambda: optimizer.step(losses))
+    assert {"optim/scdro.py", "optim/_base.py", "_state.py", "temperature.py", "_kl.py"} <= files
+    assert len(files) <= 8, files
+
+
+def test_what_the_reproduction_imports():
+    """Modules with a page in docs/api, and the private ones that its README names."""
+    public = {"scdro", *(f"scdro.{page.stem}" for page in (ROOT / "docs" / "api").glob("*.md"))}
+    named = re.findall(r"`(scdro\.[\w.]+)`", (ROOT / "reproduction" / "README.md").read_text())
+    private = tuple(named)
+    for path in (ROOT / "reproduction").rglob("*.py"):
+        if "tests" not in path.parts:
+            for name in imported(path):
+                known = name in public or name.startswith(private) or not name.startswith("scdro")
+                assert known, f"{path} imports {name}"
