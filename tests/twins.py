@@ -259,8 +259,8 @@ class Default(Twin):
         self.lam_past, self.w_past = lam, self.w
         self.project(self.v + (decay if self.storm else 0.0), 0.0)
         live, most = np.flatnonzero(weight > 0), self.recent.maxlen
-        if len(live) > most:
-            live = live[[j * len(live) // most for j in range(most)]]
+        if len(live) > most:  # those whose multiples of the golden ratio have the smallest fractional parts
+            live = live[np.sort(np.argsort([k * 2654435761 % 2**32 for k in range(len(live))])[:most])]
         self.recent.extend(zip(losses[live], weight[live], strict=True))
         self.lam = min(max(lam * math.exp(self.newton(lam)), self.lam0), self.lam_max)
         if not self.trim and self.ceiling_lams is not None:
