@@ -199,3 +199,10 @@ def test_losses_as_large_as_allowed():
     found = worst_case(losses, 0.1, 1e-50)
     assert error(found.value, losses, None, 0.1, 1e-50) <= 1e-9
     assert float(KLRobustLoss(0.1).eval()(torch.from_numpy(losses))) == pytest.approx(found.value, rel=1e-12)
+
+
+def test_steps_that_are_far_too_short_give_way_to_bisection():
+    """Inside the bracket all the time, and yet nowhere near the root after sixty of them."""
+    slope = 2000.0  # a thousand times that of KL = 1/lam^2
+    lam = kl_module.solve_root(lambda lam: (lam**-2, slope * lam**-2), -1e6, 1.0, 1e-6, 1e-3)
+    assert lam == pytest.approx(1e3, rel=1e-6)

@@ -393,7 +393,7 @@ class RobustState(Tracked):
     """
 
     scalars: Tensor  # Reading
-    resets: Tensor  # how often STORM had to start anew
+    resets: Tensor  # how often STORM had to start again
     recent: Tensor  # the window: losses and log weights of the last batches
     kind: Tensor  # what decides what the other numbers mean; see `check_meaning`
 

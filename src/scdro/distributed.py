@@ -78,7 +78,7 @@ def like(value: Any, parameter: Tensor) -> Any:
 
 
 def reshard(modules: Sequence[nn.Module], params: Sequence[Tensor]) -> None:
-    """Make FSDP2 gather parameters anew: after a forward pass without a backward one it keeps those of that pass."""
+    """Make FSDP2 gather parameters again: after a forward pass without a backward one it keeps those of that pass."""
     if not any(is_sharded(p) for p in params):
         return
     sharded = [m for module in modules for m in module.modules() if hasattr(m, "reshard")]
@@ -137,7 +137,7 @@ FAILED, _HEADER = -1, 3
 
 
 class Room(NamedTuple):
-    """What a message holds: so many losses, each with a weight or not, and with a label or not."""
+    """What a message holds: a number of losses, each with a weight or not, and with a label or not."""
 
     losses: int
     weighted: bool
@@ -582,7 +582,7 @@ class Sharding:
         return local - log_sum(self.numbers(float(torch.logsumexp(local, 0)))[0])
 
     def at(self, local: Tensor, index: Tensor) -> Tensor:
-        """Entries of the whole vector at positions that all processes ask for alike."""
+        """Entries of the whole vector at positions that are the same on all processes."""
         if self._ranks.size == 1:
             return local[index]
         mine, where = self.inside(index)
