@@ -6,16 +6,33 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from scdro._scalar import Scalar, clamp, exp, host_reads, log, maximum, minimum, scalar, where
+from scdro._scalar import (
+    Scalar,
+    Vector,
+    as_tensor,
+    clamp,
+    dot,
+    exp,
+    expm1,
+    host_reads,
+    log,
+    masked,
+    maximum,
+    minimum,
+    scalar,
+    where,
+)
 
 
 class Tilt(NamedTuple):
-    """q tilted by exp(l/lam): what a Newton step on lam needs. `var` is that of l/lam."""
+    """q tilted by exp(l/lam): what a Newton step on lam needs. `mean` and `var` are those of l/lam."""
 
-    weights: Tensor
+    weights: Vector
+    mean: Scalar
     kl: Scalar
     var: Scalar
 
@@ -27,34 +44,50 @@ _TINY = 1e-300
 CANCELS = 0.1
 
 
-def tilt(centred: Tensor, log_q: Tensor, lam: Scalar, log_total: Scalar, *, precise: bool = False) -> Tilt:
+def tilt(centred: Vector, log_q: Vector, lam: Scalar, log_total: Scalar, *, precise: bool = False) -> Tilt:
     """Weights p_i ~ q_i exp(l_i/lam), KL(p, q) and Var_p(l/lam); `centred` are losses less a value near their top.
 
     `log_total` is the log of sum_i q_i. A small KL is computed without cancellation where the host sees that it is
     small, and with `precise` everywhere.
     """
+    if isinstance(centred, Tensor):
+        return _tilt(centred, log_q, lam, log_total, precise)
+    with np.errstate(all="ignore"):  # samples of weight zero may be anything
+        return _tilt(centred, log_q, lam, log_total, precise)
+
+
+def _tilt(centred: Vector, log_q: Vector, lam: Scalar, log_total: Scalar, precise: bool) -> Tilt:
     x = centred / lam
-    joint = x + log_q
-    p = torch.softmax(joint, 0)
-    log_norm = scalar(joint.max()) - log(scalar(p.max()))  # logsumexp(joint), at a fraction of its cost
-    mean = scalar(torch.dot(p, x))
+    p, log_norm = _softmax(x + log_q)
+    mean = dot(p, x)
     deviation = x - mean
-    var = scalar(torch.dot(p, deviation * deviation))
+    var = dot(p, deviation * deviation)
     kl = mean - log_norm + log_total
-    if precise or (not isinstance(kl, Tensor) and kl < CANCELS):
-        kl = scalar(divergence(x - (log_norm - log_total), torch.exp(log_q - log_total)).sum())
+    if precise or (isinstance(kl, float) and kl < CANCELS):
+        kl = scalar(divergence(x - (log_norm - log_total), exp(log_q - log_total)).sum())
     elif isinstance(kl, Tensor):
         kl = where(kl < 1e-8, var / 2, kl)  # to first order
-    return Tilt(p, kl, var)
+    return Tilt(p, mean, kl, var)
 
 
-def divergence(log_ratio: Tensor, q: Tensor) -> Tensor:
+def _softmax(x: Vector) -> tuple[Vector, Scalar]:
+    """exp(x) over its sum, and the log of that sum."""
+    if isinstance(x, Tensor):
+        p = torch.softmax(x, 0)
+        return p, scalar(x.max()) - log(scalar(p.max()))  # logsumexp at a fraction of its cost
+    top = scalar(x.max())
+    terms = exp(x - top)
+    total = scalar(terms.sum())
+    return terms / total, top + log(total)
+
+
+def divergence(log_ratio: Vector, q: Vector) -> Vector:
     """The terms of KL(p, q) = sum q (t log t - t + 1), t = p/q: none is negative, so that small ones are not lost.
 
     An error in the norm of p, which moves all of log t, changes their sum in proportion only.
     """
-    terms = q * (log_ratio * torch.exp(log_ratio) - torch.expm1(log_ratio))
-    return torch.where(q > 0, terms, 0.0)
+    terms = q * (log_ratio * exp(log_ratio) - expm1(log_ratio))
+    return masked(terms, q == 0, 0.0)
 
 
 def newton_step(kl: Scalar, var: Scalar, lam: Scalar, rho: Scalar, mu: float = 0.0) -> Scalar:
@@ -68,17 +101,19 @@ def newton_step(kl: Scalar, var: Scalar, lam: Scalar, rho: Scalar, mu: float = 0
     return log(kl / target) / maximum(slope, _TINY)
 
 
-def effective_size(log_weight: Tensor) -> Scalar:
+def effective_size(log_weight: Vector) -> Scalar:
     """How many equally weighted samples these are worth, (sum w)^2 / sum w^2."""
     return mass_and_size(log_weight)[1]
 
 
-def mass_and_size(log_weight: Tensor) -> tuple[Scalar, Scalar]:
+def mass_and_size(log_weight: Vector) -> tuple[Scalar, Scalar]:
     """log sum w, and (sum w)^2 / sum w^2."""
+    if not isinstance(log_weight, Tensor) and not log_weight.any():  # the usual case: all weigh one
+        return math.log(len(log_weight)), float(len(log_weight))
     top = maximum(scalar(log_weight.max()), -1e300)
-    w = torch.exp(log_weight - top)  # Weights of any size: their squares are those of numbers up to one.
+    w = exp(log_weight - top)  # Weights of any size: their squares are those of numbers up to one.
     total = scalar(w.sum())
-    return log(total) + top, total * total / scalar(torch.dot(w, w))
+    return log(total) + top, total * total / dot(w, w)
 
 
 def attainable(rho: float, size: Scalar) -> Scalar:
@@ -114,8 +149,8 @@ def solve_lam(
     precise = not host_reads(losses)
 
     def at(lam: Scalar) -> tuple[Scalar, Scalar]:
-        _, kl, var = tilt(centred, log_q, lam, log_total, precise=precise)
-        return kl, var
+        found = tilt(centred, log_q, lam, log_total, precise=precise)
+        return found.kl, found.var
 
     return solve_root(at, mean, std, rho, lam0, mu=mu, start=start, eps=torch.finfo(losses.dtype).eps, wait=wait)
 
@@ -201,8 +236,9 @@ def value_at(losses: Tensor, double: Tensor, log_q: Tensor, lam: Scalar, lam0: f
     top = torch.where(log_q > -math.inf, double, -math.inf).amax()
     centred = (double - top).clamp_max(0.0)
     at = tilt(centred, log_q, lam, scalar(torch.logsumexp(log_q, 0)))
-    value = top + torch.dot(at.weights, centred) - lam0 * at.kl
+    p = as_tensor(at.weights)
+    value = top + torch.dot(p, centred) - lam0 * at.kl
     if losses.requires_grad:
-        mean = torch.dot(at.weights, losses.to(double.dtype))
+        mean = torch.dot(p, losses.to(double.dtype))
         value = value + (mean - mean.detach())
-    return value, at.weights, maximum(at.kl, 0.0)
+    return value, p, maximum(at.kl, 0.0)

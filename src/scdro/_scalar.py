@@ -1,27 +1,37 @@
 """One arithmetic for the few numbers of a step: floats where the host may look, 0-d tensors where it may not.
 
-On a CPU a float costs a fiftieth of a 0-d tensor. On an accelerator reading one would make the host wait, and in a
-compiled graph it would break the graph: there numbers stay tensors. Unlike `math`, nothing here raises: exp overflows
-to inf, log 0 is -inf, and NaN passes through.
+On a CPU a float costs a fiftieth of a 0-d tensor, and a NumPy array of a thousand numbers a third of the tensor whose
+memory it shares. On an accelerator reading a number would make the host wait, and in a compiled graph it would break
+the graph: there everything stays a tensor. Unlike `math`, nothing here raises: exp overflows to inf, log 0 is -inf, and
+NaN passes through.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, overload
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 __all__ = [
     "Scalar",
+    "Vector",
+    "as_tensor",
     "clamp",
+    "dot",
     "exp",
+    "expm1",
     "host_reads",
     "log",
     "logaddexp",
+    "masked",
     "maximum",
     "minimum",
+    "on_host",
     "pinned",
     "scalar",
     "scalar_dtype",
@@ -31,7 +41,9 @@ __all__ = [
 ]
 
 
+Array = npt.NDArray[np.float64]
 Scalar = float | Tensor
+Vector = Array | Tensor
 Flag = bool | Tensor
 
 
@@ -40,9 +52,21 @@ def host_reads(tensor: Tensor) -> bool:
     return tensor.is_cpu and not torch.compiler.is_compiling()
 
 
-def scalar(tensor: Tensor) -> Scalar:
-    """A 0-d tensor as a float, where that is free."""
-    return tensor.item() if host_reads(tensor) else tensor
+def on_host(tensor: Tensor) -> Vector:
+    """A tensor as an array that shares its memory, where the host may look."""
+    return tensor.numpy() if host_reads(tensor) else tensor
+
+
+def as_tensor(vector: Vector) -> Tensor:
+    return vector if isinstance(vector, Tensor) else torch.from_numpy(vector)
+
+
+def scalar(x: Any) -> Scalar:
+    """A 0-d tensor, or what NumPy reduced a vector to, as a float where that is free."""
+    if isinstance(x, Tensor) and not host_reads(x):
+        return x
+    number: float = x.item()
+    return number
 
 
 def unpacked(tensor: Tensor) -> Sequence[Scalar]:
@@ -55,15 +79,89 @@ def unpacked(tensor: Tensor) -> Sequence[Scalar]:
 
 def vector(entries: Sequence[Scalar], like: Tensor) -> Tensor:
     """Entries as a vector, of the dtype and on the device of `like`."""
-    if any(isinstance(entry, Tensor) for entry in entries):
-        return torch.stack([torch.as_tensor(entry, dtype=like.dtype, device=like.device) for entry in entries])
-    return torch.tensor(entries, dtype=like.dtype, device=like.device)
+    if host_reads(like):
+        return torch.tensor(entries, dtype=like.dtype)
+    return torch.stack([torch.as_tensor(entry, dtype=like.dtype, device=like.device) for entry in entries])
 
 
-def exp(x: Scalar) -> Scalar:
-    if isinstance(x, Tensor):
-        return torch.exp(x)
-    return math.exp(x) if x < 709.78 or x != x else math.inf
+# -- of vectors and numbers -------------------------------------------------------------------------------------------
+
+
+@overload
+def exp(x: float) -> float: ...
+@overload
+def exp(x: Tensor) -> Tensor: ...
+@overload
+def exp(x: Array) -> Array: ...
+def exp(x: Scalar | Vector) -> Scalar | Vector:
+    if isinstance(x, float):
+        return math.exp(x) if x < 709.78 or x != x else math.inf
+    return torch.exp(x) if isinstance(x, Tensor) else np.exp(x)
+
+
+@overload
+def maximum(a: float, b: float) -> float: ...
+@overload
+def maximum(a: Tensor, b: Scalar) -> Tensor: ...
+@overload
+def maximum(a: float, b: Tensor) -> Tensor: ...
+@overload
+def maximum(a: Array, b: Scalar) -> Array: ...
+def maximum(a: Scalar | Vector, b: Scalar) -> Scalar | Vector:
+    """The larger of each pair; NaN where `a` is NaN."""
+    if isinstance(a, float) and isinstance(b, float):
+        return a if a >= b or a != a else b
+    if isinstance(a, Tensor):
+        return torch.maximum(a, b) if isinstance(b, Tensor) else a.clamp_min(b)
+    if isinstance(b, Tensor):
+        assert isinstance(a, float)
+        return b.clamp_min(a)
+    return np.maximum(a, b)
+
+
+@overload
+def minimum(a: float, b: float) -> float: ...
+@overload
+def minimum(a: Tensor, b: Scalar) -> Tensor: ...
+@overload
+def minimum(a: float, b: Tensor) -> Tensor: ...
+@overload
+def minimum(a: Array, b: Scalar) -> Array: ...
+def minimum(a: Scalar | Vector, b: Scalar) -> Scalar | Vector:
+    if isinstance(a, float) and isinstance(b, float):
+        return a if a <= b or a != a else b
+    return -maximum(-a, -b)
+
+
+def clamp(x: Scalar, low: Scalar, high: Scalar) -> Scalar:
+    return minimum(maximum(x, low), high)
+
+
+def where(condition: Flag, a: Scalar, b: Scalar) -> Scalar:
+    if isinstance(condition, Tensor):
+        chosen: Tensor = torch.where(condition, a, b)
+        return chosen
+    return a if condition else b
+
+
+def masked(x: Vector, condition: Any, fill: float) -> Vector:
+    """The vector with `fill` where the condition holds."""
+    return x.masked_fill(condition, fill) if isinstance(x, Tensor) else np.where(condition, fill, x)
+
+
+def expm1(x: Vector) -> Vector:
+    return torch.expm1(x) if isinstance(x, Tensor) else np.expm1(x)
+
+
+def dot(a: Vector, b: Vector) -> Scalar:
+    """On the host by pairs: as accurate as any, and the same on every CPU and with any number of threads."""
+    if isinstance(a, Tensor):
+        assert isinstance(b, Tensor)
+        return scalar(torch.dot(a, b))
+    return scalar((a * b).sum())
+
+
+# -- of numbers alone -------------------------------------------------------------------------------------------------
 
 
 def log(x: Scalar) -> Scalar:
@@ -79,27 +177,6 @@ def logaddexp(a: Scalar, b: Scalar) -> Scalar:
         return torch.logaddexp(*(torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in (a, b)))  # type: ignore[union-attr]
     high, low = (a, b) if a >= b else (b, a)
     return high + math.log1p(math.exp(low - high)) if low > -math.inf else high
-
-
-def where(condition: Flag, a: Scalar, b: Scalar) -> Scalar:
-    if isinstance(condition, Tensor):
-        chosen: Tensor = torch.where(condition, a, b)
-        return chosen
-    return a if condition else b
-
-
-def maximum(a: Scalar, b: Scalar) -> Scalar:
-    if isinstance(a, Tensor):
-        return torch.maximum(a, b) if isinstance(b, Tensor) else a.clamp_min(b)
-    return maximum(b, a) if isinstance(b, Tensor) else a if a >= b or a != a else b
-
-
-def minimum(a: Scalar, b: Scalar) -> Scalar:
-    return -maximum(-a, -b)
-
-
-def clamp(x: Scalar, low: Scalar, high: Scalar) -> Scalar:
-    return minimum(maximum(x, low), high)
 
 
 def scalar_dtype(device: torch.device) -> torch.dtype:

@@ -2,16 +2,16 @@ r"""What every KL-constrained method carries from batch to batch, and how a batc
 
 A batch passes through in three steps; the first two change nothing:
 
-    batch    = state.read(losses)         validated, in float64, with the log of its base weights
-    estimate = state.estimate(batch)      lam_t, log s_t, and the weight of each sample: exp(l/lam_t) q / s_t
-    state.commit(estimate)                s, the recent losses, and then lam_{t+1}
+    batch    = state.read(losses)            validated, in float64, with the log of its base weights
+    estimate = state.estimate(batch, beta)   lam_t, log s_t, and the weight of each sample: exp(l/lam_t) q / s_t
+    state.commit(estimate, batch)            s, the recent losses, and then lam_{t+1}
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -22,13 +22,18 @@ from scdro._kl import attainable, effective_size, solve_lam, trimmed_log_weights
 from scdro._plateau import EVERY, Plateau
 from scdro._scalar import (
     Scalar,
+    Vector,
+    as_tensor,
     clamp,
+    dot,
     exp,
     host_reads,
     log,
     logaddexp,
+    masked,
     maximum,
     minimum,
+    on_host,
     pinned,
     scalar,
     scalar_dtype,
@@ -37,23 +42,20 @@ from scdro._scalar import (
     where,
 )
 from scdro._validation import LARGEST, as_weights, check_beta, check_radius, check_shape, check_trim, check_weights
-from scdro.distributed import ALONE, Group, Joined, Ranks, Share
+from scdro.distributed import ALONE, Group, Ranks, Share
 from scdro.errors import CheckpointError, HyperparameterError, LossError, NonFiniteLossError
-from scdro.temperature import Advance, LamRange, Moved, Temperature, Tracker, Window, default_size
+from scdro.temperature import Advance, Estimate, LamRange, Temperature, Tracker, Window, default_size
 
 __all__ = [
     "Batch",
-    "Estimate",
     "Point",
     "RobustState",
     "Tracked",
     "check_fits",
-    "checked",
-    "joined_parts",
-    "mean_of_parts",
-    "parts_of",
-    "read_local",
 ]
+
+
+_UNBOUNDED: Scalar = math.inf
 
 
 class Batch(NamedTuple):
@@ -80,20 +82,20 @@ class Batch(NamedTuple):
 class Point(NamedTuple):
     """A batch at one temperature: terms q exp(l/lam) over exp(top), and the log of their sum, mean exp(l/lam)."""
 
-    terms: Tensor
+    terms: Vector
     top: Scalar
     log_mean: Scalar
 
     @classmethod
-    def of(cls, joint: Tensor, log_mass: Scalar) -> Point:
+    def of(cls, joint: Vector, log_mass: Scalar) -> Point:
         """`joint` is l/lam, with log weights that sum to exp(log_mass), and -inf where a sample is left out."""
         top = maximum(scalar(joint.max()), -1e300)
-        terms = torch.exp(joint - top)
+        terms = exp(joint - top)
         return cls(terms, top - log_mass, top - log_mass + log(scalar(terms.sum())))
 
     def weights(self, log_s: Scalar) -> Tensor:
         """q exp(l/lam)/s."""
-        return self.terms * exp(self.top - log_s)
+        return as_tensor(self.terms * exp(self.top - log_s))
 
     @property
     def own_weights(self) -> Tensor:
@@ -102,21 +104,10 @@ class Point(NamedTuple):
 
     def mean(self, losses: Tensor) -> Scalar:
         """The mean loss under the batch's own weights."""
-        return scalar(torch.dot(self.own_weights, losses))
+        return dot(on_host(self.own_weights), on_host(losses))
 
 
-def read_local(
-    losses: Tensor, sample_weight: Tensor | None, mask: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None]:
-    """Losses in `dtype`, and the log of their base weights."""
-    values = losses.detach().to(dtype)
-    log_weight = _log_weight(values, sample_weight, mask)
-    if log_weight is not None:
-        values = torch.where(log_weight > -math.inf, values, 0.0)
-    return values, log_weight
-
-
-def joined_parts(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
+def _joined_parts(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
     """Losses and log weights of all parts of a batch."""
     if len(parts) == 1:
         return parts[0].losses, parts[0].log_weight
@@ -125,16 +116,6 @@ def joined_parts(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
         return losses, None
     weights = [torch.zeros_like(part.losses) if part.log_weight is None else part.log_weight for part in parts]
     return losses, torch.cat(weights)
-
-
-def checked(joined: Joined, *, loss_bound: float | None, skip_nonfinite: bool) -> Batch:
-    """A batch that is fit for use."""
-    losses, log_weight, labels, share = joined
-    log_mass = _log_count(losses)
-    if log_weight is not None:
-        log_mass = scalar(torch.logsumexp(log_weight, 0))
-        _require(log_mass > -math.inf, LossError, "expected sample weights with a positive sum, got none above zero")
-    return Batch(losses, log_weight, log_mass, _check_values(losses, loss_bound, skip_nonfinite), labels, share)
 
 
 def _log_count(losses: Tensor) -> Scalar:
@@ -259,17 +240,29 @@ class Tracked(nn.Module):
         Where `graph` is given, losses must require grad, or it is the error.
         """
         ranks = ALONE if alone else self.ranks
-        with ranks.joining(getattr(losses, "device", self.skipped.device)):
-            check_losses(losses, ranks.size > 1, sample_weight)
+        several, here = ranks.size > 1, self.skipped.device
+        with ranks.joining(getattr(losses, "device", here)):
+            check_losses(losses, several, sample_weight)
             if graph and not losses.requires_grad:
                 raise LossError(graph)
-            if self.skipped.device != losses.device:
+            if here != losses.device:
                 move = self.to_empty if self.skipped.is_meta else self.to
                 move(device=losses.device)
-            local = read_local(losses, sample_weight, mask, self.dtype)
-            joined = (*local, None if labels is None else labels().to(losses.device))
-        mark = self._mark() if ranks.size > 1 else None
-        return checked(ranks.join(*joined, mark), loss_bound=self.loss_bound, skip_nonfinite=self.skip_nonfinite)
+            values = losses.detach().to(scalar_dtype(losses.device))
+            log_weight = _log_weight(values, sample_weight, mask)
+            if log_weight is not None:  # a loss of weight zero may be anything
+                values = torch.where(log_weight > -math.inf, values, 0.0)
+            own = None if labels is None else labels().to(losses.device)
+        mark = self._mark() if several else None
+        values, log_weight, joined_labels, share = ranks.join(values, log_weight, own, mark)
+        log_mass = _log_count(values)
+        if log_weight is not None:
+            log_mass = scalar(torch.logsumexp(log_weight, 0))
+            _require(
+                log_mass > -math.inf, LossError, "expected sample weights with a positive sum, got none above zero"
+            )
+        finite = _check_values(values, self.loss_bound, self.skip_nonfinite)
+        return Batch(values, log_weight, log_mass, finite, joined_labels, share)
 
     def _mark(self) -> Tensor | None:
         """A number in which every bit of the state counts: the same on all processes, or their states differ."""
@@ -340,50 +333,7 @@ def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a & b
 
 
-# -- a step not yet taken ---------------------------------------------------------------------------------------------
-
-
-class Estimate(NamedTuple):
-    """A step not yet committed. `weights` sum to ghat/s; `lam_log_s` is lam log s."""
-
-    batch: Batch
-    before: tuple[Batch, ...]  # the other parts of the batch, where it comes in parts
-    log_mass: Scalar
-    lam: Scalar
-    lam_past: Scalar
-    step: Advance
-    lam_log_s: Scalar
-    weights: Tensor
-    objective: Scalar
-    mean: Scalar | None = None
-    mean_old: Scalar | None = None
-    calibrating: bool = False
-
-
-def parts_of(estimate: Estimate | None) -> tuple[Batch, ...]:
-    return () if estimate is None else (*estimate.before, estimate.batch)
-
-
-def mean_of_parts(mean: Scalar, staged: Estimate | None, log_sum: Scalar) -> Scalar:
-    """The mean loss of all parts of a batch so far, each part by its share of the sum of exp(l/lam)."""
-    if staged is None or staged.mean is None:
-        return mean
-    share = where(log_sum > -math.inf, exp(staged.step.log_mean + staged.log_mass - log_sum), 0.0)
-    return mean + share * (staged.mean - mean)
-
-
 # -- lam, s and the recent losses -------------------------------------------------------------------------------------
-
-
-class Reading(NamedTuple):
-    """lam of the next batch and of the last one, lam log s, the loss above which samples are trimmed or clipped, and
-    the most that lam log s may be when the next batch comes."""
-
-    lam: Scalar
-    lam_past: Scalar
-    lam_log_s: Scalar
-    ceiling: Scalar
-    lam_log_s_max: Scalar
 
 
 class RobustState(Tracked):
@@ -392,7 +342,7 @@ class RobustState(Tracked):
     Numbers are kept together in a vector: torch.compile (2.13) loses writes to buffers that are 0-d float64 tensors.
     """
 
-    scalars: Tensor  # Reading
+    scalars: Tensor  # see `numbers`
     resets: Tensor  # how often STORM had to start again
     recent: Tensor  # the window: losses and log weights of the last batches
     kind: Tensor  # what decides what the other numbers mean; see `check_meaning`
@@ -427,7 +377,7 @@ class RobustState(Tracked):
         # rho = 0 asks for the plain average: lam = inf. The printed update knows no such case.
         self.plain = rho == 0.0 and temperature.carries
         dtype = scalar_dtype(torch.get_default_device())
-        self.register_buffer("scalars", torch.empty(len(Reading._fields), dtype=dtype))
+        self.register_buffer("scalars", torch.empty(5, dtype=dtype))
         self.register_buffer("resets", torch.empty(1, dtype=torch.int64))
         self.register_buffer("recent", torch.empty(2, window or default_size(rho), dtype=dtype))
         self.register_buffer("kind", torch.empty(4, dtype=torch.int64))
@@ -475,9 +425,10 @@ class RobustState(Tracked):
     def made_with(self) -> str:
         return f"a window of {self.recent.shape[1]} losses and of {type(self.temperature).__name__}"
 
-    def reading(self) -> Reading:
-        """What the state holds, to compute with."""
-        return Reading(*unpacked(pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars))
+    def numbers(self) -> Sequence[Scalar]:
+        """lam of the next batch and of the last one, lam log s, the loss above which samples are trimmed or clipped,
+        and the most that lam log s may be when the next batch comes."""
+        return unpacked(pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars)
 
     @property
     def window(self) -> Window:
@@ -496,8 +447,8 @@ class RobustState(Tracked):
     @property
     def objective(self) -> Tensor:
         """The running robust objective as of the last batch."""
-        at = self.reading()
-        return torch.as_tensor(self._objective(at.lam_log_s, at.lam_past), dtype=self.scalars.dtype).clone()
+        _, lam_past, lam_log_s, _, _ = self.numbers()
+        return torch.as_tensor(self._objective(lam_log_s, lam_past), dtype=self.scalars.dtype).clone()
 
     @property
     def needs_whole_batch(self) -> bool:
@@ -506,116 +457,87 @@ class RobustState(Tracked):
 
     # -- estimating -----------------------------------------------------------------------------------------------
 
-    def _first(self, at: Reading, batch: Batch) -> Reading:
+    def _first(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> tuple[Scalar, Scalar]:
         """lam_1 and the ceiling for trimming, from the first batch; lam_1 is the user's where one was given."""
         log_weight = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         if self.trim:
             kept = trimmed_log_weights(batch.losses, log_weight, self.trim)
-            ceiling = torch.where(kept > -math.inf, batch.losses, -math.inf).amax()
-            log_weight = torch.where(batch.losses > ceiling, -math.inf, log_weight)
-            at = at._replace(ceiling=scalar(ceiling))
+            top = torch.where(kept > -math.inf, batch.losses, -math.inf).amax()
+            log_weight = torch.where(batch.losses > top, -math.inf, log_weight)
+            ceiling = scalar(top)
         if self.temperature.initial is not None or self.plain:
-            return at
-        _, lam0, _, mu, _ = self.limits
+            return lam, ceiling
         rho = attainable(self.limits.rho, effective_size(log_weight))
-        lam = solve_lam(batch.losses, log_weight, rho, lam0, mu=mu)
-        return at._replace(lam=self.limits.clamp(lam))
+        solved = solve_lam(batch.losses, log_weight, rho, self.limits.lam0, mu=self.mu)
+        return self.limits.clamp(solved), ceiling
 
     def _point(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> Point:
         """The batch at temperature lam. Losses above the ceiling count as much as the ceiling, or with `trim` nothing:
         q is then uniform over the batch, or by its weights, over 1 - trim."""
+        losses = on_host(batch.losses)
         clips = self.temperature.ceiling is not None and not self.trim
-        joint = (batch.losses.clamp_max(ceiling) if clips else batch.losses) / lam
+        joint = (minimum(losses, ceiling) if clips else losses) / lam
         if batch.log_weight is not None:
-            joint = joint + batch.log_weight
+            joint = joint + on_host(batch.log_weight)
         if not self.trim:
             return Point.of(joint, batch.log_mass)
-        joint = torch.where(batch.losses > ceiling, -math.inf, joint)
-        return Point.of(joint, batch.log_mass + math.log1p(-self.trim))
+        return Point.of(masked(joint, losses > ceiling, -math.inf), batch.log_mass + math.log1p(-self.trim))
 
     def previous_point(self, batch: Batch) -> Point:
         """The batch, evaluated at the previous parameters, at the temperature that the past is read at."""
-        at = self.reading()
-        return self._point(batch, self._past_temperature(at), at.ceiling)
-
-    def _past_temperature(self, at: Reading) -> Scalar:
-        """The temperature at which s and the estimates of the past are read."""
-        return at.lam if self.temperature.carries else at.lam_past
+        lam, lam_past, _, ceiling, _ = self.numbers()
+        return self._point(batch, lam if self.temperature.carries else lam_past, ceiling)
 
     def estimate(
         self, batch: Batch, beta: float, *, old: tuple[Batch, Point] | None = None, staged: Estimate | None = None
     ) -> Estimate:
-        """s_t and the weights of a batch, or of one more part of it where `staged` holds the parts before.
+        """s_t and the weights of a batch, or of one more part of it where `staged` has the parts before.
 
         `old` is the same batch at the previous point, for trackers of two points.
         """
         check_beta(beta)
-        at = self.reading()
+        lam, lam_past, lam_log_s, ceiling, lam_log_s_max = self.numbers()
         if not self.started and staged is None:
-            at = self._first(at, batch)
-        lam, lam_past = at.lam, self._past_temperature(at) if self.started else at.lam
-        point = self._point(batch, lam, at.ceiling)
+            lam, ceiling = self._first(batch, lam, ceiling)
+        if self.temperature.carries or not self.started:
+            lam_past = lam
+        point = self._point(batch, lam, ceiling)
         log_mean, log_mass = point.log_mean, batch.log_mass
         if staged is not None:
             log_sum = logaddexp(staged.step.log_mean + staged.log_mass, log_mean + log_mass)
             log_mass = logaddexp(staged.log_mass, log_mass)
             log_mean = log_sum - log_mass
+        step = Advance(log_mean, log_mean)
         if self.started:
-            past_log_mean = None if old is None else old[1].log_mean
-            log_s = minimum(at.lam_log_s, at.lam_log_s_max) / lam_past
-            step = self.tracker.advance(log_s, log_mean, past_log_mean, beta)
-        else:
-            step = Advance(log_mean, log_mean)
+            log_s = minimum(lam_log_s, lam_log_s_max) / lam_past
+            step = self.tracker.advance(log_s, log_mean, None if old is None else old[1].log_mean, beta)
         mean = mean_old = None
         if self.plain or not self.temperature.carries:
-            mean = mean_of_parts(point.mean(batch.losses), staged, log_mean + log_mass)
+            mean = _mean_of_parts(point.mean(batch.losses), staged, log_mean + log_mass)
             mean_old = None if old is None else old[1].mean(old[0].losses)
-        lam_log_s = self._soft_max(at, step, mean, beta)
-        return Estimate(
-            batch=batch,
-            before=parts_of(staged),
-            log_mass=log_mass,
-            lam=lam,
-            lam_past=lam_past,
-            step=step,
-            lam_log_s=lam_log_s,
-            weights=point.weights(step.log_s),
-            objective=self._objective(lam_log_s, lam),
-            mean=mean,
-            mean_old=mean_old,
-        )
+        lam_log_s = self._soft_max(lam, lam_log_s, step, mean, beta)
+        weights, objective = point.weights(step.log_s), self._objective(lam_log_s, lam)
+        return Estimate(lam, lam_past, step, lam_log_s, log_mass, weights, objective, mean, mean_old)
 
-    def observe(self, batch: Batch, *, staged: Estimate | None = None) -> Estimate:
+    def observe(self, batch: Batch) -> Estimate:
         """A part of the very first batch, while lam_1 waits for the rest of it: samples weigh the same."""
         log_weight = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         log_q = log_weight - batch.log_mass
-        rho, lam0, _, mu, _ = self.limits
-        lam = solve_lam(batch.losses, log_q, rho, lam0, mu=mu)
-        value, _, _ = value_at(batch.losses, batch.losses, log_q, lam, lam0)
-        return Estimate(
-            batch=batch,
-            before=parts_of(staged),
-            log_mass=batch.log_mass,
-            lam=lam,
-            lam_past=lam,
-            step=Advance(0.0, 0.0),
-            lam_log_s=lam,
-            weights=torch.exp(log_q),
-            objective=scalar(value),
-            calibrating=True,
-        )
+        lam = solve_lam(batch.losses, log_q, self.limits.rho, self.limits.lam0, mu=self.mu)
+        value, _, _ = value_at(batch.losses, batch.losses, log_q, lam, self.limits.lam0)
+        step, weights = Advance(0.0, 0.0), torch.exp(log_q)
+        return Estimate(lam, lam, step, lam, batch.log_mass, weights, scalar(value), calibrating=True)
 
-    def _soft_max(self, at: Reading, step: Advance, mean: Scalar | None, beta: float) -> Scalar:
+    def _soft_max(self, lam: Scalar, lam_log_s: Scalar, step: Advance, mean: Scalar | None, beta: float) -> Scalar:
         """lam log s; the mean loss where lam is infinite."""
         if self.plain:
             assert mean is not None
             if not self.started:
                 return mean
-            return where(step.log_mean > -math.inf, at.lam_log_s + beta * (mean - at.lam_log_s), at.lam_log_s)
-        lam_log_s = at.lam * step.log_s
+            return where(step.log_mean > -math.inf, lam_log_s + beta * (mean - lam_log_s), lam_log_s)
         if self.limits.loss_bound is not None and self.tracker.two_points:
-            lam_log_s = clamp(lam_log_s, 0.0, self.limits.loss_bound)  # STORM's s may leave the range of the truth.
-        return lam_log_s
+            return clamp(lam * step.log_s, 0.0, self.limits.loss_bound)  # STORM's s may leave the range of the truth.
+        return lam * step.log_s
 
     def _objective(self, lam_log_s: Scalar, lam: Scalar) -> Scalar:
         """lam log s + (lam - lam0) rho."""
@@ -623,50 +545,45 @@ class RobustState(Tracked):
 
     # -- committing -----------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def commit(self, estimate: Estimate, lr: Scalar | None = None, only_if: Tensor | None = None) -> None:
-        """Move s and the recent losses, then lam; where `only_if` or the batch's own flag is false, nothing moves."""
-        at = self.reading()
-        pushed = window = self.window.pushed(*joined_parts(parts_of(estimate)))
-        ceiling = at.ceiling
+    def commit(
+        self, estimate: Estimate, *parts: Batch, lr: Scalar | None = None, only_if: Tensor | None = None
+    ) -> None:
+        """Move s and the recent losses, those of all `parts` of the batch, then lam.
+
+        Where `only_if`, or the last part's own flag, is false, nothing moves.
+        """
+        if isinstance(estimate.lam, Tensor):
+            estimate = estimate.read()
+        pushed = window = self.window.pushed(*_joined_parts(parts))
+        ceiling = _UNBOUNDED
         if self.trim:
             ceiling = window.quantile(self.trim)
             window = window.without(ceiling)
         extra: list[tuple[Tensor, list[Scalar]]] = []
-        lam_log_s_max: Scalar = math.inf
+        lam, lam_log_s, lam_log_s_max = estimate.lam, estimate.lam_log_s, _UNBOUNDED
         if estimate.calibrating:
-            _, lam0, _, mu, _ = self.limits
-            rho = attainable(self.limits.rho, window.effective_size())
-            solved = self.temperature.initial is None and not self.plain
-            lam = lam_next = self.limits.clamp(window.solve(rho, lam0, mu)) if solved else at.lam
+            lam = lam_next = self._calibrated(window)
             lam_log_s = window.mean() if self.plain else lam * window.log_mean(lam)
         else:
-            lam, lam_log_s = estimate.lam, estimate.lam_log_s
-            lam_next, lam_log_s_max, extra = self.temperature.advance(self._moved(estimate, window, lr), self.limits)
+            lam_next, lam_log_s_max, extra = self.temperature.advance(estimate, window, self.limits, self.tracker, lr)
         if self.temperature.ceiling is not None and not self.trim and not self.plain:
             ceiling = window.top() + self.temperature.ceiling * lam_next
         extra.append((self.scalars, [lam_next, lam, lam_log_s, ceiling, lam_log_s_max]))
         new = [(self.recent, pushed.rows), *((buffer, vector(value, buffer)) for buffer, value in extra)]
         if estimate.step.reset is not None:
             new.append((self.resets, self.resets + estimate.step.reset))
-        self.store(new, estimate.batch, only_if)
+        self.store(new, parts[-1], only_if)
         if host_reads(self.recent):
             self._commits += 1
             if self._commits % EVERY == 0:
                 self.plateau.look(self.window, self._commits)
 
-    def _moved(self, estimate: Estimate, window: Window, lr: Scalar | None) -> Moved:
-        return Moved(
-            estimate.lam,
-            estimate.lam_past,
-            estimate.step,
-            estimate.lam_log_s,
-            estimate.mean,
-            estimate.mean_old,
-            window,
-            self.tracker,
-            lr,
-        )
+    def _calibrated(self, window: Window) -> Scalar:
+        """lam_1, from all parts of the first batch."""
+        if self.temperature.initial is not None or self.plain:
+            return self.numbers()[0]
+        rho = attainable(self.limits.rho, window.effective_size())
+        return self.limits.clamp(window.solve(rho, self.limits.lam0, self.mu))
 
     # -- monitoring -----------------------------------------------------------------------------------------------
 
@@ -675,11 +592,19 @@ class RobustState(Tracked):
         the first."""
         if not self.started:
             return torch.full((2,), math.nan, dtype=self.dtype).unbind()  # type: ignore[return-value]
-        now = self.reading()
-        window = self.window.without(now.ceiling) if self.trim else self.window
-        at, _ = window.tilt(now.lam, now.lam_log_s)
-        q = torch.softmax(window.log_weight, 0)
-        return vector([maximum(at.kl, 0.0)], q)[0], (q * q).sum() / (at.weights * at.weights).sum()
+        lam, _, lam_log_s, ceiling, _ = self.numbers()
+        window = self.window.without(ceiling) if self.trim else self.window
+        at, _ = window.tilt(lam, lam_log_s)
+        q, p = torch.softmax(window.log_weight, 0), as_tensor(at.weights)
+        return vector([maximum(at.kl, 0.0)], q)[0], (q * q).sum() / (p * p).sum()
+
+
+def _mean_of_parts(mean: Scalar, staged: Estimate | None, log_sum: Scalar) -> Scalar:
+    """The mean loss of all parts of a batch so far, each part by its share of the sum of exp(l/lam)."""
+    if staged is None or staged.mean is None:
+        return mean
+    share = where(log_sum > -math.inf, exp(staged.step.log_mean + staged.log_mass - log_sum), 0.0)
+    return mean + share * (staged.mean - mean)
 
 
 def _settle(module: nn.Module, _: object) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scdro._kl import attainable, divergence, newton_step, solve_root
-from scdro._scalar import Scalar, scalar_dtype
+from scdro._scalar import Scalar, as_tensor, scalar_dtype
 from scdro._state import Tracked
 from scdro._validation import check_beta, check_positions, check_radius, check_samples
 from scdro.distributed import ALONE, Cut, Group, Ranks, Sharding
@@ -104,8 +104,8 @@ class Negatives(NamedTuple):
             at = self.at(tau)
             norm = at.log_mean - self.top / tau
             log_ratio = self.centred / tau.to(self.centred.dtype)[:, None] - norm.to(self.centred.dtype)[:, None]
-            kl = divergence(log_ratio, self.counts.to(log_ratio.dtype)).sum(1, dtype=self.top.dtype) / self.number
-            return kl, at.var
+            terms = as_tensor(divergence(log_ratio, self.counts.to(log_ratio.dtype)))
+            return terms.sum(1, dtype=self.top.dtype) / self.number, at.var
 
         eps = torch.finfo(self.centred.dtype).eps
         tau = solve_root(kl_and_var, mean, std, rho, tau0, eps=eps, wait=True, iterations=iterations)

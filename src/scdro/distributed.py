@@ -241,13 +241,20 @@ class Share(NamedTuple):
         return joined[self.start : self.start + self.length]
 
 
-class Joined(NamedTuple):
-    """The losses of all processes, in the order of the ranks."""
+class Joining:
+    """Tells the other processes of an error of this one."""
 
-    losses: Tensor
-    log_weight: Tensor | None
-    labels: Tensor | None
-    share: Share | None
+    __slots__ = ("_device", "_ranks")
+
+    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+        self._ranks, self._device = ranks, device
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, ScdroError):
+            self._ranks.fail(self._device)
 
 
 class Ranks:
@@ -350,23 +357,21 @@ class Ranks:
 
     def join(
         self, losses: Tensor, log_weight: Tensor | None, labels: Tensor | None, mark: Tensor | None = None
-    ) -> Joined:
-        """All losses of a batch whose parts the processes hold. `mark` is a number of their state, the same on all."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Share | None]:
+        """Losses, log weights and labels of all processes, in the order of the ranks, and which are this one's.
+
+        `mark` is a number of the processes' state, the same on all.
+        """
         if self.size == 1:
-            return Joined(losses, log_weight, labels, None)
+            return losses, log_weight, labels, None
         parts, counts = self._messages.exchange(Parts(losses, log_weight, labels), mark)
         if not sum(counts):
             raise LossError("expected at least one loss, got an empty batch on every process; leave it out")
-        return Joined(*parts, Share(sum(counts[: self.rank]), len(losses), self.size))
+        return *parts, Share(sum(counts[: self.rank]), len(losses), self.size)
 
-    @contextmanager
-    def joining(self, device: torch.device) -> Iterator[None]:
+    def joining(self, device: torch.device) -> Joining:
         """Before a `join`: an error of this process is told to the others, who wait there."""
-        try:
-            yield
-        except ScdroError:
-            self.fail(device)
-            raise
+        return Joining(self, device)
 
     def fail(self, device: torch.device) -> None:
         """Tell the others, who are joining a batch, that this process has none."""
@@ -633,8 +638,8 @@ class Sharding:
         def kl_and_var(lam: Scalar) -> tuple[Scalar, Scalar]:
             here = tilt(centred, log_q, lam, 0.0)
             x = centred / lam
-            own = float(torch.dot(here.weights, x))
-            logs, means, variances = self.numbers(float(torch.logsumexp(x, 0)), own, float(here.var))
+            log_here = float(torch.logsumexp(x, 0))
+            logs, means, variances = self.numbers(log_here, float(here.mean), float(here.var))
             log_norm = log_sum(logs)
             shares = [math.exp(a - log_norm) for a in logs]
             joint = math.fsum(p * m for p, m in zip(shares, means, strict=True))

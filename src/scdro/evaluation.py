@@ -134,7 +134,7 @@ def _joined(parts: list[Tensor], ranks: Ranks) -> Tensor:
     losses = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
     if not parts and ranks.size == 1:
         raise LossError("expected at least one batch, got an empty loader")
-    return ranks.join(losses, None, None).losses
+    return ranks.join(losses, None, None)[0]
 
 
 def _moved(thing: Any, device: torch.device | str) -> Any:

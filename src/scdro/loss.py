@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 from scdro._buffers import Watch
 from scdro._kl import solve_lam, trimmed_log_weights, value_at
 from scdro._scalar import Scalar, exp, host_reads, where
-from scdro._state import Batch, Estimate, RobustState
+from scdro._state import Batch, RobustState
 from scdro._validation import check_beta
 from scdro.distributed import Group
 from scdro.errors import HyperparameterError
 from scdro.functional import check_groups, group_means, group_weights
-from scdro.temperature import Advance, PrintedTemperature, Temperature, given_or_default
+from scdro.temperature import Advance, Estimate, PrintedTemperature, Temperature, given_or_default
 
 __all__ = [
     "KLRobustLoss",
@@ -91,9 +91,9 @@ class Accumulation:
     def stage(self, batch: Batch, beta: float) -> tuple[Estimate, Part]:
         gradients = self._gradients()
         self._drop_abandoned()
-        before = self._staged
-        if before is not None and batch.finite is not None and before.batch.finite is not None:
-            batch = batch._replace(finite=batch.finite & before.batch.finite)
+        before, earlier = self._staged, self._parts[-1].batch.finite if self._parts else None
+        if batch.finite is not None and earlier is not None:
+            batch = batch._replace(finite=batch.finite & earlier)
         part = Part(batch, beta)
         estimate = self._estimate(part, before)
         part.step = estimate.step
@@ -140,7 +140,7 @@ class Accumulation:
 
     def _estimate(self, part: Part, before: Estimate | None) -> Estimate:
         if self.state.needs_whole_batch:
-            return self.state.observe(part.batch, staged=before)
+            return self.state.observe(part.batch)
         return self.state.estimate(part.batch, part.beta, staged=before)
 
     def _gradients(self) -> list[Tensor]:
@@ -152,10 +152,11 @@ class Accumulation:
 
     def _drop_bad_gradients(self, *_: Any) -> None:
         """On an accelerator a bad batch is known to the device alone: its gradients, NaN or not, become zeros."""
-        if self._staged is None or self._staged.batch.finite is None:
+        finite = self._parts[-1].batch.finite if self._parts else None
+        if finite is None:
             return
         for gradient in self._gradients():
-            gradient.copy_(torch.where(self._staged.batch.finite, gradient, 0.0))
+            gradient.copy_(torch.where(finite, gradient, 0.0))
 
     def _commit(self, optimizer: Optimizer, *_: Any) -> None:
         if self._staged is None:
@@ -163,7 +164,7 @@ class Accumulation:
         # Fused optimizers are called even when a GradScaler found an overflow, and skip the step themselves.
         overflow = getattr(optimizer, "found_inf", None)
         only_if = None if overflow is None else (overflow == 0).to(self.state.scalars.device).reshape(())
-        self.state.commit(self._staged, only_if=only_if)
+        self.state.commit(self._staged, *(part.batch for part in self._parts), only_if=only_if)
         self._parts, self._staged = [], None
 
 
@@ -301,10 +302,10 @@ class KLRobustLoss(nn.Module):
         self._judge(True if batch.finite is None or host_reads(batch.finite) else batch.finite)
         if self.accumulation is None:
             estimate = self.state.estimate(batch, self.beta)
-            self.state.commit(estimate)
+            self.state.commit(estimate, batch)
             return _with_gradient(losses, batch, estimate.objective, _of_samples(estimate.weights, batch, shares))
         estimate, part = self.accumulation.stage(batch, self.beta)
-        batch = estimate.batch
+        batch = part.batch
         value = _with_gradient(losses, batch, estimate.objective, _of_samples(estimate.weights, batch, shares))
         if not torch.compiler.is_compiling():
             value.register_hook(partial(self.accumulation.scaled, part))  # type: ignore[no-untyped-call]
@@ -312,7 +313,7 @@ class KLRobustLoss(nn.Module):
 
     def _exact(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The worst case of these losses alone, and its weights; it leaves no trace in the state."""
-        rho, lam0, *_ = self.state.limits
+        rho, lam0 = self.state.limits.rho, self.state.limits.lam0
         log_q = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         if self.state.trim:
             log_q = trimmed_log_weights(batch.losses, log_q, self.state.trim)
@@ -402,8 +403,8 @@ class KLRobustLoss(nn.Module):
         return self.state.skipped[0].clone()
 
     def extra_repr(self) -> str:
-        rho, lam0, *_ = self.state.limits
-        return f"rho={rho:g}, beta={self.beta:g}, lam0={lam0:g}, temperature={type(self.state.temperature).__name__}"
+        limits, temperature = self.state.limits, type(self.state.temperature).__name__
+        return f"rho={limits.rho:g}, beta={self.beta:g}, lam0={limits.lam0:g}, temperature={temperature}"
 
 
 def _checked_groups(groups: Tensor, losses: Tensor) -> Tensor:
@@ -426,7 +427,10 @@ def _with_gradient(losses: Tensor, batch: Batch, value: Scalar, weights: Tensor)
         weights, value = torch.where(batch.finite, weights, 0.0), where(batch.finite, value, 0.0)
         losses = torch.where(batch.finite, losses, 0.0)
     surrogate = torch.dot(weights.to(dtype), losses.to(dtype))
-    return torch.as_tensor(value, dtype=dtype, device=losses.device) + (surrogate - surrogate.detach())
+    if isinstance(value, float):
+        surrogate.detach().fill_(value)  # the same memory; the gradient does not depend on it
+        return surrogate
+    return value.to(dtype) + (surrogate - surrogate.detach())
 
 
 def _result_dtype(losses: Tensor) -> torch.dtype:

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from scdro._kl import Tilt, attainable, effective_size, mass_and_size, newton_step, solve_lam, tilt, trimmed_log_weights
-from scdro._scalar import Scalar, clamp, exp, host_reads, log, logaddexp, maximum, scalar, scalar_dtype, where
+from scdro._scalar import Scalar, clamp, exp, log, logaddexp, masked, maximum, on_host, scalar, scalar_dtype, where
 from scdro.errors import HyperparameterError
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Advance(NamedTuple):
-    """One step of a tracker: log s_t, the batch's log mean, the coefficients, and whether it had to start anew."""
+    """One step of a tracker: log s_t, the batch's log mean, the coefficients, and whether it had to start again."""
 
     log_s: Scalar
     log_mean: Scalar
@@ -47,25 +47,42 @@ class Advance(NamedTuple):
     reset: bool | Tensor | None = None
 
 
-class LamTerms(NamedTuple):
-    """What the gradient in lam is made of: drift = log s + rho (+ mu lam), mean losses under softmax(l/lam) at both
-    points, and lam_t over the temperature at which the past is expressed."""
+class Estimate(NamedTuple):
+    """A step not yet committed, of one batch or of all its parts so far. `weights` are those of the last part, and of
+    all parts they sum to ghat/s; `lam_log_s` is lam log s. The means are those of the losses under softmax(l/lam), at
+    the present point and at the previous one, where the temperature asks for them."""
 
-    drift: Scalar
     lam: Scalar
-    ratio: Scalar
-    mean: Scalar
-    mean_old: Scalar | None
-    bound: float | None
+    lam_past: Scalar  # the temperature at which the past is read
+    step: Advance
+    lam_log_s: Scalar
+    log_mass: Scalar
+    weights: Tensor
+    objective: Scalar
+    mean: Scalar | None = None
+    mean_old: Scalar | None = None
+    calibrating: bool = False  # lam_1 waits for the rest of the first batch
+
+    def read(self) -> Estimate:
+        """With floats for numbers, where the host may look: one made in a compiled graph has tensors."""
+
+        def number(x: Any) -> Any:
+            return scalar(x) if isinstance(x, Tensor) and x.ndim == 0 else x
+
+        return Estimate(*map(number, self))._replace(step=Advance(*map(number, self.step)))
 
 
 class Tracker(Protocol):
-    """The rule that moves log s. On the first step s, v and u are the batch's own: Advance(log_mean, log_mean)."""
+    """The rule that moves log s. On the first step s, v and u are the batch's own: Advance(log_mean, log_mean).
+
+    `lam_gradient` gives what is tracked of the gradient in lam (`kept` until now), and that gradient; `drift` is its
+    part log s + rho (+ mu lam), and `bound` of the losses is known or None.
+    """
 
     two_points: bool
 
     def advance(self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float) -> Advance: ...
-    def lam_gradient(self, step: Advance, kept: Scalar, at: LamTerms) -> tuple[Scalar, Scalar]: ...
+    def lam_gradient(self, at: Estimate, kept: Scalar, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]: ...
 
 
 def _averaged(log_s: Scalar, log_mean: Scalar, beta: float) -> Scalar:
@@ -75,8 +92,14 @@ def _averaged(log_s: Scalar, log_mean: Scalar, beta: float) -> Scalar:
     return logaddexp(log_s + math.log1p(-beta), log_mean + math.log(beta))
 
 
-def _subtracted(step: Advance, at: LamTerms) -> Scalar:
-    return 0.0 if at.mean_old is None else step.old * at.mean_old
+def _fresh(at: Estimate) -> Scalar:
+    """mean(exp(l/lam) l)/s."""
+    assert at.mean is not None
+    return exp(at.step.log_mean - at.step.log_s) * at.mean
+
+
+def _subtracted(at: Estimate) -> Scalar:
+    return 0.0 if at.mean_old is None else at.step.old * at.mean_old
 
 
 def _check_cap(cap: float | None) -> None:
@@ -112,10 +135,10 @@ class MovingAverage:
         keep = 1.0 - beta if beta < 1.0 else where(log_mean > -math.inf, 0.0, 1.0)
         return Advance(self.log_s(log_s, log_mean, beta), log_mean, keep)
 
-    def lam_gradient(self, step: Advance, kept: Scalar, at: LamTerms) -> tuple[Scalar, Scalar]:
+    def lam_gradient(self, at: Estimate, kept: Scalar, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
         """u <- (1-beta) u + beta (log s + rho - mean(exp(l/lam) l)/(s lam))   (eq. 6)."""
-        fresh = at.drift - exp(step.log_mean - step.log_s) * at.mean / at.lam
-        u = step.keep * kept + (1.0 - step.keep) * fresh
+        keep = at.step.keep
+        u = keep * kept + (1.0 - keep) * (drift - _fresh(at) / at.lam)
         return u, u
 
 
@@ -149,13 +172,12 @@ class Storm:
         moved, keep, old = (where(empty, a, b) for a, b in ((log_s, moved), (1.0, keep), (0.0, old)))
         return Advance(moved, log_mean, keep, old, reset & (log_mean > -math.inf))
 
-    def lam_gradient(self, step: Advance, kept: Scalar, at: LamTerms) -> tuple[Scalar, Scalar]:
+    def lam_gradient(self, at: Estimate, kept: Scalar, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
         """lam u/s + log s + rho (eq. 8), by way of y = -lam^2 u/s, the tracked mean loss under p."""
-        fresh = exp(step.log_mean - step.log_s) * at.mean
-        y = at.ratio**2 * (step.keep * kept - _subtracted(step, at)) + fresh
-        if at.bound is not None:
-            y = clamp(y, 0.0, at.bound)
-        return y, at.drift - y / at.lam
+        y = (at.lam / at.lam_past) ** 2 * (at.step.keep * kept - _subtracted(at)) + _fresh(at)
+        if bound is not None:
+            y = clamp(y, 0.0, bound)
+        return y, drift - y / at.lam
 
 
 @dataclass(frozen=True)
@@ -191,9 +213,9 @@ class NormalizedStorm(MovingAverage):
         old = (1.0 - beta) * exp(log_mean_old - before)
         return Advance(moved, log_mean, 1.0 - beta, old)
 
-    def lam_gradient(self, step: Advance, kept: Scalar, at: LamTerms) -> tuple[Scalar, Scalar]:
-        y = step.keep * kept + exp(step.log_mean - step.log_s) * at.mean - _subtracted(step, at)
-        return y, at.drift - y / at.lam
+    def lam_gradient(self, at: Estimate, kept: Scalar, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
+        y = at.step.keep * kept + _fresh(at) - _subtracted(at)
+        return y, drift - y / at.lam
 
 
 # -- the recent losses ------------------------------------------------------------------------------------------------
@@ -230,8 +252,11 @@ class Window(NamedTuple):
         size = self.rows.shape[1]
         if log_weight is None:
             losses = _spread(losses, size, len(losses))
-            rows = torch.cat([self.rows, torch.stack([losses, torch.zeros_like(losses)])], 1)
-            return Window(rows[:, -size:])
+            rows, count = torch.empty_like(self.rows), len(losses)
+            new: Any = on_host(rows)
+            new[:, : size - count] = on_host(self.rows)[:, count:]
+            new[0, size - count :], new[1, size - count :] = on_host(losses), 0.0
+            return Window(rows)
         batch = _live_last(torch.stack([losses, log_weight]))
         batch = _spread(batch, size, (log_weight > -math.inf).sum())
         return Window(_live_last(torch.cat([self.rows, batch], 1))[:, -size:])
@@ -241,7 +266,7 @@ class Window(NamedTuple):
 
         `shift` is any value near their top.
         """
-        losses, log_weight = self.rows.unbind()
+        losses, log_weight = on_host(self.rows)
         log_total, size = mass_and_size(log_weight)
         return tilt(losses - shift, log_weight, lam, log_total), size
 
@@ -261,9 +286,10 @@ class Window(NamedTuple):
 
     def top(self) -> Scalar:
         """The hardest of the recent losses."""
-        if host_reads(self.rows) and self.rows[1, 0].item() > -math.inf:  # The oldest slot is filled: all are.
-            return self.losses.max().item()
-        return scalar(torch.where(self.log_weight > -math.inf, self.losses, -math.inf).amax())
+        losses, log_weight = on_host(self.rows)
+        if isinstance(losses, Tensor) or log_weight[0] == -math.inf:  # the oldest slot is empty, maybe others
+            losses = masked(losses, log_weight == -math.inf, -math.inf)
+        return scalar(losses.max())
 
     def quantile(self, trim: float) -> Scalar:
         """The loss above which the hardest `trim` of the recent weight lies."""
@@ -312,20 +338,6 @@ class LamRange(NamedTuple):
         return clamp(lam, self.lam0, self.lam_max)
 
 
-class Moved(NamedTuple):
-    """What a finished step tells the temperature."""
-
-    lam: Scalar
-    lam_past: Scalar
-    step: Advance
-    lam_log_s: Scalar
-    mean: Scalar | None
-    mean_old: Scalar | None
-    window: Window
-    tracker: Tracker
-    lr: Tensor | float | None
-
-
 class Temperature(nn.Module):
     """Decides lam. `initial` is lam_1, or None to find it from the first batch.
 
@@ -346,7 +358,9 @@ class Temperature(nn.Module):
         """How s moves where each batch is evaluated twice (ASCDRO)."""
         raise NotImplementedError
 
-    def advance(self, moved: Moved, limits: LamRange) -> tuple[Scalar, Scalar, list[tuple[Tensor, list[Scalar]]]]:
+    def advance(
+        self, estimate: Estimate, window: Window, limits: LamRange, tracker: Tracker, lr: Scalar | None
+    ) -> tuple[Scalar, Scalar, list[tuple[Tensor, list[Scalar]]]]:
         """lam_{t+1}, the most that lam log s may be when batch t+1 comes, and this module's buffers with their new
         values."""
         raise NotImplementedError
@@ -403,17 +417,19 @@ class WindowTemperature(Temperature):
     def two_point_tracker(self) -> Tracker:
         return NormalizedStorm(self.cap, self.clip)
 
-    def advance(self, moved: Moved, limits: LamRange) -> tuple[Scalar, Scalar, list[tuple[Tensor, list[Scalar]]]]:
+    def advance(
+        self, estimate: Estimate, window: Window, limits: LamRange, tracker: Tracker, lr: Scalar | None
+    ) -> tuple[Scalar, Scalar, list[tuple[Tensor, list[Scalar]]]]:
         if limits.rho == 0.0:
-            return moved.lam, math.inf, []
-        at, size = moved.window.tilt(moved.lam, moved.lam_log_s)
+            return estimate.lam, math.inf, []
+        at, size = window.tilt(estimate.lam, estimate.lam_log_s)
         rho = attainable(limits.rho, size)
-        change = clamp(newton_step(at.kl, at.var, moved.lam, rho, limits.mu), -1.0, 1.0)
-        lam = limits.clamp(moved.lam * exp(change))
+        change = clamp(newton_step(at.kl, at.var, estimate.lam, rho, limits.mu), -1.0, 1.0)
+        lam = limits.clamp(estimate.lam * exp(change))
         if self.lag is None:
             return lam, math.inf, []
         # lam log mean exp(l/lam) of the recent losses; like lam log s, it hardly depends on lam.
-        soft_max = scalar(torch.dot(at.weights, moved.window.losses)) - moved.lam * at.kl
+        soft_max = estimate.lam_log_s + estimate.lam * (at.mean - at.kl)
         return lam, soft_max + lam * math.log(self.lag), []
 
 
@@ -453,14 +469,15 @@ class PrintedTemperature(Temperature):
     def two_point_tracker(self) -> Tracker:
         return Storm()
 
-    def advance(self, moved: Moved, limits: LamRange) -> tuple[Scalar, Scalar, list[tuple[Tensor, list[Scalar]]]]:
-        lr = moved.lr if self.lr is None else self.lr
+    def advance(
+        self, estimate: Estimate, window: Window, limits: LamRange, tracker: Tracker, lr: Scalar | None
+    ) -> tuple[Scalar, Scalar, list[tuple[Tensor, list[Scalar]]]]:
+        lr = lr if self.lr is None else self.lr
         assert lr is not None
-        assert moved.mean is not None
-        drift = moved.lam_log_s / moved.lam + limits.rho + limits.mu * moved.lam
-        terms = LamTerms(drift, moved.lam, moved.lam / moved.lam_past, moved.mean, moved.mean_old, limits.loss_bound)
-        tracked, gradient = moved.tracker.lam_gradient(moved.step, scalar(self.tracked[0]), terms)
-        return limits.clamp(moved.lam - lr * gradient), math.inf, [(self.tracked, [tracked])]
+        lam = estimate.lam
+        drift = estimate.lam_log_s / lam + limits.rho + limits.mu * lam
+        tracked, gradient = tracker.lam_gradient(estimate, scalar(self.tracked[0]), drift, limits.loss_bound)
+        return limits.clamp(lam - lr * gradient), math.inf, [(self.tracked, [tracked])]
 
 
 def given_or_default(temperature: Temperature | None) -> Temperature:

@@ -595,8 +595,8 @@ class RobustOptimizer(ClosureOptimizer):
 
     def full_objective(self, losses: Tensor) -> Tensor:
         """The worst case of the losses of all training samples: what the method minimises."""
-        rho, lam0, *_ = self._robust.limits
-        value: Tensor = worst_case(losses, rho, lam0, trim=self._robust.trim).value
+        limits = self._robust.limits
+        value: Tensor = worst_case(losses, limits.rho, limits.lam0, trim=self._robust.trim).value
         return value
 
     @property

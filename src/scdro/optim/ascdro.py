@@ -184,7 +184,7 @@ class ASCDRO(TwoPoints, RobustOptimizer):
             for group in self.param_groups:
                 self._descend(group)
             self._project()
-        robust.commit(estimate, self.param_groups[0]["lr"])
+        robust.commit(estimate, batch, lr=self.param_groups[0]["lr"])
         return estimate.objective
 
     def _read_previous_point(self, closure: Closure, sample_weight: Tensor | None) -> tuple[Batch, Point]:

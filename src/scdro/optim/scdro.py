@@ -85,7 +85,7 @@ class SCDRO(RobustOptimizer):
             for group in self.param_groups:
                 self._follow(group, 1.0 - beta, beta, group["weight_decay"] + self._robust.mu)
             self._project()
-        self._robust.commit(estimate, self.param_groups[0]["lr"])
+        self._robust.commit(estimate, batch, lr=self.param_groups[0]["lr"])
         return estimate.objective
 
 
