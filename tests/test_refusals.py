@@ -145,16 +145,16 @@ def test_errors_can_be_caught_as_what_they_are(error, bases):
 # -- losses -----------------------------------------------------------------------------------------------------------
 
 BAD_LOSSES = {
-    "nan": (with_value(NAN), NonFiniteLossError, "expected finite losses, got NaN or infinity"),
-    "inf": (with_value(INF), NonFiniteLossError, "expected finite losses, got NaN or infinity"),
-    "-inf": (with_value(-INF), NonFiniteLossError, "expected finite losses, got NaN or infinity"),
-    "2-D": (lambda l: l[:, None], LossError, r"one loss per sample, got shape \(5, 1\)"),
-    "reduced": (lambda l: l.mean(), LossError, 'already reduced.*reduction="none"'),
-    "empty": (lambda l: l[:0], LossError, "at least one loss, got an empty batch"),
-    "integer": (lambda l: l.detach().round().long(), LossError, "floating-point losses, got torch.int64"),
-    "detached": (lambda l: l.detach(), LossError, "losses that require grad, got detached"),
-    "list": (lambda l: l.tolist(), LossError, "expected a tensor.*got list"),
-    "forgotten return": (lambda l: None, LossError, "expected a tensor.*got NoneType"),
+    "nan": (with_value(NAN), NonFiniteLossError, "finite.*NaN"),
+    "inf": (with_value(INF), NonFiniteLossError, "finite.*NaN"),
+    "-inf": (with_value(-INF), NonFiniteLossError, "finite.*NaN"),
+    "2-D": (lambda l: l[:, None], LossError, r"\(5, 1\)"),
+    "reduced": (lambda l: l.mean(), LossError, 'reduction="none"'),
+    "empty": (lambda l: l[:0], LossError, "empty"),
+    "integer": (lambda l: l.detach().round().long(), LossError, "floating-point.*int64"),
+    "detached": (lambda l: l.detach(), LossError, "require grad"),
+    "list": (lambda l: l.tolist(), LossError, "tensor.*list"),
+    "forgotten return": (lambda l: None, LossError, "tensor.*NoneType"),
 }
 
 
@@ -228,7 +228,7 @@ def test_loss_outside_its_bound(name, skip, value, started):
         else:
             stateful.step(lambda: with_value(value)(problem.losses()))
 
-    refuses(problem, call, LossError, r"losses in \[0, loss_bound\] = \[0, 100.0\]", stateful)
+    refuses(problem, call, LossError, r"loss_bound.*100", stateful)
 
 
 def test_losses_at_their_bounds_are_fine():
@@ -252,13 +252,13 @@ def test_padding_may_hold_anything(training, padding):
 # -- sample weights and masks -----------------------------------------------------------------------------------------
 
 BAD_WEIGHTS = {
-    "negative": ([1.0, -1.0, 1.0, 1.0, 1.0], "sample weights >= 0, got negative"),
-    "nan": ([1.0, NAN, 1.0, 1.0, 1.0], "sample weights >= 0, got negative or non-finite"),
-    "inf": ([1.0, INF, 1.0, 1.0, 1.0], "sample weights >= 0, got negative or non-finite"),
-    "zeros": ([0.0] * 5, "sample weights.*positive sum"),
-    "short": ([1.0] * 4, r"one sample weight per loss, shape \(5,\), got \(4,\)"),
-    "2-D": ([[1.0]] * 5, r"one sample weight per loss, shape \(5,\), got \(5, 1\)"),
-    "number": (1.0, r"one sample weight per loss, shape \(5,\), got \(\)"),
+    "negative": ([1.0, -1.0, 1.0, 1.0, 1.0], "weights.*negative"),
+    "nan": ([1.0, NAN, 1.0, 1.0, 1.0], "weights.*non-finite"),
+    "inf": ([1.0, INF, 1.0, 1.0, 1.0], "weights.*non-finite"),
+    "zeros": ([0.0] * 5, "weights.*positive"),
+    "short": ([1.0] * 4, r"weight.*\(5,\).*\(4,\)"),
+    "2-D": ([[1.0]] * 5, r"weight.*\(5,\).*\(5, 1\)"),
+    "number": (1.0, r"weight.*\(5,\).*\(\)"),
 }
 
 
@@ -287,7 +287,7 @@ def test_bad_weights_of_the_loss_module(kind, training, started):
 
 def test_bad_masks():
     problem, robust = Problem(), KLRobustLoss(0.5)
-    for mask, match in (([False] * 5, "positive sum"), ([True] * 4, r"shape \(5,\), got \(4,\)")):
+    for mask, match in (([False] * 5, "positive"), ([True] * 4, r"\(5,\).*\(4,\)")):
         refuses(problem, lambda m=mask: robust(problem.losses(), mask=torch.tensor(m)), LossError, match, robust)
 
 
@@ -295,7 +295,7 @@ def test_bad_masks():
 def test_bad_weights_of_functions(kind):
     weight, match = BAD_WEIGHTS[kind]
     if kind in ("negative", "nan", "inf"):
-        match = "sample weights >= 0.*got negative, non-finite"
+        match = "weights.*negative.*non-finite"
     with pytest.raises(LossError, match=match):
         worst_case([1.0] * 5, 0.1, sample_weight=weight)
     with pytest.raises(LossError, match=match):
@@ -304,17 +304,17 @@ def test_bad_weights_of_functions(kind):
 
 # -- settings ---------------------------------------------------------------------------------------------------------
 
-RADIUS_RHO = "radius rho >= 0, got"
+RADIUS_RHO = "rho >= 0"
 BAD_SETTINGS = [
     *(("rho", v, RADIUS_RHO) for v in (-0.1, NAN, INF)),
-    *(("lam0", v, "expected lam0 > 0") for v in (0.0, -1e-3, NAN, INF)),
-    *(("beta", v, r"expected beta in \(0, 1\]") for v in (0.0, -0.1, 1.001, NAN)),
+    *(("lam0", v, "lam0 > 0") for v in (0.0, -1e-3, NAN, INF)),
+    *(("beta", v, r"beta.*\(0, 1\]") for v in (0.0, -0.1, 1.001, NAN)),
     *(("lr", v, "lr >=? 0") for v in (-0.1, NAN, INF)),
     *(("weight_decay", v, "weight_decay >= 0") for v in (-1e-4, NAN, INF)),
-    *(("radius", v, "radius R > 0") for v in (0.0, -1.0, NAN, INF)),
-    *(("trim", v, r"trim in \[0, 1\)") for v in (-0.1, 1.0, 1.5, NAN)),
+    *(("radius", v, "R > 0") for v in (0.0, -1.0, NAN, INF)),
+    *(("trim", v, r"trim.*\[0, 1\)") for v in (-0.1, 1.0, 1.5, NAN)),
     *(("loss_bound", v, "loss_bound > 0") for v in (0.0, -1.0, NAN, INF)),
-    *(("window", v, "window of at least one") for v in (0, -5)),
+    *(("window", v, "window") for v in (0, -5)),
     *(("mu", v, "mu >= 0") for v in (-0.1, NAN, INF)),
 ]
 OF_THE_LOSS = {"rho", "lam0", "beta", "trim", "loss_bound", "window"}
@@ -353,7 +353,7 @@ def test_settings_changed_to_bad_ones(name, started):
     optimizer = problem.optimizer(name, started)
     for beta in (0.0, 1.5, NAN):
         optimizer.param_groups[0]["beta"] = beta
-        refuses(problem, lambda: optimizer.step(problem.losses), HyperparameterError, "beta in", optimizer)
+        refuses(problem, lambda: optimizer.step(problem.losses), HyperparameterError, "beta", optimizer)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -363,30 +363,30 @@ def test_different_betas(name):
     optimizer = make(name, groups)
     optimizer.step(problem.losses)
     optimizer.param_groups[1]["beta"] = 0.25
-    refuses(problem, lambda: optimizer.step(problem.losses), HyperparameterError, "same beta", optimizer)
+    refuses(problem, lambda: optimizer.step(problem.losses), HyperparameterError, "beta", optimizer)
 
 
 @pytest.mark.parametrize("initial", [0.0, -1.0, NAN, INF])
 def test_bad_initial_temperature(initial):
     for temperature in (WindowTemperature, PrintedTemperature):
-        with pytest.raises(HyperparameterError, match=f"initial temperature lam > 0, got {initial}"):
+        with pytest.raises(HyperparameterError, match=f"lam > 0.*{initial}"):
             temperature(initial)
 
 
 def test_bad_temperatures_and_trackers():
     params = [nn.Parameter(torch.ones(2))]
     for lr in (-0.1, NAN):
-        with pytest.raises(HyperparameterError, match=f"step size lr >= 0 for lam, got {lr}"):
+        with pytest.raises(HyperparameterError, match=f"lr >= 0.*{lr}"):
             PrintedTemperature(lr=lr)
     for cap in (0.5, NAN):
         for build in (lambda c: SCDRO(params, temperature=WindowTemperature(cap=c)), MovingAverage, NormalizedStorm):
-            with pytest.raises(HyperparameterError, match=f"cap >= 1.*got {cap}"):
+            with pytest.raises(HyperparameterError, match=f"cap >= 1.*{cap}"):
                 build(cap)
     with pytest.raises(HyperparameterError, match=r"PrintedTemperature\(lr=...\)"):
         KLRobustLoss(0.5, temperature=PrintedTemperature())
-    with pytest.raises(HyperparameterError, match=r"1 point\(s\) for SCDRO, got Storm"):
+    with pytest.raises(HyperparameterError, match=r"1 point.*SCDRO.*Storm"):
         SCDRO(params, tracker=Storm())
-    with pytest.raises(HyperparameterError, match=r"2 point\(s\) for ASCDRO, got MovingAverage"):
+    with pytest.raises(HyperparameterError, match=r"2 point.*ASCDRO.*MovingAverage"):
         ASCDRO(params, tracker=MovingAverage())
 
 
@@ -397,11 +397,11 @@ def test_bad_temperatures():
         (lambda: WindowTemperature(ceiling=-1.0), "ceiling >= 0"),
         (lambda: WindowTemperature(lag=0.9), "lag >= 1"),
         (lambda: WindowTemperature(clip=-1.0), "clip >= 0"),
-        (lambda: SCDRO(params, temperature="auto"), "such as WindowTemperature.*got 'auto'"),
-        (lambda: SCDRO(params, lam0=1.0, temperature=WindowTemperature(0.01)), "initial temperature >= lam0"),
-        (lambda: SCDRO(params, window=2.5), "window of at least one loss, got 2.5"),
-        (lambda: lemma_stages(1.0, 1.0, 1.0, 1.0, 0), "at least one stage, got 0"),
-        (lambda: SCDRO([{"params": params, "beta": 0.2}, {"params": [nn.Parameter(torch.ones(1))]}]), "same beta"),
+        (lambda: SCDRO(params, temperature="auto"), "WindowTemperature.*'auto'"),
+        (lambda: SCDRO(params, lam0=1.0, temperature=WindowTemperature(0.01)), ">= lam0"),
+        (lambda: SCDRO(params, window=2.5), "window.*2.5"),
+        (lambda: lemma_stages(1.0, 1.0, 1.0, 1.0, 0), "stage.*0"),
+        (lambda: SCDRO([{"params": params, "beta": 0.2}, {"params": [nn.Parameter(torch.ones(1))]}]), "beta"),
     ):
         with pytest.raises(HyperparameterError, match=match):
             build()
@@ -411,7 +411,7 @@ def test_bad_temperatures():
 def test_losses_of_another_model(name):
     problem, other = Problem(), Problem()
     optimizer = problem.optimizer(name, started=True)
-    refuses(problem, lambda: optimizer.step(other.losses), ClosureError, "made for another model", optimizer)
+    refuses(problem, lambda: optimizer.step(other.losses), ClosureError, "parameters.*model", optimizer)
 
 
 def test_a_temperature_may_be_given_to_two():
@@ -476,10 +476,10 @@ def test_losses_of_weight_zero_may_be_anything(kind, bad):
 def test_bad_stages(name):
     params, kind = [nn.Parameter(torch.ones(2))], {"RSCDRO": RSCDRO, "RASCDRO": RASCDRO}[name]
     for stages, match in (
-        ([], "at least one stage, got none"),
-        ([Stage(0.1, 0.5, 0), Stage(0.1, 0.5, 1)], "at least one step in a stage, got Stage"),
-        ([Stage(0.1, 0.5, 1), Stage(0.0, 0.5, 1)], "lr > 0.*got Stage"),
-        ([Stage(0.1, 0.5, 1), Stage(0.1, 1.5, 1)], r"beta in \(0, 1\].*got 1.5"),
+        ([], "stage"),
+        ([Stage(0.1, 0.5, 0), Stage(0.1, 0.5, 1)], "step.*Stage"),
+        ([Stage(0.1, 0.5, 1), Stage(0.0, 0.5, 1)], "lr > 0.*Stage"),
+        ([Stage(0.1, 0.5, 1), Stage(0.1, 1.5, 1)], r"beta.*\(0, 1\].*1.5"),
     ):
         with pytest.raises(HyperparameterError, match=match):
             kind(params, stages)
@@ -487,10 +487,10 @@ def test_bad_stages(name):
 
 def test_bad_schedules():
     for milestones in ([0], [5, 5], [7, 3], [-1]):
-        with pytest.raises(HyperparameterError, match="milestones that increase"):
+        with pytest.raises(HyperparameterError, match="milestones"):
             decay_stages(0.1, 0.5, milestones)
     for bad in ("mu", "eps1", "sigma", "L_F"):
-        with pytest.raises(HyperparameterError, match=f"expected {bad} > 0, got -1"):
+        with pytest.raises(HyperparameterError, match=f"{bad} > 0.*-1"):
             lemma_stages(**{"mu": 1.0, "eps1": 1.0, "sigma": 1.0, "L_F": 1.0, "stages": 2, bad: -1.0})
 
 
@@ -498,7 +498,7 @@ def test_attaching_twice():
     model = nn.Linear(3, 1)
     robust = KLRobustLoss(0.5).attach(torch.optim.SGD(model.parameters(), 0.1))
     robust(model(torch.randn(4, 3)).flatten())
-    with pytest.raises(HyperparameterError, match="between two batches, got it amid one"):
+    with pytest.raises(HyperparameterError, match=r"optimizer.*step\(\)"):
         robust.attach(torch.optim.SGD(model.parameters(), 0.1))
 
 
@@ -508,10 +508,10 @@ def test_attaching_twice():
 @pytest.mark.parametrize("kind", [torch.tensor, list])
 def test_bad_losses_of_functions(kind):
     for losses, error, match in (
-        ([1.0, NAN, INF], NonFiniteLossError, "2 NaN or infinite"),
-        ([1.0, -INF], NonFiniteLossError, "1 NaN or infinite"),
-        ([[1.0, 2.0]], LossError, r"got shape \(1, 2\)"),
-        ([], LossError, "got an empty batch"),
+        ([1.0, NAN, INF], NonFiniteLossError, "2 NaN"),
+        ([1.0, -INF], NonFiniteLossError, "1 NaN"),
+        ([[1.0, 2.0]], LossError, r"\(1, 2\)"),
+        ([], LossError, "empty"),
     ):
         for function in (lambda l: worst_case(l, 0.1), lambda l: objective(l, 1.0, 0.1)):
             with pytest.raises(error, match=match) as caught:
@@ -519,7 +519,7 @@ def test_bad_losses_of_functions(kind):
             assert caught.type is error
     for function in (lambda l: worst_case(l, 0.1), lambda l: objective(l, 1.0, 0.1)):
         for reduced in (torch.tensor(3.0), 3.0):
-            with pytest.raises(LossError, match="already reduced"):
+            with pytest.raises(LossError, match='reduction="none"'):
                 function(reduced)
 
 
@@ -538,7 +538,7 @@ def test_settings_that_are_no_numbers(setting, value):
     with pytest.raises(HyperparameterError, match=f"{setting}.*0.5|{setting}.*None"):
         KLRobustLoss(**{"rho": 0.5, setting: value})
     if setting != "beta":
-        with pytest.raises(HyperparameterError, match=f"expected a number for {setting}, got {value!r}"):
+        with pytest.raises(HyperparameterError, match=f"number.*{setting}.*{value!r}"):
             worst_case([1.0, 2.0], **{"rho": 0.5, setting: value})
     if setting in ("rho", "lam0", "beta"):
         with pytest.raises(HyperparameterError, match=setting):
@@ -553,29 +553,29 @@ def test_tensors_and_numpy_numbers_are_numbers():
 @pytest.mark.parametrize("lam", [0.0, -1.0, NAN])
 def test_bad_lam(lam):
     for temperature in (lam, torch.tensor(lam)):
-        with pytest.raises(HyperparameterError, match=f"temperature lam > 0, got {lam}"):
+        with pytest.raises(HyperparameterError, match=f"lam > 0.*{lam}"):
             objective([1.0, 2.0], temperature, 0.1)
 
 
 def test_per_cent_in_place_of_a_share():
-    with pytest.raises(HyperparameterError, match=r"got 12.5; 12.5% is 0.125$"):
+    with pytest.raises(HyperparameterError, match=r"12\.5.*0\.125"):
         rho_for_group(12.5)
-    with pytest.raises(HyperparameterError, match=r"got 1000$"):
+    with pytest.raises(HyperparameterError, match=r"1000[^%]*$"):
         rho_for_group(1000)
-    with pytest.raises(HyperparameterError, match=r"got 0.0$"):
+    with pytest.raises(HyperparameterError, match=r"0\.0[^%]*$"):
         rho_for_group(0.0)
-    with pytest.raises(HyperparameterError, match=r"number for a group's share, got '0\.1'"):
+    with pytest.raises(HyperparameterError, match=r"number.*'0\.1'"):
         rho_for_group("0.1")
 
 
 def test_bad_meanings_of_rho():
     for alpha in (0.0, -0.1, 1.1, NAN):
-        with pytest.raises(HyperparameterError, match=rf"share of the data in \(0, 1\], got {alpha}"):
+        with pytest.raises(HyperparameterError, match=rf"\(0, 1\].*{alpha}"):
             rho_for_group(alpha)
     for level in (0.4, 1.0, 2.0, NAN):
-        with pytest.raises(HyperparameterError, match=rf"confidence level in \[0.5, 1\), got {level}"):
+        with pytest.raises(HyperparameterError, match=rf"\[0\.5, 1\).*{level}"):
             rho_for_confidence(10, level)
-    with pytest.raises(HyperparameterError, match="at least one sample, got n = 0"):
+    with pytest.raises(HyperparameterError, match="n = 0"):
         rho_for_confidence(0)
 
 
@@ -616,25 +616,23 @@ def test_closure_that_called_backward(name, closure, started):
 def test_closure_missing(name, closure, started):
     problem = Problem()
     optimizer = problem.optimizer(name, started)
-    refuses(
-        problem, lambda: optimizer.step(*closure), ClosureError, r"expected step\(closure\).*KLRobustLoss", optimizer
-    )
+    refuses(problem, lambda: optimizer.step(*closure), ClosureError, r"step\(closure\).*KLRobustLoss", optimizer)
 
 
 def test_losses_in_place_of_a_closure():
     problem = Problem()
     optimizer = problem.optimizer("SCDRO")
-    match = r"got a Tensor; pass a function: opt.step\(lambda: "
+    match = r"Tensor.*lambda: "
     refuses(problem, lambda: optimizer.step(problem.losses()), ClosureError, match, optimizer)
 
 
 def test_what_is_no_vector_of_losses_is_told_apart():
     robust, logits = KLRobustLoss(0.5), torch.randn(6, 3, requires_grad=True)
     for call, match in (
-        (lambda: robust(logits, torch.arange(6) % 3), r"got logits, shape \(6, 3\), and labels; .*not logits"),
-        (lambda: robust(logits[:, :1]), r"shape \(6, 1\), a column; pass losses.squeeze\(1\)"),
-        (lambda: robust(logits), r"shape \(6, 3\); average over"),
-        (lambda: robust(logits, torch.ones(6)), r"shape \(6, 3\); average over"),
+        (lambda: robust(logits, torch.arange(6) % 3), r"logits.*\(6, 3\).*labels"),
+        (lambda: robust(logits[:, :1]), r"\(6, 1\).*squeeze\(1\)"),
+        (lambda: robust(logits), r"\(6, 3\).*average"),
+        (lambda: robust(logits, torch.ones(6)), r"\(6, 3\).*average"),
         (lambda: worst_case(logits[:, :1], 0.5), r"squeeze\(1\)"),
     ):
         with pytest.raises(LossError, match=match):
@@ -671,7 +669,7 @@ def test_closure_that_draws_its_own_batch(name):
         problem,
         lambda: optimizer.step(lambda: problem.losses()[: next(sizes)]),
         ClosureError,
-        "same batch from both calls.*got 5 losses and then 3",
+        "batch.*5.*3",
         optimizer,
     )
 
@@ -712,7 +710,7 @@ def test_checkpoint_of_another_algorithm(target, source):
         assert differences(checkpoint, optimizer.state_dict()) == []
         return
     came = "another optimizer" if source == "SGD" else source
-    match = rf"expected a state_dict of {target}, got one of {came}\b"
+    match = rf"\b{target}\b.*\b{came}\b"
     refuses(problem, lambda: optimizer.load_state_dict(checkpoint), CheckpointError, match, optimizer)
     optimizer.step(problem.losses)
 
@@ -721,8 +719,8 @@ def test_checkpoint_of_another_algorithm(target, source):
 def test_checkpoint_of_other_settings(name):
     problem, other = Problem(0), Problem(1)
     optimizer = problem.optimizer(name, started=True, window=64)
-    size = "window of 64 losses and of WindowTemperature, got one made with other settings"
-    kind = "made with WindowTemperature, got one of another temperature"
+    size = "window.*64.*WindowTemperature"
+    kind = "WindowTemperature.*another"
     for settings, says in (({"window": 32}, size), ({"window": 64, "temperature": PrintedTemperature()}, kind)):
         checkpoint = other.optimizer(name, started=True, **settings).state_dict()
         refuses(
@@ -741,7 +739,7 @@ def test_checkpoint_of_other_stages(kind):
     optimizer.step(problem.losses)
     other = kind(Problem().model.parameters(), decay_stages(0.1, 0.5, [5, 9]))
     checkpoint = other.state_dict()
-    refuses(problem, lambda: optimizer.load_state_dict(checkpoint), CheckpointError, "same stages", optimizer)
+    refuses(problem, lambda: optimizer.load_state_dict(checkpoint), CheckpointError, "stages", optimizer)
 
 
 @pytest.mark.parametrize("shape", [[(4, 2)], [(3,), (3,)]], ids=["other shape", "other number"])
@@ -928,7 +926,7 @@ def test_a_batch_left_out_leaves_running_statistics_as_they_were(name, first):
 def test_statistics_that_a_batch_left_out_would_spoil_are_asked_for(name):
     problem = problem_with(normalised(nn.BatchNorm1d(4)))
     optimizer = problem.optimizer(name, skip_nonfinite=True)
-    match = "got a BatchNorm1d outside of `module`.*pass module=model"
+    match = "BatchNorm1d.*module=model"
     refuses(problem, lambda: optimizer.step(problem.losses), ClosureError, match, optimizer)
     problem.model.eval()  # Statistics that do not move need nobody to know them.
     optimizer.step(problem.losses)
@@ -938,7 +936,7 @@ def test_statistics_that_a_batch_left_out_would_spoil_are_asked_for(name):
 def test_an_error_leaves_running_statistics_as_they_were(name):
     problem = spoilt(problem_with(normalised(nn.BatchNorm1d(4))), 4)
     optimizer = problem.optimizer(name, started=True, module=problem.model)
-    refuses(problem, lambda: optimizer.step(lambda: problem.losses(4)), NonFiniteLossError, "got NaN", optimizer)
+    refuses(problem, lambda: optimizer.step(lambda: problem.losses(4)), NonFiniteLossError, "NaN", optimizer)
 
 
 @pytest.mark.parametrize("skips", [True, False])
@@ -954,7 +952,7 @@ def test_a_model_that_the_loss_watches(skips, attached):
     if skips:
         robust(problem.losses(4))
     else:
-        refuses(Problem(), lambda: robust(problem.losses(4)), NonFiniteLossError, "got NaN", robust)
+        refuses(Problem(), lambda: robust(problem.losses(4)), NonFiniteLossError, "NaN", robust)
     assert differences(before, problem.snapshot()) == []
     single = copy.deepcopy(problem.model)
     single(problem.x[1])
@@ -1011,7 +1009,7 @@ def test_hidden_statistics(name, kind, elsewhere):
     problem = problem_with(HIDDEN[kind]())
     optimizer = problem.optimizer(name, module=nn.BatchNorm1d(4) if elsewhere else None)
     what = {"SyncBatchNorm": "SyncBatchNorm", "InstanceNorm1d": "InstanceNorm1d"}.get(kind, "BatchNorm1d")
-    match = f"got a {what} outside of `module`.*pass module=model"
+    match = f"{what}.*module=model"
     for _ in range(2):
         refuses(problem, lambda: optimizer.step(problem.losses), ClosureError, match, optimizer)
 
@@ -1023,7 +1021,7 @@ def test_statistics_hidden_in_a_second_model():
         return problem.losses() + second(problem.x[0]).squeeze(1).square()
 
     optimizer = problem.optimizer("ASCDRO", module=problem.model)
-    with pytest.raises(ClosureError, match="BatchNorm1d outside of `module`"):
+    with pytest.raises(ClosureError, match=r"BatchNorm1d.*module=model"):
         optimizer.step(closure)
     optimizer = problem.optimizer("ASCDRO", module=[problem.model, second])
     tracked = [m[1].num_batches_tracked.item() for m in (problem.model, second)]
@@ -1039,7 +1037,7 @@ def test_hidden_statistics_that_start_to_move_later(name):
     problem.model.eval()
     optimizer.step(problem.losses)
     problem.model.train()
-    refuses(problem, lambda: optimizer.step(problem.losses), ClosureError, "BatchNorm1d outside", optimizer)
+    refuses(problem, lambda: optimizer.step(problem.losses), ClosureError, "BatchNorm1d.*module=model", optimizer)
 
 
 def test_layers_without_moving_statistics_are_fine():
@@ -1240,7 +1238,7 @@ def test_steps_that_parameters_cannot_hold(dtype, most, setting):
     settings = {"lr": 0.1, "rho": 0.5}
     SCDRO([held], **settings | {setting: most})
     if most < 1e308:
-        with pytest.raises(HyperparameterError, match=f"expected {setting} <= "):
+        with pytest.raises(HyperparameterError, match=f"{setting} <= "):
             SCDRO(
                 [{"params": [free], setting: 1.0}, {"params": [free.detach().clone().requires_grad_(), held]}],
                 **settings | {setting: 1.1 * most},
