@@ -342,7 +342,7 @@ def test_resumed_equals_uninterrupted(temperature):
 @pytest.mark.parametrize("other", [(N + 1, 1), (N // 2, 2)])  # the second has as many anchors
 def test_state_of_another_make_is_refused(other):
     n, towers = other
-    with pytest.raises(CheckpointError, match="12 samples and 1 towers"):
+    with pytest.raises(CheckpointError, match=r"12.*1 tower"):
         RobustContrastiveLoss(N, 0.5).load_state_dict(RobustContrastiveLoss(n, 0.5, towers=towers).state_dict())
 
 
@@ -423,8 +423,8 @@ def test_bad_temperatures(make):
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: RobustContrastiveLoss(N, 0.5, tau0=0.0), "expected tau0 > 0"),
-        (lambda: FixedTemperatures(1e-46), "no less than 1e-15"),
+        (lambda: RobustContrastiveLoss(N, 0.5, tau0=0.0), "tau0 > 0"),
+        (lambda: FixedTemperatures(1e-46), "1e-15"),
         (
             lambda: RobustContrastiveLoss(N, 0.5, temperature=PrintedTemperatures(initial=0.005, tau_max=0.006)),
             "tau_max >= tau0",

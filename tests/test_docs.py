@@ -27,7 +27,7 @@ NEEDS = {"integrations": ("lightning", "transformers", "accelerate", "skorch")}
 RUNNABLE = [
     pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.integration] if page.stem in NEEDS else [])
     for page in PAGES
-    if code(page) and page != ROOT / "docs" / "errors.md"  # test_error_gallery.py runs it
+    if code(page) and page != ROOT / "docs" / "errors.md"  # test_errors.py runs it
 ]
 
 

@@ -297,8 +297,8 @@ def test_device_by_name_and_model_without_parameters():
 @pytest.mark.parametrize(
     ("loss", "match"),
     [
-        (lambda out, y: squared(out, y).mean(), r'shape \(\); compute it with reduction="none"'),
-        (lambda out, y: (out - y[:, None]).square(), r"one loss per sample, got shape \(5, 1\)"),
+        (lambda out, y: squared(out, y).mean(), r'\(\).*reduction="none"'),
+        (lambda out, y: (out - y[:, None]).square(), r"\(5, 1\)"),
     ],
     ids=["reduced", "2-D"],
 )
@@ -312,7 +312,7 @@ def test_not_one_loss_per_sample(loss, match):
 
 @pytest.mark.parametrize("loader", [[], iter(())])
 def test_empty_loader(loader):
-    with pytest.raises(LossError, match="at least one batch, got an empty loader"):
+    with pytest.raises(LossError, match="empty"):
         evaluate(linear(), loader, squared, 0.5)
 
 
@@ -328,13 +328,13 @@ def test_empty_batches():
 def test_nonfinite_losses(bad):
     model, (x, y) = linear(), data()
     y[7] = bad
-    with pytest.raises(NonFiniteLossError, match=r"1 NaN or infinite .* of 23"):
+    with pytest.raises(NonFiniteLossError, match=r"1 NaN.* 23"):
         evaluate(model, batches(x, y), squared, 0.5)
 
 
 @pytest.mark.parametrize(
     ("settings", "match"),
-    [({"rho": -1.0}, "rho >= 0"), ({"lam0": 0.0}, "lam0 > 0"), ({"trim": 1.0}, r"trim in \[0, 1\)")],
+    [({"rho": -1.0}, "rho >= 0"), ({"lam0": 0.0}, "lam0 > 0"), ({"trim": 1.0}, r"trim.*\[0, 1\)")],
 )
 def test_bad_settings(settings, match):
     def never():
@@ -349,7 +349,7 @@ def test_bad_settings(settings, match):
 def test_one_batch_is_not_a_list_of_batches(kind):
     model, x, y = torch.nn.Linear(3, 2), torch.randn(2, 3), torch.tensor([0, 1])
     loss_fn = torch.nn.CrossEntropyLoss(reduction="none")
-    with pytest.raises(DataError, match=rf"such as \[\(x, y\)\] or a DataLoader, got a {kind.__name__} of tensors"):
+    with pytest.raises(DataError, match=rf"\[\(x, y\)\].*DataLoader.*{kind.__name__}"):
         evaluate(model, kind((x, y)), loss_fn, rho=0.5)
     assert len(evaluate(model, [(x, y)], loss_fn, rho=0.5).losses) == 2
     assert len(evaluate(model, ([x, y],), loss_fn, rho=0.5).losses) == 2
@@ -378,7 +378,7 @@ def test_batches_of_named_arguments(mapping):
     assert found.losses.tolist() == evaluate(model.head, batches(x * mask, y), squared, 0.5).losses.tolist()
     assert "labels" in loader[0]  # as it was
     for bad in ({"input_ids": x, "target": y}, {"input_ids": x}):
-        with pytest.raises(DataError, match=r"\"labels\", or pairs \(x, y\), got a dictionary of input_ids"):
+        with pytest.raises(DataError, match=r"labels.*\(x, y\).*input_ids"):
             evaluate(model, [mapping(bad)], squared, 0.5)
 
 
@@ -386,5 +386,5 @@ def test_batches_of_named_arguments(mapping):
 def test_batches_without_targets_are_an_error(data):
     """Bare tensors gave a report of their first two rows."""
     loader = torch.utils.data.DataLoader(data, batch_size=16)
-    with pytest.raises(DataError, match="expected batches"):
+    with pytest.raises(DataError, match="batches"):
         evaluate(torch.nn.Linear(3, 1), loader, lambda out, y: (out - y).square().mean(1), rho=0.5)

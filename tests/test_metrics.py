@@ -134,10 +134,10 @@ def test_groups_of_mixed_types():
 
 
 def test_labels_that_never_agree():
-    with pytest.raises(ValueError, match="one type in y_true and y_pred"):
+    with pytest.raises(ValueError, match=r"y_true.*y_pred"):
         robust_accuracy([0, 1], ["0", "1"], 0.1)
     for missing in ([0, None], [0.0, np.nan]):
-        with pytest.raises(ValueError, match="label for every sample in y_true"):
+        with pytest.raises(ValueError, match="y_true"):
             worst_group_accuracy(missing, [0, 1], ["a", "b"])
     assert robust_accuracy([0, 1], [False, True], 0.1) == 1.0
     assert robust_accuracy(np.array(["a", "b"], dtype=object), np.array(["a", "b"]), 0.1) == 1.0
@@ -159,7 +159,7 @@ def test_index_of_the_groups():
     model = KLDROClassifier().fit(X, y)
     with pytest.raises(ValueError, match="each label once"):
         worst_group_scorer(pd.Series([0, 1, 1], index=[0, 1, 1]))
-    with pytest.raises(ValueError, match="got none for 2 of 4, such as 2"):
+    with pytest.raises(ValueError, match="2 of 4"):
         worst_group_scorer(pd.Series([0, 1], index=[0, 1]))(model, X, y)
     groups = pd.Series(list("abba"), index=[3, 2, 1, 0])
     assert worst_group_scorer(groups)(model, X, y) == worst_group_accuracy(y, model.predict(X), list("abba"))

@@ -1,4 +1,4 @@
-"""Runs of the experiments' engine, made alike by one process and by those that torchrun starts (`test_torchrun.py`)."""
+"""Runs of the experiments' engine, the same by one process and by those that torchrun starts (`test_torchrun.py`)."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_two_at_once_wait_for_each_other(tmp_path, data, model):
 def test_features_too_large_for_float16(tmp_path, data, model):
     with torch.no_grad():
         model.norm.weight.mul_(1e8)
-    with pytest.raises(DataError, match="float16 can hold"):
+    with pytest.raises(DataError, match="float16"):
         extract(model, data, tmp_path, "train")
     assert extract(model, data, tmp_path, "train", dtype="float32")
     with pytest.raises(DataError, match="float16 or float32"):
@@ -304,7 +304,7 @@ def test_features_of_a_part_alone(tmp_path, data, model, capsys):
         str(tmp_path / "o"),
     ]
     assert main(argv) == 1
-    assert "expected training and test data of cifar10-st, got train alone; run" in capsys.readouterr().err
+    assert "cifar10-st, got train" in capsys.readouterr().err
 
 
 def test_splits_of_a_list_are_as_in_evaluation(tmp_path, monkeypatch):

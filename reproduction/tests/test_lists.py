@@ -119,7 +119,7 @@ def test_lists_of_other_bytes(tmp_path, monkeypatch):
 def test_missing_and_damaged_images(tmp_path, monkeypatch):
     write_list(tmp_path / "all.txt", [1])
     data = LongTailList(tmp_path / "all.txt")
-    with pytest.raises(MissingDataError, match=rf"0_0\.png, .* is root, {tmp_path}, the right folder"):
+    with pytest.raises(MissingDataError, match=rf"0_0\.png.*root.*{tmp_path}"):
         data[0]
     write_images(tmp_path, [1])
     assert data[0][0].shape == (3, 224, 224)

@@ -171,7 +171,7 @@ def test_damaged_or_foreign_files(tmp_path, kind):
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     with pytest.raises(CheckpointError, match="damaged"):
         pretrain(SMALL, toy(), toy(), run)
-    with pytest.raises(CheckpointError, match=r"damaged|cut off or changed"):
+    with pytest.raises(CheckpointError, match=r"damaged|cut off"):
         load_pretrained(run)
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
     assert (run / "metrics.jsonl").stat().st_size > 0

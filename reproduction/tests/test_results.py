@@ -83,7 +83,7 @@ def test_results_say_what_made_them(tmp_path, capsys):
     assert f"scdro {made_in['scdro']}, torch {made_in['torch']}, python {made_in['python']}" in text
     capsys.readouterr()
     assert main(["report", str(results)]) == 1
-    assert "name the folder of the runs, which is where their --out said" in capsys.readouterr().err
+    assert "--out" in capsys.readouterr().err
 
 
 def test_versions_are_those_of_the_runs_and_not_of_the_last_command(tmp_path, capsys):

@@ -224,9 +224,9 @@ def test_a_second_process_waits(tmp_path, tiny):
 
 def test_other_settings_do_not_mix(tmp_path):
     (tmp_path / "runs.jsonl").write_text('{"scale": "other"}\n')
-    with pytest.raises(CheckpointError, match="scale = other instead of smoke"):
+    with pytest.raises(CheckpointError, match=r"scale.*other.*smoke"):
         table1.run(tmp_path, "smoke")
-    with pytest.raises(HyperparameterError, match="a scale of smoke, small, paper"):
+    with pytest.raises(HyperparameterError, match="smoke, small, paper"):
         table1.run(tmp_path, "large")
     with pytest.raises(HyperparameterError, match="at least one worker"):
         table1.run(tmp_path, "smoke", workers=0)

@@ -16,5 +16,5 @@ def test_the_parts_of_a_task_do_not_overlap():
 
 
 def test_missing_features_say_how_to_get_them(tmp_path):
-    with pytest.raises(MissingDataError, match="python -m reproduction pretrain cifar10-st"):
+    with pytest.raises(MissingDataError, match="reproduction pretrain cifar10-st"):
         open_task("features", "cifar10-st", 1, Sources(tmp_path))

@@ -173,7 +173,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 
 def test_a_method_that_needs_groups_is_refused_without_them(tmp_path):
     data = Task(*(Rows(part.inputs, part.labels, names=part.names) for part in (rows(), rows(60, 1), rows(60, 2))))
-    with pytest.raises(HyperparameterError, match="expected a task with groups for GroupDRO"):
+    with pytest.raises(HyperparameterError, match=r"groups.*GroupDRO"):
         train(a_run("GroupDRO"), data, tmp_path)
 
 

@@ -235,7 +235,7 @@ def test_hardest_samples_in_any_form():
 
 
 def test_nothing_to_watch(tmp_path):
-    with pytest.raises(scdro.HyperparameterError, match="expected one KLRobustLoss"):
+    with pytest.raises(scdro.HyperparameterError, match="KLRobustLoss"):
         fitted(Elsewhere(scdro.KLRobustLoss(0.5)), tmp_path, 1, callbacks=[RobustMonitor()])
 
 

@@ -218,7 +218,7 @@ def test_dual_sgm_with_a_tensor_as_lr_is_as_exact():
 @pytest.mark.parametrize("method", [ABSGD, RECOVER])
 def test_a_checkpoint_of_another_temperature(method):
     model, *_ = problem()
-    with pytest.raises(scdro.CheckpointError, match=r"lam = 5\.0, got one of lam = 1\.0"):
+    with pytest.raises(scdro.CheckpointError, match=r"lam = 5\.0.*lam = 1\.0"):
         method(model.parameters(), lam=5.0).load_state_dict(method(model.parameters(), lam=1.0).state_dict())
 
 
@@ -451,7 +451,7 @@ def test_group_dro_says_what_is_wrong():
     for groups in (0, True, 2.5, torch.ones(3), torch.tensor([-1, 0])):
         with pytest.raises(scdro.HyperparameterError):
             GroupDRO(model.parameters(), groups=groups)
-    with pytest.raises(scdro.HyperparameterError, match="got their number only"):
+    with pytest.raises(scdro.HyperparameterError, match="number"):
         GroupDRO(model.parameters(), groups=3).batch_sampler(4)
     for settings in ({"batch_size": 0}, {"batch_size": 2, "steps": 0}):
         with pytest.raises(scdro.HyperparameterError, match="at least one"):

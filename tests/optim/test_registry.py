@@ -289,7 +289,7 @@ def test_bad_batches_leave_running_statistics_as_they_were(name):
     assert all(torch.equal(norm.state_dict()[key], value) for key, value in before.items())
     unaware = Training(name, skip_nonfinite=True)
     index = unaware.batch()
-    with pytest.raises(scdro.ClosureError, match="BatchNorm1d outside of `module`"):
+    with pytest.raises(scdro.ClosureError, match=r"BatchNorm1d.*module=model"):
         unaware.opt.step(lambda: losses(index), index)
 
 
@@ -339,7 +339,7 @@ def test_any_dtype(name, dtype):
 
 
 def test_what_a_method_needs_is_named():
-    with pytest.raises(scdro.HyperparameterError, match="n, all_losses for PGSMD2"):
+    with pytest.raises(scdro.HyperparameterError, match=r"n, all_losses.*PGSMD2"):
         REGISTRY["PGSMD2"].build(new_model().parameters(), {"rho": 0.1}, lr=0.1)
 
 

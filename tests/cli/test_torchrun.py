@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -132,7 +133,7 @@ def test_errors_are_told_once(shared):
     said = (shared / "said").read_text()
     assert said.count("error: the following arguments are required") == 1
     assert said.count("scdro train: expected") == 1
-    assert "expected the same data and settings on all processes, got others on rank 1" in said
+    assert re.search("scdro train: .*rank 1", said)
     assert "Connection" not in said  # what follows from it for the others
 
 

@@ -11,7 +11,7 @@ import scdro
 
 def test_the_wheel_is_the_library_alone_with_the_files_of_the_page():
     builders = pytest.importorskip("hatchling.builders.wheel")
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     files = {file.distribution_path for file in builders.WheelBuilder(str(root)).recurse_included_files()}
     assert all(name.startswith("scdro/") for name in files)
     own = {f"scdro/application/report/{p.name}" for p in (root / "src/scdro/application/report").glob("*.*")}

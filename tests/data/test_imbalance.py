@@ -128,7 +128,7 @@ def test_image_data_takes_arrays_and_refuses_what_it_cannot_normalise():
         with pytest.raises(DataError, match="positions"):
             data.subset(index)
     for bad in ({"std": (0.0, 1.0, 1.0)}, {"mean": (0.5, np.nan, 0.5)}, {"std": (1.0,)}):
-        with pytest.raises(DataError, match="standard deviations > 0"):
+        with pytest.raises(DataError, match="deviations > 0"):
             ImageData(pixels, [0, 1, 1], **about | bad)
     with pytest.raises(DataError, match="images"):
         ImageData(None, [0, 1, 1], **about)
@@ -151,5 +151,5 @@ def test_pooled_images_are_means_of_squares():
     data = ImageData(images, torch.zeros(3, dtype=torch.int64), mean=(0.5,) * 3, std=(0.5,) * 3, names="a")
     expected = images.double().reshape(3, 3, 2, 2, 3, 2).mean((3, 5))
     assert (data.pooled(2).images.double() - expected).abs().max() <= 0.5
-    with pytest.raises(DataError, match="expected a factor that divides"):
+    with pytest.raises(DataError, match="factor"):
         data.pooled(4)

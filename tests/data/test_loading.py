@@ -211,7 +211,7 @@ def test_one_epoch_at_a_time(workers):
     older = batches.epoch(0)
     next(older)
     assert len(list(batches.epoch(1))) == 6
-    with pytest.raises(DataError, match="one epoch at a time"):
+    with pytest.raises(DataError, match="epoch"):
         next(older)
     assert len(list(batches.epoch(2))) == 6
 
@@ -267,11 +267,11 @@ def test_a_sampler_with_state_resumes_by_it():
 def test_starts_outside_an_epoch_and_samplers_of_one_use_are_refused():
     for batches in (*kinds(), MemoryBatches(images(), sampler=[[0]] * 6), MemoryBatches(images(), sampler=Endless())):
         for start in (-1, *(() if isinstance(batches.order.sampler, Endless) else (7,))):
-            with pytest.raises(HyperparameterError, match=f"from 0 to .*got {start}"):
+            with pytest.raises(HyperparameterError, match=f"0 to .*{start}"):
                 batches.epoch(0, start)
         with pytest.raises(HyperparameterError, match="epoch >= 0"):
             batches.epoch(-1)
-    with pytest.raises(HyperparameterError, match="generator, which is used up"):
+    with pytest.raises(HyperparameterError, match="generator"):
         MemoryBatches(images(), sampler=([i] for i in range(3)))
     with pytest.raises(HyperparameterError, match="workers >= 0"):
         WorkerBatches(Decoder(), workers=-1)

@@ -116,7 +116,7 @@ def test_decimal_commas_are_named(tmp_path):
     assert "numbers with a decimal comma are read as texts; write them with a point: a, b" in data.notes
     assert not any("rows do not differ" in note for note in data.notes)
     content = [{key: row[key] for key in ("b", "label")} for row in content]
-    with pytest.raises(DataError, match="with a point and not with a comma"):
+    with pytest.raises(DataError, match="comma"):
         open_own(Wanted(write_csv(tmp_path / "u.csv", content, ";"), target="label"))
     plain = open_own(Wanted(write_csv(tmp_path / "v.csv", rows()), target="label"))
     assert not any("comma" in note for note in plain.notes)
@@ -127,12 +127,12 @@ def test_a_number_too_large_is_named_with_its_column_and_line(tmp_path):
     train = read_table(write_csv(tmp_path / "train.csv", rows())).without(["label"])
     new = rows(20)
     new[7]["b"] = "1e300"
-    with pytest.raises(DataError, match=r"column 'b', got 1e\+300 in line 9 of .*new\.csv"):
+    with pytest.raises(DataError, match=r"'b'.*1e\+300.*line 9.*new\.csv"):
         TablePreparation.fit(train).features(read_table(write_csv(tmp_path / "new.csv", new)))
     x = np.random.default_rng(0).normal(size=(20, 3))
     prepared = MatrixPreparation.fit(Matrix(tmp_path / "a.npz", x))
     x[4, 2] = -1e200
-    with pytest.raises(DataError, match=r"column '2', got -1e\+200 in row 4 of .*b\.npz"):
+    with pytest.raises(DataError, match=r"'2'.*-1e\+200.*row 4.*b\.npz"):
         prepared.samples(Matrix(tmp_path / "b.npz", x), torch.zeros(20, dtype=torch.int64), names=("u",))
 
 
@@ -219,20 +219,20 @@ X, Y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
 IMAGES = np.zeros((40, 8, 8, 3), np.uint8)
 WRONG = {
     "no target": (changed(lambda i: {}), {"target": None}, r"--target.*'a', 'b'"),
-    "another target": (changed(lambda i: {}), {"target": "income"}, "the target 'income'.*'label'"),
+    "another target": (changed(lambda i: {}), {"target": "income"}, "'income'.*'label'"),
     "one class": (changed(lambda i: {"label": "yes"}), {}, "two classes.*'yes'"),
     "a class of one": (changed(lambda i: {"label": "odd"} if i == 3 else {}), {}, "two samples.*'odd'"),
     "no class": (changed(lambda i: {"label": "" if i in (5, 9) else "yes"}), {}, "none for 2 .*in line 7"),
     "NaN class": (changed(lambda i: {"label": "nan" if i == 5 else "1"}), {}, "none for 1"),
     "a number to predict": (changed(lambda i: {"label": f"{i / 7:.3f}"}), {}, "KLDRORegressor"),
-    "few rows": (lambda p: write_csv(p / "a.csv", rows(12)), {}, "at least 20 samples"),
+    "few rows": (lambda p: write_csv(p / "a.csv", rows(12)), {}, "20 samples"),
     "nothing to learn from": (
         lambda p: write_csv(p / "a.csv", [{"label": r["label"], "b": "1"} for r in rows(60)]),
         {},
         "rows differ",
     ),
     "group is target": (changed(lambda i: {}), {"groups": ("label",)}, "as both"),
-    "another group": (changed(lambda i: {}), {"groups": ("sex",)}, "the group column 'sex'"),
+    "another group": (changed(lambda i: {}), {"groups": ("sex",)}, "'sex'"),
     "another drop": (changed(lambda i: {}), {"drop": ("id",)}, "drop 'id'"),
     "another categorical": (changed(lambda i: {}), {"categorical": ("zip",)}, "'zip'"),
     "large numbers": (changed(lambda i: {"b": f"1e{300 + i % 8}"}), {}, "rescale"),
@@ -242,8 +242,8 @@ WRONG = {
     "no rows": (text_file("a.csv", b"a,label\n"), {}, "rows below"),
     "a row too short": (text_file("a.csv", b"a,label\n1,x\n2\n"), {}, "2 cells in line 3.*got 1"),
     "two columns of a name": (text_file("a.csv", b"a,a,label\n1,2,x\n"), {}, "'a'"),
-    "not UTF-8": (text_file("a.csv", "a,label\n\xe4,x\n".encode("latin-1")), {}, "save it as UTF-8"),
-    "damaged gzip": (text_file("a.csv.gz", b"no"), {}, "a whole file, got a damaged one"),
+    "not UTF-8": (text_file("a.csv", "a,label\n\xe4,x\n".encode("latin-1")), {}, "UTF-8"),
+    "damaged gzip": (text_file("a.csv.gz", b"no"), {}, "damaged"),
     "not there": (lambda p: p / "b.csv", {}, "found none"),
     "damaged arrays": (text_file("a.npz", b"PK no"), {"target": None}, "np.savez"),
     "no y": (arrays(X=X), {"target": None}, "an array y"),
@@ -280,27 +280,27 @@ def test_wrong_data(write, options, message, tmp_path):
 def test_wrong_parts(tmp_path):
     path = write_csv(tmp_path / "a.csv", rows())
     other = write_csv(tmp_path / "b.csv", [row | {"label": "perhaps"} for row in rows(30)])
-    with pytest.raises(DataError, match=r"classes of training, 'no', 'yes', got 'perhaps'.*b\.csv"):
+    with pytest.raises(DataError, match=r"'no', 'yes'.*'perhaps'.*b\.csv"):
         open_own(Wanted(path, target="label", test=other))
     with pytest.raises(DataError, match="same kind"):
         open_own(Wanted(path, target="label", validation=write_images(tmp_path / "pictures")))
     short = write_csv(tmp_path / "c.csv", [{k: v for k, v in row.items() if k != "b"} for row in rows(30)])
-    with pytest.raises(DataError, match="'b' not there"):
+    with pytest.raises(DataError, match="'b'"):
         open_own(Wanted(path, target="label", test=short))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--method", "SGD"], "a method of SCDRO, ASCDRO"),
+        (["--method", "SGD"], "SCDRO, ASCDRO.*SGD"),
         (["--method", "GroupDRO"], "--group"),
-        (["--model", "resnet8"], "a model for rows"),
-        (["--model", "forest"], "a model of linear"),
+        (["--model", "resnet8"], "resnet8"),
+        (["--model", "forest"], "linear.*forest"),
         (["--protect", "0"], r"\(0, 1\]"),
         (["--rho", "-1"], "rho >= 0"),
-        (["--rho", "1", "--protect", "0.5"], "got both"),
+        (["--rho", "1", "--protect", "0.5"], "--rho.*--protect"),
         (["--set", "beta"], "NAME=NUMBER"),
-        (["--set", "gamma=1"], "settings of SCDRO, lr, beta"),
+        (["--set", "gamma=1"], "lr, beta.*gamma"),
         (["--search", "-1"], "search >= 1"),
         (["--seed", "0"], "seed >= 1"),
         (["--epochs", "-1"], "epochs >= 1"),
@@ -327,7 +327,7 @@ def test_wrong_things_to_predict(tmp_path, capsys):
 
     status, said = predicted([{**{k: v for k, v in r.items() if k != "colour"}, "color": "red"} for r in rows(5)])
     assert status == 1
-    assert "'colour' not there; others are: 'label', 'color'" in said.err
+    assert re.search("'colour'.*'label', 'color'", said.err)
     status, said = predicted([row | {"b": "much" if i == 3 else row["b"]} for i, row in enumerate(rows(5))])
     assert status == 1
     assert "'much' in line 5" in said.err
@@ -344,5 +344,5 @@ def test_wrong_things_to_predict(tmp_path, capsys):
     with pytest.raises(CheckpointError, match="format"):
         load_model(out)
     (out / "model.pt").write_bytes(b"no")
-    with pytest.raises(ScdroError, match="a model of `scdro train`"):
+    with pytest.raises(ScdroError, match="scdro train"):
         load_model(out)

@@ -32,6 +32,10 @@ def told(tmp_path, monkeypatch, capsys):
     return say
 
 
+def lacking(said, *facts):
+    return [fact for fact in facts if fact not in said]
+
+
 TRAIN = "train data.csv --target label --out run"
 
 
@@ -39,8 +43,7 @@ TRAIN = "train data.csv --target label --out run"
 def test_a_device_that_is_not_there(told, device):
     status, said = told(f"{TRAIN} --device {device}")
     assert status == 1
-    assert said.startswith("scdro train: expected a device that torch can use here (cpu")
-    assert said.endswith(f"got '{device}'; name another by --device, or leave it out")
+    assert lacking(said, "scdro train: ", "(cpu", f"'{device}'", "--device") == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -48,7 +51,7 @@ def test_a_device_that_no_process_has_is_told_once(told, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "scdro"]
     found = subprocess.run([*command, *TRAIN.split(), "--device", "cuda"], capture_output=True, text=True, cwd=tmp_path)
     assert found.returncode
-    assert found.stderr.count("expected a device that torch can use here (cpu), got 'cuda'") == 1
+    assert [found.stderr.count(fact) for fact in ("(cpu)", "'cuda'")] == [1, 1]
 
 
 @pytest.mark.parametrize("flag", ["--epochs", "--batch-size", "--width", "--size", "--search", "--threads"])
@@ -56,38 +59,38 @@ def test_a_device_that_no_process_has_is_told_once(told, tmp_path):
 def test_nought_is_not_the_default(told, flag, value):
     status, said = told(f"{TRAIN} {flag} {value}")
     assert status == 1
-    assert said == f"scdro train: expected {flag} >= 1, got {value}; leave it out for what suits the data"
+    assert lacking(said, "scdro train: ", f"{flag} >= 1", str(value)) == []
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("line", "facts"),
     [
-        ("predict data.csv run", "got another file or a damaged one, data.csv; the order is: scdro predict RUN DATA"),
-        ("train data.csv --target label --out data.csv", "a folder for --out, got the file data.csv; name another"),
-        ("train data.csv --target label --out data.csv/x", "data.csv above data.csv/x; name another"),
-        (f"{TRAIN} --protect 10", "share of the data in (0, 1], got 10.0; 10% is 0.1"),
-        ("train headless.csv --target income --out run", "; is the first line, with the columns' names, missing?"),
-        ("train data.csv --target income --out run", "'label'"),  # which has its first line
+        ("predict data.csv run", ("data.csv", "scdro predict RUN DATA")),
+        ("train data.csv --target label --out data.csv", ("folder", "--out", "data.csv")),
+        ("train data.csv --target label --out data.csv/x", ("data.csv ", "data.csv/x")),
+        (f"{TRAIN} --protect 10", ("(0, 1]", "10.0", "10% is 0.1")),
+        ("train headless.csv --target income --out run", ("'income'", "headless.csv", "first line")),
+        ("train data.csv --target income --out run", ("'income'", "'label'")),
     ],
 )
-def test_messages_say_what_to_do(told, line, expected):
+def test_messages_say_what_to_do(told, line, facts):
     status, said = told(line)
     assert status == 1
-    assert said.endswith(expected)
+    assert lacking(said, *facts) == []
+    assert ("first line" in said) == ("headless" in line)
 
 
 def test_predictions_go_to_a_file(told, tmp_path):
-    assert told(f"predict run data.csv --out {tmp_path}") == (
-        1,
-        f"scdro predict: expected a file for --out, got the folder {tmp_path}; name a file in it",
-    )
+    status, said = told(f"predict run data.csv --out {tmp_path}")
+    assert status == 1
+    assert lacking(said, "scdro predict: ", "--out", str(tmp_path), "file") == []
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="no /proc")
 def test_a_place_where_no_folder_can_be_made(told):
     status, said = told("train data.csv --target label --out /proc/x")
     assert status == 1
-    assert said.startswith("scdro train: expected a place where a folder can be made, got /proc/x (")
+    assert lacking(said, "scdro train: ", "folder", "/proc/x") == []
 
 
 def test_the_line_of_a_missing_class(told, tmp_path):
@@ -96,7 +99,7 @@ def test_the_line_of_a_missing_class(told, tmp_path):
     write_csv(tmp_path / "gap.csv", content)
     status, said = told("train gap.csv --target label --out run")
     assert status == 1
-    assert "the first of them in line 31;" in said  # below the names of the columns
+    assert "line 31" in said  # below the names of the columns
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_a_state_whose_carrier_is_frozen_here_is_refused():
     t, other = training("SCDRO", 3), training("SCDRO", 1)
     other.inner[0].requires_grad_(False)
     before = copy.deepcopy(other.opt.state_dict())
-    with pytest.raises(scdro.CheckpointError, match="let the same parameters train"):
+    with pytest.raises(scdro.CheckpointError, match="parameters"):
         set_optimizer_state_dict(other.inner, other.opt, get_optimizer_state_dict(t.inner, t.opt))
     assert differences(before, other.opt.state_dict()) == []
 
@@ -179,7 +179,7 @@ def test_hooks_of_state_dicts_see_all_of_it(name):
     kind = type(t.opt).__name__
     assert seen == ["before", sorted(f"{kind}.{key}" for key in t.opt._own_state())]
     other = with_weights_of(name, t)
-    with pytest.raises(scdro.CheckpointError, match=f"expected a state_dict of {kind}, got one of Renamed"):
+    with pytest.raises(scdro.CheckpointError, match=rf"\b{kind}\b.*Renamed"):
         other.opt.load_state_dict(state)
 
     def rename_back(opt, state_dict):
@@ -316,13 +316,13 @@ def test_complex_parameters_are_refused(name):
 # -- what a state means -----------------------------------------------------------------------------------------------
 
 MEANINGS = {
-    "rho = 0": ({"rho": 0.5}, {"rho": 0.0}, "rho > 0, got one of rho = 0"),
-    "rho > 0": ({"rho": 0.0}, {"rho": 0.5}, "rho = 0, got one of rho > 0"),
-    "trim": ({"rho": 0.5, "trim": 0.1}, {"rho": 0.5}, "trim > 0, got one of trim = 0"),
+    "rho = 0": ({"rho": 0.5}, {"rho": 0.0}, "rho > 0.*rho = 0"),
+    "rho > 0": ({"rho": 0.0}, {"rho": 0.5}, "rho = 0.*rho > 0"),
+    "trim": ({"rho": 0.5, "trim": 0.1}, {"rho": 0.5}, "trim > 0.*trim = 0"),
     "temperature": (
         {"rho": 0.5},
         {"rho": 0.5, "temperature": PrintedTemperature(1.0, lr=0.1)},
-        "WindowTemperature, got one of another temperature|other settings",
+        "WindowTemperature",
     ),
 }
 
@@ -367,7 +367,7 @@ def test_an_optimizer_refuses_a_state_that_means_something_else(method, mine, th
 
 def test_a_state_of_another_tracker_is_refused():
     made = [scdro.ASCDRO(nn.Linear(3, 2).parameters(), rho=0.5, tracker=tracker) for tracker in (None, scdro.Storm())]
-    with pytest.raises(scdro.CheckpointError, match="NormalizedStorm, got one of another tracker"):
+    with pytest.raises(scdro.CheckpointError, match=r"NormalizedStorm.*tracker"):
         made[0].load_state_dict(made[1].state_dict())
 
 
