@@ -54,7 +54,7 @@ def test_equals_the_oracle(rho, lam0):
     assert report.lam == pytest.approx(expected.lam, rel=1e-8)
     assert report.kl == pytest.approx(expected.kl, rel=1e-7, abs=1e-12)
     assert report.mean == pytest.approx(losses.mean(), rel=1e-12)
-    assert report.ess == pytest.approx(1 / np.sum(expected.weights**2), rel=1e-7)
+    assert report.ess == pytest.approx(1 / (len(report.losses) * np.sum(expected.weights**2)), rel=1e-7)
     np.testing.assert_allclose(report.weights, expected.weights, rtol=1e-7, atol=1e-14)
 
 

@@ -243,7 +243,7 @@ def test_rho_zero_is_the_plain_mean(losses):
     assert found.lam == math.inf
     assert found.kl == 0.0
     np.testing.assert_allclose(found.weights, np.full(len(losses), 1 / len(losses)), rtol=1e-14)
-    assert found.ess == close(len(losses))
+    assert found.ess == close(1.0)
     assert objective(losses, math.inf, 0.0) == close(np.mean(losses))
     assert objective(losses, math.inf, 0.1) == math.inf
 
@@ -254,19 +254,26 @@ def test_rho_of_log_n_and_more_reaches_lam0(extra):
     assert found.lam == 1e-3
     assert found.value == close(3.0 - 1e-3 * math.log(4))
     np.testing.assert_allclose(found.weights, [0, 0, 0, 1], atol=1e-15)
-    assert found.ess == close(1.0)
+    assert found.ess == close(1.0 / len(found.weights))
 
 
 def test_tied_maxima_share_the_weight():
     found = worst_case([0.0, 7.0, 7.0, 1.0], 5.0)
     np.testing.assert_allclose(found.weights, [0, 0.5, 0.5, 0], atol=1e-15)
     assert found.kl == close(math.log(2))
-    assert found.ess == close(2.0)
+    assert found.ess == close(2.0 / len(found.weights))
 
 
 def test_effective_sample_size():
     found = worst_case(L, 0.1)
-    assert found.ess == close(1 / np.sum(found.weights**2))
+    assert found.ess == close(1 / (len(found.weights) * np.sum(found.weights**2)))
+
+
+def test_effective_sample_size_of_weighted_samples_is_that_of_copies():
+    counts = [1, 5, 0, 2]
+    weighted, copies = worst_case(L, 0.3, sample_weight=counts), worst_case(np.repeat(L, counts), 0.3)
+    assert weighted.ess == close(copies.ess)
+    assert 0 < weighted.ess < 1
 
 
 def test_many_samples():
@@ -523,7 +530,7 @@ def test_value_lies_between_mean_and_max(losses, rho, lam0):
     assert lam0 <= found.lam <= lam0 + (losses.max() - losses.mean()) / rho * (1 + 1e-9) + 1e-12
     assert found.weights.min() >= 0
     assert found.weights.sum() == pytest.approx(1, abs=1e-12)
-    assert 1 - 1e-9 <= found.ess <= len(losses) * (1 + 1e-9)
+    assert (1 - 1e-9) / len(losses) <= found.ess <= 1.0
     assert (np.diff(found.weights[np.argsort(losses)]) >= -1e-15).all()
 
 

@@ -14,11 +14,11 @@ import oracles
 from scdro.errors import HyperparameterError
 from scdro.linear_model import KLDROClassifier
 from scdro.metrics import (
+    WorstGroupScorer,
     group_table,
     robust_accuracy,
     robust_accuracy_scorer,
     worst_group_accuracy,
-    worst_group_scorer,
 )
 
 
@@ -81,12 +81,12 @@ def test_choosing_rho_by_a_search():
     pd = pytest.importorskip("pandas")
     X, y = make_classification(300, 5, random_state=0)
     frame, group = pd.DataFrame(X).add_prefix("x"), pd.Series((X[:, 0] > 0).astype(int))
-    for scoring in (robust_accuracy_scorer(0.1), worst_group_scorer(group), worst_group_scorer(lambda X: X["x0"] > 0)):
+    for scoring in (robust_accuracy_scorer(0.1), WorstGroupScorer(group), WorstGroupScorer(lambda X: X["x0"] > 0)):
         search = GridSearchCV(KLDROClassifier(), {"rho": [0.0, 0.2]}, scoring=scoring, cv=3).fit(frame, y)
         scores = search.cv_results_["mean_test_score"]
         assert np.all((scores > 0) & (scores <= 1))
     by_series, by_function = (
-        GridSearchCV(KLDROClassifier(), {"rho": [0.0, 0.2]}, scoring=worst_group_scorer(g), cv=3).fit(frame, y)
+        GridSearchCV(KLDROClassifier(), {"rho": [0.0, 0.2]}, scoring=WorstGroupScorer(g), cv=3).fit(frame, y)
         for g in (group, lambda X: X["x0"] > 0)
     )
     np.testing.assert_array_equal(by_series.cv_results_["mean_test_score"], by_function.cv_results_["mean_test_score"])
@@ -102,8 +102,8 @@ def test_bad_input():
     with pytest.raises(ValueError, match="non-zero"):
         robust_accuracy([0, 1], [0, 1], 0.1, [0.0, 0.0])
     with pytest.raises(TypeError, match="rows of a fold"):
-        worst_group_scorer(np.zeros(3))
-    scorer = worst_group_scorer(pytest.importorskip("pandas").Series([0]))
+        WorstGroupScorer(np.zeros(3))
+    scorer = WorstGroupScorer(pytest.importorskip("pandas").Series([0]))
     with pytest.raises(TypeError, match="DataFrame"):
         scorer(KLDROClassifier(), np.zeros((1, 1)), [0])
     with pytest.raises(ValueError, match="columns"):
@@ -146,8 +146,8 @@ def test_labels_that_never_agree():
 def test_scorers_say_what_they_are():
     pd = pytest.importorskip("pandas")
     assert repr(robust_accuracy_scorer(0.1)) == "robust_accuracy_scorer(rho=0.1)"
-    assert repr(worst_group_scorer(pd.Series([0, 1]))) == "worst_group_scorer(Series of 2 rows)"
-    assert repr(worst_group_scorer(labels)) == "worst_group_scorer(labels)"
+    assert repr(WorstGroupScorer(pd.Series([0, 1]))) == "WorstGroupScorer(Series of 2 rows)"
+    assert repr(WorstGroupScorer(labels)) == "WorstGroupScorer(labels)"
     for rho in (-1.0, "a"):
         with pytest.raises(HyperparameterError, match="rho >= 0"):
             robust_accuracy_scorer(rho)
@@ -158,8 +158,8 @@ def test_index_of_the_groups():
     X, y = pd.DataFrame({"x": [0.0, 1.0, 2.0, 3.0]}), [0, 0, 1, 1]
     model = KLDROClassifier().fit(X, y)
     with pytest.raises(ValueError, match="each label once"):
-        worst_group_scorer(pd.Series([0, 1, 1], index=[0, 1, 1]))
+        WorstGroupScorer(pd.Series([0, 1, 1], index=[0, 1, 1]))
     with pytest.raises(ValueError, match="2 of 4"):
-        worst_group_scorer(pd.Series([0, 1], index=[0, 1]))(model, X, y)
+        WorstGroupScorer(pd.Series([0, 1], index=[0, 1]))(model, X, y)
     groups = pd.Series(list("abba"), index=[3, 2, 1, 0])
-    assert worst_group_scorer(groups)(model, X, y) == worst_group_accuracy(y, model.predict(X), list("abba"))
+    assert WorstGroupScorer(groups)(model, X, y) == worst_group_accuracy(y, model.predict(X), list("abba"))

@@ -116,6 +116,11 @@ def mass_and_size(log_weight: Vector) -> tuple[Scalar, Scalar]:
     return log(total) + top, total * total / dot(w, w)
 
 
+def effective_share(p: Tensor, q: Tensor) -> Tensor:
+    """1 / sum p^2/q, in (0, 1]: the share of the samples, by their weight q, that weights p are worth."""
+    return 1.0 / torch.where(q > 0, p * (p / q), 0.0).sum().clamp_min(1.0)
+
+
 def attainable(rho: float, size: Scalar) -> Scalar:
     """The part of rho that a sample of this size can show.
 

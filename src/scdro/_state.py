@@ -18,7 +18,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from scdro._kl import attainable, effective_size, solve_lam, trimmed_log_weights, value_at
+from scdro._kl import attainable, effective_share, effective_size, solve_lam, trimmed_log_weights, value_at
 from scdro._plateau import EVERY, Plateau
 from scdro._scalar import (
     Scalar,
@@ -595,8 +595,8 @@ class RobustState(Tracked):
         lam, _, lam_log_s, ceiling, _ = self.numbers()
         window = self.window.without(ceiling) if self.trim else self.window
         at, _ = window.tilt(lam, lam_log_s)
-        q, p = torch.softmax(window.log_weight, 0), as_tensor(at.weights)
-        return vector([maximum(at.kl, 0.0)], q)[0], (q * q).sum() / (p * p).sum()
+        q = torch.softmax(window.log_weight, 0)
+        return vector([maximum(at.kl, 0.0)], q)[0], effective_share(as_tensor(at.weights), q)
 
 
 def _mean_of_parts(mean: Scalar, staged: Estimate | None, log_sum: Scalar) -> Scalar:

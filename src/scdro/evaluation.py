@@ -19,7 +19,8 @@ __all__ = ["Evaluation", "evaluate"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` saw. `hardest` are positions in the order of the loader, hardest first.
+    """What `evaluate` saw. `ess` is the share of the samples that the worst case looks at, in (0, 1]; `hardest` are
+    positions in the order of the loader, hardest first.
 
     Example:
         >>> model, loss_fn = torch.nn.Identity(), torch.nn.MSELoss(reduction="none")
@@ -49,7 +50,7 @@ def evaluate(
     trim: float = 0.0,
     hardest: int = 100,
     device: torch.device | str | None = None,
-    process_group: Group = False,
+    process_group: Group = None,
 ) -> Evaluation:
     """One pass over a data set: its exact robust value, and the samples that the worst case looks at.
 
@@ -64,9 +65,10 @@ def evaluate(
         rho, lam0, trim: as in `worst_case`.
         hardest: how many of the hardest samples to name.
         device: where the model is; by default that of its first parameter.
-        process_group: the processes each of which has a part of the data set in its loader; all must call. None for all
-            processes. They get the same report, of all the data: rank 0's samples first, then rank 1's. Give them
-            contiguous parts (`scdro.distributed.shard`), and positions are those in the data set.
+        process_group: the processes each of which has a part of the data set in its loader: None for all, where
+            torch.distributed is initialised (all must then call); False for this one alone. They get the same report,
+            of all the data: rank 0's samples first, then rank 1's. Give them contiguous parts
+            (`scdro.distributed.shard`), and positions are those in the data set.
 
     Example:
         >>> model = torch.nn.Linear(3, 1)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from scdro._kl import solve_lam, trimmed_log_weights, value_at
+from scdro._kl import effective_share, solve_lam, trimmed_log_weights, value_at
 from scdro._validation import check_number, check_radius, check_trim, check_weights, read_losses
 from scdro.errors import HyperparameterError, LossError
 
@@ -292,23 +292,20 @@ def _chi2(p: Tensor, q: Tensor) -> Tensor:
 class WorstCase(NamedTuple):
     """The worst distribution within the KL ball, and what it costs.
 
-    `value` is differentiable in the losses (its gradient is `weights`); the other fields are constants.
+    `value` is differentiable in the losses (its gradient is `weights`); the other fields are constants. `ess` is the
+    effective sample size of the weights as a share of the samples, in (0, 1]: how many the worst case looks at.
 
     Example:
         >>> wc = worst_case([0.1, 0.2, 0.1, 3.0], rho=0.5)
-        >>> int(wc.weights.argmax()), round(wc.kl, 6), round(float(wc.ess), 1)
-        (3, 0.5, 1.8)
+        >>> int(wc.weights.argmax()), round(wc.kl, 6), round(wc.ess, 2)
+        (3, 0.5, 0.45)
     """
 
     value: Any
     lam: Any
     weights: Any
     kl: Any
-
-    @property
-    def ess(self) -> Any:
-        """Effective sample size of the weights, 1 / sum p_i^2: how many samples the worst case looks at."""
-        return 1.0 / (self.weights**2).sum()
+    ess: Any
 
 
 @overload
@@ -339,7 +336,7 @@ def worst_case(
         trim: leave out the hardest `trim` (in [0, 1)) of the samples first, for data with wrong labels.
 
     Returns:
-        WorstCase(value, lam, weights, kl). With torch, `value` can be differentiated.
+        WorstCase(value, lam, weights, kl, ess). With torch, `value` can be differentiated.
 
     Example:
         >>> wc = worst_case([0.0, 1.0, 2.0, 3.0], rho=0.1)
@@ -355,10 +352,11 @@ def worst_case(
         log_q = trimmed_log_weights(double, log_q, trim)
     lam = solve_lam(double, log_q, rho, lam0, wait=True)
     value, weights, kl = value_at(vector, double, log_q, lam, lam0)
+    ess = effective_share(weights, torch.softmax(log_q, 0))
     if as_array:
-        return WorstCase(float(value), float(lam), weights.numpy(), float(kl))
-    lam, kl = (torch.as_tensor(x, dtype=vector.dtype, device=vector.device) for x in (lam, kl))
-    return WorstCase(value.to(vector.dtype), lam, weights.to(vector.dtype), kl)
+        return WorstCase(float(value), float(lam), weights.numpy(), float(kl), float(ess))
+    lam, kl, ess = (torch.as_tensor(x, dtype=vector.dtype, device=vector.device) for x in (lam, kl, ess))
+    return WorstCase(value.to(vector.dtype), lam, weights.to(vector.dtype), kl, ess)
 
 
 def objective(losses: Any, lam: Tensor | float, rho: float, lam0: float = 1e-3, *, sample_weight: Any = None) -> Any:

@@ -1,6 +1,6 @@
 """Accuracy where it is worst: over known groups, and over all groups within KL distance rho.
 
-For choosing rho with scikit-learn's `GridSearchCV`, see `robust_accuracy_scorer` and `worst_group_scorer`.
+For choosing rho with scikit-learn's `GridSearchCV`, see `robust_accuracy_scorer` and `WorstGroupScorer`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from scipy.optimize import brentq
+from sklearn.metrics import make_scorer
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, column_or_1d
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from scdro.functional import worst_case
 __all__ = [
     "GroupRow",
     "Scores",
+    "WorstGroupScorer",
     "group_table",
     "halves",
     "per_class_accuracy",
@@ -35,7 +37,6 @@ __all__ = [
     "shots",
     "top_k_accuracy",
     "worst_group_accuracy",
-    "worst_group_scorer",
 ]
 
 
@@ -317,7 +318,7 @@ def robust_accuracy(y_true: Any, y_pred: Any, rho: float, sample_weight: Any = N
     return 1.0 - float(brentq(excess, error, 1.0, xtol=1e-14))
 
 
-class robust_accuracy_scorer:
+def robust_accuracy_scorer(rho: float) -> Callable[..., float]:
     """A scorer, `scorer(estimator, X, y)`, for `GridSearchCV(scoring=...)`: `robust_accuracy` at one fixed rho.
 
     Example:
@@ -327,19 +328,12 @@ class robust_accuracy_scorer:
         >>> search = GridSearchCV(KLDROClassifier(), {"rho": [0.0, 0.1]}, scoring=robust_accuracy_scorer(rho=0.1))
         >>> search = search.fit(*load_iris(return_X_y=True))
     """
-
-    def __init__(self, rho: float) -> None:
-        _check_rho(rho)
-        self.rho = rho
-
-    def __repr__(self) -> str:
-        return f"robust_accuracy_scorer(rho={self.rho})"
-
-    def __call__(self, estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
-        return robust_accuracy(y, estimator.predict(X), self.rho, sample_weight)
+    _check_rho(rho)
+    scorer: Callable[..., float] = make_scorer(robust_accuracy, rho=rho)
+    return scorer
 
 
-class worst_group_scorer:
+class WorstGroupScorer:
     """A scorer, `scorer(estimator, X, y)`, for `GridSearchCV(scoring=...)`: `worst_group_accuracy` on held-out data.
 
     Groups serve the choice of rho alone; the model never sees them. Cross-validation hands a scorer nothing but rows of
@@ -350,7 +344,7 @@ class worst_group_scorer:
             in which the rows of X, a DataFrame, are looked up.
 
     Example:
-        >>> scorer = worst_group_scorer(lambda X: X[:, 0] > 5)
+        >>> scorer = WorstGroupScorer(lambda X: X[:, 0] > 5)
     """
 
     def __init__(self, groups: Callable[[Any], Any] | Any) -> None:
@@ -368,8 +362,8 @@ class worst_group_scorer:
 
     def __repr__(self) -> str:
         if callable(self.groups):
-            return f"worst_group_scorer({getattr(self.groups, '__name__', self.groups)})"
-        return f"worst_group_scorer({type(self.groups).__name__} of {len(self.groups)} rows)"
+            return f"WorstGroupScorer({getattr(self.groups, '__name__', self.groups)})"
+        return f"WorstGroupScorer({type(self.groups).__name__} of {len(self.groups)} rows)"
 
     def __call__(self, estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
         if callable(self.groups):

@@ -14,7 +14,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
 ]
 
-from equality import assert_identical  # noqa: E402
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
@@ -23,6 +22,7 @@ from lightning_digits import ASCDROClassifier, RobustClassifier, loader  # noqa:
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import scdro  # noqa: E402
+from equality import assert_identical  # noqa: E402
 from scdro.integrations.lightning import RobustMonitor  # noqa: E402
 
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,11 +29,14 @@ __all__ = [
 ]
 
 
-# A geometry is an exact worst case with its setting: it takes losses and `sample_weight`, and gives value and weights.
-Geometry = Callable[..., WorstCase | BestResponse]
+class Geometry(Protocol):
+    """An exact worst case with its settings: the value and the weights of a vector of losses."""
+
+    def __call__(self, losses: Any, *, sample_weight: Any = None) -> WorstCase | BestResponse: ...
 
 
-def KLBall(rho: float, lam0: float = 1e-3) -> Geometry:
+@dataclass(frozen=True)
+class KLBall:
     """max over KL(p, q) <= rho of sum p l - lam0 KL(p, q).
 
     Example:
@@ -43,10 +45,16 @@ def KLBall(rho: float, lam0: float = 1e-3) -> Geometry:
         >>> round(float(opt.full_objective(torch.arange(4.0))), 4)
         1.9942
     """
-    return partial(worst_case, rho=rho, lam0=lam0)
+
+    rho: float
+    lam0: float = 1e-3
+
+    def __call__(self, losses: Any, *, sample_weight: Any = None) -> WorstCase:
+        return worst_case(losses, self.rho, self.lam0, sample_weight=sample_weight)
 
 
-def CVaR(alpha: float) -> Geometry:
+@dataclass(frozen=True)
+class CVaR:
     """The mean of the hardest fraction alpha.
 
     Example:
@@ -55,11 +63,16 @@ def CVaR(alpha: float) -> Geometry:
         >>> float(opt.full_objective(torch.arange(10.0)))  # the mean of the two hardest of ten
         8.5
     """
-    return partial(cvar, alpha=alpha)
+
+    alpha: float
+
+    def __call__(self, losses: Any, *, sample_weight: Any = None) -> BestResponse:
+        return cvar(losses, self.alpha, sample_weight=sample_weight)
 
 
-def Chi2(rho: float) -> Geometry:
-    """max over D(p) <= rho, D the chi-square divergence (`best_response`).
+@dataclass(frozen=True)
+class Chi2:
+    """max over D(p) <= rho, D the chi-square divergence (`chi2_constrained`).
 
     Example:
         >>> import torch
@@ -67,10 +80,15 @@ def Chi2(rho: float) -> Geometry:
         >>> round(float(opt.full_objective(torch.arange(4.0))), 6)
         2.0
     """
-    return partial(chi2_constrained, rho=rho)
+
+    rho: float
+
+    def __call__(self, losses: Any, *, sample_weight: Any = None) -> BestResponse:
+        return chi2_constrained(losses, self.rho, sample_weight=sample_weight)
 
 
-def Chi2Penalty(reg: float) -> Geometry:
+@dataclass(frozen=True)
+class Chi2Penalty:
     """max of sum p l - reg D(p).
 
     Example:
@@ -79,7 +97,11 @@ def Chi2Penalty(reg: float) -> Geometry:
         >>> round(float(opt.full_objective(torch.arange(4.0))), 6)
         1.75
     """
-    return partial(chi2_penalized, reg=reg)
+
+    reg: float
+
+    def __call__(self, losses: Any, *, sample_weight: Any = None) -> BestResponse:
+        return chi2_penalized(losses, self.reg, sample_weight=sample_weight)
 
 
 class Multilevel(NamedTuple):
