@@ -66,7 +66,7 @@ def loaded_after(code):
     """Top-level packages, and modules of ours, that a fresh interpreter has after running `code`."""
     tell = "import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", f"{code}\n{tell}"], capture_output=True, text=True, check=True)
-    modules = done.stdout.split()
+    modules = done.stdout.splitlines()[-1].split()
     return {name.split(".")[0] for name in modules}, [name for name in modules if name.split(".")[0] == "scdro"]
 
 
@@ -136,3 +136,10 @@ def test_what_the_reproduction_imports():
             for name in imported(path):
                 known = name in public or name.startswith(private) or not name.startswith("scdro")
                 assert known, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["train", "--help"]])
+def test_help_loads_nothing_heavy(arguments):
+    run = f"import scdro.cli\ntry: scdro.cli.main({arguments})\nexcept SystemExit: pass"
+    packages, _ = loaded_after(run)
+    assert not packages & {"torch", "numpy", "scipy", "sklearn"}

@@ -506,11 +506,6 @@ def _restart(rank: int, size: int) -> str:
     return "of several agents"
 
 
-def is_first() -> bool:
-    """Whether this process is alone, or the first of those that torchrun started."""
-    return int(os.environ.get("RANK", 0)) == 0
-
-
 def first_to_fail() -> bool:
     """Whether no process of `initialize` has asked this before: one of them is to say what went wrong."""
     return _store is None or int(_store.add("failed", 1)) == 1

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 __all__ = ["Help", "Parser", "add_command", "completed_by", "values_of"]
@@ -38,14 +38,17 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {close[0]}?" if close else ""
 
 
-def completed_by(action: argparse.Action, values: Iterable[str]) -> None:
-    """Values for a shell to offer. The command itself checks what it gets, and explains more than `choices` do."""
-    action.known_values = tuple(values)  # type: ignore[attr-defined]
+def completed_by(action: argparse.Action, values: Callable[[], Iterable[str]]) -> None:
+    """Values for a shell to offer, looked up when it asks: importing those of torch takes a second.
+
+    The command itself checks what it gets, and explains more than `choices` do.
+    """
+    action.known_values = values  # type: ignore[attr-defined]
 
 
 def values_of(action: argparse.Action) -> list[str]:
     """What a shell should offer for an argument; none where files may be meant."""
-    known: Iterable[Any] = getattr(action, "known_values", ()) if action.choices is None else action.choices
+    known: Iterable[Any] = getattr(action, "known_values", tuple)() if action.choices is None else action.choices
     return [str(value) for value in known]
 
 

@@ -7,8 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from scdro.application.devices import as_device
-from scdro.distributed import finish, first_to_fail, initialize, is_first
 from scdro.errors import ScdroError
 
 __all__ = ["one_voice", "run_command"]
@@ -19,8 +17,11 @@ def run_command(name: str, run: Callable[[], int | None], shared: bool, device: 
 
     What is not shared the first process does alone.
     """
-    if not shared and not is_first():
+    if not shared and not _is_first():
         return 0
+    from scdro.application.devices import as_device
+    from scdro.distributed import finish, first_to_fail, initialize
+
     try:
         with one_voice():
             if shared:
@@ -33,9 +34,13 @@ def run_command(name: str, run: Callable[[], int | None], shared: bool, device: 
             finish()
         return status or 0
     except (ScdroError, OSError) as error:
-        return _failed(f"{name}: {error}", 1)
+        if first_to_fail():
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+        return 1
     except KeyboardInterrupt:
-        return _failed("\nstopped", 130)
+        if first_to_fail():
+            print("\nstopped", file=sys.stderr, flush=True)
+        return 130
     except Exception:
         if first_to_fail():
             raise
@@ -45,17 +50,16 @@ def run_command(name: str, run: Callable[[], int | None], shared: bool, device: 
 @contextlib.contextmanager
 def one_voice() -> Iterator[None]:
     """All processes but the first are silent."""
-    if is_first():
+    if _is_first():
         yield
         return
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         yield
 
 
-def _failed(why: str, status: int) -> int:
-    if first_to_fail():
-        print(why, file=sys.stderr, flush=True)
-    return status
+def _is_first() -> bool:
+    """Whether this process is alone, or the first of those that torchrun started."""
+    return int(os.environ.get("RANK", 0)) == 0
 
 
 def _say_alone(name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,11 +72,25 @@ MODEL: dict[str, dict[str, Any]] = {
 }
 
 
-def add(commands: Any) -> None:
-    from scdro.application.networks import PARTS
-    from scdro.application.study import MODELS
+def _methods() -> Iterable[str]:
     from scdro.optim import REGISTRY
 
+    return REGISTRY
+
+
+def _models() -> Iterable[str]:
+    from scdro.application.study import MODELS
+
+    return MODELS
+
+
+def _parts() -> Iterable[str]:
+    from scdro.application.networks import PARTS
+
+    return PARTS
+
+
+def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "train",
@@ -109,7 +124,7 @@ def add(commands: Any) -> None:
         group = parser.add_argument_group(title)
         for flag, about in options.items():
             action = group.add_argument(flag, **about)
-            completed_by(action, {"--method": REGISTRY, "--model": MODELS, "--part": PARTS}.get(flag, ()))
+            completed_by(action, {"--method": _methods, "--model": _models, "--part": _parts}.get(flag, tuple))
     parser.set_defaults(run=run, shared=lambda args: True)
 
 
