@@ -106,14 +106,14 @@ def _text(study: Study, runs: Sequence[Reached], environments: Sequence[dict[str
 
 def _table(study: Study, runs: Sequence[Reached]) -> str:
     shown = columns(study)
-    head = ["method", f"epochs of {study.epochs}", "", "evaluated after", *(column.title for column in shown)]
+    head = ["method", f"epochs of {study.epochs}", "state", "evaluated after", *(column.title for column in shown)]
     rows = []
     for run in runs:
         last = run.curve[-1] if run.curve else {}
         values = [last.get(column.part, {}).get(column.name) for column in shown]
         cells = [cell([] if v is None else [v], c.percent) for v, c in zip(values, shown, strict=True)]
         paper = beside(study.experiment, study.dataset, run.outcome.arm).get(study.dataset)
-        how_far = [run.name, f"{run.epochs:.1f}", run.status, f"{last.get('epoch', 0.0):g}"]
+        how_far = [run.name, f"{run.epochs:.1f}", run.status, f"{last['epoch']:g}" if last else ""]
         rows.append([*how_far, *cells, settings_line(run.outcome), "" if paper is None else f"{paper:.2f}"])
     return lines([*head, "settings", "the paper"], rows)
 
@@ -129,35 +129,29 @@ def _evaluations(runs: Sequence[Reached]) -> str:
 
 
 def _draw(study: Study, runs: Sequence[Reached], path: Path) -> None:
-    """Test accuracy and that of the rarer half against epochs, with the paper's numbers at the end of theirs."""
+    """Test accuracy and that of the rarer half of the runs that have begun, against epochs; circles are the paper's."""
     plots = pyplot()
     shown = [column for column in columns(study) if column.part == "test" and column.name != "majority"]
     figure, axes = plots.subplots(len(shown), 1, figsize=(7, 2.8 * len(shown)), squeeze=False, sharex=True)
     for ax, column in zip(axes[:, 0], shown, strict=True):
-        for k, run in enumerate(runs):
-            points = [(p["epoch"], p["test"].get(column.name)) for p in run.curve]
-            known = [(x, 100 * y) for x, y in points if y is not None]
-            style = {"color": COLOURS[k % 8], "linestyle": LINES[k % 8]}
+        for k, run in enumerate(run for run in runs if run.curve):
+            known = [(p["epoch"], 100 * y) for p in run.curve if (y := p["test"].get(column.name)) is not None]
+            style = {"color": COLOURS[k % 8], "linestyle": LINES[k % 8], "marker": "."}
             ax.plot(
                 *(zip(*known, strict=True) if known else ((), ())),
-                label=f"{run.name}: {run.epochs:.0f} epochs",
+                label=f"{run.name}, {run.epochs:.0f} epochs",
                 **style,
             )
             paper = beside(study.experiment, study.dataset, run.outcome.arm).get(study.dataset)
             if column.name == "top1" and paper is not None:
-                ax.plot(
-                    [study.epochs],
-                    [paper],
-                    "o",
-                    mfc="none",
-                    color=style["color"],
-                    label=f"{run.name}: the paper, {paper:.2f}",
-                )
+                label = f"{run.name}, the paper: {paper:.2f}"
+                ax.plot(study.epochs, paper, "o", mfc="none", color=style["color"], label=label)
         ax.axvline(study.decay_epoch, color="#999999", linewidth=0.8)
-        ax.set(xlim=(0, 1.02 * study.epochs), ylabel=f"{column.title}, %")
+        ax.set(xlim=(0, 1.02 * study.epochs), ylim=(0, None), ylabel=f"{column.title}, %")
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].legend(fontsize=7, frameon=False)
+    if any(run.curve for run in runs):
+        axes[0, 0].legend(fontsize=8, frameon=False, loc="lower right")
     axes[-1, 0].set_xlabel("epochs; the grey line is where lr falls")
     figure.tight_layout()
     for kind in ("png", "svg"):
