@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Of all commands."""
-    from reproduction.commands import experiment, features, pretrain, report, table1
+    from reproduction.commands import experiment, features, pretrain, report, so_far, table1
 
     whole = Parser(
         prog=PROGRAM,
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.set_defaults(shared=lambda args: False)
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands", prog=PROGRAM)
-    for command in (table1, experiment, pretrain, features, report):
+    for command in (table1, experiment, pretrain, features, report, so_far):
         command.add(commands)
     return whole
 

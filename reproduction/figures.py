@@ -13,7 +13,7 @@ from scdro.application.outcomes import Outcome
 from scdro.application.study import Study
 from scdro.errors import MissingDataError
 
-__all__ = ["draw", "panels"]
+__all__ = ["COLOURS", "LINES", "draw", "panels", "pyplot"]
 
 AXES = {"samples": "samples processed", "seconds": "seconds"}
 
@@ -24,7 +24,7 @@ LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, 
 
 def draw(found: Found, folder: Path, name: str) -> list[Path]:
     """{name}-samples and {name}-seconds, as PNG and SVG."""
-    pyplot = _pyplot()
+    plots = pyplot()
     written = []
     for axis in AXES:
         figure = panels(found, axis)
@@ -32,7 +32,7 @@ def draw(found: Found, folder: Path, name: str) -> list[Path]:
             path = folder / f"{name}-{axis}.{kind}"
             figure.savefig(path, dpi=110, metadata={"Date": None} if kind == "svg" else None)
             written.append(path)
-        pyplot.close(figure)
+        plots.close(figure)
     return written
 
 
@@ -40,7 +40,7 @@ def panels(found: Found, axis: str) -> Any:
     """A column a data set, a row a score, against samples or seconds."""
     rows, styles = drawn(found[0][0]), _styles(found)
     size = (4.2 * len(found) + 1.6, 2.5 * len(rows))
-    figure, axes = _pyplot().subplots(len(rows), len(found), figsize=size, squeeze=False, sharex="col")
+    figure, axes = pyplot().subplots(len(rows), len(found), figsize=size, squeeze=False, sharex="col")
     for column, (study, outcomes) in enumerate(found):
         shown, at_rho = _shown(study, outcomes)
         for row, score in enumerate(rows):
@@ -152,13 +152,13 @@ def _leave_out_what_diverged(ax: Any) -> None:
         ax.set_ylim(top=10 * start, bottom=0.7 * min(min(y) for y in lines if len(y)))
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
         raise MissingDataError("expected matplotlib, for figures; install it by `pip install scdro[plot]`") from error
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "scdro"
-    from matplotlib import pyplot
+    from matplotlib import pyplot as plots
 
-    return pyplot
+    return plots

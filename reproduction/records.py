@@ -58,7 +58,7 @@ def curve_rows(found: Found) -> list[Row]:
             "seed": seed,
             **{key: point[key] for key in ("samples", "seconds")},
             **{f"{score.part} {score.name}": point[score.part].get(score.name) for score in columns(study)},
-            **{key: point.get(key) for key in ("lam", "kl")},
+            **{key: point.get(key) for key in ("lam", "kl", "epoch")},
         }
         for study, outcomes in found
         for outcome in outcomes

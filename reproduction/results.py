@@ -16,7 +16,7 @@ from scdro.application.outcomes import Outcome
 from scdro.application.study import Study
 from scdro.application.wording import plural
 
-__all__ = ["cell", "markdown"]
+__all__ = ["cell", "described", "lines", "markdown", "settings_line", "versions"]
 
 FAR = 10  # times the loss of a model that knows nothing: no training that ended well is there
 ENDED_WELL = (
@@ -41,16 +41,16 @@ def markdown(found: Found, environments: Sequence[Mapping[str, Any]] = ()) -> st
         parts.append(CLAIMS[first.experiment])
     elif all(protocol.claimed(study.as_dict()) for study in studies):
         parts.append(f"The paper's claim: {CLAIMS[first.experiment]}")
-    parts.append(f"Made by\n\n    {protocol.command(studies)}\n\n{_versions(environments)}")
+    parts.append(f"Made by\n\n    {protocol.command(studies)}\n\n{versions(environments)}")
     if any(len(study.rho) > 1 and not study.choose_rho for study in studies):
         parts.append(_by_radius(found))
     for study, outcomes in found:
-        parts += [f"## {study.dataset}", _described(study), protocol.shortened_line(study.as_dict())]
+        parts += [f"## {study.dataset}", described(study), protocol.shortened_line(study.as_dict())]
         parts += [_table(study, outcomes), *_differences(study, outcomes)]
     return "\n\n".join(parts) + "\n"
 
 
-def _versions(environments: Sequence[Mapping[str, Any]]) -> str:
+def versions(environments: Sequence[Mapping[str, Any]]) -> str:
     """In a line; of runs that differ, all that there were."""
     keys = dict.fromkeys(key for one in environments for key in one)
     known = {key: " and ".join(dict.fromkeys(str(one[key]) for one in environments if key in one)) for key in keys}
@@ -58,7 +58,7 @@ def _versions(environments: Sequence[Mapping[str, Any]]) -> str:
     return (f"with {versions}; " if versions else "") + "the whole configuration is in studies.json."
 
 
-def _described(study: Study) -> str:
+def described(study: Study) -> str:
     smaller = f", images smaller by {study.pool}" if study.pool > 1 else ""
     of = f"Mean and standard deviation of {study.seeds} seeds." if study.seeds > 1 else "One seed."
     return (
@@ -81,7 +81,7 @@ def _table(study: Study, outcomes: Sequence[Outcome]) -> str:
         [
             str(outcome.arm),
             *(cell(outcome.values(c.part, c.name), c.percent) for c in shown),
-            _settings(outcome),
+            settings_line(outcome),
             _searched(outcome),
         ]
         for outcome in outcomes
@@ -92,7 +92,7 @@ def _table(study: Study, outcomes: Sequence[Outcome]) -> str:
         for row, numbers in zip(rows, paper, strict=True):
             row.append(f"{numbers[data]:.2f}" if data in numbers else "")
     searched = any(outcome.trials for outcome in outcomes)
-    return _lines(head, rows) + (f"\n\n{ENDED_WELL}" if searched else "")
+    return lines(head, rows) + (f"\n\n{ENDED_WELL}" if searched else "")
 
 
 def _by_radius(found: Found) -> str:
@@ -108,7 +108,7 @@ def _by_radius(found: Found) -> str:
                 ours = cell(own[0].values("test", "top1"))
                 cells.append(ours if paper is None else f"{ours} [{paper:.2f}]")
             rows.append([study.dataset, method, *cells])
-    table = _lines(["data", "method", *(f"rho {rho:g}" for rho in radii)], rows)
+    table = lines(["data", "method", *(f"rho {rho:g}" for rho in radii)], rows)
     brackets = ", and in brackets the paper's" if "[" in table else ""
     return f"Test accuracy by rho{brackets}:\n\n{table}"
 
@@ -136,12 +136,12 @@ def _ended_well(trial: Mapping[str, Any]) -> bool:
     return bool(train["robust_loss"] <= FAR * math.log(len(train["per_class"])))
 
 
-def _settings(outcome: Outcome) -> str:
+def settings_line(outcome: Outcome) -> str:
     settings = {k: v for k, v in (outcome.settings or {}).items() if k != "rho" or outcome.arm.rho is None}
     return ", ".join(f"{key} {value:g}" for key, value in settings.items())
 
 
-def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
@@ -155,7 +155,7 @@ def _differences(study: Study, outcomes: Sequence[Outcome]) -> list[str]:
         for d, verdict in zip(found, verdicts(found), strict=True)
     ]
     head = ["ours", "other", "score", "pairs", "difference", "95% interval", "ours is"]
-    return [f"{PAIRED.format(plural(len(found), 'comparison'))}\n\n{_lines(head, rows)}"]
+    return [f"{PAIRED.format(plural(len(found), 'comparison'))}\n\n{lines(head, rows)}"]
 
 
 def _interval(d: Difference) -> list[str]:

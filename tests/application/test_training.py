@@ -104,6 +104,9 @@ def test_a_run_reports_what_its_model_is_worth(tmp_path):
     assert result["test"]["worst_group"] == pytest.approx(min(by_group))
     points = curve(tmp_path)
     assert [p["samples"] for p in points] == [0, 72, 136, 200, 264]
+    assert [p["epoch"] for p in points] == pytest.approx(
+        [run.study.epochs * s / 264 for s in (0, 72, 136, 200, 264)], abs=1e-3
+    )
     assert points[-1]["test"]["top1"] == result["test"]["top1"]
     hard = result["hardest"]
     losses = torch.nn.functional.cross_entropy(model(data.train.inputs), data.train.labels, reduction="none")

@@ -179,6 +179,11 @@ class _Training:
         self.spent += int(counts[:, 0].sum())
         return bool(counts[0, 1])
 
+    @property
+    def _epochs_done(self) -> float:
+        """By samples processed, a method's own passes over all data included."""
+        return round(self.study.epochs * min(self.spent / self.total, 1.0), 3)
+
     def _facts(self) -> dict[str, Any]:
         """What methods may need to know of the task, as far as there is such a thing."""
         facts = {
@@ -212,6 +217,7 @@ class _Training:
             step=self.step_number,
             spent=self.spent,
             evaluated=self.evaluated,
+            epochs_done=self._epochs_done,
             seconds=self.watch.seconds,
         )
         self.saved = time.monotonic()
@@ -242,7 +248,8 @@ class _Training:
             self.final = found, whole
         scores = {name: _brief(scores) for name, scores in whole.items()}
         state = {name: _number(getattr(self.optimizer, name, None)) for name in ("lam", "kl", "ess")}
-        record: dict[str, Any] = {"samples": self.spent, "step": self.step_number, "seconds": seconds}
+        record: dict[str, Any] = {"samples": self.spent, "epoch": self._epochs_done, "step": self.step_number}
+        record["seconds"] = seconds
         record |= scores | {k: v for k, v in state.items() if v is not None}
         self.folder.append(record)
         if self.events is not None:

@@ -13,7 +13,7 @@ from scdro.application.storage import read_json, read_lines
 from scdro.application.study import Arm, Study
 from scdro.errors import DataError, MissingDataError
 
-__all__ = ["OWN", "UNKNOWN", "Sweep", "described", "read_sweeps"]
+__all__ = ["OWN", "UNKNOWN", "Sweep", "described", "read_study", "read_sweeps"]
 
 OWN = "own"  # experiment of `scdro train`
 UNKNOWN = "unknown data"
@@ -136,9 +136,14 @@ def _below(path: Path, folder: Path) -> str:
     return path.absolute().name if own == "." else own
 
 
+def read_study(folder: Path) -> Study:
+    """The configuration of the sweep in a folder."""
+    path = folder / "study.json"
+    return _study(read_json(path).get("study"), path)
+
+
 def _sweep(path: Path, name: str) -> Sweep:
-    saved = read_json(path / "study.json")
-    study = _study(saved.get("study"), path / "study.json")
+    saved, study = read_json(path / "study.json"), read_study(path)
     own = saved.get("seed")  # of `scdro train`, which has one
     found = read_outcomes(study, path, None if own is None else [own])
     trials = [study.search(arm) for arm in study.arms()]
