@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from equality import differences
 from ranks import Training, World, batches, flat
 from scdro.distributed import finish, gathered
 
@@ -29,28 +30,6 @@ FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 def sizes_for(name):
     return (16, 8, 16, 16, 8, 16) if name == "FastDRO-MLMC" else (16, 16, 11, 16, 12, 8)
-
-
-def leaves(state, prefix=""):
-    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list | tuple) else None
-    if items is None:
-        return {prefix: state}
-    return {path: leaf for key, value in items for path, leaf in leaves(value, f"{prefix}/{key}").items()}
-
-
-def differences(a, b):
-    """Paths at which two states differ: in kind, dtype or any bit. NaN is NaN."""
-    a, b = ({k: v for k, v in leaves(state).items() if "differentiable" not in k} for state in (a, b))
-    found = sorted(a.keys() ^ b.keys())
-    for path in a.keys() & b.keys():
-        mine, theirs = a[path], b[path]
-        if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
-            same = mine.dtype == theirs.dtype and mine.shape == theirs.shape
-            if not same or not torch.equal(mine.nan_to_num(7.7), theirs.nan_to_num(7.7)):
-                found.append(path)
-        elif type(mine) is not type(theirs) or mine != theirs:
-            found.append(path)
-    return found
 
 
 def continued(world, name, folder):

@@ -1,13 +1,12 @@
 """A run that is stopped, saved, loaded into fresh objects and continued equals the uninterrupted one, bit for bit."""
 
-import io
-
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
+from equality import assert_identical, leaves, saved_and_loaded
 from scdro import (
     ASCDRO,
     RASCDRO,
@@ -43,38 +42,6 @@ def linear(dtype=torch.float32):
 def network(dtype=torch.float32):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(D, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, K)).to(dtype)
-
-
-def saved_and_loaded(state):
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
-
-
-def leaves(state, prefix=""):
-    """All tensors and numbers of nested dictionaries and lists, by path; torch invents "differentiable" on loading."""
-    if isinstance(state, dict):
-        items = state.items()
-    elif isinstance(state, (list, tuple)):
-        items = enumerate(state)
-    else:
-        return {prefix: state}
-    known = ((key, value) for key, value in items if key != "differentiable")
-    return {path: leaf for key, value in known for path, leaf in leaves(value, f"{prefix}/{key}").items()}
-
-
-def assert_identical(a, b):
-    """The same keys, dtypes and bits (NaN equals NaN)."""
-    a, b = leaves(a), leaves(b)
-    assert a.keys() == b.keys()
-    for path, value in a.items():
-        if isinstance(value, torch.Tensor):
-            assert value.dtype == b[path].dtype, path
-            same = (value == b[path]) | ((value != value) & (b[path] != b[path]))
-            assert same.all(), path
-        else:
-            assert value == b[path], path
 
 
 class Run:

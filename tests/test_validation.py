@@ -1,0 +1,133 @@
+"""Bad arguments of the functions: the documented error, and what its message names."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from equality import differences
+from refusals import BAD_SETTINGS, BAD_WEIGHTS, INF, NAN, make
+from scdro import (
+    HyperparameterError,
+    KLRobustLoss,
+    LossError,
+    NonFiniteLossError,
+    objective,
+    rho_for_confidence,
+    rho_for_group,
+    worst_case,
+)
+
+
+def test_differences_can_see():
+    state = {"a": torch.tensor([1.0, NAN]), "b": [1, (2, NAN)], "c": None}
+    assert differences(state, copy.deepcopy(state)) == []
+    for changed in (
+        {**state, "a": torch.tensor([1.0, 2.0])},
+        {**state, "a": torch.tensor([1.0, NAN], dtype=torch.float64)},
+        {**state, "b": [1, (3, NAN)]},
+        {**state, "c": 0},
+        {"a": state["a"], "b": state["b"]},
+        {**state, "b": [1, [2, NAN]], "c": {}},
+    ):
+        assert len(differences(state, changed)) == 1
+
+
+@pytest.mark.parametrize("kind", BAD_WEIGHTS)
+def test_bad_weights_of_functions(kind):
+    weight, match = BAD_WEIGHTS[kind]
+    if kind in ("negative", "nan", "inf"):
+        match = "weights.*negative.*non-finite"
+    with pytest.raises(LossError, match=match):
+        worst_case([1.0] * 5, 0.1, sample_weight=weight)
+    with pytest.raises(LossError, match=match):
+        objective(torch.ones(5), 1.0, 0.1, sample_weight=torch.tensor(weight))
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("kind", [torch.tensor, lambda values: values])
+def test_losses_of_weight_zero_may_be_anything(kind, bad):
+    weight = [1.0, 0.0, 2.0]
+    for function in (
+        lambda l: worst_case(l, 0.1, sample_weight=weight).value,
+        lambda l: objective(l, 1.0, 0.1, sample_weight=weight),
+    ):
+        assert float(function(kind([1.0, bad, 2.0]))) == float(function(kind([1.0, 0.0, 2.0])))
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, list])
+def test_bad_losses_of_functions(kind):
+    for losses, error, match in (
+        ([1.0, NAN, INF], NonFiniteLossError, "2 NaN"),
+        ([1.0, -INF], NonFiniteLossError, "1 NaN"),
+        ([[1.0, 2.0]], LossError, r"\(1, 2\)"),
+        ([], LossError, "empty"),
+    ):
+        for function in (lambda l: worst_case(l, 0.1), lambda l: objective(l, 1.0, 0.1)):
+            with pytest.raises(error, match=match) as caught:
+                function(kind(losses))
+            assert caught.type is error
+    for function in (lambda l: worst_case(l, 0.1), lambda l: objective(l, 1.0, 0.1)):
+        for reduced in (torch.tensor(3.0), 3.0):
+            with pytest.raises(LossError, match='reduction="none"'):
+                function(reduced)
+
+
+@pytest.mark.parametrize(("setting", "value", "match"), [b for b in BAD_SETTINGS if b[0] in ("rho", "lam0", "trim")])
+def test_bad_settings_of_functions(setting, value, match):
+    with pytest.raises(HyperparameterError, match=match):
+        worst_case([1.0, 2.0], **{"rho": 0.1, setting: value})
+    if setting != "trim":
+        with pytest.raises(HyperparameterError, match=match):
+            objective([1.0, 2.0], 1.0, **{"rho": 0.1, setting: value})
+
+
+@pytest.mark.parametrize("value", ["0.5", None])
+@pytest.mark.parametrize("setting", ["rho", "lam0", "trim", "beta"])
+def test_settings_that_are_no_numbers(setting, value):
+    with pytest.raises(HyperparameterError, match=f"{setting}.*0.5|{setting}.*None"):
+        KLRobustLoss(**{"rho": 0.5, setting: value})
+    if setting != "beta":
+        with pytest.raises(HyperparameterError, match=f"number.*{setting}.*{value!r}"):
+            worst_case([1.0, 2.0], **{"rho": 0.5, setting: value})
+    if setting in ("rho", "lam0", "beta"):
+        with pytest.raises(HyperparameterError, match=setting):
+            make("SCDRO", nn.Linear(3, 1).parameters(), **{setting: value})
+
+
+def test_tensors_and_numpy_numbers_are_numbers():
+    for rho in (torch.tensor(0.5), np.float32(0.5), np.int64(1), True):
+        assert float(worst_case([1.0, 2.0], rho=rho).value) > 1.5
+
+
+@pytest.mark.parametrize("lam", [0.0, -1.0, NAN])
+def test_bad_lam(lam):
+    for temperature in (lam, torch.tensor(lam)):
+        with pytest.raises(HyperparameterError, match=f"lam > 0.*{lam}"):
+            objective([1.0, 2.0], temperature, 0.1)
+
+
+def test_per_cent_in_place_of_a_share():
+    with pytest.raises(HyperparameterError, match=r"12\.5.*0\.125"):
+        rho_for_group(12.5)
+    with pytest.raises(HyperparameterError, match=r"1000[^%]*$"):
+        rho_for_group(1000)
+    with pytest.raises(HyperparameterError, match=r"0\.0[^%]*$"):
+        rho_for_group(0.0)
+    with pytest.raises(HyperparameterError, match=r"number.*'0\.1'"):
+        rho_for_group("0.1")
+
+
+def test_bad_meanings_of_rho():
+    for alpha in (0.0, -0.1, 1.1, NAN):
+        with pytest.raises(HyperparameterError, match=rf"\(0, 1\].*{alpha}"):
+            rho_for_group(alpha)
+    for level in (0.4, 1.0, 2.0, NAN):
+        with pytest.raises(HyperparameterError, match=rf"\[0\.5, 1\).*{level}"):
+            rho_for_confidence(10, level)
+    with pytest.raises(HyperparameterError, match="n = 0"):
+        rho_for_confidence(0)
