@@ -159,7 +159,7 @@ def run(where: Task, name: str, settings: dict[str, Any], seed: int, points: int
     for index in (torch.tensor(rows) for _ in itertools.count() for rows in sampler):
         try:
             opt.step(lambda i=index: per_sample(model(where.x[i]), where.y[i]), index)  # type: ignore[misc]
-        except scdro.NonFiniteLossError:
+        except scdro.errors.NonFiniteLossError:
             return [(budget.spent, seconds, math.inf)] * points
         budget.spent += len(index)
         if not decayed and budget.spent >= DECAY_AFTER * total:
@@ -299,7 +299,7 @@ def ceiling_table() -> str:
     lines = [f"| lr | {' | '.join(map(str, steps))} |", "|---" * (len(steps) + 1) + "|"]
     for label, temperature in (
         ("default", {}),
-        ("ceiling=None", {"temperature": scdro.WindowTemperature(ceiling=None)}),
+        ("ceiling=None", {"temperature": scdro.temperature.WindowTemperature(ceiling=None)}),
     ):
         cells = []
         for lr in steps:

@@ -24,7 +24,7 @@ from scdro.temperature import default_size
 
 BATCH, BETA, RHO = 128, (0.01, 0.1, 0.5, 0.9), (0.1, 0.5, 2.0)
 SPAN = 10  # steps that a mass is averaged over
-LAGS = {"lag=None": None, "default": scdro.WindowTemperature().lag}
+LAGS = {"lag=None": None, "default": scdro.temperature.WindowTemperature().lag}
 Stream = list[tuple[float, float]]  # the scale of the losses, and what is added to them, at each step
 Step = Callable[[Callable[[], Tensor]], object]
 
@@ -48,7 +48,7 @@ def streams() -> Iterator[tuple[str, Stream, int]]:
 
 
 def method(name: str, params: list[Tensor], lr: float, rho: float, beta: float, lag: float | None) -> Step:
-    temperature = scdro.WindowTemperature(lag=lag)
+    temperature = scdro.temperature.WindowTemperature(lag=lag)
     if name == "KLRobustLoss":
         robust = scdro.KLRobustLoss(rho, beta=beta, temperature=temperature)
         sgd = torch.optim.SGD(params, lr, momentum=1 - beta, dampening=1 - beta)

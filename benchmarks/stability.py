@@ -70,7 +70,7 @@ def final_value(s: Setting) -> float:
         index = torch.randint(len(problem.x), (BATCH,), generator=generator)
         try:
             opt.step(lambda i=index: s.scale * problem.losses(w, i))  # type: ignore[misc]
-        except scdro.NonFiniteLossError:
+        except scdro.errors.NonFiniteLossError:
             return math.inf
         schedule.step()
     return robust_value(problem, w, s.rho, s.scale)
@@ -80,7 +80,7 @@ def _optimizer(s: Setting, w: torch.Tensor, lr: float) -> ClosureOptimizer:
     if s.algorithm == "FastDRO":  # For comparison: biased, and with the same momentum.
         geometry = KLBall(s.rho)
         return FastDRO([w], lr * s.beta, geometry, momentum=1.0 - s.beta, weight_decay=s.scale * L2)
-    temperature = None if s.lam1 is None else scdro.PrintedTemperature(s.lam1)
+    temperature = None if s.lam1 is None else scdro.temperature.PrintedTemperature(s.lam1)
     make = scdro.SCDRO if s.algorithm == "SCDRO" else scdro.ASCDRO
     return make([w], lr, s.rho, beta=s.beta, weight_decay=s.scale * L2, temperature=temperature)
 

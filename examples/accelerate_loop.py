@@ -32,7 +32,7 @@ def train(
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=parts)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    robust = scdro.KLRobustLoss(rho=0.5, temperature=scdro.WindowTemperature(initial=1.0)).attach(optimizer)
+    robust = scdro.KLRobustLoss(rho=0.5, temperature=scdro.temperature.WindowTemperature(initial=1.0)).attach(optimizer)
     rng = torch.Generator()
     data = DataLoader(TensorDataset(*digits()), batch_size=batch, shuffle=True, drop_last=True, generator=rng)
     model, optimizer, data = accelerator.prepare(model, optimizer, data)

@@ -5,7 +5,8 @@ from torch import nn
 
 from checkpoint_worker import sizes_for
 from ranks import N, Training, World, batches
-from scdro import KLRobustLoss, PrintedTemperature, WindowTemperature
+from scdro import KLRobustLoss
+from scdro.temperature import PrintedTemperature, WindowTemperature
 
 
 def training(name, steps=0, dtype=torch.float32, **settings):

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from scdro import PrintedTemperature, WindowTemperature
+from scdro.temperature import PrintedTemperature, WindowTemperature
 
 D, K = 5, 3
 TEMPERATURES = {

@@ -305,7 +305,7 @@ def errors(world):
     return {"seen": seen, "value": value, "untouched": untouched}
 
 
-HALVES = {"sizes": (16, 12, 10, 16, 6, 8), "temperature": scdro.WindowTemperature(initial=0.5)}
+HALVES = {"sizes": (16, 12, 10, 16, 6, 8), "temperature": scdro.temperature.WindowTemperature(initial=0.5)}
 TWO_POINTS = ("ASCDRO", "ASCDRO-printed", "AccMDA", "RECOVER")
 FEW = ("SCDRO", "ASCDRO", "SPD", "AccMDA")
 EVERYWHERE = {
@@ -318,7 +318,7 @@ EVERYWHERE = {
     "loss": robust_loss,
     "loss, weights": partial(robust_loss, weighted=True),
     "loss, trim": partial(robust_loss, trim=0.2),
-    "loss, printed": partial(robust_loss, temperature=scdro.PrintedTemperature(1.0, lr=0.1)),
+    "loss, printed": partial(robust_loss, temperature=scdro.temperature.PrintedTemperature(1.0, lr=0.1)),
     "loss, groups": partial(robust_loss, grouped=True),
     "loss, weights and groups": partial(robust_loss, weighted=True, grouped=True),
     "loss, parts": partial(robust_loss, parts=2),

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from equality import differences
-from scdro import ASCDRO, RASCDRO, RSCDRO, SCDRO, LossError, NonFiniteLossError, ScdroError, Stage
+from scdro import ASCDRO, SCDRO, ScdroError
+from scdro.errors import LossError, NonFiniteLossError
+from scdro.optim import RASCDRO, RSCDRO, Stage
 
 NAN, INF = math.nan, math.inf
 OPTIMIZERS = ["SCDRO", "ASCDRO", "RSCDRO", "RASCDRO"]

@@ -15,7 +15,9 @@ import scdro
 from equality import differences
 from loops import TEMPERATURES, assert_close_state, assert_same_state, data, flat, linear, losses_of, train_step
 from refusals import BAD_LOSSES, Problem, refuses
-from scdro import HyperparameterError, KLRobustLoss, PrintedTemperature, WindowTemperature
+from scdro import KLRobustLoss
+from scdro.errors import HyperparameterError
+from scdro.temperature import PrintedTemperature, WindowTemperature
 
 # -- gradient accumulation ---
 
@@ -180,7 +182,7 @@ def test_one_loss_for_each_optimizer():
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     KLRobustLoss(0.4).attach(optimizer)
-    with pytest.raises(scdro.HyperparameterError, match="one loss for each optimizer"):
+    with pytest.raises(scdro.errors.HyperparameterError, match="one loss for each optimizer"):
         KLRobustLoss(0.4).attach(optimizer)
 
 
@@ -336,7 +338,7 @@ def test_a_second_optimizer_amid_a_batch_is_refused():
     first, second = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
     robust.attach(first).attach(first)
     robust(losses_of(model, *data(1)[0])).backward()
-    with pytest.raises(scdro.HyperparameterError, match=r"optimizer.*step\(\)"):
+    with pytest.raises(scdro.errors.HyperparameterError, match=r"optimizer.*step\(\)"):
         robust.attach(second)
     first.step()
     assert robust.state.started

@@ -12,7 +12,8 @@ from torch.nn.modules import module as torch_module
 
 from equality import differences
 from refusals import INF, OPTIMIZERS, TWO_POINT, Beside, Problem, normalised, problem_with, refuses, spoilt
-from scdro import ASCDRO, ClosureError, KLRobustLoss, NonFiniteLossError
+from scdro import ASCDRO, KLRobustLoss
+from scdro.errors import ClosureError, NonFiniteLossError
 
 
 @pytest.mark.parametrize("skips", [False, True])

@@ -19,7 +19,7 @@ def test_group_means():
     torch.testing.assert_close(means, torch.tensor([1.75, 1.75, 5.5, 1.75, 5.5], dtype=torch.float64))
     means[0].backward()
     torch.testing.assert_close(losses.grad, torch.tensor([0.25, 0.75, 0.0, 0.0, 0.0], dtype=torch.float64))
-    with pytest.raises(scdro.LossError, match="integers"):
+    with pytest.raises(scdro.errors.LossError, match="integers"):
         group_means(losses, groups.float())
 
 
@@ -55,7 +55,7 @@ def test_focal_loss_of_certain_predictions(gamma):
     losses.sum().backward()
     assert losses.isfinite().all()
     assert logits.grad.isfinite().all()
-    with pytest.raises(scdro.HyperparameterError):
+    with pytest.raises(scdro.errors.HyperparameterError):
         focal_loss(logits, torch.tensor([0, 0, 0]), -1.0)
 
 
@@ -70,7 +70,7 @@ def test_class_balanced_weights():
     torch.testing.assert_close(class_balanced_weights([5, 0, 15], 1.0), torch.tensor([1.5, 0.0, 0.5]))
     torch.testing.assert_close(class_balanced_weights(counts), class_balanced_weights(counts, 1.0))
     for bad in ([0, 0], [], [-1, 3], [[1, 2]]):
-        with pytest.raises(scdro.LossError, match="count of each class"):
+        with pytest.raises(scdro.errors.LossError, match="count of each class"):
             class_balanced_weights(bad)
-    with pytest.raises(scdro.HyperparameterError):
+    with pytest.raises(scdro.errors.HyperparameterError):
         class_balanced_weights(counts, 1.5)

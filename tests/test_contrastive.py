@@ -10,7 +10,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp
 from torch.nn.functional import cosine_similarity
 
-from scdro import CheckpointError, HyperparameterError, LossError, NonFiniteLossError, worst_case
+from scdro import worst_case
 from scdro.contrastive import (
     Anchors,
     FixedTemperatures,
@@ -20,7 +20,7 @@ from scdro.contrastive import (
     RobustContrastiveLoss,
     Seen,
 )
-from scdro.errors import ClosureError
+from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError, NonFiniteLossError
 from scdro.temperature import MovingAverage
 
 N, D, TAU0 = 12, 5, 1e-3

@@ -106,7 +106,7 @@ CASES = {
     "rho < 0": (lambda: scdro.KLRobustLoss(-1.0), HyperparameterError, "rho", "-1.0", "rho_for_group"),
     "rho a text": (lambda: scdro.KLRobustLoss("0.5"), HyperparameterError, "rho", "'0.5'", "number"),
     "per cent": (lambda: scdro.rho_for_group(10), HyperparameterError, "(0, 1]", "10", "0.1"),
-    "95 per cent": (lambda: scdro.rho_for_confidence(1000, level=95), HyperparameterError, "[0.5, 1)", "95"),
+    "95 per cent": (lambda: scdro.functional.rho_for_confidence(1000, level=95), HyperparameterError, "[0.5, 1)", "95"),
     "beta": (lambda: scdro_step(per_sample, beta=0.0), HyperparameterError, "beta", "(0, 1]", "0.0"),
     "lam0": (lambda: scdro.worst_case([1.0, 2.0], 0.5, lam0=0.0), HyperparameterError, "lam0 > 0", "0.0"),
     "trim": (lambda: scdro.KLRobustLoss(0.5, trim=5), HyperparameterError, "trim", "[0, 1)", "5"),
@@ -118,7 +118,7 @@ CASES = {
         "1.0",
     ),
     "printed temperature": (
-        lambda: scdro.KLRobustLoss(0.5, temperature=scdro.PrintedTemperature()),
+        lambda: scdro.KLRobustLoss(0.5, temperature=scdro.temperature.PrintedTemperature()),
         HyperparameterError,
         "PrintedTemperature(lr=",
     ),

@@ -15,7 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import oracles
-from scdro import DataError, Evaluation, HyperparameterError, LossError, NonFiniteLossError, evaluate, worst_case
+from scdro import evaluate, worst_case
+from scdro.errors import DataError, HyperparameterError, LossError, NonFiniteLossError
+from scdro.evaluation import Evaluation
 
 
 def squared(output, target):

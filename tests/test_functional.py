@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import oracles
-from scdro import WorstCase, objective, rho_for_confidence, rho_for_group, worst_case
+from scdro import rho_for_group, worst_case
+from scdro.functional import WorstCase, objective, rho_for_confidence
 
 L = [0.0, 1.0, 2.0, 3.0]
 HARD = [20.0, 19.999, 0.0, 5.0]

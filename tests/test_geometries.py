@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from scdro import HyperparameterError, LossError
+from scdro.errors import HyperparameterError, LossError
 from scdro.functional import chi2_constrained, chi2_penalized, cvar
 
 METHODS = {"cvar": (cvar, 0.3), "penalized": (chi2_penalized, 0.7), "constrained": (chi2_constrained, 0.4)}

@@ -15,7 +15,9 @@ import scdro
 from equality import differences
 from loops import TEMPERATURES, assert_same_state, data, flat, linear, losses_of, train_step
 from refusals import BAD_LOSSES, BAD_WEIGHTS, INF, NAN, Problem, refuses
-from scdro import SCDRO, CheckpointError, KLRobustLoss, LossError, PrintedTemperature, worst_case
+from scdro import SCDRO, KLRobustLoss, worst_case
+from scdro.errors import CheckpointError, LossError
+from scdro.temperature import PrintedTemperature
 
 # -- the algorithm ---
 

@@ -15,7 +15,8 @@ import scdro
 from contracts import LOSSES, MEANINGS, Embedded, losses_at
 from equality import differences, saved_and_loaded
 from loops import TEMPERATURES, assert_same_state, data, flat, linear, losses_of, train_step
-from scdro import SCDRO, KLRobustLoss, WindowTemperature
+from scdro import SCDRO, KLRobustLoss
+from scdro.temperature import WindowTemperature
 
 # -- copies ---
 
@@ -67,7 +68,7 @@ def test_copies_of_an_attached_loss_and_its_optimizer_go_on(copied):
 
 @pytest.mark.parametrize("copied", [through_deepcopy, through_pickle, through_torch_save])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("algorithm", [SCDRO, scdro.ASCDRO, scdro.RSCDRO, scdro.RASCDRO])
+@pytest.mark.parametrize("algorithm", [SCDRO, scdro.ASCDRO, scdro.optim.RSCDRO, scdro.optim.RASCDRO])
 def test_copies_of_an_optimizer_keep_its_state(algorithm, temperature, copied):
     model = linear()
     settings = {"temperature": TEMPERATURES[temperature](), "radius": 1.5}
@@ -121,7 +122,7 @@ def test_a_loss_refuses_a_state_that_means_something_else(mine, theirs, says):
     for steps in (0, 3):
         robust, other = used(KLRobustLoss(**mine), steps), used(KLRobustLoss(**theirs))
         before = copy.deepcopy(robust.state_dict())
-        with pytest.raises(scdro.CheckpointError, match=says):
+        with pytest.raises(scdro.errors.CheckpointError, match=says):
             robust.load_state_dict(saved_and_loaded(other.state_dict()))
         assert differences(before, robust.state_dict()) == []
 
@@ -266,7 +267,7 @@ def test_hooks_of_a_loss_run_once():
 def test_a_loss_refuses_complex_and_sparse_losses(kind):
     loss = KLRobustLoss(0.5)
     values = torch.ones(4, dtype=torch.complex64) if kind == "complex" else torch.ones(4).to_sparse()
-    with pytest.raises(scdro.LossError, match="expected"):
+    with pytest.raises(scdro.errors.LossError, match="expected"):
         loss(values.requires_grad_())
     assert differences(loss.state_dict(), KLRobustLoss(0.5).state_dict()) == []
 

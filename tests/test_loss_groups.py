@@ -18,7 +18,7 @@ def test_the_robust_loss_over_groups_takes_weights_and_masks_as_without():
     by_hand = worst_case(torch.tensor([1.75, 1.75, 4.0]), 0.2, sample_weight=torch.tensor([1.0, 3.0, 1.0])).value
     torch.testing.assert_close(value, by_hand)
     for bad in ({"sample_weight": torch.ones(3)}, {"mask": torch.ones(3)}):
-        with pytest.raises(scdro.LossError, match="shape"):
+        with pytest.raises(scdro.errors.LossError, match="shape"):
             robust(losses, groups=groups, **bad)
 
 

@@ -13,8 +13,8 @@ from sklearn.metrics import accuracy_score, log_loss, recall_score, top_k_accura
 from sklearn.model_selection import GridSearchCV
 
 import oracles
-from scdro import DataError, metrics
-from scdro.errors import HyperparameterError
+from scdro import metrics
+from scdro.errors import DataError, HyperparameterError
 from scdro.linear_model import KLDROClassifier
 from scdro.metrics import (
     Scores,

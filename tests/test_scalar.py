@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from scdro import ASCDRO, SCDRO, KLRobustLoss, PrintedTemperature, WindowTemperature, worst_case
+from scdro import ASCDRO, SCDRO, KLRobustLoss, worst_case
 from scdro import _scalar as scalar
+from scdro.temperature import PrintedTemperature, WindowTemperature
 
 values = st.floats(allow_subnormal=False)
 ordered = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False)

@@ -8,7 +8,8 @@ import torch
 import scdro
 from equality import differences
 from refusals import INF, NAN, OPTIMIZERS, Problem, only_skipped_moved, with_value
-from scdro import SCDRO, KLRobustLoss, NonFiniteLossError
+from scdro import SCDRO, KLRobustLoss
+from scdro.errors import NonFiniteLossError
 
 
 def test_views_before_the_first_batch_are_nan():

@@ -11,19 +11,10 @@ from torch import nn
 
 import scdro
 from refusals import INF, NAN, Problem, make
-from scdro import (
-    ASCDRO,
-    SCDRO,
-    HyperparameterError,
-    KLRobustLoss,
-    MovingAverage,
-    NormalizedStorm,
-    PrintedTemperature,
-    Storm,
-    WindowTemperature,
-    lemma_stages,
-    worst_case,
-)
+from scdro import ASCDRO, SCDRO, KLRobustLoss, worst_case
+from scdro.errors import HyperparameterError
+from scdro.optim import lemma_stages
+from scdro.temperature import MovingAverage, NormalizedStorm, PrintedTemperature, Storm, WindowTemperature
 
 
 def test_losses_that_jump_share_the_weight():

@@ -11,16 +11,9 @@ from torch import nn
 
 from equality import differences
 from refusals import BAD_SETTINGS, BAD_WEIGHTS, INF, NAN, make
-from scdro import (
-    HyperparameterError,
-    KLRobustLoss,
-    LossError,
-    NonFiniteLossError,
-    objective,
-    rho_for_confidence,
-    rho_for_group,
-    worst_case,
-)
+from scdro import KLRobustLoss, rho_for_group, worst_case
+from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
+from scdro.functional import objective, rho_for_confidence
 
 
 def test_differences_can_see():

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from reproduction.table1.problems import PROBLEMS, Problem
 from reproduction.table1.schedules import Ascdro, Constant, Restarts, Scdro
-from scdro import PrintedTemperature
 from scdro.optim import ASCDRO, PGSMD2, RASCDRO, RSCDRO, SCDRO, SPD, AccMDA, DualSGM, FastDRO, KLBall
+from scdro.temperature import PrintedTemperature
 
 __all__ = ["BATCH", "ROWS", "Plan", "Row"]
 

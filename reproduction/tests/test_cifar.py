@@ -10,8 +10,8 @@ import torch
 
 from reproduction.data import CIFAR10, CIFAR10ST, CIFAR100, CIFAR100ST, CIFAR100Hidden
 from reproduction.tests.cifar_files import dump, write_cifar10, write_cifar100
-from scdro import DataError, MissingDataError
 from scdro.data import ImageData
+from scdro.errors import DataError, MissingDataError
 
 
 def test_cifar10_is_what_its_files_say(tmp_path):

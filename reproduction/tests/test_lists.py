@@ -13,8 +13,8 @@ from PIL import Image
 
 from reproduction.data import ImageNetLT, LongTailList, PlacesLT, Size, TrainTransform, iNaturalist18
 from reproduction.data.transforms import random_box
-from scdro import DataError, MissingDataError
 from scdro.data import EvalTransform, WorkerBatches, imbalanced
+from scdro.errors import DataError, MissingDataError
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 INATURALIST = ((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))

@@ -20,9 +20,9 @@ from reproduction.table1.problems import PROBLEMS
 from reproduction.table1.results import points, step_slope
 from reproduction.table1.runs import measure, strata
 from reproduction.table1.schedules import Ascdro, Restarts, Scdro
-from scdro import MovingAverage, PrintedTemperature, Storm
 from scdro.application.folder import locked
 from scdro.errors import CheckpointError, HyperparameterError, MissingDataError
+from scdro.temperature import MovingAverage, PrintedTemperature, Storm
 
 ROW = {row.key: row for row in ROWS}
 

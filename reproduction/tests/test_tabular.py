@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from reproduction.data import adult, census_income, covertype
-from scdro import DataError, MissingDataError
+from scdro.errors import DataError, MissingDataError
 
 SEX, RACE = ("Male", "Female"), ("White", "Black", "Other")
 

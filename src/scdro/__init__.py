@@ -1,111 +1,57 @@
 """scdro: train models on the worst case instead of the average.
 
 KL-constrained distributionally robust optimization for PyTorch: min over w of the largest weighted loss over all
-reweightings of the data within KL distance rho.
+reweightings of the data within KL distance rho. Here are the names most programs need; the rest is in the modules:
+`scdro.optim`, `scdro.functional`, `scdro.metrics`, `scdro.linear_model`, `scdro.temperature`, `scdro.errors`, ...
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scdro.errors import (
-        CheckpointError,
-        ClosureError,
-        DataError,
-        HyperparameterError,
-        LossError,
-        MissingDataError,
-        NonFiniteLossError,
-        ScdroError,
-        ScdroWarning,
-    )
-    from scdro.evaluation import Evaluation, evaluate
-    from scdro.functional import WorstCase, objective, rho_for_confidence, rho_for_group, worst_case
+    from scdro.errors import ScdroError, ScdroWarning
+    from scdro.evaluation import evaluate
+    from scdro.functional import rho_for_group, worst_case
     from scdro.loss import KLRobustLoss
-    from scdro.optim import ASCDRO, RASCDRO, RSCDRO, SCDRO, Stage, decay_stages, factor_stages, lemma_stages
-    from scdro.temperature import MovingAverage, NormalizedStorm, PrintedTemperature, Storm, WindowTemperature
+    from scdro.optim import ASCDRO, SCDRO
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ASCDRO",
-    "RASCDRO",
-    "RSCDRO",
     "SCDRO",
-    "CheckpointError",
-    "ClosureError",
-    "DataError",
-    "Evaluation",
-    "HyperparameterError",
     "KLRobustLoss",
-    "LossError",
-    "MissingDataError",
-    "MovingAverage",
-    "NonFiniteLossError",
-    "NormalizedStorm",
-    "PrintedTemperature",
     "ScdroError",
     "ScdroWarning",
-    "Stage",
-    "Storm",
-    "WindowTemperature",
-    "WorstCase",
-    "decay_stages",
     "evaluate",
-    "factor_stages",
-    "lemma_stages",
-    "objective",
-    "rho_for_confidence",
     "rho_for_group",
     "worst_case",
 ]
 
-
 # Where each name lives. They are imported when first asked for: `import scdro` loads neither torch nor scikit-learn.
-_NAMES = {
-    "errors": (
-        "CheckpointError",
-        "ClosureError",
-        "DataError",
-        "HyperparameterError",
-        "LossError",
-        "MissingDataError",
-        "NonFiniteLossError",
-        "ScdroError",
-        "ScdroWarning",
-    ),
-    "evaluation": (
-        "Evaluation",
-        "evaluate",
-    ),
-    "functional": (
-        "WorstCase",
-        "objective",
-        "rho_for_confidence",
-        "rho_for_group",
-        "worst_case",
-    ),
-    "loss": ("KLRobustLoss",),
-    "optim": (
-        "ASCDRO",
-        "RASCDRO",
-        "RSCDRO",
-        "SCDRO",
-        "Stage",
-        "decay_stages",
-        "factor_stages",
-        "lemma_stages",
-    ),
-    "temperature": (
-        "MovingAverage",
-        "NormalizedStorm",
-        "PrintedTemperature",
-        "Storm",
-        "WindowTemperature",
-    ),
+_HOMES = {
+    "ASCDRO": "optim",
+    "SCDRO": "optim",
+    "KLRobustLoss": "loss",
+    "ScdroError": "errors",
+    "ScdroWarning": "errors",
+    "evaluate": "evaluation",
+    "rho_for_group": "functional",
+    "worst_case": "functional",
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
-_MODULES = (*_NAMES, "contrastive", "data", "distributed", "linear_model", "metrics")
+_MODULES = (
+    "contrastive",
+    "data",
+    "distributed",
+    "errors",
+    "evaluation",
+    "functional",
+    "linear_model",
+    "loss",
+    "metrics",
+    "optim",
+    "temperature",
+)
 
 
 def __getattr__(name: str) -> Any:

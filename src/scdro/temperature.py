@@ -31,8 +31,10 @@ from scdro._scalar import Scalar, clamp, exp, log, logaddexp, masked, maximum, o
 from scdro.errors import HyperparameterError
 
 __all__ = [
+    "MovingAverage",
+    "NormalizedStorm",
     "PrintedTemperature",
-    "Temperature",
+    "Storm",
     "WindowTemperature",
 ]
 
@@ -116,7 +118,7 @@ class MovingAverage:
     many batches one may count for.
 
     Example:
-        >>> from scdro import WindowTemperature
+        >>> from scdro.temperature import WindowTemperature
         >>> WindowTemperature(cap=3.0).one_point_tracker()
         MovingAverage(cap=3.0)
     """
@@ -152,7 +154,8 @@ class Storm:
 
     Example:
         >>> import torch
-        >>> from scdro import ASCDRO, PrintedTemperature
+        >>> from scdro import ASCDRO
+        >>> from scdro.temperature import PrintedTemperature
         >>> model = torch.nn.Linear(3, 2)
         >>> opt = ASCDRO(model.parameters(), lr=0.1, rho=0.5, temperature=PrintedTemperature(), tracker=Storm())
     """
@@ -192,7 +195,7 @@ class NormalizedStorm(MovingAverage):
     far apart for their difference to reduce variance.
 
     Example:
-        >>> from scdro import WindowTemperature
+        >>> from scdro.temperature import WindowTemperature
         >>> WindowTemperature().two_point_tracker()
         NormalizedStorm(cap=2.0, clip=0.3)
     """

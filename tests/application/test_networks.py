@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from scdro import HyperparameterError, MissingDataError
 from scdro.application.networks import CifarResNet, ResNet50
+from scdro.errors import HyperparameterError, MissingDataError
 
 
 @pytest.mark.parametrize(("classes", "parameters"), [(10, 269_722), (100, 275_572)])

@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from scdro import CheckpointError
 from scdro.application.checkpoints import Checkpoints, load, save
 from scdro.application.storage import write
+from scdro.errors import CheckpointError
 
 
 class Stop(Exception):

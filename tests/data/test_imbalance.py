@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from scdro import DataError
 from scdro.data import (
     ImageData,
     Indexed,
@@ -23,6 +22,7 @@ from scdro.data import (
     labels_of,
     step_imbalance,
 )
+from scdro.errors import DataError
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.lists(st.integers(0, 6), min_size=5, max_size=5))

@@ -93,7 +93,7 @@ class Accumulated(LightningModule):
         super().__init__()
         torch.manual_seed(0)
         self.network = nn.Linear(6, 3)
-        self.robust = scdro.KLRobustLoss(0.5, temperature=scdro.WindowTemperature(0.7))
+        self.robust = scdro.KLRobustLoss(0.5, temperature=scdro.temperature.WindowTemperature(0.7))
 
     def training_step(self, batch, _):
         x, y = batch
@@ -221,7 +221,7 @@ def test_a_checkpoint_without_the_loss_that_the_monitor_keeps(saved, tmp_path):
     robust = scdro.KLRobustLoss(0.5)
     model = RobustClassifier()
     model.robust = robust
-    with pytest.raises(scdro.CheckpointError, match="kept the loss"):
+    with pytest.raises(scdro.errors.CheckpointError, match="kept the loss"):
         fitted(model, tmp_path, 2, callbacks=[RobustMonitor(robust)], resume=tmp_path / "epoch=0.ckpt")
 
 
@@ -235,13 +235,13 @@ def test_hardest_samples_in_any_form():
 
 
 def test_nothing_to_watch(tmp_path):
-    with pytest.raises(scdro.HyperparameterError, match="KLRobustLoss"):
+    with pytest.raises(scdro.errors.HyperparameterError, match="KLRobustLoss"):
         fitted(Elsewhere(scdro.KLRobustLoss(0.5)), tmp_path, 1, callbacks=[RobustMonitor()])
 
 
 @pytest.mark.parametrize("settings", [{"hardest": -1}, {"every": 0}])
 def test_bad_settings(settings):
-    with pytest.raises(scdro.HyperparameterError, match="expected"):
+    with pytest.raises(scdro.errors.HyperparameterError, match="expected"):
         RobustMonitor(**settings)
 
 

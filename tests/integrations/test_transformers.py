@@ -13,7 +13,6 @@ pytest.importorskip("accelerate")
 pytestmark = pytest.mark.integration
 
 import transformers_trainer as example  # noqa: E402
-from equality import assert_identical  # noqa: E402
 from transformers import (  # noqa: E402
     BertForSequenceClassification,
     BertForTokenClassification,
@@ -23,21 +22,16 @@ from transformers import (  # noqa: E402
     TrainingArguments,
 )
 
-from scdro import (  # noqa: E402
-    CheckpointError,
-    ClosureError,
-    HyperparameterError,
-    KLRobustLoss,
-    ScdroWarning,
-    WindowTemperature,
-    worst_case,
-)
+from equality import assert_identical  # noqa: E402
+from scdro import KLRobustLoss, ScdroWarning, worst_case  # noqa: E402
+from scdro.errors import CheckpointError, ClosureError, HyperparameterError  # noqa: E402
 from scdro.integrations.transformers import (  # noqa: E402
     RobustTrainerLoss,
     language_model_losses,
     sequence_losses,
     token_losses,
 )
+from scdro.temperature import WindowTemperature  # noqa: E402
 
 LENGTH = example.LENGTH
 

@@ -41,7 +41,7 @@ def network():
 
 
 def temperature():
-    return scdro.WindowTemperature(initial=1.0)
+    return scdro.temperature.WindowTemperature(initial=1.0)
 
 
 def with_lightning(kind, out):

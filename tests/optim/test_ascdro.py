@@ -26,7 +26,9 @@ from refusals import (
     refuses,
     with_value,
 )
-from scdro import ASCDRO, ClosureError, NonFiniteLossError, PrintedTemperature
+from scdro import ASCDRO
+from scdro.errors import ClosureError, NonFiniteLossError
+from scdro.temperature import PrintedTemperature
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

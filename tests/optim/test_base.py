@@ -21,20 +21,10 @@ from refusals import (
     refuses,
     with_value,
 )
-from scdro import (
-    RASCDRO,
-    RSCDRO,
-    SCDRO,
-    CheckpointError,
-    ClosureError,
-    HyperparameterError,
-    KLRobustLoss,
-    LossError,
-    PrintedTemperature,
-    Stage,
-    decay_stages,
-    lemma_stages,
-)
+from scdro import SCDRO, KLRobustLoss
+from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError
+from scdro.optim import RASCDRO, RSCDRO, Stage, decay_stages, lemma_stages
+from scdro.temperature import PrintedTemperature
 
 # -- losses -----------------------------------------------------------------------------------------------------------
 

@@ -117,7 +117,7 @@ def test_a_state_whose_carrier_is_frozen_here_is_refused():
     t, other = training("SCDRO", 3), training("SCDRO", 1)
     other.inner[0].requires_grad_(False)
     before = copy.deepcopy(other.opt.state_dict())
-    with pytest.raises(scdro.CheckpointError, match="parameters"):
+    with pytest.raises(scdro.errors.CheckpointError, match="parameters"):
         set_optimizer_state_dict(other.inner, other.opt, get_optimizer_state_dict(t.inner, t.opt))
     assert differences(before, other.opt.state_dict()) == []
 
@@ -142,7 +142,7 @@ def test_hooks_of_state_dicts_see_all_of_it(name):
     kind = type(t.opt).__name__
     assert seen == ["before", sorted(f"{kind}.{key}" for key in t.opt._own_state())]
     other = with_weights_of(name, t)
-    with pytest.raises(scdro.CheckpointError, match=rf"\b{kind}\b.*Renamed"):
+    with pytest.raises(scdro.errors.CheckpointError, match=rf"\b{kind}\b.*Renamed"):
         other.opt.load_state_dict(state)
 
     def rename_back(opt, state_dict):
@@ -245,7 +245,7 @@ def test_sparse_gradients_are_refused_before_anything_moves(name):
     if hasattr(opt, "draw"):
         opt.draw(1, torch.Generator().manual_seed(0))
     before = copy.deepcopy((model.state_dict(), opt.state_dict()))
-    with pytest.raises(scdro.ClosureError, match="sparse=False"):
+    with pytest.raises(scdro.errors.ClosureError, match="sparse=False"):
         opt.step(lambda: model(index), index)
     assert differences(before, (model.state_dict(), opt.state_dict())) == []
     model.embedding.sparse = False
@@ -256,10 +256,10 @@ def test_sparse_gradients_are_refused_before_anything_moves(name):
 @every_method
 def test_complex_parameters_are_refused(name):
     real, imaginary = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.complex64))
-    with pytest.raises(scdro.HyperparameterError, match="real parameters"):
+    with pytest.raises(scdro.errors.HyperparameterError, match="real parameters"):
         build(name, [imaginary], nn.Linear(1, 1), lambda: None)
     opt = build(name, [real], nn.Linear(1, 1), lambda: None)
-    with pytest.raises(scdro.HyperparameterError, match="real parameters"):
+    with pytest.raises(scdro.errors.HyperparameterError, match="real parameters"):
         opt.add_param_group({"params": [imaginary]})
     assert len(opt.param_groups) == 1
     opt.state_dict()
@@ -281,18 +281,21 @@ def test_an_optimizer_refuses_a_state_that_means_something_else(method, mine, th
 
     opt, other = make(mine), make(theirs)
     before = copy.deepcopy(opt.state_dict())
-    with pytest.raises(scdro.CheckpointError, match=says):
+    with pytest.raises(scdro.errors.CheckpointError, match=says):
         opt.load_state_dict(saved_and_loaded(other.state_dict()))
     assert differences(before, opt.state_dict()) == []
 
 
 def test_a_state_of_another_tracker_is_refused():
-    made = [scdro.ASCDRO(nn.Linear(3, 2).parameters(), rho=0.5, tracker=tracker) for tracker in (None, scdro.Storm())]
-    with pytest.raises(scdro.CheckpointError, match=r"NormalizedStorm.*tracker"):
+    made = [
+        scdro.ASCDRO(nn.Linear(3, 2).parameters(), rho=0.5, tracker=tracker)
+        for tracker in (None, scdro.temperature.Storm())
+    ]
+    with pytest.raises(scdro.errors.CheckpointError, match=r"NormalizedStorm.*tracker"):
         made[0].load_state_dict(made[1].state_dict())
 
 
 def test_stages_are_saved_whole():
     stages = decay_stages(0.1, 0.5, [2, 4])
-    opt = scdro.RSCDRO(nn.Linear(3, 2).parameters(), stages)
+    opt = scdro.optim.RSCDRO(nn.Linear(3, 2).parameters(), stages)
     assert opt.state_dict()["state"][0]["RSCDRO.stages"].tolist() == [list(stage) for stage in stages]

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from hard_group import ALGORITHMS, batches, flat, losses_of, problem
-from scdro import ASCDRO, SCDRO, WindowTemperature
+from scdro import ASCDRO, SCDRO
+from scdro.temperature import WindowTemperature
 
 
 @pytest.mark.parametrize("initial", [None, 5.0])

@@ -7,7 +7,9 @@ import torch
 import scdro
 import twins
 from hard_group import ALGORITHMS, batches, flat, losses_of, problem, scaled
-from scdro import ASCDRO, RASCDRO, RSCDRO, SCDRO, PrintedTemperature, WindowTemperature
+from scdro import ASCDRO, SCDRO
+from scdro.optim import RASCDRO, RSCDRO
+from scdro.temperature import PrintedTemperature, WindowTemperature
 
 
 def distance(a, b):

@@ -12,7 +12,8 @@ import scdro
 import twins
 from lockstep import LAM1, batches, distance
 from logistic import K, N, flat, losses_of, problem
-from scdro import ASCDRO, SCDRO, PrintedTemperature, Storm, WindowTemperature
+from scdro import ASCDRO, SCDRO
+from scdro.temperature import PrintedTemperature, Storm, WindowTemperature
 
 # -- exp(20000): float32 models at lam = 1e-3 ---
 
@@ -63,10 +64,10 @@ TEMPERATURES = {
 
 
 def exact_gradients(model, x, y, lam, rho, weight=None):
-    """(grad_w F, dF/dlam): by autograd through scdro.objective, and by the formulas of section 1."""
+    """(grad_w F, dF/dlam): by autograd through scdro.functional.objective, and by the formulas of section 1."""
     lam_variable = torch.tensor(lam, dtype=torch.float64, requires_grad=True)
     losses = cross_entropy(model(x), y, reduction="none")
-    value = scdro.objective(losses, lam_variable, rho, sample_weight=weight)
+    value = scdro.functional.objective(losses, lam_variable, rho, sample_weight=weight)
     *by_autograd, d_lam = torch.autograd.grad(value, [*model.parameters(), lam_variable])
     by_hand = twins.Logistic(x.numpy(), y.numpy(), K).batch(np.arange(N))
     formula = twins.gradient(*by_hand(flat(model)), lam, rho, weight)

@@ -155,7 +155,7 @@ def test_clipping_is_torchs():
 def test_storm_clips_both_points_alike():
     """On one batch, at a model and a temperature that stand still, STORM's estimate is the clipped gradient itself."""
     model, (x, y) = ranks.new_model(), data()
-    frozen = scdro.PrintedTemperature(0.5, lr=0.0)
+    frozen = scdro.temperature.PrintedTemperature(0.5, lr=0.0)
     opt = scdro.ASCDRO(model.parameters(), lr=0.0, rho=0.1, beta=0.3, temperature=frozen)
     for _ in range(4):
         opt.step(lambda: F.cross_entropy(model(x), y, reduction="none"), max_grad_norm=0.05)
@@ -174,7 +174,7 @@ def test_a_large_bound_clips_nothing(name):
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, math.nan])
 def test_bad_bounds(bound):
-    with pytest.raises(scdro.HyperparameterError, match="max_grad_norm"):
+    with pytest.raises(scdro.errors.HyperparameterError, match="max_grad_norm"):
         Training(World(), "SCDRO").step(batches()[0], 0, max_grad_norm=bound)
 
 

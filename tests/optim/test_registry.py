@@ -241,19 +241,19 @@ def test_bad_input_is_refused_and_changes_nothing(name):
     t.step()
     index, before = t.batch(), t.state()
     bad = [
-        (scdro.NonFiniteLossError, lambda: t.losses(index) * math.nan),
-        (scdro.LossError, lambda: t.losses(index).mean()),
-        (scdro.LossError, lambda: t.losses(index).reshape(2, -1)),
-        (scdro.LossError, lambda: t.losses(index).detach()),
+        (scdro.errors.NonFiniteLossError, lambda: t.losses(index) * math.nan),
+        (scdro.errors.LossError, lambda: t.losses(index).mean()),
+        (scdro.errors.LossError, lambda: t.losses(index).reshape(2, -1)),
+        (scdro.errors.LossError, lambda: t.losses(index).detach()),
     ]
     for error, closure in bad:
         with pytest.raises(error):
             t.opt.step(closure, index)
-    with pytest.raises(scdro.ClosureError):
+    with pytest.raises(scdro.errors.ClosureError):
         t.opt.step(None, index)
     other = "ERM" if name != "ERM" else "FastDRO"
     if type(t.opt) is not type(Training(other).opt):
-        with pytest.raises(scdro.CheckpointError):
+        with pytest.raises(scdro.errors.CheckpointError):
             t.opt.load_state_dict(Training(other).opt.state_dict())
     assert str(t.state()) == str(before)
 
@@ -289,7 +289,7 @@ def test_bad_batches_leave_running_statistics_as_they_were(name):
     assert all(torch.equal(norm.state_dict()[key], value) for key, value in before.items())
     unaware = Training(name, skip_nonfinite=True)
     index = unaware.batch()
-    with pytest.raises(scdro.ClosureError, match=r"BatchNorm1d.*module=model"):
+    with pytest.raises(scdro.errors.ClosureError, match=r"BatchNorm1d.*module=model"):
         unaware.opt.step(lambda: losses(index), index)
 
 
@@ -305,7 +305,7 @@ def test_bad_batches_leave_running_statistics_as_they_were(name):
 )
 @every_method
 def test_bad_settings_are_refused(name, settings):
-    with pytest.raises(scdro.HyperparameterError, match="expected"):
+    with pytest.raises(scdro.errors.HyperparameterError, match="expected"):
         Training(name, **settings)
 
 
@@ -339,7 +339,7 @@ def test_any_dtype(name, dtype):
 
 
 def test_what_a_method_needs_is_named():
-    with pytest.raises(scdro.HyperparameterError, match=r"n, all_losses.*PGSMD2"):
+    with pytest.raises(scdro.errors.HyperparameterError, match=r"n, all_losses.*PGSMD2"):
         REGISTRY["PGSMD2"].build(new_model().parameters(), {"rho": 0.1}, lr=0.1)
 
 
@@ -367,7 +367,7 @@ def test_printed_stages_are_those_of_the_method_with_the_papers_temperature(name
         by_hand.model.parameters(),
         stages,
         convex.RHO,
-        temperature=scdro.PrintedTemperature(settings["lam"]),
+        temperature=scdro.temperature.PrintedTemperature(settings["lam"]),
         weight_decay=DECAY,
         **({"module": by_hand.model} if name == "RASCDRO" else {}),
     )

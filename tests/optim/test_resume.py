@@ -7,17 +7,10 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 from equality import assert_identical, leaves, saved_and_loaded
-from scdro import (
-    ASCDRO,
-    RASCDRO,
-    RSCDRO,
-    SCDRO,
-    CheckpointError,
-    KLRobustLoss,
-    PrintedTemperature,
-    Stage,
-    WindowTemperature,
-)
+from scdro import ASCDRO, SCDRO, KLRobustLoss
+from scdro.errors import CheckpointError
+from scdro.optim import RASCDRO, RSCDRO, Stage
+from scdro.temperature import PrintedTemperature, WindowTemperature
 
 STEPS, STOP, D, K = 30, 13, 6, 4
 ALGORITHMS = [SCDRO, ASCDRO, RSCDRO, RASCDRO]

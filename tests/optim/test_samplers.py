@@ -39,5 +39,5 @@ def test_epochs_of_a_sampler():
     second.load_state_dict(first.state_dict())
     assert found + list(second) == expected
     assert len(list(second)) == 5
-    with pytest.raises(scdro.CheckpointError, match="steps"):
+    with pytest.raises(scdro.errors.CheckpointError, match="steps"):
         DrawnBatches(lambda g: torch.arange(3), 4).load_state_dict(first.state_dict())

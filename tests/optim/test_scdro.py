@@ -7,7 +7,9 @@ import scdro
 import twins
 from lockstep import LAM1, SETTINGS, STEPS, run_in_lockstep
 from logistic import D, K, N
-from scdro import ASCDRO, RASCDRO, RSCDRO, SCDRO, PrintedTemperature, Stage
+from scdro import ASCDRO, SCDRO
+from scdro.optim import RASCDRO, RSCDRO, Stage
+from scdro.temperature import PrintedTemperature
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
@@ -56,7 +58,7 @@ def test_scdro_with_a_loss_bound_that_never_binds():
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("algorithm", "twin", "lr_factor"), [(RSCDRO, twins.Scdro, 0.5), (RASCDRO, twins.Ascdro, 0.7)])
 def test_restarted_forms_are_algorithm_3(algorithm, twin, lr_factor, weighted):
-    stages = scdro.factor_stages(0.05, 0.8, 14, 4, lr_factor=lr_factor, steps_factor=1.5)
+    stages = scdro.optim.factor_stages(0.05, 0.8, 14, 4, lr_factor=lr_factor, steps_factor=1.5)
     rho, mu, wd = 0.3, 0.1, 0.02
     opt, reference, _ = run_in_lockstep(
         lambda model: algorithm(

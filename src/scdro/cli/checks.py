@@ -8,9 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from scdro import SCDRO, KLRobustLoss, objective, worst_case
+from scdro import SCDRO, KLRobustLoss, worst_case
 from scdro._scalar import scalar_dtype
 from scdro.application.devices import devices
+from scdro.functional import objective
 
 __all__ = ["CHECKS", "devices"]
 

@@ -248,7 +248,7 @@ class RASCDRO(_Restarted, ASCDRO):
     mu x_t is added to the direction z_t. Arguments as for `RSCDRO`, and ASCDRO's `module`.
 
     Example:
-        >>> from scdro import factor_stages
+        >>> from scdro.optim import factor_stages
         >>> model = torch.nn.Linear(3, 2)
         >>> opt = RASCDRO(model.parameters(), factor_stages(0.1, 0.5, 100, 5, lr_factor=0.7), rho=0.5)
     """

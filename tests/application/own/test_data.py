@@ -13,7 +13,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from own_data import rows, write_csv, write_images
-from scdro import CheckpointError, DataError, HyperparameterError, MissingDataError, ScdroError
+from scdro import ScdroError
 from scdro.application.own.labels import set_aside
 from scdro.application.own.opening import Wanted, open_own
 from scdro.application.own.plan import Plan
@@ -21,6 +21,7 @@ from scdro.application.own.preparation import Matrix, MatrixPreparation, TablePr
 from scdro.application.own.saved import load_model
 from scdro.application.own.tables import read_table
 from scdro.cli import main
+from scdro.errors import CheckpointError, DataError, HyperparameterError, MissingDataError
 from scdro.optim import REGISTRY
 
 

@@ -58,16 +58,16 @@ def test_the_bias_of_fastdro_is_measured():
 
 @pytest.mark.parametrize("levels", [(0, 8), (4, 4), (4, 12), (4.0, 8), (8, 4)])
 def test_bad_levels(levels):
-    with pytest.raises(scdro.HyperparameterError, match="largest"):
+    with pytest.raises(scdro.errors.HyperparameterError, match="largest"):
         FastDRO([nn.Parameter(torch.ones(1))], multilevel=Multilevel(*levels))
 
 
 def test_multilevel_refuses_other_batches():
     w = nn.Parameter(torch.zeros(5))
     opt = FastDRO([w], multilevel=Multilevel(2, 8))
-    with pytest.raises(scdro.LossError, match=r"\[4, 8\]"):
+    with pytest.raises(scdro.errors.LossError, match=r"\[4, 8\]"):
         opt.step(lambda: w * 1.0)
-    with pytest.raises(scdro.HyperparameterError, match="multilevel"):
+    with pytest.raises(scdro.errors.HyperparameterError, match="multilevel"):
         FastDRO([w]).batch_sampler(n=100)
 
 

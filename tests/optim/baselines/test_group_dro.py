@@ -110,24 +110,24 @@ def test_group_dro_says_what_is_wrong():
     model, x, y, _ = problem()
     index = torch.arange(6)
     closure = losses_of(model, x, y, index)
-    with pytest.raises(scdro.ClosureError, match="groups=groups"):
+    with pytest.raises(scdro.errors.ClosureError, match="groups=groups"):
         GroupDRO(model.parameters(), groups=3).step(closure, index)
-    with pytest.raises(scdro.ClosureError, match="index"):
+    with pytest.raises(scdro.errors.ClosureError, match="index"):
         GroupDRO(model.parameters(), groups=index).step(closure)
-    with pytest.raises(scdro.ClosureError, match="n = 6"):
+    with pytest.raises(scdro.errors.ClosureError, match="n = 6"):
         GroupDRO(model.parameters(), groups=index).step(closure, index + 1)
-    with pytest.raises(scdro.ClosureError, match="0 to 2"):
+    with pytest.raises(scdro.errors.ClosureError, match="0 to 2"):
         GroupDRO(model.parameters(), groups=3).step(closure, groups=index)
-    with pytest.raises(scdro.LossError, match="one group per loss"):
+    with pytest.raises(scdro.errors.LossError, match="one group per loss"):
         GroupDRO(model.parameters(), groups=3).step(closure, groups=index[:3])
     for index in (torch.arange(6.0), torch.ones(60, dtype=torch.bool)):
-        with pytest.raises(scdro.ClosureError, match="integer"):
+        with pytest.raises(scdro.errors.ClosureError, match="integer"):
             GroupDRO(model.parameters(), groups=torch.arange(N) % 3).step(closure, index)
     for groups in (0, True, 2.5, torch.ones(3), torch.tensor([-1, 0])):
-        with pytest.raises(scdro.HyperparameterError):
+        with pytest.raises(scdro.errors.HyperparameterError):
             GroupDRO(model.parameters(), groups=groups)
-    with pytest.raises(scdro.HyperparameterError, match="number"):
+    with pytest.raises(scdro.errors.HyperparameterError, match="number"):
         GroupDRO(model.parameters(), groups=3).batch_sampler(4)
     for settings in ({"batch_size": 0}, {"batch_size": 2, "steps": 0}):
-        with pytest.raises(scdro.HyperparameterError, match="at least one"):
+        with pytest.raises(scdro.errors.HyperparameterError, match="at least one"):
             GroupDRO(model.parameters(), groups=torch.arange(9) % 3).batch_sampler(**settings)

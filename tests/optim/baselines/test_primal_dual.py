@@ -96,7 +96,7 @@ def test_pgsmd2_keeps_a_stage_that_could_not_end():
     index = torch.arange(6)
     opt.step(losses_of(model, x, y, index), index)
     healthy[0] = False
-    with pytest.raises(scdro.NonFiniteLossError, match="all_losses"):
+    with pytest.raises(scdro.errors.NonFiniteLossError, match="all_losses"):
         opt.step(losses_of(model, x, y, index), index)
     assert opt.stage == 1
     healthy[0] = True
@@ -111,9 +111,9 @@ def test_batches_that_were_not_drawn_from_p_are_refused():
     model, x, y, _ = problem()
     index = torch.arange(6)
     opt = SPD(model.parameters(), n=N)
-    with pytest.raises(scdro.ClosureError, match="batch_sampler"):
+    with pytest.raises(scdro.errors.ClosureError, match="batch_sampler"):
         opt.step(losses_of(model, x, y, index), index)
-    with pytest.raises(scdro.HyperparameterError, match="uniform"):
+    with pytest.raises(scdro.errors.HyperparameterError, match="uniform"):
         SPD(model.parameters(), n=N, uniform=True).batch_sampler(4)
 
 
@@ -133,9 +133,9 @@ def test_bad_positions(method, index, says):
     model, x, y, _ = problem()
     opt = method(model.parameters(), n=N, **({"uniform": True} if method is SPD else {}))
     before = flat(model), str(opt.state_dict())
-    with pytest.raises(scdro.ClosureError, match=says):
+    with pytest.raises(scdro.errors.ClosureError, match=says):
         opt.step(losses_of(model, x, y, slice(0, 6)), index)
-    with pytest.raises(scdro.LossError, match="sample_weight"):
+    with pytest.raises(scdro.errors.LossError, match="sample_weight"):
         opt.step(losses_of(model, x, y, slice(0, 6)), torch.arange(6), sample_weight=torch.ones(6))
     assert (flat(model) == before[0]).all()
     assert str(opt.state_dict()) == before[1]
@@ -144,7 +144,7 @@ def test_bad_positions(method, index, says):
 @pytest.mark.parametrize("method", [SPD, AccMDA])
 def test_a_checkpoint_of_another_data_set(method):
     model, *_ = problem()
-    with pytest.raises(scdro.CheckpointError, match="n = 60"):
+    with pytest.raises(scdro.errors.CheckpointError, match="n = 60"):
         method(model.parameters(), n=N).load_state_dict(method(model.parameters(), n=N + 1).state_dict())
 
 
@@ -170,7 +170,7 @@ def test_an_incomplete_checkpoint_changes_nothing(method):
     for broken in (None, torch.ones(3, dtype=torch.float64)):
         state["state"][0][f"{method.__name__}.{name}"] = broken
         before = str(opt.state_dict())
-        with pytest.raises(scdro.CheckpointError, match="n = 60"):
+        with pytest.raises(scdro.errors.CheckpointError, match="n = 60"):
             opt.load_state_dict(state)
         assert str(opt.state_dict()) == before
 
@@ -194,14 +194,14 @@ def test_an_incomplete_checkpoint_changes_nothing(method):
     ],
 )
 def test_bad_settings(build):
-    with pytest.raises(scdro.HyperparameterError, match="expected"):
+    with pytest.raises(scdro.errors.HyperparameterError, match="expected"):
         build([torch.nn.Parameter(torch.ones(1))])
 
 
 def test_all_losses_must_be_all():
     model, x, y, _ = problem()
     opt = PGSMD2(model.parameters(), n=N, all_losses=losses_of(model, x, y, slice(0, 5)), uniform=True)
-    with pytest.raises(scdro.LossError, match="all 60 samples"):
+    with pytest.raises(scdro.errors.LossError, match="all 60 samples"):
         opt.step(losses_of(model, x, y, slice(0, 6)), torch.arange(6))
 
 

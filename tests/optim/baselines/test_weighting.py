@@ -202,7 +202,7 @@ def test_dual_sgm_with_a_tensor_as_lr_is_as_exact():
 @pytest.mark.parametrize("method", [ABSGD, RECOVER])
 def test_a_checkpoint_of_another_temperature(method):
     model, *_ = problem()
-    with pytest.raises(scdro.CheckpointError, match=r"lam = 5\.0.*lam = 1\.0"):
+    with pytest.raises(scdro.errors.CheckpointError, match=r"lam = 5\.0.*lam = 1\.0"):
         method(model.parameters(), lam=5.0).load_state_dict(method(model.parameters(), lam=1.0).state_dict())
 
 
@@ -232,7 +232,7 @@ def test_dual_sgm_counts_what_it_caps():
     ],
 )
 def test_bad_settings(build):
-    with pytest.raises(scdro.HyperparameterError):
+    with pytest.raises(scdro.errors.HyperparameterError):
         build([nn.Parameter(torch.ones(1))])
 
 
@@ -243,7 +243,7 @@ def test_recover_in_lockstep_and_as_ascdro_with_lam_frozen():
     model, x, y, by_hand = problem()
     opt, twin = RECOVER(model.parameters(), 0.05, 0.8, beta=0.4), twins.Recover(flat(model), 0.8, 0.05, 0.4)
     other = problem()[0]
-    frozen = scdro.PrintedTemperature(0.8, lr=0.0)
+    frozen = scdro.temperature.PrintedTemperature(0.8, lr=0.0)
     ascdro = ASCDRO(other.parameters(), 0.05, 0.7, beta=0.4, temperature=frozen)  # rho only moves lam
     rng = np.random.default_rng(2)
     for _ in range(STEPS):
@@ -275,7 +275,7 @@ L4 = [0.0, 1.0, 2.0, 3.0]
 def test_identity_10_dual_sgm_at_its_start_has_the_value_and_gradient_of_f():
     """eta starts at lam log g: there lam E[e^a - 1] + eta + (lam - lam0) rho is F."""
     losses = torch.tensor(L4, dtype=torch.float64, requires_grad=True)
-    f = scdro.objective(losses, 0.7, rho=0.3)
+    f = scdro.functional.objective(losses, 0.7, rho=0.3)
     f.backward()
     value, moved = gradient_of(lambda p: DualSGM(p, 1.0, 0.3, lam=0.7, dual_lr=0.0, momentum=0.0), L4)
     assert value == pytest.approx(f.item(), rel=1e-12)
