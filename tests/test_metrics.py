@@ -154,7 +154,8 @@ def test_labels_that_never_agree():
 
 def test_scorers_say_what_they_are():
     pd = pytest.importorskip("pandas")
-    assert repr(robust_accuracy_scorer(0.1)) == "robust_accuracy_scorer(rho=0.1)"
+    assert "robust_accuracy" in repr(robust_accuracy_scorer(0.1))
+    assert "rho=0.1" in repr(robust_accuracy_scorer(0.1))
     assert repr(WorstGroupScorer(pd.Series([0, 1]))) == "WorstGroupScorer(Series of 2 rows)"
     assert repr(WorstGroupScorer(labels)) == "WorstGroupScorer(labels)"
     for rho in (-1.0, "a"):

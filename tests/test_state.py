@@ -85,7 +85,7 @@ def test_skipped_batch_whose_flag_was_never_read(value, started):
         robust(problem.losses())
     before = problem.snapshot(robust)
     batch = robust.state.read(with_value(value)(problem.losses(1)))
-    robust.state.commit(robust.state.estimate(batch, 0.1))
+    robust.state.commit(robust.state.estimate(batch, 0.1), batch)
     only_skipped_moved(before, problem.snapshot(robust), robust)
     robust(problem.losses(2)).backward()
 
@@ -96,10 +96,11 @@ def test_step_that_a_scaler_skipped_leaves_no_trace(started):
     if started:
         robust(problem.losses())
     before = problem.snapshot(robust)
-    estimate = robust.state.estimate(robust.state.read(problem.losses(1)), 0.1)
-    robust.state.commit(estimate, only_if=torch.tensor(False))
+    batch = robust.state.read(problem.losses(1))
+    estimate = robust.state.estimate(batch, 0.1)
+    robust.state.commit(estimate, batch, only_if=torch.tensor(False))
     assert differences(before, problem.snapshot(robust)) == []
-    robust.state.commit(estimate, only_if=torch.tensor(True))
+    robust.state.commit(estimate, batch, only_if=torch.tensor(True))
     assert differences(before, problem.snapshot(robust)) != []
 
 

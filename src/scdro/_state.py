@@ -12,9 +12,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -474,6 +476,10 @@ class RobustState(Tracked):
     def _point(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> Point:
         """The batch at temperature lam. Losses above the ceiling count as much as the ceiling, or with `trim` nothing:
         q is then uniform over the batch, or by its weights, over 1 - trim."""
+        with nullcontext() if torch.compiler.is_compiling() else np.errstate(all="ignore"):  # bad batches are garbage
+            return self._tilted(batch, lam, ceiling)
+
+    def _tilted(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> Point:
         losses = on_host(batch.losses)
         clips = self.temperature.ceiling is not None and not self.trim
         joint = (minimum(losses, ceiling) if clips else losses) / lam

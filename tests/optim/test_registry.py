@@ -363,7 +363,7 @@ def test_printed_stages_are_those_of_the_method_with_the_papers_temperature(name
     named = Training(f"{name}-printed", **settings)
     by_hand = Training(f"{name}-printed", **settings)
     stages = scdro.optim.decay_stages(settings["lr"], settings["beta"], [400, 600])
-    by_hand.opt = getattr(scdro, name)(
+    by_hand.opt = getattr(scdro.optim, name)(
         by_hand.model.parameters(),
         stages,
         convex.RHO,
