@@ -331,7 +331,11 @@ WITH_DDP = {
     "drawn": drawn,
     "evaluated": evaluated,
 }
-CASES = {"ddp": EVERYWHERE | WITH_DDP, "fsdp": EVERYWHERE}
+# Another geometry, loss or stage of an optimizer that is there: how parameters are sharded makes no difference to it.
+SAME = ("RSCDRO-printed", "RASCDRO-printed", "FastDRO-MLMC", "FastDRO-CVaR", "FastDRO-chi2", "FastDRO-chi2-penalty")
+SAME += ("TERM", "Focal", "ClassBalanced")
+WITH_FSDP = {name: case for name, case in EVERYWHERE.items() if name.removeprefix("train ") not in SAME}
+CASES = {"ddp": EVERYWHERE | WITH_DDP, "fsdp": WITH_FSDP}
 COMPILED = {"ddp": {"loss, compiled": partial(robust_loss, compiled=True), "loss": robust_loss}}
 
 

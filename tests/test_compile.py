@@ -61,17 +61,21 @@ def assert_compiled_equals_eager(*how):
     assert_close_state(b, a, 1e-9)
 
 
+@pytest.mark.parametrize(("whole", "attached"), [(False, False), (True, True)], ids=["loss", "model, attached loss"])
 @pytest.mark.parametrize("temperature", ["default", "printed"])
-@pytest.mark.parametrize("attached", [False, True])
-@pytest.mark.parametrize("whole", [False, True], ids=["loss", "model and loss"])
 def test_captured_in_one_graph(whole, attached, temperature):
     """The graph and what it does to buffers, without generating code."""
     assert_compiled_equals_eager("aot_eager", whole, attached, temperature)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("attached", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("whole", [False, True], ids=["loss", "model and loss"])
+@pytest.mark.parametrize(
+    ("whole", "attached"),
+    [
+        (True, False),
+        *(pytest.param(*how, marks=pytest.mark.slow) for how in ((False, False), (False, True), (True, True))),
+    ],
+)
 def test_compiled_to_code(whole, attached):
     """Gradients too: torch (2.13) may recompute the weights in the backward pass from buffers that have moved on."""
     assert_compiled_equals_eager("inductor", whole, attached, "default")

@@ -249,7 +249,7 @@ def killed_run(folder):
     pretrain(KILLED, toy(), toy(seed=1), Path(folder), checkpoint_every=3)
 
 
-def test_kill_9_at_random_moments(tmp_path):
+def test_kill_9_at_a_random_moment(tmp_path):
     """Each run in a process of its own: sums depend on the number of threads, which other tests change in this one."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     rng = random.Random(0)
@@ -257,8 +257,7 @@ def test_kill_9_at_random_moments(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code, str(whole)], env=env, check=True)
     command = [sys.executable, "-c", code, str(broken)]
-    for _ in range(2):
-        kill_after_a_checkpoint(command, broken, rng.uniform(0, 0.2), env=env)
+    kill_after_a_checkpoint(command, broken, rng.uniform(0, 0.2), env=env)
     assert not (broken / "model.pt").exists()
     subprocess.run(command, env=env, check=True)
     assert outcome(broken) == outcome(whole)

@@ -176,7 +176,7 @@ def test_a_sweep_killed_at_random_moments_gives_the_same_tables(tmp_path):
     undisturbed = start(tmp_path / "whole")
     undisturbed.join()
     rng = random.Random(0)
-    for done in range(6):  # of eight runs in all
+    for done in (0, 2, 5):  # of eight runs in all
         process = start(tmp_path / "killed")
         while len([*(tmp_path / "killed").rglob("result.json")]) < done:
             time.sleep(0.01)

@@ -158,7 +158,9 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("kernels", FLAGS)
+@pytest.mark.parametrize(
+    "kernels", ["Prescott", *(pytest.param(kernels, marks=pytest.mark.slow) for kernels in ("Haswell", "SkylakeX"))]
+)
 def test_tolerance_zero_with_the_kernels_of_other_cpus(kernels):
     cpu = Path("/proc/cpuinfo")
     if not cpu.exists() or not FLAGS[kernels] <= set(cpu.read_text().split()):
