@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 
-# Where each name lives. They are imported when first asked for: `import scdro` loads neither torch nor scikit-learn.
+# The module of each public name. Names are imported on first use: `import scdro` loads neither torch nor scikit-learn.
 _NAMES = {
     "errors": (
         "CheckpointError",
