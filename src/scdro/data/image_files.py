@@ -57,7 +57,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         return len(self.paths)
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        """Random transforms draw from torch's generator, which a DataLoader seeds. For a fixed order, use `WorkerBatches`."""
+        """Random transforms draw from torch's generator, which a DataLoader seeds. See also `WorkerBatches`."""
         return self.load(i, np.random.default_rng(int(torch.randint(2**62, ())))), int(self.labels[i])
 
     @property
