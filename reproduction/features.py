@@ -79,7 +79,7 @@ def load_features(folder: PathLike, split: str) -> Features:
     folder = Path(folder)
     manifest = _manifest(folder, split)
     if not manifest.exists():
-        raise MissingDataError(f"expected {manifest.absolute()}; make features by `python -m reproduction features`")
+        raise MissingDataError(f"expected {manifest.absolute()}; make features with `python -m reproduction features`")
     try:
         digests = read_json(manifest)["sha256"]
         names = ["features", "labels", *(["groups"] if "groups" in digests else [])]

@@ -127,7 +127,7 @@ class _Run:
         self.config, self.train, self.test, self.out = config, train, test, out
         if self._complete() and not (out / "checkpoint.pt").exists():
             raise CheckpointError(
-                f"expected a folder for a new run, or one to go on with, got results in {out.absolute()} but no "
+                f"expected a folder for a new run, or one to continue, got results in {out.absolute()} but no "
                 "checkpoint.pt; name another folder"
             )
         self.batches = MemoryBatches(train, config.batch_size, augment=CropFlip(), seed=config.seed)

@@ -33,8 +33,8 @@ def report(folder: Path, out: Path, sources: Sources) -> list[Sweep]:
     """Write the report of a folder of runs, and return its sweeps."""
     if (folder / STUDIES).exists() and not list(folder.glob("**/study.json")):
         raise MissingDataError(
-            f"expected runs in {folder.absolute()} or below it, found the tables of some; name the folder of the runs, "
-            "which is where their --out said (by default runs/EXPERIMENT-SCALE)"
+            f"expected runs in {folder.absolute()} or below it, found only tables; pass the folder of the runs, which "
+            "was their --out (by default runs/EXPERIMENT-SCALE)"
         )
     return write_report(folder, out, lambda sweep: look_up(sweep, sources))
 
@@ -83,8 +83,8 @@ def _known(train: Samples, wanted: Wanted) -> Known:
     for i, label in sorted(wanted):
         if i >= len(train) or int(train.labels[i]) != label:
             raise DataError(
-                f"expected the data that the runs were made with, got others: sample {i} has not the label {label}; "
-                "name the folder by --data or --features"
+                f"expected the data that the runs were made with, got others: sample {i} does not have label {label}; "
+                "pass the folder as --data or --features"
             )
     positions = sorted({i for i, _ in wanted})
     groups: Tensor | None = getattr(train, "groups", None)

@@ -54,7 +54,7 @@ def check_methods(study: Study, task: Task) -> None:
         for method in study.methods:
             if "groups" in REGISTRY[method].needs:
                 raise HyperparameterError(
-                    f"expected data with groups for {method}, got {study.dataset}, which has none; leave the method out"
+                    f"expected data with groups for {method}, got {study.dataset}, which has none; omit the method"
                 )
 
 
@@ -66,8 +66,8 @@ def _features(dataset: str, pool: int, sources: Sources) -> Task:
     if folder is None:
         chosen({**IMAGES, **LISTS}, dataset, "a data set")
         raise MissingDataError(
-            f"expected features in {place.absolute()}, or in features/ there, found no train.json; make them by "
-            f"{_how_to_make(dataset, place)}, or name the folder that holds {dataset}/ by --features"
+            f"expected features in {place.absolute()}, or in features/ there, found no train.json; make them with "
+            f"{_how_to_make(dataset, place)}, or pass the folder that contains {dataset}/ as --features"
         )
     splits = [split for split in ("train", "val", "test") if (folder / f"{split}.json").exists()]
     return _parted(dataset, {split: _feature_rows(folder, split) for split in splits})
