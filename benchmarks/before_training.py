@@ -1,10 +1,10 @@
-"""Whether the worst case would find the weak groups, asked of the ordinary model before anything robust is trained.
+"""Does the worst case find the weak groups? Measured on the ordinary model, before any robust training.
 
     python benchmarks/before_training.py --data DIR
 
-For each data set: the share of samples in rare groups (or classes, where data have no groups), the weight that the
-worst case of ERM's training losses gives to them at rho = 0.5, and what the exact robust minimiser then gains on them.
-DIR holds Adult.
+For each data set: the share of samples in rare groups (or classes, if the data have no groups), the weight that the
+worst case of ERM's training losses gives them at rho = 0.5, and what the exact robust minimiser then gains on them.
+DIR contains Adult.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def row(dataset: str, folder: Path | None, rho: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", nargs="+", default=DATASETS)
-    parser.add_argument("--data", type=Path, default=None, help="folder that holds Adult; else $SCDRO_DATA, or ./data")
+    parser.add_argument("--data", type=Path, default=None, help="folder with Adult; by default $SCDRO_DATA, or ./data")
     parser.add_argument("--rho", type=float, default=0.5)
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "before_training.md")
     args = parser.parse_args()

@@ -1,12 +1,12 @@
-"""Every method on the same two problems, each tuned by equally many trials: robust objective against samples and time.
+"""Every method on the same two problems, tuned with equally many trials: robust objective by samples and by time.
 
-    python benchmarks/convergence.py tune      # 45 trials a method and problem; goes on where it stopped
-    python benchmarks/convergence.py curves    # the best of each again, three seeds, one at a time: seconds are real
+    python benchmarks/convergence.py tune      # 45 trials per method and problem; resumes where it stopped
+    python benchmarks/convergence.py curves    # the best of each again, three seeds, one run at a time for timing
     python benchmarks/convergence.py report    # figure and tables
     python benchmarks/convergence.py ceiling   # SCDRO on the network with and without its ceiling, over lr
 
-The yardstick is the KL-constrained worst case at rho = .5 over all training samples, exact, for every method: also
-for those that minimise something else. The floor of the convex problem is its exact optimum.
+The measure is the exact KL-constrained worst case at rho = .5 over all training samples, for every method, even those
+that minimise something else. The floor of the convex problem is its exact optimum.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from scdro.optim import REGISTRY
 
 ROOT = Path(__file__).parents[1]
 RHO, BATCH, EPOCHS, TRIALS, SEEDS, POINTS = 0.5, 128, 3, 45, (1, 2, 3), 24
-DECAY_AFTER = 2 / 3  # of the samples: the paper's convex setting falls by ten after two of three epochs
+DECAY_AFTER = 2 / 3  # of the samples: the paper's convex setting divides lr by ten after two of three epochs
 
 _LR = (0.01, 0.05, 0.1, 0.5, 1.0)
 _FINE_LR = tuple(round(10 ** (-2.5 + 3 * k / 14), 4) for k in range(15))
 _DUAL_LR = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 1e-1)
 _MOMENTUM = (0.0, 0.5, 0.9)
-# Where the paper's grid has fewer than 45 points, it is made finer or longer; where it has more, thinner in beta.
+# If the paper's grid has fewer than 45 points, it is made finer or longer; if it has more, beta gets fewer values.
 GRIDS: dict[str, Mapping[str, Sequence[Any]]] = {
     **{key: {"lr": _FINE_LR, "momentum": _MOMENTUM} for key in ("ERM", "FastDRO", "FastDRO-chi2")},
     **{
@@ -74,7 +74,7 @@ def trials(name: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Task:
-    """Data, and a model to start from, the same for every method."""
+    """Data and an initial model, the same for every method."""
 
     name: str
     x: Tensor
@@ -94,11 +94,11 @@ class Task:
 
 @cache
 def task(name: str) -> Task:
-    """Ten classes of which five are rare: 5 x 100 + 5 x 5,000 samples, the sizes of CIFAR10-ST."""
+    """Ten classes, five of them rare: 5 x 100 + 5 x 5,000 samples, the sizes of CIFAR10-ST."""
     linear = _linear()
     if name == "convex":
         return Task(name, linear.x, linear.y)
-    # Each class twice, in two places: no linear model separates them.
+    # Each class has two clusters, so that no linear model separates them.
     double = blobs("", 5000, 100, 20, 11, sep=2.2)
     order = torch.arange(20) // 2
     keep = torch.cat([torch.nonzero(double.y == c)[: (5000 if c >= 10 else 100) // 2, 0] for c in range(20)])
@@ -127,7 +127,7 @@ def robust_objective(where: Task, model: nn.Module) -> float:
 
 @dataclass
 class Budget:
-    """Samples processed, a forward pass over all of them included."""
+    """Number of samples processed, including forward passes over all of them."""
 
     spent: int = 0
 
@@ -294,7 +294,7 @@ def figure(rows: list[Row], path: Path) -> None:
 
 
 def ceiling_table() -> str:
-    """Robust objective of SCDRO on the network, median of the seeds: the default temperature, and without ceiling."""
+    """Robust objective of SCDRO on the network, median over seeds, by default and without its ceiling."""
     steps, where = (0.05, 0.1, 0.2, 0.3), task("network")
     lines = [f"| lr | {' | '.join(map(str, steps))} |", "|---" * (len(steps) + 1) + "|"]
     for label, temperature in (

@@ -1,10 +1,10 @@
-"""What a robust step costs next to a plain one with several processes, and what crosses between them.
+"""The cost of a robust step compared with a plain one with several processes, and what they exchange.
 
     python benchmarks/distributed.py                     # two processes, ResNet20, 64 images each
     python benchmarks/distributed.py --processes 2 4 8   # the exchange alone, for more of them
 
-The plain side is DistributedDataParallel and SGD with momentum 0.9; both sides take turns within one run, in gloo on
-the loopback interface. The last table is what each process computes on the joined batch: it needs no other processes.
+The plain side is DistributedDataParallel and SGD with momentum 0.9. Both sides alternate within one run, with gloo on
+the loopback interface. The last table is what each process computes on the joined batch; it needs no other processes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def start_process(rank: int, size: int, folder: str, task: Callable[[Path], None
 
 
 def run(size: int, task: Callable[[Path], None]) -> list[str]:
-    """The lines that the first of `size` processes writes."""
+    """The lines that rank 0 of `size` processes writes."""
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(start_process, (size, folder, task), nprocs=size)  # type: ignore[attr-defined, no-untyped-call]
         return (Path(folder) / "lines").read_text().splitlines()
@@ -119,7 +119,7 @@ def exchange_table(folder: Path) -> None:
 
 
 def joined_rows(rounds: int) -> list[str]:
-    """What every process computes on the losses of all, without the model: by the number of processes of 64 losses."""
+    """What each process computes on the joined losses, without the model, by number of processes (64 losses each)."""
     lines = []
     for size in (1, 10, 100, 1000):
         robust = scdro.KLRobustLoss(RHO, process_group=False)
@@ -128,7 +128,7 @@ def joined_rows(rounds: int) -> list[str]:
             robust(losses)
         times = []
         for _ in range(rounds):
-            start = time.process_time()  # CPU time: what else runs on the machine does not count.
+            start = time.process_time()  # CPU time, so that other work on the machine does not count
             robust(losses)
             times.append(time.process_time() - start)
         lines.append(f"| {size} | {size * IMAGES} | {1e6 * statistics.median(times):.0f} |")

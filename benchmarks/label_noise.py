@@ -1,9 +1,9 @@
-"""What wrong labels do to the worst case, and what `trim` saves: labels flipped on purpose.
+"""The effect of wrong labels on the worst case, and how much `trim` helps, with labels flipped on purpose.
 
     python benchmarks/label_noise.py
 
-Ten Gaussian classes, the first half rare; a share of the training labels replaced by random other ones; accuracy on
-clean test data, overall and in the rare classes, mean over seeds.
+Ten Gaussian classes, the first half rare. A share of the training labels is replaced by random other labels. Accuracy
+on clean test data, overall and in the rare classes, mean over seeds.
 """
 
 from __future__ import annotations

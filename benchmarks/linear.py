@@ -1,4 +1,4 @@
-"""The linear models against their peers, each on the same data, and where it can be on the same objective.
+"""The linear models compared with other packages, on the same data and, where possible, the same objective.
 
     python benchmarks/linear.py                                  # without Covertype
     python benchmarks/linear.py --covtype DIR                    # the folder with covtype.csv.gz, or SCDRO_COVTYPE=DIR
@@ -6,7 +6,7 @@
 Sections: binary (100,000 x 50, against LogisticRegression at the same gradient tolerance), covtype (the same, 7
 classes), lbfgs (Newton against L-BFGS on the same objective), dro (the PyPI package, if it is installed), stream (10
 million rows).
-Peers take turns, and the least time of each counts.
+The packages alternate, and the shortest time of each counts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TOL, RHO = 1e-4, 0.1
 
 
 def timed(*fits: Callable[[], Any], rounds: int = 5) -> tuple[list[float], list[Any]]:
-    """Least seconds of each over rounds in which they take turns, and what each returned last."""
+    """Shortest time of each, in seconds, over rounds in which they alternate, and the last result of each."""
     seconds = np.full(len(fits), np.inf)
     fitted: list[Any] = [None] * len(fits)
     for _ in range(rounds):
@@ -112,7 +112,7 @@ def covtype(args: argparse.Namespace) -> list[str]:
 
 
 def lbfgs(args: argparse.Namespace) -> list[str]:
-    """SciPy's L-BFGS on the very objective, with lam eliminated at each evaluation, warm-started."""
+    """SciPy's L-BFGS on the same objective, with lam eliminated at each evaluation, warm-started."""
     lines = ["| data | solver | seconds | objective | largest gradient entry |", "|---" * 5 + "|"]
     X, y = make_classification(100_000, 50, n_informative=25, n_redundant=15, flip_y=0.1, random_state=0)
     data = [("make_classification, 100,000 x 50", X, y, 3)]
@@ -147,7 +147,7 @@ def lbfgs(args: argparse.Namespace) -> list[str]:
 
 
 class Stub(types.ModuleType):
-    """A module that is not there: any name in it is an empty class."""
+    """A stub for a missing module: any name in it is an empty class."""
 
     __path__: list[str] = []  # noqa: RUF012
 
@@ -171,7 +171,7 @@ def peer_package() -> Any:
 
 
 def dro(_: argparse.Namespace) -> list[str]:
-    """The same objective: no penalty, and lam0 next to nothing."""
+    """The same objective: no penalty, and lam0 close to zero."""
     KLDRO = peer_package()
     if KLDRO is None:
         return ["dro: skipped, the package is not installed."]
@@ -202,7 +202,7 @@ def dro(_: argparse.Namespace) -> list[str]:
 
 
 def chunks(rows: int, size: int = 100_000, d: int = 20) -> Iterator[tuple[Array, Array]]:
-    """A stream that can be had again: correlated features of very different scales, 8% of the labels rare."""
+    """A stream that can be repeated: correlated features of very different scales, 8% of the labels rare."""
     mix = np.random.default_rng(0)
     M = mix.standard_normal((d, d)).astype(np.float32) / np.float32(d**0.5)
     scales, w = np.logspace(-1, 2, d, dtype=np.float32), mix.standard_normal(d).astype(np.float32)
@@ -215,7 +215,7 @@ def chunks(rows: int, size: int = 100_000, d: int = 20) -> Iterator[tuple[Array,
 
 def stream(args: argparse.Namespace) -> list[str]:
     def megabytes() -> float:
-        """What this process holds now."""
+        """Memory that this process uses now."""
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
     lines = [
@@ -258,7 +258,7 @@ SECTIONS = {"binary": binary, "dro": dro, "stream": stream, "covtype": covtype, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--covtype", default=os.environ.get("SCDRO_COVTYPE"), help="folder with covtype.csv.gz")
-    parser.add_argument("--rows", type=int, help="only so many rows of it")
+    parser.add_argument("--rows", type=int, help="use only this many rows of it")
     parser.add_argument("--stream", type=int, default=10_000_000, help="rows of the stream")
     parser.add_argument("--only", choices=SECTIONS, nargs="*", default=list(SECTIONS))
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "linear.md")
@@ -273,7 +273,7 @@ def main() -> None:
 
 
 def _sections(path: Path) -> dict[str, str]:
-    """What the file holds by now: a run of some sections leaves the others as they are."""
+    """The sections already in the file, since a run of some sections keeps the others."""
     parts = path.read_text().split("## ")[1:] if path.exists() else []
     return {name.strip(): body.strip() for name, _, body in (part.partition("\n") for part in parts)}
 

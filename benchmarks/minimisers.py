@@ -1,12 +1,12 @@
-"""What the robust objective's own minimiser is worth: solved exactly on features or rows, without steps or grids.
+"""How good the exact minimiser of the robust objective is, on features or rows, without step sizes or grids.
 
     python benchmarks/minimisers.py
     python benchmarks/minimisers.py --datasets cifar100-hidden adult --data DIR --out results/minimisers_hidden.md
 
-For each data set and rho: test accuracy, over all groups (the classes, where data have none), over the rare and the
-other ones, and of the worst; and the part of the worst case's weight that falls on training samples of rare groups.
-Last, for comparison, what one has who knows the groups: ERM with every group of the same weight. Training and test data
-are those of `python -m reproduction`. DIR holds Adult.
+For each data set and rho: test accuracy, averaged over all groups (the classes, if the data have no groups), over the
+rare and the other groups, and of the worst group; and the share of the worst case's weight on training samples of rare
+groups. Last, for comparison, ERM with known groups, all of the same weight. Training and test data are those of
+`python -m reproduction`. DIR contains Adult.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 
 def parts(dataset: str, folder: Path | None) -> tuple[Part, Part]:
-    """Training and test data, those of `python -m reproduction`: validation data are in neither."""
+    """Training and test data as in `python -m reproduction`; validation data are in neither."""
     inputs = "rows" if dataset == "adult" else "features"
     task: Any = open_task(inputs, dataset, 1, Sources(folder, ROOT / "results" / "features"))
     train, test = ([p.inputs, p.labels, p.labels if p.groups is None else p.groups] for p in (task.train, task.test))
@@ -49,13 +49,13 @@ def rare_groups(train: Part) -> Array:
 
 
 def accuracies(model: KLDROClassifier, test: Part, groups: int) -> Array:
-    """Of each group, in per cent."""
+    """Accuracy of each group, in per cent."""
     right = model.predict(test.x) == test.y
     return 100 * np.array([right[test.groups == group].mean() for group in range(groups)])
 
 
 def rare_weight(model: KLDROClassifier, train: Part, rho: float) -> float:
-    """What the worst case of a model's training losses gives to samples of rare groups, in per cent."""
+    """The weight of rare groups in the worst case of a model's training losses, in per cent."""
     weights = functional.worst_case(torch.from_numpy(losses_of(model, train)), rho).weights.numpy()
     return 100 * float(weights[rare_groups(train)[train.groups]].sum() / weights.sum())
 
@@ -66,14 +66,14 @@ def losses_of(model: KLDROClassifier, part: Part) -> Array:
 
 
 def alike(train: Part) -> Array:
-    """A weight for each sample, by which all groups weigh the same."""
+    """A weight for each sample, such that all groups have the same weight."""
     sizes = np.bincount(train.groups)
     weights: Array = len(train.groups) / (len(sizes) * sizes[train.groups])
     return weights
 
 
 def row(dataset: str, train: Part, test: Part, rho: float | None, c: float) -> str:
-    """At one radius; None: groups known, and weighed alike."""
+    """A row of the table for one radius; None for known groups with equal weights."""
     weights = alike(train) if rho is None else None
     model = KLDROClassifier(rho=rho or 0.0, C=c).fit(train.x, train.y, sample_weight=weights)
     rare = rare_groups(train)
@@ -91,7 +91,7 @@ def row(dataset: str, train: Part, test: Part, rho: float | None, c: float) -> s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", nargs="+", default=["cifar10-st", "cifar100-st"])
-    parser.add_argument("--data", type=Path, default=None, help="folder that holds Adult; else $SCDRO_DATA, or ./data")
+    parser.add_argument("--data", type=Path, default=None, help="folder with Adult; by default $SCDRO_DATA, or ./data")
     parser.add_argument("--rho", nargs="+", type=float, default=[0.0, 0.01, 0.1, 0.5, 1.0])
     parser.add_argument("--C", type=float, default=1.0, help="inverse strength of the penalty, as in scikit-learn")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "minimisers.md")

@@ -3,7 +3,7 @@
     python benchmarks/nonstationary.py        # a few minutes on one core
 
 The gradient mass of a batch is the sum of its weights, ghat/s: about one while losses keep their distribution, and
-near zero where training has stalled. `lag=None` leaves s to the moving average alone.
+near zero if training has stalled. With `lag=None`, s is only the moving average.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import scdro
 from scdro.temperature import default_size
 
 BATCH, BETA, RHO = 128, (0.01, 0.1, 0.5, 0.9), (0.1, 0.5, 2.0)
-SPAN = 10  # steps that a mass is averaged over
+SPAN = 10  # number of steps over which a mass is averaged
 LAGS = {"lag=None": None, "default": scdro.temperature.WindowTemperature().lag}
-Stream = list[tuple[float, float]]  # the scale of the losses, and what is added to them, at each step
+Stream = list[tuple[float, float]]  # the scale and the offset of the losses at each step
 Step = Callable[[Callable[[], Tensor]], object]
 
 
 def window(rho: float) -> int:
-    """How many batches fill the window of recent losses."""
+    """Number of batches that fill the window of recent losses."""
     return math.ceil(default_size(rho) / BATCH)
 
 
 def streams() -> Iterator[tuple[str, Stream, int]]:
-    """A name, the stream, and the step of its fall; a drift falls from the start."""
+    """A name, the stream, and the step at which the losses fall (for a drift, 0)."""
     still = [(1.0, 0.0)]
     yield "none", 200 * still, 0
     for factor in (10.0, 100.0, 1000.0):
@@ -63,7 +63,7 @@ def method(name: str, params: list[Tensor], lr: float, rho: float, beta: float, 
 
 
 class Masses:
-    """The sum of the weights of each batch, read from the gradient that reaches its losses."""
+    """The sum of the weights of each batch, computed from the gradient of its losses."""
 
     def __init__(self) -> None:
         self.found: list[float] = []
@@ -76,12 +76,12 @@ class Masses:
         self._last = gradient.sum().item()
 
     def end_step(self) -> None:
-        """ASCDRO evaluates twice: the last is the present point."""
+        """ASCDRO evaluates twice; the last evaluation is at the current point."""
         self.found.append(self._last)
 
 
 def stream_masses(name: str, stream: Stream, rho: float, beta: float, lag: float | None) -> list[float]:
-    """Losses are squared normal numbers, whatever the model does: its step size is zero."""
+    """Losses are squared normal numbers, independent of the model, whose step size is zero."""
     generator, w, masses = torch.Generator().manual_seed(0), torch.zeros((), requires_grad=True), Masses()
     step = method(name, [w], 0.0, rho, beta, lag)
     for scale, level in stream:
@@ -92,7 +92,7 @@ def stream_masses(name: str, stream: Stream, rho: float, beta: float, lag: float
 
 
 def lowest(masses: list[float], first: int) -> float:
-    """The lowest mean mass of SPAN steps in a row, from `first` on."""
+    """The lowest mean mass over SPAN consecutive steps, from step `first`."""
     return min(statistics.mean(masses[t : t + SPAN]) for t in range(first, len(masses) - SPAN + 1))
 
 

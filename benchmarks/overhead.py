@@ -1,4 +1,4 @@
-"""What a robust step costs next to a plain one, each ratio measured in one run, the two sides taking turns.
+"""The cost of a robust step compared with a plain one, each ratio measured in one run, alternating the two sides.
 
     python benchmarks/overhead.py
 
@@ -30,7 +30,7 @@ def cross_entropy(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Te
 
 
 def sgd(model: nn.Module, x: Tensor, y: Tensor, compiled: bool = False) -> Step:
-    """The loop people have: zero_grad, mean loss, backward, step."""
+    """The usual loop: zero_grad, mean loss, backward, step."""
     opt = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def mean_loss() -> Tensor:
@@ -40,7 +40,7 @@ def sgd(model: nn.Module, x: Tensor, y: Tensor, compiled: bool = False) -> Step:
 
 
 def robust_loss(model: nn.Module, x: Tensor, y: Tensor, compiled: bool = False) -> Step:
-    """SCDRO as a loss: the same loop, one line changed."""
+    """SCDRO as a loss: the same loop with one line changed."""
     opt = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, dampening=0.9)
     robust = scdro.KLRobustLoss(rho=0.5, beta=0.1)
 
@@ -111,7 +111,7 @@ def linear_rows(rounds: int) -> Iterator[tuple[str, float, float, float]]:
 
 
 def stream(n: int, batch: int = 128) -> Iterator[tuple[Tensor, Tensor]]:
-    """n samples that are computed, not stored."""
+    """n samples that are computed instead of stored."""
     generator = torch.Generator().manual_seed(0)
     while True:
         index = torch.randint(n, (batch,), generator=generator)
@@ -120,7 +120,7 @@ def stream(n: int, batch: int = 128) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def size_rows(rounds: int) -> Iterator[tuple[str, float]]:
-    """Time per SCDRO step as n grows, the sizes taking turns."""
+    """Time per SCDRO step as n grows, alternating the sizes."""
     steps = {}
     for n in (10**4, 10**5, 10**6, 10**7, 10**8):
         model, data = nn.Linear(50, 10), stream(n)

@@ -1,6 +1,6 @@
-"""What the input pipeline costs next to the training step it feeds, the two taking turns.
+"""The cost of the input pipeline compared with the training step, alternating the two.
 
-    python benchmarks/pipeline.py --data DIR     # the folder with CIFAR-10; without it, images of its size are made up
+    python benchmarks/pipeline.py --data DIR     # the folder with CIFAR-10; without it, random images of the same size
 
 A batch of 128 CIFAR images, drawn, cropped, flipped and normalised, against forward, backward and step of a ResNet20.
 The step is timed with and without `keep_freed_memory`, which the command line sets.

@@ -1,7 +1,7 @@
 """Convex problems with known optima: imbalanced classes, and a regression with heavy tails and a hidden group.
 
 The first is the ten-class problem on which the default temperature was chosen; the others were not used for that.
-Nothing here imports scdro: values and optima are independent of what they judge.
+Nothing here imports scdro, so that values and optima are independent of the code under test.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def blobs(name: str, major: int, minor: int, classes: int, seed: int, d: int = 3
 
 
 def heavy_regression(n: int = 4000, d: int = 10, hidden: float = 0.1, seed: int = 3) -> Problem:
-    """Student-t noise (3 degrees of freedom), and a tenth of the rows that follow other coefficients."""
+    """Student-t noise (3 degrees of freedom); a tenth of the rows follows other coefficients."""
     rng = np.random.default_rng(seed)
     x, w = rng.standard_normal((n, d)), rng.standard_normal(d)
     slopes = np.where(rng.random(n)[:, None] < hidden, w + rng.standard_normal(d), w)
@@ -98,7 +98,7 @@ def robust_value(problem: Problem, w: Tensor, rho: float, scale: float) -> float
 
 
 def optimum(problem: Problem, rho: float, scale: float) -> float:
-    """The least robust value, by L-BFGS over w; the worst case's weights are its gradient (envelope theorem)."""
+    """The minimum of the robust value, by L-BFGS over w, with the gradient from the envelope theorem."""
     shape = (problem.x.shape[1], problem.outputs)
 
     def value_and_grad(flat: Floats) -> tuple[float, Floats]:

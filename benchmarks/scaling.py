@@ -1,8 +1,8 @@
 """Time and memory of a step as the number n of training samples grows: O(d) against O(n + d).
 
-    python benchmarks/scaling.py               # n = 1e4 to 1e7, a process for each point; a few minutes
+    python benchmarks/scaling.py               # n = 1e4 to 1e7, one process per point; a few minutes
 
-The steps are those that table 1 times (`reproduction.table1.cost`): a linear model of 50 features, batches of 64.
+The steps are those timed for table 1 (`reproduction.table1.cost`): a linear model of 50 features, batches of 64.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def peak() -> int:
 
 
 def measure(name: str, n: int) -> dict[str, float]:
-    """Median milliseconds of a step after the first, and mebibytes beyond the model's and torch's own."""
+    """Median milliseconds per step after the first, and mebibytes beyond those of the model and torch."""
     next(steps("SCDRO", 1))
     before = peak()
     seconds = step_seconds(name, n, SECONDS)

@@ -1,9 +1,9 @@
-"""Does it end near the optimum, whatever the settings? Every rho, scale of the losses and beta, three seeds.
+"""Does training end near the optimum for all settings? Every rho, scale of the losses and beta, three seeds.
 
     python benchmarks/stability.py                     # every problem, default and printed temperature (ten minutes)
     python benchmarks/stability.py --problem ten-class --algorithm SCDRO
 
-gap = (robust value at the last iterate - least robust value) / scale of the losses, exact on both sides.
+gap = (robust value at the last iterate - minimum of the robust value) / scale of the losses, both exact.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def final_value(s: Setting) -> float:
 
 
 def _optimizer(s: Setting, w: torch.Tensor, lr: float) -> ClosureOptimizer:
-    if s.algorithm == "FastDRO":  # For comparison: biased, and with the same momentum.
+    if s.algorithm == "FastDRO":  # for comparison: biased, with the same momentum
         geometry = KLBall(s.rho)
         return FastDRO([w], lr * s.beta, geometry, momentum=1.0 - s.beta, weight_decay=s.scale * L2)
     temperature = None if s.lam1 is None else scdro.temperature.PrintedTemperature(s.lam1)

@@ -1,10 +1,10 @@
-"""Does `scdro train` work untouched? Its default learning rate, with gradients bounded and as they are.
+"""Do the defaults of `scdro train` work? Its default learning rate, with and without gradient clipping.
 
     python benchmarks/train_defaults.py --data FOLDER
 
-Breast cancer, digits and wine of scikit-learn, and samples of credit_default.csv.gz and covtype.csv.gz where FOLDER has
-them; 70% to train on, 30% to test on, one seed, rho = 0.5. Last a folder of images: the digits, of three of whose
-classes fifteen are left, at 16 x 16 and 30 epochs.
+Breast cancer, digits and wine from scikit-learn, and samples of credit_default.csv.gz and covtype.csv.gz if they are in
+FOLDER; 70% for training, 30% for testing, one seed, rho = 0.5. Last, a folder of images: the digits, with only fifteen
+images left of three classes, at 16 x 16 and 30 epochs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ABOUT = """# Does `scdro train` work untouched?
 
 
 def tables(folder: Path | None) -> Iterator[tuple[str, Rows]]:
-    """Rows, the label last."""
+    """Names and rows, with the label last."""
     for name in ("breast_cancer", "digits", "wine"):
         x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
         yield name, [[*row, f"class {label}"] for row, label in zip(x.tolist(), y.tolist(), strict=True)]
@@ -59,7 +59,7 @@ def tables(folder: Path | None) -> Iterator[tuple[str, Rows]]:
 
 
 def pictures(folder: Path) -> tuple[Path, Path]:
-    """Digits as PNG files, a folder for each class: to train on with three rare classes, and to test on."""
+    """Digits as PNG files, one folder per class: training data with three rare classes, and test data."""
     from PIL import Image
 
     x, y = datasets.load_digits(return_X_y=True)
@@ -98,7 +98,7 @@ def trained(train: Path, test: Path, out: Path, *options: str) -> str:
 
 
 def prepared(folder: Path | None, made: Path) -> Iterator[tuple[str, Path, Path]]:
-    """A name, what to train on, and what to test on."""
+    """The name, training data and test data."""
     for name, rows in tables(folder):
         order = np.random.default_rng(0).permutation(len(rows))
         cut = int(0.7 * len(rows))

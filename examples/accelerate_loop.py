@@ -1,4 +1,4 @@
-"""The worst case in a loop of one's own with Accelerate: accumulated gradients, mixed precision, checkpoints.
+"""The worst case in your own loop with Accelerate: gradient accumulation, mixed precision, checkpoints.
 
 python examples/accelerate_loop.py
 accelerate launch --mixed_precision bf16 examples/accelerate_loop.py
@@ -27,7 +27,7 @@ def digits() -> tuple[Tensor, Tensor]:
 def train(
     epochs: int, *, batch: int = 64, parts: int = 1, out: Path | None = None, resume: bool = False
 ) -> tuple[nn.Module, scdro.KLRobustLoss]:
-    """Train; with `out`, save there after each epoch, and with `resume` continue from what is there."""
+    """Train. With `out`, save a checkpoint there after each epoch; with `resume`, continue from it."""
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=parts)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
@@ -57,7 +57,7 @@ def train(
 
 
 class Progress:
-    """How many epochs are done."""
+    """The number of epochs done."""
 
     epochs = 0
 
@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("runs/accelerate"))
-    parser.add_argument("--resume", action="store_true", help="continue from what --out holds")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint in --out")
     args = parser.parse_args()
     model, robust = train(args.epochs, batch=32, parts=2, out=args.out, resume=args.resume)
     data = [digits()]

@@ -1,11 +1,11 @@
-"""Contrastive learning on images: one temperature for all, the best of several, next to temperatures that are learned.
+"""Contrastive learning on images: the best of several fixed temperatures, compared with learned temperatures.
 
-A small convolutional network learns from two random views of each image and no labels. What its features are worth is
-the accuracy of nearest neighbours and of a linear classifier on them. One temperature for all anchors is tried at
-several values (SogCLR's loss), next to learned ones: the KL-constrained worst case over each anchor's negatives. The
-settings are chosen on half of the test images, and compared on the other half.
+A small convolutional network learns from two random views of each image, without labels. Its features are judged by the
+accuracy of nearest neighbours and of a linear classifier on them. Several fixed temperatures for all anchors (SogCLR's
+loss) are compared with learned ones: the KL-constrained worst case over each anchor's negatives. The settings are
+chosen on half of the test images and compared on the other half.
 
-    python examples/contrastive_images.py --data DIR                # DIR holds cifar-10-batches-py
+    python examples/contrastive_images.py --data DIR                # DIR contains cifar-10-batches-py
     python examples/contrastive_images.py --data DIR --tail 0.02    # the last class has 2% of the first one's images
     python examples/contrastive_images.py --quick                   # scikit-learn's digits, a few steps
 """
@@ -33,7 +33,7 @@ TEMPERATURES, RADII = (0.05, 0.1, 0.2, 0.5), (0.2, 0.5, 1.0)
 
 
 class Images(NamedTuple):
-    """Pixels in [0, 1], (n, 3, side, side), and labels, which serve the evaluation alone."""
+    """Pixels in [0, 1], (n, 3, side, side), and labels, which are used only for evaluation."""
 
     x: Tensor
     y: Tensor
@@ -50,7 +50,7 @@ class Setting(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Accuracy of nearest neighbours on the validation and test images, of a linear classifier on the latter."""
+    """Accuracy of nearest neighbours on validation and test images, and of a linear classifier on test images."""
 
     validation: float
     neighbours: float
@@ -59,8 +59,8 @@ class Result(NamedTuple):
 
 
 def cifar(root: Path, train: bool) -> Images:
-    """At half their size."""
-    from reproduction.data import CIFAR10  # beside the library, in a clone
+    """CIFAR-10 images at half their size."""
+    from reproduction.data import CIFAR10  # only in a clone of the repository
 
     data = CIFAR10(root, train)
     return Images(F.avg_pool2d(data.images.float() / 255, 2), data.labels)
@@ -74,7 +74,7 @@ def digits() -> tuple[Images, Images]:
 
 
 def thinned(images: Images, n: int, tail: float) -> Images:
-    """About n images, whose classes become rarer, each by the same factor, down to `tail` times the first."""
+    """About n images. Each class is rarer than the one before by the same factor, down to `tail` times the first."""
     share = tail ** torch.linspace(0, 1, 10)
     counts = (n * share / share.sum()).round().long()
     first = torch.cat([torch.nonzero(images.y == k).flatten()[:count] for k, count in enumerate(counts.tolist())])
@@ -86,7 +86,7 @@ def halves(images: Images) -> tuple[Images, Images]:
 
 
 def view(x: Tensor, rng: torch.Generator) -> Tensor:
-    """A random part of each image at full size, mirrored every other time, with colours changed or taken away."""
+    """A random crop of each image, resized, mirrored with probability one half, with changed or removed colours."""
     b = len(x)
     u = torch.rand(8, b, generator=rng)
     scale = torch.sqrt(0.25 + 0.75 * u[0])
@@ -196,8 +196,8 @@ def setting_of(args: argparse.Namespace) -> Setting:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder that holds cifar-10-batches-py")
-    parser.add_argument("--images", type=int, default=5_000, help="how many training images")
+    parser.add_argument("--data", type=Path, help="folder that contains cifar-10-batches-py")
+    parser.add_argument("--images", type=int, default=5_000, help="number of training images")
     parser.add_argument("--tail", type=float, default=1.0, help="the rarest class's share of the first one's images")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)

@@ -1,11 +1,11 @@
-"""Robust training on several processes that survives the death of any of them: a script to copy.
+"""Robust training on several processes that survives if any of them dies: a script to copy.
 
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/distributed.py --out runs/distributed
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/distributed.py --out runs/sharded --fsdp
     python examples/distributed.py --out runs/one
 
-Kill a worker (`kill -9`): torchrun starts all of them again, they go on from the last checkpoint, and end as if nothing
-had been. The same file runs in one process, and on GPUs.
+Kill a worker (`kill -9`): torchrun restarts all of them, they continue from the last checkpoint, and the result is the
+same as without the interruption. The same file runs in one process and on GPUs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SAMPLES, BATCH = 2000, 50  # the batch of all processes together
 
 
 def data() -> tuple[Tensor, Tensor]:
-    """Two classes, and one sample in twenty for which the rule is the other way round."""
+    """Two classes; for one sample in twenty the rule is reversed."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(SAMPLES, 8, generator=generator, dtype=torch.float64)
     rare = torch.rand(SAMPLES, generator=generator) < 0.05
@@ -58,7 +58,7 @@ def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, log_size: int) -> dict[str, Any]:
-    """The same whatever the number of processes and however the model is wrapped. All processes call it."""
+    """A checkpoint that does not depend on the number of processes or the model's wrapper. All must call it."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     state: dict[str, Any] = gathered({"model": inner.state_dict(), "optimizer": optimizer.state_dict()})
     return {**state, "step": step, "log_size": log_size}
@@ -72,14 +72,14 @@ def main() -> None:
     parser.add_argument("--fsdp", action="store_true", help="shard the model (FSDP2) instead of copying it (DDP)")
     args = parser.parse_args()
 
-    device = initialize()  # torch.distributed, where torchrun started this
+    device = initialize()  # sets up torch.distributed if torchrun started this process
     first = not dist.is_initialized() or dist.get_rank() == 0
     x, y = (part.to(device) for part in data())
     model = build(device, args.fsdp)
     optimizer = scdro.SCDRO(model.parameters(), lr=0.5, rho=scdro.rho_for_group(0.05), beta=0.2)
 
     checkpoints, start, log_size = Checkpoints(args.out), 0, 0
-    saved = checkpoints.load(device)  # Every process reads it: lam and log s are the same on all of them.
+    saved = checkpoints.load(device)  # on every process, so that lam and log s are the same on all
     if saved is not None:
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         set_model_state_dict(inner, saved["model"], options=StateDictOptions(full_state_dict=True))

@@ -1,7 +1,7 @@
-"""Groups that nobody labelled: odd or even digits, where four of the ten digits are almost missing from training.
+"""Unlabelled groups: odd or even digits, where four of the ten digits are almost missing from the training data.
 
-Digits 2, 3, 8 and 9 are cut to 8 training samples each. Both classes stay balanced, so class weights cannot help, and
-no method ever sees which digit an image shows. Three ways to train one small network: the average loss (ERM), the
+Digits 2, 3, 8 and 9 are reduced to 8 training samples each. Both classes stay balanced, so class weights cannot help,
+and no method ever sees which digit an image shows. Three ways to train one small network: the average loss (ERM), the
 class-balanced average, and the worst case (SCDRO).
 
     python examples/hidden_digits.py            # seeds 0 to 4: a table, and a picture
@@ -34,12 +34,12 @@ COLOURS = {"ERM": "#D55E00", "class-balanced": "#999999", "SCDRO": "#0072B2"}  #
 
 CLOSING = """
 Class weights change nothing: the classes are balanced, only the digits inside them are not. The worst case finds the
-hidden digits without a label that says who they are. How much that gains depends on the model: the less it is
-regularised, the better the average fits 32 rare samples too; at the largest weight decay neither method serves them."""
+hidden digits without labels for them. How much this helps depends on the model: the less it is regularised, the better
+the average also fits 32 rare samples; at the largest weight decay neither method fits them."""
 
 
 class Data(NamedTuple):
-    """Images, odd or even, and the digit, which serves the evaluation alone."""
+    """Images, odd or even, and the digit, which is used only for evaluation."""
 
     x: Tensor
     y: Tensor
@@ -50,7 +50,7 @@ class Data(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What is tuned: weight decay by two learning rates (ERM) or by two radii (SCDRO)."""
+    """The tuned settings: weight decay with two learning rates (ERM) or with two radii (SCDRO)."""
 
     decay: float
     lr: float
@@ -65,14 +65,14 @@ class Run(NamedTuple):
 
 
 def grid(method: str, quick: bool) -> list[Trial]:
-    """Eight trials each. SCDRO dampens its momentum and SGD does not: .03 there is the step that .3 is here."""
+    """Eight trials each. SCDRO dampens its momentum and SGD does not, so SGD's .03 is the same step as SCDRO's .3."""
     pairs = [(0.3, 1.0), (0.3, 2.0)] if method == "SCDRO" else [(0.03, 0.0), (0.1, 0.0)]
     trials = [Trial(decay, *pair) for decay, pair in itertools.product(DECAYS, pairs)]
     return trials[3:5] if quick else trials
 
 
 def split(seed: int) -> tuple[Data, Data]:
-    """One test set for all seeds, tuning included; the seed decides which rare samples the training set keeps."""
+    """One test set for all seeds and for tuning; the seed determines which rare samples the training set keeps."""
     digits = load_digits()
     images = torch.tensor(digits.data / 16.0, dtype=torch.float32)
     every = Data(images, torch.tensor(digits.target % 2), torch.tensor(digits.target))
@@ -83,7 +83,7 @@ def split(seed: int) -> tuple[Data, Data]:
 
 
 def stepper(method: str, model: nn.Module, trial: Trial, train: Data) -> tuple[Callable[[Tensor], object], Optimizer]:
-    """One training step on the samples with the given positions. Switching to SCDRO changes the optimizer's line."""
+    """One training step on the samples at the given positions. For SCDRO, only the line of the optimizer changes."""
 
     def losses(index: Tensor, weight: Tensor | None = None) -> Tensor:
         return F.cross_entropy(model(train.x[index]), train.y[index], weight, reduction="none")
@@ -134,7 +134,8 @@ def is_hidden(digit: Tensor) -> Tensor:
 
 
 def tuned(method: str, quick: bool, bar: tqdm[Any]) -> Trial:
-    """The trial most accurate on held-out quarters of other splits' training data: no digit labels, no test data."""
+    """The most accurate trial on held-out quarters of the training data of other splits, without digit labels or test
+    data."""
 
     def score(trial: Trial) -> float:
         scores = []
@@ -154,7 +155,7 @@ def by_digit(model: nn.Module, test: Data) -> list[float]:
 
 
 def worst_case_by_digit(model: nn.Module, train: Data, rho: float) -> list[float]:
-    """How much of the worst case's weight each digit gets, over its share of the training data."""
+    """The weight of each digit in the worst case, divided by its share of the training data."""
     with torch.no_grad():
         weights = scdro.worst_case(F.cross_entropy(model(train.x), train.y, reduction="none"), rho).weights
     return [float(weights[train.digit == d].sum() / (train.digit == d).float().mean()) for d in range(10)]
@@ -184,7 +185,7 @@ def over_decay(axes: Any, swept: dict[str, dict[float, list[Run]]]) -> None:
             values = 100 * np.array([[run.curve[-1][part] for run in runs[decay]] for decay in DECAYS])
             axes.plot(DECAYS, values, style[0], color=COLOURS[method], alpha=0.3, ms=3)
             label = f"{method}, {('hidden', 'frequent')[part]} digits"
-            width = 5 if method == "class-balanced" else 2.5  # Behind ERM, which it nearly equals.
+            width = 5 if method == "class-balanced" else 2.5  # drawn behind ERM, which is nearly equal
             order = 1 if method == "class-balanced" else 2
             axes.semilogx(
                 DECAYS, values.mean(1), style, color=COLOURS[method], lw=width, ms=6, label=label, zorder=order
@@ -235,22 +236,22 @@ def picture(
     per_digit(digits, accuracy)
     weights.bar(range(10), np.mean(found, 0), color=["#009E73" if d in HIDDEN else "#BBBBBB" for d in range(10)])
     weights.axhline(1, color="black", lw=1, ls="--")
-    weights.set(title="Who the ERM model's worst case is", ylabel="weight / share of the data")
+    weights.set(title="The worst case of the ERM model", ylabel="weight / share of the data")
     label_digits(weights)
     for run in runs["SCDRO"]:
         lam.semilogy(range(1, EPOCHS + 1), run.lam, color="#0072B2", lw=1.5)
         kl.plot(range(1, EPOCHS + 1), run.kl, color="#0072B2", lw=1.5)
-    lam.set(title="SCDRO's temperature λ finds itself", xlabel="epoch", ylabel="λ")
+    lam.set(title="SCDRO finds its temperature λ", xlabel="epoch", ylabel="λ")
     kl.axhline(rho, color="black", lw=1, ls="--", label=f"ρ = {rho:g}")
     kl.legend(frameon=False)
-    kl.set(title="KL that the worst case spends", xlabel="epoch", ylabel="KL", ylim=(0, 1.5 * rho))
+    kl.set(title="KL of the worst case", xlabel="epoch", ylabel="KL", ylim=(0, 1.5 * rho))
     return figure
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="how many seeds, from 0")
-    parser.add_argument("--out", type=Path, default=Path("hidden_digits.png"), help="where the picture goes")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, starting at 0")
+    parser.add_argument("--out", type=Path, default=Path("hidden_digits.png"), help="where to save the picture")
     parser.add_argument("--quick", action="store_true", help="one seed and few trials")
     args = parser.parse_args()
     seeds = range(1 if args.quick else args.seeds)

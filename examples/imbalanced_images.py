@@ -1,10 +1,11 @@
-"""Images of ten classes, five of which are rare: plain training, class weights, the worst case, and both.
+"""Images of ten classes, five of them rare: plain training, class weights, the worst case, and both.
 
-scikit-learn's digits, of 0 to 4 only ten training images each; the test images are balanced. A small convolutional
-network, weight decay .01, gradients clipped. Every method has the same network, optimizer and number of steps.
+The data are scikit-learn's digits with only ten training images each of 0 to 4; the test images are balanced. Every
+method uses the same small convolutional network, optimizer and number of steps, with weight decay .01 and clipped
+gradients.
 
     python examples/imbalanced_images.py             # three seeds, about two minutes of one core
-    python examples/imbalanced_images.py --clip 0    # gradients as they are
+    python examples/imbalanced_images.py --clip 0    # gradients not clipped
     python examples/imbalanced_images.py --quick     # one seed, few epochs
 """
 
@@ -23,7 +24,7 @@ from scdro.data import ImageData, MemoryBatches, hold_out, step_imbalance
 from scdro.functional import class_balanced_weights
 from scdro.metrics import Scores, score
 
-# rho, and whether classes are weighed: rho = 0 is plain training.
+# rho, and whether classes are weighted; rho = 0 is plain training.
 METHODS = {
     "ERM": (0.0, False),
     "class weights": (0.0, True),
@@ -34,7 +35,7 @@ METHODS = {
 
 
 def digits() -> tuple[ImageData, ImageData]:
-    """Every third digit of each class is for testing."""
+    """Training and test data; every third image of each class is for testing."""
     table = load_digits()
     images = torch.tensor(table.images * (255 / 16)).round().to(torch.uint8)[:, None].expand(-1, 3, -1, -1)
     data = ImageData(images, table.target, mean=(0.305,) * 3, std=(0.376,) * 3, names=tuple("0123456789"))

@@ -1,7 +1,7 @@
 """The worst case in Lightning, two ways: a loss with any optimizer, and the paper's ASCDRO.
 
-`RobustMonitor` logs lam, KL, the effective sample size and the hardest samples. A run that is stopped continues from
-its checkpoint as if it had not been: the state of the loss or of the optimizer is in it.
+`RobustMonitor` logs lam, KL, the effective sample size and the hardest samples. An interrupted run continues from its
+checkpoint with the same result, because the state of the loss or of the optimizer is in it.
 
     python examples/lightning_digits.py
     python examples/lightning_digits.py --ascdro --resume PATH
@@ -34,7 +34,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def loader(seed: int = 0, batch: int = 64) -> DataLoader[Any]:
-    """Digits with their positions. The sampler shuffles by seed and epoch, so that a resumed run sees the same."""
+    """Digits with their positions. The sampler shuffles by seed and epoch, so a resumed run sees the same order."""
     data = Indexed(TensorDataset(*digits()))
     sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=1, rank=0, seed=seed)
     return DataLoader(data, batch_size=batch, sampler=sampler)
@@ -47,7 +47,7 @@ def network() -> nn.Module:
 class RobustClassifier(LightningModule):
     """Automatic optimization: one line of `training_step` changes.
 
-    `attach` makes the state move with the optimizer's steps, so that Lightning may accumulate gradients.
+    With `attach` the state is updated at the optimizer's steps, so that Lightning can accumulate gradients.
     """
 
     def __init__(self, rho: float = 0.5) -> None:
@@ -81,7 +81,7 @@ class ASCDROClassifier(LightningModule):
         def closure() -> Tensor:
             losses = F.cross_entropy(self.network(x), y, reduction="none")
             kept.append(losses.detach())
-            self.trainer.strategy.pre_backward(losses)  # Of several processes: DDP is to average what follows.
+            self.trainer.strategy.pre_backward(losses)  # with several processes, makes DDP average the gradients
             return losses
 
         self.optimizers().step(closure, max_grad_norm=1.0)
@@ -104,7 +104,7 @@ def main() -> None:
     logger = CSVLogger(args.out)
     trainer = Trainer(
         max_epochs=args.epochs,
-        gradient_clip_val=None if args.ascdro else 1.0,  # a closure's step has a bound of its own
+        gradient_clip_val=None if args.ascdro else 1.0,  # ASCDRO clips in its step instead
         accelerator="cpu",
         logger=logger,
         callbacks=[RobustMonitor(every=20)],

@@ -1,7 +1,7 @@
-"""Income from census tables: how do groups of sex and race fare that the model was never told about?
+"""Income from census tables: how accurate is a model on groups by sex and race that it never sees?
 
 Adult and Census-Income (UCI), logistic regression on all columns but sex and race: the average (ERM), class weights,
-and the worst case (KL-DRO) over rho. Groups serve the evaluation alone, and in one line the choice of rho.
+and the worst case (KL-DRO) over rho. Groups are used only for evaluation, and in one line to choose rho.
 
     python examples/tabular_groups.py --data DIR      # or SCDRO_DATA=DIR, with adult.data.gz, adult.test.gz,
                                                       # census-income-kdd.data.gz, census-income-kdd.test.gz
@@ -26,7 +26,7 @@ from scdro.metrics import group_table, worst_group_accuracy
 
 Array = npt.NDArray[Any]
 RHOS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-SMALLEST = 100  # test samples of a group, or of a class in it, for its accuracy to mean something
+SMALLEST = 100  # fewest test samples of a group, or of a class in it, to report its accuracy
 COLOURS = {"KL-DRO": "#0072B2", "ERM": "#D55E00", "class weights": "#777777"}  # Okabe-Ito
 
 
@@ -34,7 +34,7 @@ SOURCES: dict[str, Callable[[Path], tuple[Table, Table]]] = {"Adult": adult, "Ce
 
 
 class Result(NamedTuple):
-    """On test data, of groups (sex and race) with enough samples."""
+    """Results on test data, for groups (sex and race) with enough samples."""
 
     accuracy: float
     worst_group: float
@@ -44,7 +44,7 @@ class Result(NamedTuple):
 
 
 def made_up(_: Path) -> tuple[Table, Table]:
-    """A small table in which one class is rare in one group, to see the script run; its numbers mean nothing."""
+    """A small random table in which one class is rare in one group, to try the script; its numbers mean nothing."""
     rng = np.random.default_rng(0)
 
     def table(n: int) -> Table:
@@ -72,7 +72,7 @@ def evaluate(model: KLDROClassifier, test: Table) -> Result:
 
 
 def chosen_rho(train: Table, C: float) -> float:
-    """By worst-group accuracy on a held-out quarter: groups of validation data, none of training data."""
+    """Choose rho by worst-group accuracy on a held-out quarter, with groups of the validation data only."""
     inner, held = train_test_split(np.arange(len(train.y)), test_size=0.25, stratify=train.y, random_state=0)
 
     def score(rho: float) -> float:
@@ -86,7 +86,7 @@ def chosen_rho(train: Table, C: float) -> float:
 
 
 def run(folder: Path, name: str, C: float) -> tuple[dict[str, Result], dict[str, float], float]:
-    """Results by method, the worst case's weight by group (over its share) for the ERM model, and the rho chosen."""
+    """Results by method, each group's weight in ERM's worst case (divided by its share), and the chosen rho."""
     train, test = SOURCES[name](folder)
     print(f"\n{name}: {train.X.shape[0]:,} + {test.X.shape[0]:,} rows, {train.X.shape[1]} features")
     models = {"ERM": KLDROClassifier(rho=0.0, C=C), "class weights": KLDROClassifier(0.0, C, class_weight="balanced")}
@@ -146,7 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("SCDRO_DATA"), help="folder with the files")
     parser.add_argument("--C", type=float, default=1.0)
-    parser.add_argument("--out", type=Path, default=Path("tabular_groups.png"), help="where the picture goes")
+    parser.add_argument("--out", type=Path, default=Path("tabular_groups.png"), help="where to save the picture")
     parser.add_argument("--quick", action="store_true", help="a small table, drawn at random")
     args = parser.parse_args()
     if args.quick:
@@ -154,7 +154,7 @@ def main() -> None:
         SOURCES.clear()
         SOURCES["made up"] = made_up
     if args.data is None:
-        parser.error("give the folder with the data: --data DIR, or SCDRO_DATA=DIR")
+        parser.error("pass the folder with the data: --data DIR, or SCDRO_DATA=DIR")
     print("| data | method | accuracy, % | worst group | worst class of a group | log loss | of the worst group |")
     all_results = {name: run(Path(args.data), name, args.C) for name in SOURCES}
     for name, (_, found, rho) in all_results.items():

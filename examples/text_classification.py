@@ -1,8 +1,8 @@
-"""Text: which kind of library is this sentence from? And what of a library that is hardly in the training data?
+"""Text: which kind of library is this sentence from, and what about a library that is rare in the training data?
 
-The texts are real, and are on your disk already: the first sentences of the docstrings of NumPy, torch, SciPy and
-scikit-learn. One class is NumPy or torch, the other SciPy or scikit-learn; of NumPy only a few training sentences are
-kept. The model is a bag of words with learned embeddings, the labels say nothing of the libraries.
+The texts are real and already on your disk: the first sentences of the docstrings of NumPy, torch, SciPy and
+scikit-learn. One class is NumPy or torch, the other SciPy or scikit-learn. Only a few training sentences of NumPy are
+kept. The model is a bag of words with learned embeddings, and does not know the libraries.
 
     python examples/text_classification.py             # three seeds, about two minutes of one core
     python examples/text_classification.py --quick     # one seed, one epoch
@@ -33,7 +33,7 @@ RARE, KEPT, WORDS = "numpy", 40, 4000
 
 
 class Texts(NamedTuple):
-    """Numbers of words, padded by 0, (n, 20); classes; the library of each, for evaluation alone."""
+    """Word numbers padded with 0, (n, 20); classes; and the library of each text, used only for evaluation."""
 
     words: Tensor
     labels: Tensor
@@ -42,7 +42,7 @@ class Texts(NamedTuple):
 
 @functools.cache
 def sentences(library: str, most: int) -> list[str]:
-    """First sentences of docstrings, each once, read from the source without running it."""
+    """First sentences of docstrings, without duplicates, read from the source without running it."""
     spec = importlib.util.find_spec(library)
     assert spec is not None
     assert spec.origin is not None
@@ -68,7 +68,7 @@ def tokens(text: str) -> list[str]:
 
 
 def open_texts(most: int, seed: int) -> tuple[Texts, Texts]:
-    """For training and for testing; the rare library is whole in the test alone."""
+    """Training and test texts; only the test texts have all of the rare library."""
     draw = random.Random(seed)
     train, test = [], []
     for library in LIBRARIES:
@@ -107,7 +107,7 @@ def train(data: Texts, rho: float, epochs: int, seed: int) -> nn.Module:
 
 @torch.no_grad()
 def accuracies(model: nn.Module, data: Texts) -> list[float]:
-    """Of all, and of each library."""
+    """Accuracy overall and for each library."""
     right = (model(data.words).argmax(1) == data.labels).double()
     by_library = [right[[name == library for name in data.libraries]].mean().item() for library in LIBRARIES]
     return [right.mean().item(), *by_library]

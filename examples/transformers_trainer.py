@@ -1,7 +1,7 @@
 """The worst case in Hugging Face's Trainer: two arguments change.
 
-A tiny BERT, made from a configuration, learns to tell two kinds of sequences that overlap; one of them is rare. Plain
-training gives most of what is in doubt to the frequent kind, the worst case does not.
+A tiny BERT, created from a configuration, learns to distinguish two overlapping kinds of sequences, one of them rare.
+Plain training assigns most ambiguous sequences to the frequent kind; the worst case does not.
 
     python examples/transformers_trainer.py
     python examples/transformers_trainer.py --plain
@@ -24,7 +24,7 @@ MARK, LENGTH = 5, 12
 
 
 class Sequences(Dataset[dict[str, torch.Tensor]]):
-    """Random tokens. In class 1, which is one in ten, each is a 5 with a chance of .4, in class 0 with one of .15."""
+    """Random tokens. Each is a 5 with probability .4 in class 1 (one sample in ten), and .15 in class 0."""
 
     def __init__(self, n: int, seed: int) -> None:
         rng = torch.Generator().manual_seed(seed)
@@ -46,7 +46,7 @@ def tiny(**settings: Any) -> BertConfig:
 
 
 def trainer(out: Path, robust: RobustTrainerLoss | None, steps: int, seed: int = 0, **settings: Any) -> Trainer:
-    """With None in place of the loss, plain training."""
+    """A Trainer; plain training if `robust` is None."""
     torch.manual_seed(seed)
     quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True}
     arguments = {"learning_rate": 3e-3, "per_device_train_batch_size": 32, "logging_steps": 50, **quiet, **settings}
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/transformers"))
     parser.add_argument("--resume", help="a checkpoint to continue from")
     parser.add_argument("--plain", action="store_true", help="the mean loss instead")
-    parser.add_argument("--seed", type=int, default=0, help="of data, weights and order")
+    parser.add_argument("--seed", type=int, default=0, help="seed of data, weights and order")
     args = parser.parse_args()
     robust = None if args.plain else RobustTrainerLoss(scdro.KLRobustLoss(rho=0.5))
     run = trainer(args.out, robust, args.steps, args.seed, save_steps=100)

@@ -1,4 +1,4 @@
-"""`python -m reproduction`: the paper's figures and tables, one command each, and what they are made of."""
+"""`python -m reproduction`: one command for each figure and table of the paper, and for their ingredients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scdro.cli.together import one_voice, run_command
 __all__ = ["main", "parser"]
 
 EPILOG = f"""{EXAMPLES}  {PROGRAM} figure1 --scale smoke
-      a minute, on embedded digits where there are no data
+      a minute, on embedded digits if there are no data
   {PROGRAM} COMMAND --help
       all about a command
 """
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of all commands."""
+    """The parser of all commands."""
     from reproduction.commands import experiment, features, pretrain, report, so_far, table1
 
     whole = Parser(

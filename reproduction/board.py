@@ -1,4 +1,4 @@
-"""A sweep's progress: a bar for all of it, and one for each run under way."""
+"""A sweep's progress: one bar for the whole sweep and one for each active run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 24
 
 
 class Board:
-    """Called with a `Status`. On a terminal it draws over itself; elsewhere it writes a line every `every` seconds."""
+    """Call it with a `Status`. On a terminal it redraws in place; elsewhere it prints a line every `every` seconds."""
 
     def __init__(self, stream: TextIO | None = None, every: float = 30.0) -> None:
         self.stream = sys.stderr if stream is None else stream
@@ -22,7 +22,7 @@ class Board:
         self.every = 0.2 if self.live else every
         self.lines = 0
         self.shown = self.began = time.monotonic()
-        self.last = (0, 0)  # done and total of the last call: a new sweep begins where they fall
+        self.last = (0, 0)  # done and total of the last call; if they fall, a new sweep has begun
 
     def __call__(self, status: Status) -> None:
         now = time.monotonic()
@@ -46,7 +46,7 @@ class Board:
         self.stream.flush()
 
     def say(self, text: str) -> None:
-        """A line that stays, above the bars."""
+        """Print a permanent line above the bars."""
         cleared = f"\x1b[{self.lines}A\x1b[J" if self.lines else ""
         self.stream.write(f"{cleared}{text}\n")
         self.stream.flush()

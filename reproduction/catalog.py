@@ -1,4 +1,4 @@
-"""Data sets and networks by the names the command line knows them by."""
+"""Data sets and networks by their names on the command line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def open_image_data(name: str, root: PathLike | None) -> tuple[ImageData, ImageD
 
 
 def open_splits(name: str, root: PathLike | None, only: Iterable[str] | None = None) -> dict[str, Samples]:
-    """All splits of a data set, or those named, images as in evaluation."""
+    """All splits of a data set, or those in `only`, with images transformed as in evaluation."""
     chosen({**IMAGES, **LISTS}, name, "a data set")
     openers: dict[str, Callable[[], Samples]]
     if name in LISTS:

@@ -41,6 +41,6 @@ def columns(study: Study) -> tuple[Column, ...]:
 
 
 def drawn(study: Study) -> list[Column]:
-    """What figures show, from top to bottom: training, test, objective."""
+    """The columns in figures, from top to bottom: training, test, objective."""
     shown = [score for score in columns(study) if score.name != "majority"]
     return sorted(shown, key=lambda score: (not score.percent, score.part == "test"))

@@ -1,4 +1,4 @@
-"""Features of a frozen network, computed once and kept on disk: the paper's convex setting in minutes."""
+"""Features of a frozen network, computed once and stored on disk, for the paper's convex setting in minutes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 
 class Features(NamedTuple):
-    """Memory-mapped features (n, d), labels (n,), and groups (n,) where the data have them."""
+    """Memory-mapped features (n, d), labels (n,), and groups (n,) if the data have them."""
 
     x: Array
     y: Array
@@ -49,11 +49,11 @@ def extract(
     progress: Callable[[int, int, str], None] = lambda done, total, text: None,
     notice: Notice = warnings.warn,
 ) -> bool:
-    """Write the features of one split, unless those of the same data and weights are there; says whether it did.
+    """Write the features of one split, unless they exist for the same data and weights; return whether it did.
 
-    Writes {split}_features.npy, {split}_labels.npy, {split}_groups.npy where there are groups, and last {split}.json
-    with the fingerprint of data and weights and the SHA-256 of these files, without which they do not count. One
-    process at a time writes in a folder.
+    Writes {split}_features.npy, {split}_labels.npy, {split}_groups.npy if there are groups, and last {split}.json with
+    the fingerprint of data and weights and the SHA-256 of these files; without it they are ignored. Only one process at
+    a time writes to a folder.
     """
     if dtype not in ("float16", "float32"):
         raise DataError(f"expected features of dtype float16 or float32, got {dtype!r}")
@@ -75,11 +75,11 @@ def extract(
 
 
 def load_features(folder: PathLike, split: str) -> Features:
-    """What `extract` wrote, checked; the features are mapped, not held in memory."""
+    """Load and check what `extract` wrote. The features are memory-mapped."""
     folder = Path(folder)
     manifest = _manifest(folder, split)
     if not manifest.exists():
-        raise MissingDataError(f"expected {manifest.absolute()}; make features by `python -m reproduction features`")
+        raise MissingDataError(f"expected {manifest.absolute()}; make features with `python -m reproduction features`")
     try:
         digests = read_json(manifest)["sha256"]
         names = ["features", "labels", *(["groups"] if "groups" in digests else [])]
@@ -96,7 +96,7 @@ def load_features(folder: PathLike, split: str) -> Features:
 
 
 def weights_fingerprint(model: Network) -> str:
-    """SHA-256 of the network's kind and of every weight and statistic that features depend on."""
+    """SHA-256 of the network's type and of every weight and statistic that the features depend on."""
     digest = hashlib.sha256(type(model).__name__.encode())
     for name, value in sorted(model.state_dict().items()):
         if not name.startswith("classifier."):
@@ -126,7 +126,7 @@ def _fill(
 
 
 def _publish(part: Path, data: Samples, folder: Path, split: str, about: dict[str, Any]) -> None:
-    """Put new files in the place of old ones, which count until here."""
+    """Replace the old files, which are valid until then, by the new ones."""
     _manifest(folder, split).unlink(missing_ok=True)
     os.replace(part, _file(folder, split, "features"))
     arrays = {name: getattr(data, name, None) for name in ("labels", "groups")}
@@ -147,7 +147,7 @@ def _is_current(folder: Path, split: str, about: dict[str, str]) -> bool:
 
 @contextmanager
 def _unfinished(folder: Path, split: str) -> Iterator[Path]:
-    """A file of this process's own, gone at the end, as are those of processes that were killed."""
+    """A temporary file for this process, removed at the end together with those of killed processes."""
     part = folder / f".{split}_features.{os.getpid()}.part"
     try:
         yield part

@@ -1,4 +1,4 @@
-"""Figures in the form of the paper's: accuracy and robust objective against samples, and against seconds."""
+"""Figures like the paper's: accuracy and robust objective against samples and against seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["COLOURS", "LINES", "draw", "panels", "pyplot"]
 
 AXES = {"samples": "samples processed", "seconds": "seconds"}
 
-# Okabe and Ito's colours, told apart by the colour-blind, each with a line of its own.
+# Okabe and Ito's colours, which are safe for colour-blind readers, each with its own line style.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 1, 2)))
 
@@ -37,7 +37,7 @@ def draw(found: Found, folder: Path, name: str) -> list[Path]:
 
 
 def panels(found: Found, axis: str) -> Any:
-    """A column a data set, a row a score, against samples or seconds."""
+    """One column per data set and one row per score, against samples or seconds."""
     rows, styles = drawn(found[0][0]), _styles(found)
     size = (4.2 * len(found) + 1.6, 2.5 * len(rows))
     figure, axes = pyplot().subplots(len(rows), len(found), figsize=size, squeeze=False, sharex="col")
@@ -68,7 +68,7 @@ def _styles(found: Found) -> dict[str, tuple[str, Any]]:
 
 
 def _legend(figure: Any, found: Found, styles: dict[str, tuple[str, Any]]) -> None:
-    """Above the panels: the methods of all data sets, and how many of their seeds are not drawn."""
+    """A legend above the panels: the methods of all data sets, and how many of their seeds are not drawn."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=colour, linestyle=line, linewidth=1.8) for colour, line in styles.values()]
@@ -81,7 +81,7 @@ def _legend(figure: Any, found: Found, styles: dict[str, tuple[str, Any]]) -> No
 
 
 def _lost(found: Found, method: str) -> str:
-    """Of which data how many seeds did not come to the end: nothing where all did."""
+    """How many seeds did not finish, by data set; empty if all did."""
     texts = []
     for study, outcomes in found:
         own = [o for o in _shown(study, outcomes)[0] if o.arm.method == method]
@@ -93,7 +93,7 @@ def _lost(found: Found, method: str) -> str:
 
 
 def _shown(study: Study, outcomes: Sequence[Outcome]) -> tuple[list[Outcome], str]:
-    """One line a method: of several radii the one nearest to that of the study's scores, and which that is."""
+    """One line per method: of several radii, the one nearest to the study's rho for scores, and its name."""
     radii = sorted({outcome.arm.rho for outcome in outcomes if outcome.arm.rho is not None})
     if not radii:
         return list(outcomes), ""
@@ -103,13 +103,13 @@ def _shown(study: Study, outcomes: Sequence[Outcome]) -> tuple[list[Outcome], st
 
 
 def _ended(outcome: Outcome) -> list[list[dict[str, Any]]]:
-    """Curves of the seeds that came to the end."""
+    """The curves of the seeds that finished."""
     pairs = zip(outcome.results, outcome.curves, strict=True)
     return [curve for result, curve in pairs if result is not None and result["status"] == "done"]
 
 
 def _line(ax: Any, outcome: Outcome, axis: str, score: Column, colour: str, line: Any) -> None:
-    """Mean over the seeds that came to the end, and the range of one standard deviation."""
+    """The mean over the seeds that finished, with a band of one standard deviation."""
     points = list(zip(*_ended(outcome), strict=True))
     scores = [[p[score.part].get(score.name) for p in point] for point in points]
     values = [[value for value in own if value is not None] for own in scores]
@@ -134,7 +134,7 @@ def _log_scale(ax: Any) -> None:
     from matplotlib.ticker import LogFormatter
 
     class Plain(LogFormatter):
-        """0.6 instead of 6e-01, where it would write at all."""
+        """Writes 0.6 instead of 6e-01, where there is a label at all."""
 
         def __call__(self, x: float, pos: int | None = None) -> str:
             return f"{x:g}" if super().__call__(x, pos) else ""
@@ -145,7 +145,7 @@ def _log_scale(ax: Any) -> None:
 
 
 def _leave_out_what_diverged(ax: Any) -> None:
-    """A line that ends far above where it began goes out at the top, and the others stay legible."""
+    """Limit the axis so that a line that ends far above its start leaves at the top and the others stay readable."""
     lines = [line.get_ydata() for line in ax.get_lines()]
     start = max((float(y[0]) for y in lines if len(y)), default=1.0)
     if any(max(y) > 30 * start for y in lines if len(y)):
@@ -156,7 +156,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise MissingDataError("expected matplotlib, for figures; install it by `pip install scdro[plot]`") from error
+        raise MissingDataError("expected matplotlib for figures; install it with `pip install scdro[plot]`") from error
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "scdro"
     from matplotlib import pyplot as plots

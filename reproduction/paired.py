@@ -1,4 +1,4 @@
-"""Differences between methods, seed by seed, and which of them mean something."""
+"""Differences between methods, paired by seed, and which of them are significant."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ OURS = ("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO")
 
 
 class Difference(NamedTuple):
-    """Ours less the other's, seed by seed, with a 95% confidence interval of its mean over seeds (Student's t), and the
-    chance of a mean so far from nought if there were no difference."""
+    """Our score minus the other's, seed by seed, with a 95% confidence interval of its mean over seeds (Student's t)
+    and the p-value: the probability of a mean this far from zero if there were no difference."""
 
     ours: str
     other: str
@@ -33,12 +33,12 @@ class Difference(NamedTuple):
 
     @property
     def direction(self) -> str:
-        """By its own interval, which knows of no other comparison; empty where it has nought in it."""
+        """The sign by its own interval, without correction for other comparisons; empty if that contains zero."""
         return "higher" if self.low > 0 else "lower" if self.high < 0 else ""
 
 
 def verdicts(found: Sequence[Difference]) -> list[str]:
-    """What a table of comparisons shows: "higher" and "lower" are none of them chance, all taken together."""
+    """The verdicts in a table of comparisons. "higher" and "lower" hold for all comparisons at once."""
     judged = [d.p_value if d.pairs >= FEWEST else 1.0 for d in found]
     return [_verdict(d, sure) for d, sure in zip(found, hold_at_once(judged), strict=True)]
 
@@ -52,7 +52,7 @@ def _verdict(d: Difference, sure: bool) -> str:
 
 
 def comparisons(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
-    """Each of ours against each baseline, at the same rho where both have one; without ours, those as printed."""
+    """Each of our methods against each baseline, at the same rho if both have one; without ours, the printed ones."""
     methods = set(OURS) & set(study.methods) or {f"{name}-printed" for name in OURS}
     ours = [outcome for outcome in outcomes if outcome.arm.method in methods]
     others = [outcome for outcome in outcomes if outcome.arm.method not in methods]
@@ -67,7 +67,7 @@ def comparisons(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
 
 
 def difference(a: Outcome, b: Outcome, score: Column) -> Difference:
-    """Seeds are paired: the same first weights, and the same order of the data where a method does not draw its own."""
+    """Seeds are paired: same initial weights, and the same data order unless a method draws its own samples."""
     from scipy.stats import t
 
     pairs = zip(a.values(score.part, score.name), b.values(score.part, score.name), strict=False)

@@ -1,4 +1,4 @@
-"""What the paper reports, to put beside our own numbers."""
+"""The results that the paper reports, to show next to ours."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TABLE4 = {
 
 
 def reported(experiment: str, arm: Arm) -> dict[str, float]:
-    """The paper's test accuracy of an arm, in per cent, by data set; empty where it has none."""
+    """The paper's test accuracy of an arm, in per cent, by data set; empty if it has none."""
     large = ("imagenet-lt", "inaturalist18")
     if experiment in ("table2", "table3"):
         row = (_TABLE2 if experiment == "table2" else _TABLE3).get(arm.method)
@@ -49,8 +49,8 @@ def reported(experiment: str, arm: Arm) -> dict[str, float]:
 
 
 def beside(experiment: str, dataset: str, arm: Arm) -> dict[str, float]:
-    """What of it to put beside a result: of the same data, or, where the paper has not these, of those it has. Nothing
-    beside the embedded digits, which are there to see that it runs."""
+    """The paper's numbers to show next to a result: for the same data or, if they are not in the paper, for its data.
+    None for the embedded digits, which only show that the code runs."""
     found = reported(experiment, arm)
     if dataset in found or experiment not in ("table2", "table3"):
         return {name: value for name, value in found.items() if name == dataset}

@@ -1,5 +1,5 @@
-"""Many runs in a bounded number of processes, with the progress of each; or one after the other, each by all processes
-that torchrun started."""
+"""Many runs in a limited number of processes, with the progress of each. Under torchrun, one run at a time, shared by
+all processes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from scdro.errors import HyperparameterError, ScdroError
 
 __all__ = ["Means", "Show", "Status", "run_all"]
 
-ATTEMPTS = 3  # a process that dies, of memory say, takes its runs with it; they go on in a new one
+ATTEMPTS = 3  # if a process dies, for example of lack of memory, its runs continue in a new one
 
 
 @dataclass
 class Status:
-    """How far a sweep is: runs done, of how many, and the share done of each that is under way."""
+    """The progress of a sweep: runs done, total runs, and the share done of each active run."""
 
     total: int
     done: int = 0
@@ -46,8 +46,8 @@ Show = Callable[[Status], None]
 
 @dataclass(frozen=True)
 class Means:
-    """What runs are made with: data files, how many at a time, seconds from one checkpoint to the next, whether
-    TensorBoard's files are written."""
+    """How to execute runs: data files, how many at a time, seconds between checkpoints, and whether to write
+    TensorBoard files."""
 
     sources: Sources
     workers: int = 1
@@ -57,7 +57,7 @@ class Means:
 
 @dataclass(frozen=True)
 class Job:
-    """A run, and all that a process needs to make it."""
+    """A run, and everything that a process needs to execute it."""
 
     run: Run
     out: Path
@@ -76,9 +76,11 @@ def run_all(
     *,
     keep_models: bool = False,
 ) -> dict[Path, Trained]:
-    """What came of each run, by its path. Those that have no result yet, or failed before, are made; `data` is the
-    fingerprint of theirs. One that fails leaves a result that says why, and the others go on; `notice` is told of it,
-    of one that diverged, and of what it takes to go on. Of several processes that share a run, one that fails ends all.
+    """Return the result of each run, by its path. Runs without a result, or that failed before, are executed.
+
+    `data` is the fingerprint of their data. A run that fails leaves a result with the reason, and the others continue.
+    `notice` is called for runs that fail or diverge, and with what is needed to continue. If several processes share a
+    run and one fails, all stop.
     """
     ranks = Ranks()
     if ranks.size > 1 and means.workers > 1:
@@ -117,7 +119,7 @@ def run_all(
 def _in_processes(
     jobs: list[Job], workers: int, ended: Callable[[Job, Trained], None], status: Status, show: Show, notice: Notice
 ) -> list[Job]:
-    """Runs the jobs; returns those whose process died."""
+    """Run the jobs, and return those whose process died."""
     context = get_context("spawn")
     messages = context.SimpleQueue()
     threads = str(max((job.run.study.threads for job in jobs), default=1))
@@ -180,16 +182,16 @@ def _perform(job: Job, moved: Callable[[str, float], None], notice: Notice) -> T
         )
     except Exception as error:
         if isinstance(error, ScdroError) and not (job.out / "config.json").exists():
-            raise  # before it began: what was asked for is wrong, for all of them
+            raise  # before it began: the request is wrong, for all runs
         if isinstance(error, OtherRun):
             raise  # a folder of another study
         if Ranks().size > 1:
-            raise  # the others may know nothing of it
+            raise  # the other processes may not know about it
         return _failed(job, "".join(traceback.format_exception(error)))
 
 
 def _done(job: Job) -> Trained | None:
-    """What is there to keep. A result of a run that failed is removed: the disk may have been full."""
+    """The existing result, if any. The result of a failed run is removed, since the disk may have been full."""
     found = read_run(job.out, job.identity)
     if found is not None and found.result["status"] == "failed":
         (job.out / "result.json").unlink()
@@ -209,7 +211,7 @@ def _moved(status: Status, name: str, share: float, show: Show) -> None:
 
 
 def _reason(error: str) -> str:
-    """The first line of what was raised last: of a traceback, what comes after its last place."""
+    """The first line of the last exception; in a traceback, what follows its last location."""
     lines = error.splitlines()
     places = [i for i, line in enumerate(lines) if line.startswith("  File ")]
     after = lines[places[-1] :] if places else lines
@@ -228,7 +230,7 @@ def _begin_process(messages: Any, parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """A killed sweep leaves no process behind that would go on writing."""
+    """Exit when the parent dies, so that a killed sweep leaves no process that continues to write."""
     while os.getppid() == parent:
         time.sleep(0.3)
     os._exit(1)

@@ -1,7 +1,7 @@
 """The paper's experiments as data, and how they are shortened.
 
-`paper` is the protocol of section 5 and the appendix. `small` fits two cores and an evening, `smoke` a minute; what
-they change is below, in one place each.
+`paper` is the protocol of section 5 and the appendix. `small` takes an evening on two cores, `smoke` a minute. What
+each of them changes is in one place below.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def _convex(dataset: str, **own: Any) -> Study:
 
 
 def _network(dataset: str, **own: Any) -> Study:
-    """ResNet20 from scratch; on large images the last block and the classifier of a pretrained ResNet50."""
+    """ResNet20 from scratch; for large images, the last block and the classifier of a pretrained ResNet50."""
     epochs, decay = NETWORK_LENGTH.get(dataset, (120, 90))
     model = {"model": "resnet50", "part": "last_block"} if dataset in LARGE else {"model": "resnet20"}
     return _study(dataset, **{"inputs": "images", "epochs": epochs, "decay_epoch": decay, **model, **own})
 
 
 def _hidden(dataset: str, **own: Any) -> Study:
-    """Weak groups that no label tells of: a small network on frozen features, or on the rows of a table."""
+    """Weak groups without labels: a small network on frozen features or on the rows of a table."""
     inputs = "rows" if dataset == "adult" else "features"
     length = {"epochs": 20, "decay_epoch": 15, "model": "mlp", "width": 128, "max_grad_norm": 1.0}  # as docs/guide.md
     search = {"rho": TABLE4_RHO, "choose_rho": True, "trials": 25, "grid": (("beta", (0.1, 0.5)),)}
@@ -58,7 +58,7 @@ def _study(dataset: str, methods: tuple[str, ...], grid: Grid = (), **own: Any) 
 
 Maker = Callable[..., Study]
 HIDDEN_METHODS = ("ERM", "ClassBalanced", "Focal", "GroupDRO", "ABSGD", "FastDRO", "SCDRO", "ASCDRO")
-# What an experiment is made of: the setting, its data sets, the methods, and what differs from the setting.
+# The parts of an experiment: the setting, its data sets, the methods, and what differs from the setting.
 EXPERIMENTS: Mapping[str, tuple[Maker, tuple[str, ...], tuple[str, ...], Mapping[str, Any]]] = {
     "figure1": (_convex, (*CIFAR, *LARGE), ("RSCDRO", "RASCDRO", "SPD", "FastDRO", "DualSGM"), {}),
     "figure2": (_network, (*CIFAR, *LARGE), ("SCDRO", "PGSMD2", "FastDRO", "DualSGM"), {}),
@@ -119,7 +119,7 @@ SMOKE_NETWORK: Mapping[str, Any] = {"model": "resnet8", "part": "all", "width": 
 
 
 def datasets(experiment: str, scale: str) -> tuple[str, ...]:
-    """The data sets of an experiment; `small` has CIFAR in place of large images."""
+    """The data sets of an experiment; `small` uses CIFAR instead of large images."""
     own = chosen(EXPERIMENTS, experiment, "an experiment")[1]
     return own if scale == "paper" else tuple(name for name in own if name not in LARGE) or CIFAR
 
@@ -133,7 +133,7 @@ def study(experiment: str, dataset: str, scale: str, methods: tuple[str, ...] | 
 
 
 def changed(plain: Study, own: Mapping[str, Any]) -> Study:
-    """A study with fields of one's own: other epochs move the fall of lr, a grid keeps what it does not name."""
+    """A study with changed fields. Other epochs move the decay of lr; a grid keeps entries that are not given."""
     own = dict(own)
     if "epochs" in own and "decay_epoch" not in own:
         own["decay_epoch"] = decay_at(plain, own["epochs"])

@@ -1,4 +1,4 @@
-"""Pretraining by cross-entropy, from which the features of the convex setting come."""
+"""Pretraining with cross-entropy, for the features of the convex setting."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ from scdro.metrics import Scores, score
 
 __all__ = ["Pretraining", "load_pretrained", "predict", "pretrain"]
 
-Text = str | Callable[[], str]  # what to say, or a function that knows, asked only when something is shown
-Schedule = Callable[[int], float]  # of the step alone, so that a resumed run needs no scheduler's state
-Progress = Callable[[int, int, Text], None]  # steps done, of how many, and what to say
+Text = str | Callable[[], str]  # text, or a function that is called only when the text is shown
+Schedule = Callable[[int], float]  # depends only on the step, so a resumed run needs no scheduler state
+Progress = Callable[[int, int, Text], None]  # steps done, total steps, and the text
 SCHEDULES = ("step", "one-cycle")
 
 
 @dataclass(frozen=True)
 class Pretraining:
-    """The paper's: 90 epochs of SGD with momentum .9 in batches of 128. Where lr falls by 10, and weight decay, it does
-    not say: 2/3 of the way, and as in its authors' code. `schedule` "one-cycle" is for shorter runs."""
+    """The paper's setting: 90 epochs of SGD with momentum .9 and batches of 128.
+
+    The paper does not give the lr decay and the weight decay. Here lr falls by 10 after 2/3 of the epochs, and weight
+    decay is as in the authors' code. `schedule` "one-cycle" is for shorter runs.
+    """
 
     dataset: str
     model: str = "resnet20"
@@ -76,12 +79,12 @@ def pretrain(
     progress: Progress = lambda done, total, text: None,
     notice: Notice = warnings.warn,
 ) -> Scores:
-    """Train, or go on where a run in this folder was stopped; the result is the same, bit for bit. A complete run
-    stays as it is.
+    """Train, or continue an interrupted run in this folder, with the same result bit for bit. A complete run is not
+    repeated.
 
-    Writes config.json, metrics.jsonl (a line an epoch), checkpoint.pt (every `checkpoint_every` steps; the one before
-    is kept, and used where the newest is damaged), and at the end model.pt and scores.json; with `tensorboard` also its
-    files. A loss that is not finite ends it before it is in any file.
+    Writes config.json, metrics.jsonl (one line per epoch), checkpoint.pt (every `checkpoint_every` steps; the previous
+    one is kept and used if the newest is damaged), and at the end model.pt and scores.json; with `tensorboard` also its
+    files. A non-finite loss stops the run before it is written to any file.
     """
     _require("checkpoint_every", checkpoint_every, ">= 1", checkpoint_every >= 1)
     device = as_device(device)
@@ -116,7 +119,7 @@ def _require(name: str, value: float, expected: str, holds: bool) -> None:
 
 
 class _Run:
-    """All state of a run; `checkpoint` saves what a fresh process cannot compute again."""
+    """All state of a run; `checkpoint` saves what a new process cannot recompute."""
 
     def __init__(
         self, config: Pretraining, train: ImageData, test: ImageData, out: Path, notice: Notice, tensorboard: bool
@@ -124,7 +127,7 @@ class _Run:
         self.config, self.train, self.test, self.out = config, train, test, out
         if self._complete() and not (out / "checkpoint.pt").exists():
             raise CheckpointError(
-                f"expected a folder for a new run, or one to go on with, got results in {out.absolute()} but no "
+                f"expected a folder for a new run, or one to continue, got results in {out.absolute()} but no "
                 "checkpoint.pt; name another folder"
             )
         self.batches = MemoryBatches(train, config.batch_size, augment=CropFlip(), seed=config.seed)
@@ -163,7 +166,7 @@ class _Run:
         return loss.detach()
 
     def end_epoch(self) -> str:
-        """Log the epoch, and what to say about it."""
+        """Log the epoch and return a text about it."""
         self._check_loss()
         loss, right, seen = self.totals.tolist()
         record = {"epoch": self.epoch + 1, "lr": self.optimizer.param_groups[0]["lr"]}
@@ -217,7 +220,7 @@ class _Run:
 
 
 def _parts(found: Scores) -> dict[str, float]:
-    """Accuracies on parts of the classes or groups, where there are any."""
+    """Accuracies on parts of the classes or groups, if there are any."""
     parts = {name: getattr(found, name) for name in ("minority", "majority", "rare_groups")}
     return {name: value for name, value in parts.items() if not math.isnan(value)}
 
@@ -230,7 +233,7 @@ def predict(model: nn.Module, data: ImageData, batch_size: int = 500) -> Tensor:
 
 
 def load_pretrained(folder: Path) -> tuple[Network, dict[str, Any]]:
-    """The network that `pretrain` left in a folder, in evaluation mode, and the names of its data set and model."""
+    """The network that `pretrain` saved in a folder, in eval mode, and the names of its data set and model."""
     path = folder / "model.pt"
     if not path.exists():
         raise CheckpointError(
@@ -254,8 +257,8 @@ def step_decay(lr: float, after: int, factor: float = 0.1) -> Schedule:
 
 
 def one_cycle(lr: float, steps: int, warm: float = 0.3, start: float = 1 / 25, end: float = 4e-6) -> Schedule:
-    """By half cosines from `start * lr` up to lr over a share `warm` of the steps, and down to `end * lr` at the last:
-    `torch.optim.lr_scheduler.OneCycleLR` with its defaults."""
+    """Half cosines from `start * lr` up to lr over a share `warm` of the steps, then down to `end * lr` at the last
+    step, like `torch.optim.lr_scheduler.OneCycleLR` with its defaults."""
     peak = max(warm * steps - 1, 1e-9)
 
     def at(t: int) -> float:

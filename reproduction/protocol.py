@@ -1,4 +1,4 @@
-"""A study in words: the command that asks for it, and in what it differs from the paper's own."""
+"""A study in words: the command that runs it, and how it differs from the paper's."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = [
     "warnings",
 ]
 
-STUDIES = "studies.json"  # beside the tables: every data set's study
+STUDIES = "studies.json"  # next to the tables: the study of each data set
 
-BEYOND = ("hidden",)  # experiments that the paper has not
+BEYOND = ("hidden",)  # experiments that are not in the paper
 NAMES = {
     "cifar10-st": "CIFAR10-ST",
     "cifar100-st": "CIFAR100-ST",
@@ -36,7 +36,7 @@ NAMES = {
 }
 SMOKE = "smoke scale: that it runs, nothing more; which method is ahead means nothing"
 HALVED = "Test accuracy is that of every other test image; the others are the validation data."
-# What a reader has to know of our data, beside the study.
+# What a reader has to know about our data besides the study.
 DATA_NOTES: Mapping[str, str] = {
     "cifar10-st": HALVED,
     "cifar100-st": f"{HALVED} Its rare images are not the paper's very ones.",
@@ -47,11 +47,11 @@ DATA_NOTES: Mapping[str, str] = {
 Config = Mapping[str, Any]  # a study's fields, or some of them
 
 
-# -- how it is asked for ----------------------------------------------------------------------------------------------
+# -- how to run it ----------------------------------------------------------------------------------------------------
 
 
 def _own_choices(own: Study) -> dict[str, Any]:
-    """The fields in which a study is not its scale's, as options would set them."""
+    """The fields in which a study differs from its scale's, as options would set them."""
     plain = study(own.experiment, own.dataset, own.scale)
     alike = study(own.experiment, own.dataset, own.scale, own.methods)
     found = {f.name: getattr(own, f.name) for f in fields(Study) if getattr(own, f.name) != getattr(alike, f.name)}
@@ -65,19 +65,19 @@ def _own_choices(own: Study) -> dict[str, Any]:
 
 
 def _choices(studies: Iterable[Study]) -> dict[str, Any]:
-    """Of all data sets of a command, which has one value of each option."""
+    """The choices for all data sets of a command, which has one value per option."""
     return {name: value for own in studies for name, value in _own_choices(own).items()}
 
 
 def title(studies: Sequence[Study]) -> str:
-    """The experiment, its scale, and what was set otherwise."""
+    """The experiment, its scale, and changed settings."""
     first, chosen = studies[0], _choices(studies)
     set_to = ", ".join(f"{name.replace('_', ' ')} {_written(name, value)}" for name, value in chosen.items())
     return f"{first.experiment}, scale {first.scale}" + (f", with {set_to}" if set_to else "")
 
 
 def command(studies: Sequence[Study]) -> str:
-    """What makes these studies; folders are DIR."""
+    """The command that runs these studies, with DIR for folders."""
     first, names = studies[0], tuple(own.dataset for own in studies)
     words = ["python -m reproduction", first.experiment]
     words += [] if first.scale == "small" else [f"--scale {first.scale}"]
@@ -101,13 +101,13 @@ def _written(name: str, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# -- what it is not ---------------------------------------------------------------------------------------------------
+# -- how it differs from the paper ------------------------------------------------------------------------------------
 
 
 def shortened(config: Config) -> list[str]:
-    """In what a study is not the paper's of that experiment; nothing where it is the protocol itself.
+    """How a study differs from the paper's for that experiment; empty if it is the protocol itself.
 
-    Of data that the paper has not, it is compared with the protocols of the data that it has.
+    For data that are not in the paper, it is compared with the protocols of the data that are.
     """
     known = EXPERIMENTS[config["experiment"]][1]
     there = config["dataset"] in known
@@ -125,7 +125,7 @@ def shortened(config: Config) -> list[str]:
 
 
 def shortened_line(config: Config) -> str:
-    """The same in a line, with what has to be known of the data."""
+    """The same in one line, with notes about the data."""
     found, note = shortened(config), DATA_NOTES.get(config["dataset"], "")
     of = " of its own full scale" if config["experiment"] in BEYOND else ""
     given = ", given the features" if config.get("inputs") == "features" else ""
@@ -134,12 +134,12 @@ def shortened_line(config: Config) -> str:
 
 
 def claimed(config: Config) -> bool:
-    """Whether the paper's claim is about these methods: all of the experiment's own are there."""
+    """Whether the paper's claim is about these methods: all of the experiment's methods are there."""
     return set(EXPERIMENTS[config["experiment"]][2]) <= set(config.get("methods", ()))
 
 
 def warnings(studies: Sequence[Study]) -> list[str]:
-    """What to know before any number is read."""
+    """What to know before reading any number."""
     first, found = studies[0], []
     for own in studies:
         if own.dataset in EMBEDDED:
@@ -160,7 +160,7 @@ def _plain(key: str) -> Callable[[Config], str | None]:
 
 
 def _unless(usual: Any, key: str, form: str) -> Callable[[Config], str | None]:
-    """Words that need no "instead of": None for the usual value."""
+    """Words without "instead of"; None for the usual value."""
     return lambda config: form.format(_written(key, config[key])) if config[key] != usual else None
 
 
@@ -176,7 +176,7 @@ LABELS = {
     "rho": "rho ",
     "seeds": "seeds ",
 }
-# None stands for what needs no words: it is the usual.
+# None is the usual value, which needs no words.
 WORDS: Mapping[str, Callable[[Config], str | None]] = {
     "inputs": _plain("inputs"),
     "model": _model,
@@ -213,7 +213,7 @@ def _and(names: Iterable[str]) -> str:
 
 
 def plan(studies: Sequence[Study]) -> str:
-    """Of every data set the fields, what was shortened, and the number of settings and runs."""
+    """The fields, what was shortened, and the number of settings and runs, for every data set."""
     head = [title(studies), *warnings(studies), command(studies)]
     return "\n\n".join(["\n".join(head), *map(_planned, studies)])
 
@@ -229,6 +229,6 @@ def _planned(study: Study) -> str:
 
 
 def number_of_runs(study: Study) -> tuple[int, int]:
-    """Of the search, in which arms may share runs, and of the seeds of the best."""
+    """The number of runs of the search, where arms may share runs, and of the seeds of the best."""
     tried = [study.search(arm) for arm in study.arms()]
     return len({run.path for runs in tried if len(runs) > 1 for run in runs}), study.seeds * len(tried)

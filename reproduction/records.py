@@ -1,4 +1,4 @@
-"""What came of an experiment, as CSV: every reported run, every run of the search, every evaluation."""
+"""The results of an experiment as CSV: every reported run, every run of the search, every evaluation."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ _SAVED = tuple(
 
 
 def _named(study: Study, outcome: Outcome) -> Row:
-    """The radius is the arm's, where it has one; settings may have been searched at another."""
+    """The radius is the arm's, if it has one; its settings may have been searched at another radius."""
     arm, found = outcome.arm, outcome.settings or {}
     settings = {key: value for key, value in found.items() if key != "rho" or arm.rho is None}
     return {"dataset": study.dataset, "method": arm.method, "rho": arm.rho, "settings": _plain(settings)}

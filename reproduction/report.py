@@ -1,4 +1,4 @@
-"""What the report shows of a sweep beside its runs: what the paper says, and its samples where the data are here."""
+"""What the report shows about a sweep besides its runs: the paper's claims, and samples if the data are available."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ Wanted = set[tuple[int, int]]  # positions and labels
 
 
 def report(folder: Path, out: Path, sources: Sources) -> list[Sweep]:
-    """Write the report of a folder of runs; returns what it is about."""
+    """Write the report of a folder of runs, and return its sweeps."""
     if (folder / STUDIES).exists() and not list(folder.glob("**/study.json")):
         raise MissingDataError(
-            f"expected runs in {folder.absolute()} or below it, found the tables of some; name the folder of the runs, "
-            "which is where their --out said (by default runs/EXPERIMENT-SCALE)"
+            f"expected runs in {folder.absolute()} or below it, found only tables; pass the folder of the runs, which "
+            "was their --out (by default runs/EXPERIMENT-SCALE)"
         )
     return write_report(folder, out, lambda sweep: look_up(sweep, sources))
 
 
 def look_up(sweep: Sweep, sources: Sources) -> Known:
-    """What the paper says, and the hardest samples in the data; images before the features that were made of them."""
+    """The paper's claims and the hardest samples in the data; images are preferred to features made from them."""
     reported = {outcome.arm: beside(sweep.experiment, sweep.dataset, outcome.arm) for outcome in sweep.outcomes}
     return replace(_samples(sweep, sources), claim=_claim(sweep), reported=reported)
 
 
 def _claim(sweep: Sweep) -> Any:
-    """What the paper says of these methods, and in what the sweep is not the paper's."""
+    """What the paper says about these methods, and how the sweep differs from the paper's."""
     if sweep.experiment not in EXPERIMENTS or "dataset" not in sweep.config:
         return None
     if sweep.experiment in BEYOND:
@@ -83,8 +83,8 @@ def _known(train: Samples, wanted: Wanted) -> Known:
     for i, label in sorted(wanted):
         if i >= len(train) or int(train.labels[i]) != label:
             raise DataError(
-                f"expected the data that the runs were made with, got others: sample {i} has not the label {label}; "
-                "name the folder by --data or --features"
+                f"expected the data that the runs were made with, got others: sample {i} does not have label {label}; "
+                "pass the folder as --data or --features"
             )
     positions = sorted({i for i, _ in wanted})
     groups: Tensor | None = getattr(train, "groups", None)

@@ -1,4 +1,4 @@
-"""What came of an experiment, as tables: mean and deviation, and differences that mean something."""
+"""The results of an experiment as tables: mean and standard deviation, and significant differences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scdro.application.wording import plural
 
 __all__ = ["cell", "described", "lines", "markdown", "settings_line", "versions"]
 
-FAR = 10  # times the loss of a model that knows nothing: no training that ended well is there
+FAR = 10  # times the loss of uniform predictions: no successful training ends above that
 ENDED_WELL = (
     f"A trial ended well if its training robust loss is finite and at most {FAR} log(classes): log(classes) is that of "
     "equal chances for all classes, in any worst case."
@@ -30,7 +30,7 @@ PAIRED = (
 
 
 def markdown(found: Found, environments: Sequence[Mapping[str, Any]] = ()) -> str:
-    """All tables of an experiment, with the paper's numbers beside ours, what made them and what was shortened.
+    """All tables of an experiment, with the paper's numbers next to ours, the command, and what was shortened.
 
     `environments` are those of the runs.
     """
@@ -51,7 +51,7 @@ def markdown(found: Found, environments: Sequence[Mapping[str, Any]] = ()) -> st
 
 
 def versions(environments: Sequence[Mapping[str, Any]]) -> str:
-    """In a line; of runs that differ, all that there were."""
+    """Versions in one line; all of them if runs differ."""
     keys = dict.fromkeys(key for one in environments for key in one)
     known = {key: " and ".join(dict.fromkeys(str(one[key]) for one in environments if key in one)) for key in keys}
     versions = ", ".join(f"{key} {value}" for key, value in known.items())
@@ -96,7 +96,7 @@ def _table(study: Study, outcomes: Sequence[Outcome]) -> str:
 
 
 def _by_radius(found: Found) -> str:
-    """The form of the paper's table 4: test accuracy by rho, and in brackets what the paper has."""
+    """Test accuracy by rho as in the paper's table 4, with the paper's numbers in brackets."""
     radii = found[0][0].rho
     rows = []
     for study, outcomes in found:
@@ -114,7 +114,7 @@ def _by_radius(found: Found) -> str:
 
 
 def cell(values: Sequence[float], percent: bool = True) -> str:
-    """Mean and standard deviation, and how many runs are missing."""
+    """Mean and standard deviation, and the number of missing runs."""
     good = [value for value in values if not math.isnan(value)]
     if not good:
         return "none"
@@ -159,6 +159,6 @@ def _differences(study: Study, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _interval(d: Difference) -> list[str]:
-    """Mean and interval in points, as far as there are pairs for them."""
+    """Mean and interval in points, if there are enough pairs for them."""
     mean = f"{100 * d.mean:+.2f}" if d.pairs else "none"
     return [mean, f"{100 * d.low:+.2f} to {100 * d.high:+.2f}" if d.pairs > 1 else "none"]

@@ -1,4 +1,4 @@
-"""An experiment: settings searched on validation data, then the best of them with several seeds."""
+"""An experiment: search settings on validation data, then run the best of them with several seeds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Found = Sequence[tuple[Study, Sequence[Outcome]]]  # an experiment's data sets
 
 @dataclass(frozen=True)
 class Swept:
-    """What came of a study: of each arm, the fingerprint of the data, and what the runs began in, each once."""
+    """The results of a study: the outcome of each arm, the fingerprint of the data, and the distinct environments."""
 
     study: Study
     outcomes: list[Outcome]
@@ -40,7 +40,7 @@ def sweep(
     show: Show = lambda status: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Swept:
-    """All runs of a study; those that have a result are not made again, unless they failed. Several processes share
+    """Execute all runs of a study. Runs with a result are not repeated, unless they failed. Several processes share
     each run."""
     data = open_task(study.inputs, study.dataset, study.pool, means.sources).fingerprint()
     Ranks().agreed(lambda: _begin(study, data, out))
@@ -81,7 +81,7 @@ def _each_once(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _begin(study: Study, data: str, out: Path) -> None:
-    """Save the configuration and the data's fingerprint; a folder with others, or with such results, is refused."""
+    """Save the configuration and the data's fingerprint. Raise if the folder has others, or results with others."""
     path = out / "study.json"
     if path.exists():
         before = read_json(path)
@@ -102,7 +102,7 @@ def _there(run: Run, data: str, out: Path) -> Result | None:
 
 
 def _tell_of_a_lost_curve(run: Run, trained: Trained, out: Path, say: Callable[[str], None]) -> None:
-    """Every run that ended was evaluated at least once."""
+    """Warn if a finished run has no evaluations, since every run has at least one."""
     if trained.result["status"] != "failed" and not trained.curve:
         say(
             f"{run} is missing from the curves: expected its evaluations in {out / run.path / 'metrics.jsonl'}, got "

@@ -1,8 +1,8 @@
 """From a study to data in three parts.
 
 Training, validation and test data never overlap. Settings are chosen on the validation data, results come from the
-test data. CIFAR has no validation images: every other one of its test images serves, and the others remain for testing.
-Where groups are hidden, every fifth training sample serves, so that validation knows no more than training.
+test data. CIFAR has no validation images, so every other test image is used for validation and the others for testing.
+With hidden groups, every fifth training sample is used, so that validation knows no more than training.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ HIDDEN = ("cifar100-hidden", "adult", "digits-hidden")  # validation comes from 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the files are: `data` as in `data_folder`; `features` has a folder for each data set, with its features, or
-    with the run that made them in features/."""
+    """Where the files are. `data` is as in `data_folder`; `features` has one folder per data set, with its features, or
+    with the run that made them, in features/."""
 
     data: Path | None = None
     features: Path | None = None
@@ -44,17 +44,17 @@ class Sources:
 
 @cache
 def open_task(inputs: str, dataset: str, pool: int, sources: Sources) -> Task:
-    """The data of a study, read once in a process."""
+    """The data of a study, read once per process."""
     return chosen(_OPENERS, inputs, "inputs")(dataset, pool, sources)
 
 
 def check_methods(study: Study, task: Task) -> None:
-    """Whether the data have what the methods of a study need."""
+    """Check that the data have what the methods of a study need."""
     if getattr(task.train, "groups", None) is None:
         for method in study.methods:
             if "groups" in REGISTRY[method].needs:
                 raise HyperparameterError(
-                    f"expected data with groups for {method}, got {study.dataset}, which has none; leave the method out"
+                    f"expected data with groups for {method}, got {study.dataset}, which has none; omit the method"
                 )
 
 
@@ -66,8 +66,8 @@ def _features(dataset: str, pool: int, sources: Sources) -> Task:
     if folder is None:
         chosen({**IMAGES, **LISTS}, dataset, "a data set")
         raise MissingDataError(
-            f"expected features in {place.absolute()}, or in features/ there, found no train.json; make them by "
-            f"{_how_to_make(dataset, place)}, or name the folder that holds {dataset}/ by --features"
+            f"expected features in {place.absolute()}, or in features/ there, found no train.json; make them with "
+            f"{_how_to_make(dataset, place)}, or pass the folder that contains {dataset}/ as --features"
         )
     splits = [split for split in ("train", "val", "test") if (folder / f"{split}.json").exists()]
     return _parted(dataset, {split: _feature_rows(folder, split) for split in splits})
@@ -122,7 +122,7 @@ def _census_rows(table: Table) -> Rows:
 
 
 def _parted(dataset: str, splits: Mapping[str, Any], augment: Augmentation | None = None, workers: int = 0) -> Task:
-    """The three parts, with validation data set aside where there are none."""
+    """The three parts, with validation data held out if there are none."""
     if {"train", "val", "test"} <= set(splits):
         return Task(splits["train"], splits["val"], splits["test"], augment, workers)
     train, test = splits["train"], splits.get("test", splits.get("val"))

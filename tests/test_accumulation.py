@@ -182,7 +182,7 @@ def test_one_loss_for_each_optimizer():
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     KLRobustLoss(0.4).attach(optimizer)
-    with pytest.raises(scdro.errors.HyperparameterError, match="one loss for each optimizer"):
+    with pytest.raises(scdro.errors.HyperparameterError, match="one loss per optimizer"):
         KLRobustLoss(0.4).attach(optimizer)
 
 

@@ -167,7 +167,7 @@ def test_index_of_the_groups():
     pd = pytest.importorskip("pandas")
     X, y = pd.DataFrame({"x": [0.0, 1.0, 2.0, 3.0]}), [0, 0, 1, 1]
     model = KLDROClassifier().fit(X, y)
-    with pytest.raises(ValueError, match="each label once"):
+    with pytest.raises(ValueError, match="unique index"):
         WorstGroupScorer(pd.Series([0, 1, 1], index=[0, 1, 1]))
     with pytest.raises(ValueError, match="2 of 4"):
         WorstGroupScorer(pd.Series([0, 1], index=[0, 1]))(model, X, y)

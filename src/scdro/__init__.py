@@ -28,7 +28,7 @@ __all__ = [
     "worst_case",
 ]
 
-# Where each name lives. They are imported when first asked for: `import scdro` loads neither torch nor scikit-learn.
+# The module of each public name. Names are imported on first use: `import scdro` loads neither torch nor scikit-learn.
 _HOMES = {
     "ASCDRO": "optim",
     "SCDRO": "optim",

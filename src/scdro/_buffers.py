@@ -1,4 +1,4 @@
-"""Buffers that a forward pass moves, such as BatchNorm's running statistics, and how to put them back."""
+"""Save and restore buffers that a forward pass changes, such as BatchNorm's running statistics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Modules = nn.Module | Iterable[nn.Module] | None
 
 
 class Snapshot:
-    """The buffers of some modules as they are now."""
+    """A copy of the current buffers of some modules."""
 
     def __init__(self, modules: Iterable[nn.Module], without: Iterable[Tensor] = ()) -> None:
         others = {id(b) for b in without}
@@ -34,14 +34,14 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self, unless: Tensor | None = None) -> None:
-        """Put them back; where a flag is given, and only the device knows it, unless it holds."""
+        """Restore the buffers, unless the flag `unless`, a tensor that the host need not read, is true."""
         for buffer, value in self._pairs:
-            # By way of `data`: a backward pass still to come need not know. BatchNorm's does not read its statistics.
+            # Through `data`, so that a later backward pass does not complain. BatchNorm's does not read the statistics.
             buffer.data.copy_(value if unless is None else torch.where(unless, buffer, value))
 
 
 class Buffers:
-    """Those of the modules that an optimizer was given, during a step."""
+    """The buffers of the modules that were passed to an optimizer, during a step."""
 
     def __init__(self, module: Modules) -> None:
         self.modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
@@ -50,7 +50,7 @@ class Buffers:
 
     @contextmanager
     def during_step(self) -> Iterator[None]:
-        """What `restore` goes back to, and what an error goes back to."""
+        """Save the buffers for `restore`, and restore them if the step raises."""
         self._before = Snapshot(self.modules)
         try:
             yield
@@ -66,9 +66,9 @@ class Buffers:
 
     @contextmanager
     def inspection(self, why: str) -> Iterator[None]:
-        """Until nothing was found, refuse a normalisation layer whose running statistics would move unseen.
+        """Raise if an unknown normalisation layer would change its running statistics. Checks until a step has none.
 
-        A model that was not given can only be met by a hook on all modules. It looks at those that this thread runs.
+        A model that was not passed can only be found with a global module hook, limited here to the current thread.
         """
         if self._inspected:
             yield
@@ -95,11 +95,11 @@ class Buffers:
             yield
         finally:
             hook.remove()
-        self._inspected = not hidden  # A layer in eval mode is harmless now, and may train later.
+        self._inspected = not hidden  # A layer in eval mode is harmless now but may train later.
 
 
 class Watch:
-    """A model whose losses somebody else judges: its buffers before the forward passes that led to them."""
+    """Saves a model's buffers before its forward passes, until `judge` has checked the losses."""
 
     _judge: nn.Module | None
 
@@ -112,7 +112,7 @@ class Watch:
         self._hook.remove()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copied module brings its hooks along; this one then does nothing."""
+        """Copying a module copies its hooks; the copy of this hook does nothing."""
         return _asleep, ()
 
     def _remember(self, module: nn.Module, _: Any) -> None:
@@ -122,7 +122,7 @@ class Watch:
             self._before = Snapshot([module], without=self._judge.buffers())
 
     def settle(self, good: Tensor | bool) -> None:
-        """Put the buffers back unless the losses were good."""
+        """Restore the buffers unless the losses were good."""
         if self._before is not None and good is not True:
             self._before.restore(None if good is False else good)
         self._before = None

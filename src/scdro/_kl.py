@@ -1,4 +1,4 @@
-"""The KL tilt p_i ~ q_i exp(l_i/lam) of a vector of losses, and the lam at which it spends rho."""
+"""The KL tilt p_i ~ q_i exp(l_i/lam) of a vector of losses, and the lam at which its KL equals rho."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from scdro._scalar import (
 
 
 class Tilt(NamedTuple):
-    """q tilted by exp(l/lam): what a Newton step on lam needs. `mean` and `var` are those of l/lam."""
+    """q tilted by exp(l/lam), as a Newton step on lam needs it. `mean` and `var` are those of l/lam under p."""
 
     weights: Vector
     mean: Scalar
@@ -37,22 +37,22 @@ class Tilt(NamedTuple):
     var: Scalar
 
 
-# Keeps 0/0 and log 0 out of a Newton step; the true KL and Var are either exact zeros or far larger.
+# Avoids 0/0 and log 0 in a Newton step; the true KL and Var are either exactly zero or much larger.
 _TINY = 1e-300
 
-# Below this, E_p[l/lam] - log E_q[exp(l/lam)] has lost digits of KL to cancellation that `divergence` still has.
+# Below this, E_p[l/lam] - log E_q[exp(l/lam)] loses digits of KL to cancellation; `divergence` keeps them.
 CANCELS = 0.1
 
 
 def tilt(centred: Vector, log_q: Vector, lam: Scalar, log_total: Scalar, *, precise: bool = False) -> Tilt:
-    """Weights p_i ~ q_i exp(l_i/lam), KL(p, q) and Var_p(l/lam); `centred` are losses less a value near their top.
+    """Weights p_i ~ q_i exp(l_i/lam), KL(p, q) and Var_p(l/lam). `centred` is the losses minus a value near their max.
 
-    `log_total` is the log of sum_i q_i. A small KL is computed without cancellation where the host sees that it is
-    small, and with `precise` everywhere.
+    `log_total` is the log of sum_i q_i. A small KL is computed without cancellation if the host can see that it is
+    small, and always with `precise`.
     """
     if isinstance(centred, Tensor):
         return _tilt(centred, log_q, lam, log_total, precise)
-    with np.errstate(all="ignore"):  # samples of weight zero may be anything
+    with np.errstate(all="ignore"):  # samples of weight zero may have any loss
         return _tilt(centred, log_q, lam, log_total, precise)
 
 
@@ -71,7 +71,7 @@ def _tilt(centred: Vector, log_q: Vector, lam: Scalar, log_total: Scalar, precis
 
 
 def _softmax(x: Vector) -> tuple[Vector, Scalar]:
-    """exp(x) over its sum, and the log of that sum."""
+    """exp(x) divided by its sum, and the log of that sum."""
     if isinstance(x, Tensor):
         p = torch.softmax(x, 0)
         return p, scalar(x.max()) - log(scalar(p.max()))  # logsumexp at a fraction of its cost
@@ -82,16 +82,16 @@ def _softmax(x: Vector) -> tuple[Vector, Scalar]:
 
 
 def divergence(log_ratio: Vector, q: Vector) -> Vector:
-    """The terms of KL(p, q) = sum q (t log t - t + 1), t = p/q: none is negative, so that small ones are not lost.
+    """The terms of KL(p, q) = sum q (t log t - t + 1), t = p/q. None is negative, so small terms are not lost.
 
-    An error in the norm of p, which moves all of log t, changes their sum in proportion only.
+    An error in the normalisation of p shifts every log t, but changes the sum only in proportion.
     """
     terms = q * (log_ratio * exp(log_ratio) - expm1(log_ratio))
     return masked(terms, q == 0, 0.0)
 
 
 def newton_step(kl: Scalar, var: Scalar, lam: Scalar, rho: Scalar, mu: float = 0.0) -> Scalar:
-    """Change of log lam by one Newton step on log KL(p_lam) - log(rho + mu lam) = 0.
+    """Change in log lam from one Newton step on log KL(p_lam) - log(rho + mu lam) = 0.
 
     d KL / d log lam = -Var_p(l/lam). In (log lam, log KL) the equation is nearly a straight line: KL ~ Var/(2 lam^2).
     """
@@ -102,30 +102,30 @@ def newton_step(kl: Scalar, var: Scalar, lam: Scalar, rho: Scalar, mu: float = 0
 
 
 def effective_size(log_weight: Vector) -> Scalar:
-    """How many equally weighted samples these are worth, (sum w)^2 / sum w^2."""
+    """The effective number of samples, (sum w)^2 / sum w^2."""
     return mass_and_size(log_weight)[1]
 
 
 def mass_and_size(log_weight: Vector) -> tuple[Scalar, Scalar]:
     """log sum w, and (sum w)^2 / sum w^2."""
-    if not isinstance(log_weight, Tensor) and not log_weight.any():  # the usual case: all weigh one
+    if not isinstance(log_weight, Tensor) and not log_weight.any():  # the usual case: all weights are one
         return math.log(len(log_weight)), float(len(log_weight))
     top = maximum(scalar(log_weight.max()), -1e300)
-    w = exp(log_weight - top)  # Weights of any size: their squares are those of numbers up to one.
+    w = exp(log_weight - top)  # at most one, so that the squares cannot overflow
     total = scalar(w.sum())
     return log(total) + top, total * total / dot(w, w)
 
 
 def effective_share(p: Tensor, q: Tensor) -> Tensor:
-    """1 / sum p^2/q, in (0, 1]: the share of the samples, by their weight q, that weights p are worth."""
+    """The effective sample size of weights p as a share of the samples, 1 / sum p^2/q, in (0, 1]."""
     return 1.0 / torch.where(q > 0, p * (p / q), 0.0).sum().clamp_min(1.0)
 
 
 def attainable(rho: float, size: Scalar) -> Scalar:
-    """The part of rho that a sample of this size can show.
+    """The part of rho that a sample of this size can resolve.
 
-    KL(p, q) is at most log n on n samples: there the worst case is the largest of them, at whatever temperature. Up to
-    rho of the size's square root, or of an eighth of it, the worst case still averages over a few.
+    KL(p, q) is at most log n on n samples, and at that point the worst case is the largest loss, at any temperature.
+    Up to rho = log(sqrt(n)) or log(n/8), whichever is larger, the worst case still averages over a few samples.
     """
     log_n = log(maximum(size, 2.0))
     return minimum(maximum(0.5 * log_n, log_n - math.log(8.0)), rho)
@@ -143,7 +143,7 @@ def solve_lam(
 ) -> Scalar:
     """lam* of a vector of losses with base weights q: the root of KL(p_lam) = rho + mu lam, or lam0.
 
-    `start` is a guess, where one is known; `wait` as in `solve_root`.
+    `start` is an optional first guess. `wait` is as in `solve_root`.
     """
     log_total = scalar(torch.logsumexp(log_q, 0))
     live = log_q > -math.inf
@@ -174,18 +174,21 @@ def solve_root(
     wait: bool = False,
     iterations: int | None = None,
 ) -> Scalar:
-    """lam* of losses known by KL(p_lam) and Var_p(l/lam), their mean less their top, and their spread: the root of
-    KL(p_lam) = rho + mu lam, or lam0; of many vectors of losses at once where these are vectors.
+    """lam*, the root of KL(p_lam) = rho + mu lam, or lam0 if that is larger.
 
-    Newton on log KL in log lam, inside a bracket. Where one sample is rare and hard, KL is a step in log lam, and
-    Newton alone runs back and forth across it: unless |log KL/rho| halves within two steps, the bracket does.
+    The losses enter only through `kl_and_var`, which returns KL(p_lam) and Var_p(l/lam), through `mean` (their mean
+    minus their max) and `std`. If these are vectors, many problems are solved at once.
 
-    Seven passes over the losses are usual, more than a dozen rare. It ends at |log KL/rho| <= tol, or when rounding
-    (relative, `eps`) ends all progress; where the host would have to wait for a device to see that, it does so only
-    with `wait`, and makes all its steps without.
+    The method is Newton on log KL in log lam, inside a bracket. With one rare hard sample, KL is a step function of
+    log lam, and plain Newton jumps back and forth across the step. So if |log KL/rho| does not halve within two steps,
+    the bracket is halved instead.
+
+    Seven passes over the losses are usual, more than a dozen are rare. The solver stops at |log KL/rho| <= tol, or when
+    rounding errors (relative size `eps`) stop all progress. On an accelerator it checks this only with `wait`, because
+    the host has to wait for the device; without, it runs all iterations.
     """
     if iterations is None:
-        iterations = 24 if torch.compiler.is_compiling() else 60  # a compiled graph has a copy of the step for each
+        iterations = 24 if torch.compiler.is_compiling() else 60  # a compiled graph unrolls the loop
     positive = isinstance(rho, Tensor) or rho > 0.0
     if not positive and mu == 0.0:
         return math.inf
@@ -195,7 +198,7 @@ def solve_root(
     high = clamp(high, floor, 700.0)
     low: Scalar = high - math.inf
     guess = std / exp(0.5 * log(2 * maximum(rho, 1e-12))) if start is None else start
-    if start is None:  # on a plateau, where the hardest samples have all the weight, only lam0 itself is exact
+    if start is None:  # on a plateau, where the hardest samples have all the weight, only lam0 is exact
         flat = kl_and_var(lam0)[0] <= rho + mu * lam0
         if flat is True:
             return lam0
@@ -225,19 +228,19 @@ def solve_root(
 
 
 def trimmed_log_weights(losses: Tensor, log_q: Tensor, trim: float) -> Tensor:
-    """log q without the hardest `trim` of its mass, renormalised; the sample on the edge is kept in part."""
+    """log q without the hardest `trim` of its mass, renormalised. The sample at the boundary is kept in part."""
     order = torch.argsort(losses)
     q = torch.exp(log_q - torch.logsumexp(log_q, 0))[order]
     before = torch.cumsum(q, 0) - q
     room = 1.0 - trim - before
-    # Rounding must leave no sample in: at a small lam it would count.
+    # Rounding must not leave a tiny weight on a trimmed sample: at a small lam it would matter.
     kept = torch.where(room > 1e-12, torch.minimum(q, room), 0.0)
     kept = torch.where(kept > 1e-9 * q, kept, 0.0)
     return torch.empty_like(log_q).scatter_(0, order, torch.log(kept / kept.sum()))
 
 
 def value_at(losses: Tensor, double: Tensor, log_q: Tensor, lam: Scalar, lam0: float) -> tuple[Tensor, Tensor, Scalar]:
-    """sum p l - lam0 KL(p), p, KL(p) for p = p_lam. By the envelope theorem the gradient in l is p, held constant."""
+    """Return sum p l - lam0 KL(p), p and KL(p) at p = p_lam. By the envelope theorem, the gradient in l is p."""
     top = torch.where(log_q > -math.inf, double, -math.inf).amax()
     centred = (double - top).clamp_max(0.0)
     at = tilt(centred, log_q, lam, scalar(torch.logsumexp(log_q, 0)))

@@ -1,9 +1,9 @@
-"""One arithmetic for the few numbers of a step: floats where the host may look, 0-d tensors where it may not.
+"""Arithmetic for the scalars of a step: floats on the CPU, 0-d tensors on accelerators and in compiled graphs.
 
-On a CPU a float costs a fiftieth of a 0-d tensor, and a NumPy array of a thousand numbers a third of the tensor whose
-memory it shares. On an accelerator reading a number would make the host wait, and in a compiled graph it would break
-the graph: there everything stays a tensor. Unlike `math`, nothing here raises: exp overflows to inf, log 0 is -inf, and
-NaN passes through.
+On a CPU, an operation on a float costs a fiftieth of one on a 0-d tensor, and one on a NumPy array of a thousand
+numbers a third of one on a tensor. On an accelerator, reading a number would make the host wait; in a compiled graph it
+would break the graph. There, everything stays a tensor. Unlike `math`, nothing here raises: exp overflows to inf, log 0
+is -inf, and NaN propagates.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ Flag = bool | Tensor
 
 
 def host_reads(tensor: Tensor) -> bool:
-    """Whether reading a tensor costs nothing: on a CPU, outside of a compiled graph."""
+    """Whether the host can read the tensor for free: it is on the CPU, outside a compiled graph."""
     return tensor.is_cpu and not torch.compiler.is_compiling()
 
 
 def on_host(tensor: Tensor) -> Vector:
-    """A tensor as an array that shares its memory, where the host may look."""
+    """The tensor as a NumPy array that shares its memory if the host can read it, else the tensor itself."""
     return tensor.numpy() if host_reads(tensor) else tensor
 
 
@@ -62,7 +62,7 @@ def as_tensor(vector: Vector) -> Tensor:
 
 
 def scalar(x: Any) -> Scalar:
-    """A 0-d tensor, or what NumPy reduced a vector to, as a float where that is free."""
+    """Convert a 0-d tensor or NumPy scalar to a float where that is free."""
     if isinstance(x, Tensor) and not host_reads(x):
         return x
     number: float = x.item()
@@ -78,13 +78,13 @@ def unpacked(tensor: Tensor) -> Sequence[Scalar]:
 
 
 def vector(entries: Sequence[Scalar], like: Tensor) -> Tensor:
-    """Entries as a vector, of the dtype and on the device of `like`."""
+    """The entries as a vector with the dtype and device of `like`."""
     if host_reads(like):
         return torch.tensor(entries, dtype=like.dtype)
     return torch.stack([torch.as_tensor(entry, dtype=like.dtype, device=like.device) for entry in entries])
 
 
-# -- of vectors and numbers -------------------------------------------------------------------------------------------
+# -- for vectors and scalars ------------------------------------------------------------------------------------------
 
 
 @overload
@@ -154,14 +154,14 @@ def expm1(x: Vector) -> Vector:
 
 
 def dot(a: Vector, b: Vector) -> Scalar:
-    """On the host by pairs: as accurate as any, and the same on every CPU and with any number of threads."""
+    """On the host, NumPy's pairwise sum: accurate, and the same on every CPU and with any number of threads."""
     if isinstance(a, Tensor):
         assert isinstance(b, Tensor)
         return scalar(torch.dot(a, b))
     return scalar((a * b).sum())
 
 
-# -- of numbers alone -------------------------------------------------------------------------------------------------
+# -- for scalars only -------------------------------------------------------------------------------------------------
 
 
 def log(x: Scalar) -> Scalar:
@@ -180,14 +180,14 @@ def logaddexp(a: Scalar, b: Scalar) -> Scalar:
 
 
 def scalar_dtype(device: torch.device) -> torch.dtype:
-    """float64 for everything that is exponentiated, where the device has it (docs/mathematics.md, "Numerics")."""
+    """float64 for everything that is exponentiated, if the device supports it (docs/mathematics.md, "Numerics")."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 @torch.library.custom_op("scdro::pinned", mutates_args=())
 def pinned(x: Tensor) -> Tensor:
-    """A copy that a compiled backward pass cannot make anew: it would read numbers that the forward pass has since
-    overwritten, and give wrong gradients in silence (torch 2.13, inductor)."""
+    """A copy that a compiled backward pass cannot recompute. Recomputing it would read values that the forward pass has
+    overwritten by then, and silently return wrong gradients (torch 2.13, inductor)."""
     return x.clone()
 
 

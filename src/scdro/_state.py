@@ -1,6 +1,6 @@
-r"""What every KL-constrained method carries from batch to batch, and how a batch moves it.
+r"""The state of a KL-constrained method, and how a batch updates it.
 
-A batch passes through in three steps; the first two change nothing:
+A batch is processed in three steps. The first two do not change the state:
 
     batch    = state.read(losses)            validated, in float64, with the log of its base weights
     estimate = state.estimate(batch, beta)   lam_t, log s_t, and the weight of each sample: exp(l/lam_t) q / s_t
@@ -61,9 +61,11 @@ _UNBOUNDED: Scalar = math.inf
 
 
 class Batch(NamedTuple):
-    """`log_weight` is None where all weigh the same; `finite` is None where the batch may be used for certain, and
-    else a flag, not yet read, that says whether it may. It is the batch of all processes, and `share` the part that is
-    this one's. `labels` are integers of the samples: positions or groups."""
+    """A checked batch of losses, joined over all processes; `share` is this process's part of it.
+
+    `log_weight` is None if all weights are equal. `finite` is None if the losses are known to be finite, else a flag
+    tensor that has not been read yet. `labels` are integers, one per sample: positions or groups.
+    """
 
     losses: Tensor
     log_weight: Tensor | None
@@ -73,16 +75,16 @@ class Batch(NamedTuple):
     share: Share | None = None
 
     def own(self, joined: Tensor) -> Tensor:
-        """The part of a vector over the batch that is this process's."""
+        """This process's part of a vector over the whole batch."""
         return joined if self.share is None else self.share.of(joined)
 
     def own_weights(self, weights: Tensor) -> Tensor:
-        """Weights of this process's losses: averaged over the processes, their gradients are the batch's."""
+        """Weights of this process's losses, scaled so that the gradients averaged over processes are the batch's."""
         return weights if self.share is None else self.share.of(weights) * self.share.ranks
 
 
 class Point(NamedTuple):
-    """A batch at one temperature: terms q exp(l/lam) over exp(top), and the log of their sum, mean exp(l/lam)."""
+    """A batch at one temperature: the terms q exp(l/lam) / exp(top), and the log of mean exp(l/lam)."""
 
     terms: Vector
     top: Scalar
@@ -90,7 +92,7 @@ class Point(NamedTuple):
 
     @classmethod
     def of(cls, joint: Vector, log_mass: Scalar) -> Point:
-        """`joint` is l/lam, with log weights that sum to exp(log_mass), and -inf where a sample is left out."""
+        """`joint` is l/lam plus the log weights, -inf for samples left out; the weights sum to exp(log_mass)."""
         top = maximum(scalar(joint.max()), -1e300)
         terms = exp(joint - top)
         return cls(terms, top - log_mass, top - log_mass + log(scalar(terms.sum())))
@@ -101,7 +103,7 @@ class Point(NamedTuple):
 
     @property
     def own_weights(self) -> Tensor:
-        """softmax(l/lam) over the batch: sums to one, or is all zero where everything was trimmed away."""
+        """softmax(l/lam) over the batch. Sums to one, or is all zero if everything was trimmed away."""
         return self.weights(maximum(self.log_mean, -1e300))
 
     def mean(self, losses: Tensor) -> Scalar:
@@ -144,7 +146,7 @@ def _log_weight(values: Tensor, sample_weight: Tensor | None, mask: Tensor | Non
         _require(
             ((weight >= 0) & (weight < math.inf)).all(),
             LossError,
-            "expected sample weights >= 0, got negative or non-finite ones",
+            "expected sample weights >= 0, got negative or non-finite values",
         )
         log_weight = torch.log(weight)
     if mask is not None:
@@ -163,8 +165,8 @@ def _check_values(values: Tensor, bound: float | None, skip_nonfinite: bool) -> 
         _require(
             finite,
             NonFiniteLossError,
-            "expected finite losses, got NaN or infinity (or a size beyond 1e100); lower the learning rate, look for "
-            "overflow in the model, or pass skip_nonfinite=True to leave such batches out",
+            "expected finite losses, got NaN or infinity (or values beyond 1e100); lower the learning rate, look for "
+            "overflow in the model, or pass skip_nonfinite=True to skip such batches",
         )
     if bound is not None:
         low, high = torch.aminmax(values)
@@ -177,7 +179,7 @@ def _check_values(values: Tensor, bound: float | None, skip_nonfinite: bool) -> 
 
 
 def _require(condition: Tensor | bool, error: type[LossError], message: str) -> None:
-    """Raise on the host where reading a flag is free; on an accelerator, or in a compiled graph, assert there."""
+    """Raise if the host can read the flag for free; on an accelerator or in a compiled graph, assert on the device."""
     if isinstance(condition, Tensor) and not host_reads(condition):
         torch._assert_async(condition, message)
     elif not bool(condition):
@@ -188,13 +190,13 @@ def _require(condition: Tensor | bool, error: type[LossError], message: str) -> 
 
 
 class Tracked(nn.Module):
-    """State of a method, all of it buffers; they follow the model to its device, never to its dtype.
+    """The state of a method, stored in buffers that move to the model's device but keep their dtype.
 
-    `reset_parameters` fills them. It is called wherever torch leaves buffers without values: on the way from the meta
-    device, by `to_empty` or by the first losses.
+    `reset_parameters` initialises them. It also runs when torch leaves buffers uninitialised, that is when they leave
+    the meta device by `to_empty` or with the first losses.
     """
 
-    skipped: Tensor  # batches left out for NaN or infinite losses
+    skipped: Tensor  # number of batches skipped because of NaN or infinite losses
 
     def __init__(
         self, *, loss_bound: float | None = None, skip_nonfinite: bool = False, process_group: Group = None
@@ -202,29 +204,29 @@ class Tracked(nn.Module):
         super().__init__()
         self.ranks = Ranks(process_group)
         if loss_bound is not None and not 0.0 < loss_bound < math.inf:
-            raise HyperparameterError(f"expected loss_bound > 0, an upper bound of every loss, got {loss_bound}")
+            raise HyperparameterError(f"expected loss_bound > 0, an upper bound on every loss, got {loss_bound}")
         self.loss_bound, self.skip_nonfinite = loss_bound, skip_nonfinite
-        # Python's view of whether there is a past: the first batch takes another path, without asking the device.
+        # A Python flag, so that choosing the first batch's code path does not wait for the device.
         self.started = False
         self.register_buffer("skipped", torch.zeros(1, dtype=torch.int64))
         self.register_load_state_dict_pre_hook(_before_loading)  # type: ignore[no-untyped-call]
 
     def reset_parameters(self) -> None:
-        """Forget every batch: the state is that of a new object."""
+        """Reset the state to that of a new object."""
         self.started = False
         self.skipped.zero_()
 
     @property
     def dtype(self) -> torch.dtype:
-        """float64, where the device has it."""
+        """float64 if the device supports it, else float32."""
         return scalar_dtype(self.skipped.device)
 
     def made_with(self) -> str:
-        """What decides the shapes of the state, for a checkpoint that does not fit."""
+        """The settings that determine the shapes of the state, for the error about a checkpoint that does not fit."""
         return "this object"
 
     def check_meaning(self, came: dict[str, Tensor]) -> None:
-        """Refuse a state of the same shapes whose numbers mean something else here."""
+        """Raise if a state of the right shapes was made with settings that give its numbers another meaning."""
 
     def read(
         self,
@@ -236,10 +238,10 @@ class Tracked(nn.Module):
         alone: bool = False,
         graph: str = "",
     ) -> Batch:
-        """Check a batch of losses and put it into the log domain, joined over the processes unless `alone`.
+        """Check a batch of losses, convert it to the log domain and, unless `alone`, join it over the processes.
 
-        Raises before anything changes, and on all processes; `labels` checks and gives an integer for each sample.
-        Where `graph` is given, losses must require grad, or it is the error.
+        Errors are raised before anything changes, and on all processes. `labels` is called to check and return one
+        integer per sample. If `graph` is given, losses must require grad; it is the error message if they do not.
         """
         ranks = ALONE if alone else self.ranks
         several, here = ranks.size > 1, self.skipped.device
@@ -252,7 +254,7 @@ class Tracked(nn.Module):
                 move(device=losses.device)
             values = losses.detach().to(scalar_dtype(losses.device))
             log_weight = _log_weight(values, sample_weight, mask)
-            if log_weight is not None:  # a loss of weight zero may be anything
+            if log_weight is not None:  # a loss of weight zero may have any value
                 values = torch.where(log_weight > -math.inf, values, 0.0)
             own = None if labels is None else labels().to(losses.device)
         mark = self._mark() if several else None
@@ -267,19 +269,19 @@ class Tracked(nn.Module):
         return Batch(values, log_weight, log_mass, finite, joined_labels, share)
 
     def _mark(self) -> Tensor | None:
-        """A number in which every bit of the state counts: the same on all processes, or their states differ."""
+        """A hash of the state. If it differs between processes, their states differ."""
         numbers = [b.detach().reshape(-1) for b in self.buffers() if b.dtype == torch.float64]
         if not numbers:
             return None
         bits = torch.cat(numbers).view(torch.int64)
-        odd = torch.arange(1, 2 * len(bits), 2, device=bits.device) * 0x9E3779B97F4A7C1  # it wraps around
+        odd = torch.arange(1, 2 * len(bits), 2, device=bits.device) * 0x9E3779B97F4A7C1  # overflow wraps around
         return ((bits ^ (bits >> 29)) * odd).sum() >> 11  # 53 bits, exact in float64
 
     def count_skipped(self, bad: Tensor | bool) -> None:
         self.skipped += bad
 
     def store(self, new: list[tuple[Tensor, Tensor]], batch: Batch, only_if: Tensor | None = None) -> None:
-        """Write buffers' new values; where `only_if` or the batch's own flag is false, nothing moves."""
+        """Write new values into buffers, unless `only_if` or the batch's `finite` flag is false."""
         go = _both(only_if, batch.finite)
         self._start(go)
         for buffer, value in new if go is None else [(b, torch.where(go, value, b)) for b, value in new]:
@@ -288,7 +290,7 @@ class Tracked(nn.Module):
             self.count_skipped(~batch.finite)
 
     def _start(self, go: Tensor | None) -> None:
-        """Note that there is a past from now on, unless this very first step is skipped."""
+        """Set `started`, unless this first step is skipped."""
         if self.started:
             return
         if go is None:
@@ -297,7 +299,7 @@ class Tracked(nn.Module):
             torch._assert_async(go, "the first batch of a compiled loss must be finite")
             self.started = True
         else:
-            self.started = bool(go)  # Waits for the device, until the first good batch and never again.
+            self.started = bool(go)  # Waits for the device, but only until the first good batch.
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         def move(tensor: Tensor) -> Tensor:
@@ -305,7 +307,7 @@ class Tracked(nn.Module):
             if moved is tensor or moved.is_meta or tensor.is_meta:
                 return moved
             dtype = scalar_dtype(moved.device) if tensor.is_floating_point() else tensor.dtype
-            return tensor.to(moved.device, dtype)  # not `moved`: to_empty() leaves it without values
+            return tensor.to(moved.device, dtype)  # not `moved`, which to_empty() leaves uninitialised
 
         was_meta = self.skipped.is_meta
         super()._apply(move, recurse)  # type: ignore[no-untyped-call]
@@ -321,11 +323,11 @@ def _before_loading(module: Tracked, state_dict: dict[str, Any], prefix: str, *_
 
 
 def check_fits(module: Tracked, came: dict[str, Any]) -> None:
-    """Refuse a state of another make before any of it is loaded."""
+    """Raise if a state does not fit, before any of it is loaded."""
     shapes = {k: getattr(v, "shape", None) for k, v in came.items()}
     if shapes != {k: v.shape for k, v in module.state_dict().items()}:
         raise CheckpointError(
-            f"expected the state of {module.made_with()}, got one made with other settings; "
+            f"expected a state made with {module.made_with()}, got one made with other settings; "
             "construct the object with the same arguments"
         )
     module.check_meaning(came)
@@ -339,15 +341,15 @@ def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 class RobustState(Tracked):
-    """lam, lam log s, the recent losses, and the counters: all of it buffers, all of it in `state_dict`.
+    """lam, lam log s, the recent losses and the counters. All are buffers, so all are in `state_dict`.
 
-    Numbers are kept together in a vector: torch.compile (2.13) loses writes to buffers that are 0-d float64 tensors.
+    The scalars share one vector because torch.compile (2.13) loses writes to buffers that are 0-d float64 tensors.
     """
 
     scalars: Tensor  # see `numbers`
-    resets: Tensor  # how often STORM had to start again
+    resets: Tensor  # number of times STORM was reset
     recent: Tensor  # the window: losses and log weights of the last batches
-    kind: Tensor  # what decides what the other numbers mean; see `check_meaning`
+    kind: Tensor  # the settings that give the other numbers their meaning; see `check_meaning`
 
     def __init__(
         self,
@@ -373,10 +375,10 @@ class RobustState(Tracked):
         if not 0.0 <= mu < math.inf:
             raise HyperparameterError(f"expected mu >= 0, got {mu}")
         self.trim, self.mu = trim, mu
-        self.temperature, self.tracker = copy.deepcopy(temperature), tracker  # It may have a state of its own.
+        self.temperature, self.tracker = copy.deepcopy(temperature), tracker  # a copy, since it may have state
         lam_max = math.inf if loss_bound is None or rho == 0 else lam0 + loss_bound / rho
         self.limits = LamRange(rho, lam0, lam_max, mu, loss_bound)
-        # rho = 0 asks for the plain average: lam = inf. The printed update knows no such case.
+        # rho = 0 means the plain average, lam = inf. The printed update has no such case.
         self.plain = rho == 0.0 and temperature.carries
         dtype = scalar_dtype(torch.get_default_device())
         self.register_buffer("scalars", torch.empty(5, dtype=dtype))
@@ -407,8 +409,11 @@ class RobustState(Tracked):
         return [int(self.plain), int(self.trim > 0.0), *(crc32(name.encode()) for name in names)]
 
     def check_meaning(self, came: dict[str, Tensor]) -> None:
-        """lam = inf, and the mean loss for lam log s, are of rho = 0 alone; s is of the losses that `trim` leaves, and
-        lam's own estimates are the temperature's and the tracker's. All else moves on from any state."""
+        """Compare the settings that give the state its meaning; all others may change on resume.
+
+        Only with rho = 0 is lam = inf and the mean loss stored as lam log s. s depends on the losses that `trim` keeps,
+        and the buffers for lam depend on the temperature and the tracker.
+        """
         expected = [
             "rho = 0" if self.plain else "rho > 0",
             "trim > 0" if self.trim else "trim = 0",
@@ -420,16 +425,16 @@ class RobustState(Tracked):
         for own, theirs, name, other in zip(self._kind(), came["kind"].tolist(), expected, others, strict=True):
             if own != theirs:
                 raise CheckpointError(
-                    f"expected a state made with {name}, got one of {other}; construct the object with the same "
+                    f"expected a state made with {name}, got one made with {other}; construct the object with the same "
                     "arguments, or start without this state"
                 )
 
     def made_with(self) -> str:
-        return f"a window of {self.recent.shape[1]} losses and of {type(self.temperature).__name__}"
+        return f"a window of {self.recent.shape[1]} losses and {type(self.temperature).__name__}"
 
     def numbers(self) -> Sequence[Scalar]:
-        """lam of the next batch and of the last one, lam log s, the loss above which samples are trimmed or clipped,
-        and the most that lam log s may be when the next batch comes."""
+        """lam for the next batch, lam of the last batch, lam log s, the loss above which samples are trimmed or
+        clipped, and the upper bound of lam log s at the next batch."""
         return unpacked(pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars)
 
     @property
@@ -438,7 +443,7 @@ class RobustState(Tracked):
 
     @property
     def lam(self) -> Tensor:
-        """The temperature that the next batch will use."""
+        """The temperature for the next batch."""
         return self.scalars[0].clone()
 
     @property
@@ -454,13 +459,13 @@ class RobustState(Tracked):
 
     @property
     def needs_whole_batch(self) -> bool:
-        """Whether the next batch is the first, and lam_1 or the ceiling must be found from all of it."""
+        """Whether the next batch is the first and lam_1 or the ceiling depends on all of it."""
         return not self.started and (bool(self.trim) or (self.temperature.initial is None and not self.plain))
 
     # -- estimating -----------------------------------------------------------------------------------------------
 
     def _first(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> tuple[Scalar, Scalar]:
-        """lam_1 and the ceiling for trimming, from the first batch; lam_1 is the user's where one was given."""
+        """lam_1 and the ceiling for trimming, from the first batch. An initial temperature is used if given."""
         log_weight = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         if self.trim:
             kept = trimmed_log_weights(batch.losses, log_weight, self.trim)
@@ -474,8 +479,8 @@ class RobustState(Tracked):
         return self.limits.clamp(solved), ceiling
 
     def _point(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> Point:
-        """The batch at temperature lam. Losses above the ceiling count as much as the ceiling, or with `trim` nothing:
-        q is then uniform over the batch, or by its weights, over 1 - trim."""
+        """The batch at temperature lam. Losses above the ceiling are clipped to it, or with `trim` left out; q is then
+        the batch's weights divided by 1 - trim."""
         with nullcontext() if torch.compiler.is_compiling() else np.errstate(all="ignore"):  # bad batches are garbage
             return self._tilted(batch, lam, ceiling)
 
@@ -490,16 +495,16 @@ class RobustState(Tracked):
         return Point.of(masked(joint, losses > ceiling, -math.inf), batch.log_mass + math.log1p(-self.trim))
 
     def previous_point(self, batch: Batch) -> Point:
-        """The batch, evaluated at the previous parameters, at the temperature that the past is read at."""
+        """The batch, evaluated at the previous parameters, at the temperature used for past estimates."""
         lam, lam_past, _, ceiling, _ = self.numbers()
         return self._point(batch, lam if self.temperature.carries else lam_past, ceiling)
 
     def estimate(
         self, batch: Batch, beta: float, *, old: tuple[Batch, Point] | None = None, staged: Estimate | None = None
     ) -> Estimate:
-        """s_t and the weights of a batch, or of one more part of it where `staged` has the parts before.
+        """s_t and the weights of a batch, or of its next part if `staged` is the estimate from the parts before.
 
-        `old` is the same batch at the previous point, for trackers of two points.
+        `old` is the same batch at the previous point, for two-point trackers.
         """
         check_beta(beta)
         lam, lam_past, lam_log_s, ceiling, lam_log_s_max = self.numbers()
@@ -526,7 +531,7 @@ class RobustState(Tracked):
         return Estimate(lam, lam_past, step, lam_log_s, log_mass, weights, objective, mean, mean_old)
 
     def observe(self, batch: Batch) -> Estimate:
-        """A part of the very first batch, while lam_1 waits for the rest of it: samples weigh the same."""
+        """A part of the first batch, before lam_1 is known: all samples get the same weight."""
         log_weight = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         log_q = log_weight - batch.log_mass
         lam = solve_lam(batch.losses, log_q, self.limits.rho, self.limits.lam0, mu=self.mu)
@@ -535,14 +540,14 @@ class RobustState(Tracked):
         return Estimate(lam, lam, step, lam, batch.log_mass, weights, scalar(value), calibrating=True)
 
     def _soft_max(self, lam: Scalar, lam_log_s: Scalar, step: Advance, mean: Scalar | None, beta: float) -> Scalar:
-        """lam log s; the mean loss where lam is infinite."""
+        """lam log s, or the mean loss if lam is infinite."""
         if self.plain:
             assert mean is not None
             if not self.started:
                 return mean
             return where(step.log_mean > -math.inf, lam_log_s + beta * (mean - lam_log_s), lam_log_s)
         if self.limits.loss_bound is not None and self.tracker.two_points:
-            return clamp(lam * step.log_s, 0.0, self.limits.loss_bound)  # STORM's s may leave the range of the truth.
+            return clamp(lam * step.log_s, 0.0, self.limits.loss_bound)  # STORM's s may leave the possible range
         return lam * step.log_s
 
     def _objective(self, lam_log_s: Scalar, lam: Scalar) -> Scalar:
@@ -554,9 +559,9 @@ class RobustState(Tracked):
     def commit(
         self, estimate: Estimate, *parts: Batch, lr: Scalar | None = None, only_if: Tensor | None = None
     ) -> None:
-        """Move s and the recent losses, those of all `parts` of the batch, then lam.
+        """Update s and the recent losses from all `parts` of the batch, then lam.
 
-        Where `only_if`, or the last part's own flag, is false, nothing moves.
+        Nothing changes if `only_if` or the last part's `finite` flag is false.
         """
         if isinstance(estimate.lam, Tensor):
             estimate = estimate.read()
@@ -594,8 +599,8 @@ class RobustState(Tracked):
     # -- monitoring -----------------------------------------------------------------------------------------------
 
     def monitor(self) -> tuple[Tensor, Tensor]:
-        """KL and effective sample size (as a share of the samples) of the worst case on the recent losses, NaN before
-        the first."""
+        """KL and effective sample size (as a share) of the worst case on the recent losses; NaN before the first
+        batch."""
         if not self.started:
             return torch.full((2,), math.nan, dtype=self.dtype).unbind()  # type: ignore[return-value]
         lam, _, lam_log_s, ceiling, _ = self.numbers()
@@ -606,7 +611,7 @@ class RobustState(Tracked):
 
 
 def _mean_of_parts(mean: Scalar, staged: Estimate | None, log_sum: Scalar) -> Scalar:
-    """The mean loss of all parts of a batch so far, each part by its share of the sum of exp(l/lam)."""
+    """The mean loss over all parts of a batch so far, each weighted by its share of the sum of exp(l/lam)."""
     if staged is None or staged.mean is None:
         return mean
     share = where(log_sum > -math.inf, exp(staged.step.log_mean + staged.log_mass - log_sum), 0.0)
@@ -614,11 +619,11 @@ def _mean_of_parts(mean: Scalar, staged: Estimate | None, log_sum: Scalar) -> Sc
 
 
 def _settle(module: nn.Module, _: object) -> None:
-    """After loading: see whether there is a past, and bring its lam into the range of this object's settings."""
+    """After loading, set `started` and clamp lam to the range of this object's settings."""
     assert isinstance(module, RobustState)
     if module.scalars.is_meta:
         return  # torch has warned that nothing was loaded
-    module.scalars = module.scalars.clone()  # with assign=True it is the tensor of the state that was loaded
+    module.scalars = module.scalars.clone()  # with assign=True it is the loaded state_dict's own tensor
     module.started = not math.isnan(module.scalars[2])
     if not module.started:
         module.scalars[:2] = module._lam_at_start()

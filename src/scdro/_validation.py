@@ -26,12 +26,12 @@ __all__ = [
 ]
 
 
-# Of a loss, so that squares of l/lam stay finite in float64 for every lam >= 1e-50.
+# The largest loss allowed: squares of l/lam stay finite in float64 for every lam >= 1e-50.
 LARGEST = 1e100
 
 
 def check_number(name: str, value: Any) -> None:
-    """Whether it compares as numbers do: a text or None does not."""
+    """Raise unless `value` can be compared with a number; strings and None cannot."""
     try:
         value < 0.0  # noqa: B015
     except TypeError:
@@ -43,10 +43,10 @@ def check_radius(rho: float, lam0: float) -> None:
     check_number("lam0", lam0)
     if not 0.0 <= rho < math.inf:
         raise HyperparameterError(
-            f"expected a radius rho >= 0, got {rho}; rho_for_group(alpha) gives one from the size of a group"
+            f"expected a radius rho >= 0, got {rho}; rho_for_group(alpha) computes rho from a group's share"
         )
     if not 1e-50 <= lam0 < math.inf:
-        raise HyperparameterError(f"expected lam0 > 0, and no less than 1e-50 (the paper uses 1e-3), got {lam0}")
+        raise HyperparameterError(f"expected lam0 > 0, and at least 1e-50 (the paper uses 1e-3), got {lam0}")
 
 
 def check_trim(trim: float) -> None:
@@ -61,16 +61,19 @@ def check_beta(beta: float) -> None:
     except TypeError:
         good = False
     if not good:
-        raise HyperparameterError(f"expected beta in (0, 1], the share of the new batch in the averages, got {beta}")
+        raise HyperparameterError(f"expected beta in (0, 1], the weight of the new batch in the averages, got {beta}")
 
 
 def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """Losses of an exact function: with their graph, in float64 without, log q, and whether they were not torch's."""
+    """Check the losses of an exact function.
+
+    Returns the losses with their graph, the losses detached in float64, log q, and whether the input was not a tensor.
+    """
     vector = _as_vector(losses)
     log_q = _log_weights(vector, sample_weight)
     absent = log_q == -math.inf
     if bool(absent.any()):
-        vector = torch.where(absent, 0.0, vector)  # Losses of weight zero may be anything, NaN too.
+        vector = torch.where(absent, 0.0, vector)  # Losses of weight zero may have any value, even NaN.
     double = vector.detach().to(scalar_dtype(vector.device))
     finite = double.abs() < LARGEST
     if not bool(finite.all()):
@@ -82,7 +85,7 @@ def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor
 
 
 def _as_vector(losses: Any) -> Tensor:
-    """A non-empty vector of float32 or float64 (halves promoted)."""
+    """Convert to a non-empty vector of float32 or float64 (half precision is promoted)."""
     tensor = losses if isinstance(losses, Tensor) else torch.from_numpy(np.array(losses, dtype=np.float64))
     check_shape(tensor)
     if tensor.is_complex():
@@ -91,7 +94,7 @@ def _as_vector(losses: Any) -> Tensor:
 
 
 def check_shape(losses: Tensor, may_be_empty: bool = False, second: Any = None) -> None:
-    """`second` is what came with the losses: labels, where they are logits."""
+    """Check that losses are a vector. `second` is the next argument, which is labels if the user passed logits."""
     if losses.ndim == 0:
         raise LossError(
             "expected one loss per sample, got a single number: the loss is already reduced; "
@@ -108,7 +111,7 @@ def _refuse_matrix(losses: Tensor, second: Any) -> NoReturn:
     if isinstance(second, Tensor) and second.dtype in (torch.int64, torch.int32):
         raise LossError(
             f"expected a vector with one loss per sample, got logits, shape {shape}, and labels; pass losses, one per "
-            'sample, not logits: cross_entropy(logits, labels, reduction="none")'
+            'sample, instead of logits: cross_entropy(logits, labels, reduction="none")'
         )
     if len(shape) == 2 and shape[1] == 1:
         raise LossError(
@@ -132,11 +135,11 @@ def _log_weights(losses: Tensor, sample_weight: Any) -> Tensor:
             "expected sample weights >= 0 with a positive sum, got negative, non-finite or only zero weights"
         )
     log_weight = torch.log(weight)
-    return log_weight - torch.logsumexp(log_weight, 0)  # Neither sums nor shares overflow, or vanish.
+    return log_weight - torch.logsumexp(log_weight, 0)  # in logs, so that nothing overflows or underflows
 
 
 def as_weights(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """torch takes a list of floats for float32, and NumPy for float64."""
+    """Convert by way of NumPy, which reads a list of floats as float64; torch would read float32."""
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values, dtype=np.float64))
     return tensor.detach().to(device, dtype)
 
@@ -155,11 +158,11 @@ def check_samples(n: Any) -> None:
 
 
 def check_index(index: Tensor | None, n: int, losses: Tensor) -> Tensor:
-    """Positions of a batch's samples in the data set, on the host."""
+    """Return the positions of a batch's samples in the data set, on the CPU."""
     if index is None:
         raise ClosureError(
             "expected step(closure, index) with the positions of the batch's samples in the data set, got no index; "
-            "let the data set give it with each item"
+            "let the data set return it with each item"
         )
     index = check_positions(index, n)
     if index.shape != losses.shape:
@@ -168,15 +171,15 @@ def check_index(index: Tensor | None, n: int, losses: Tensor) -> Tensor:
 
 
 def check_positions(index: Tensor, n: int) -> Tensor:
-    """Positions in a data set of n samples, on the host."""
+    """Return positions in a data set of n samples, on the CPU."""
     index = torch.as_tensor(index).cpu()
     if index.is_floating_point() or index.dtype == torch.bool or index.ndim != 1:
         raise ClosureError(
-            f"expected integer positions of the samples, a vector, got {index.dtype} of shape {tuple(index.shape)}"
+            f"expected a vector of integer sample positions, got {index.dtype} of shape {tuple(index.shape)}"
         )
     low, high = (int(index.min()), int(index.max())) if len(index) else (0, 0)
     if low < 0 or high >= n:
-        raise ClosureError(f"expected positions in [0, n) with n = {n}, got some from {low} to {high}")
+        raise ClosureError(f"expected positions in [0, n) with n = {n}, got positions from {low} to {high}")
     return index.to(torch.int64)
 
 
@@ -184,12 +187,12 @@ def check_positions(index: Tensor, n: int) -> Tensor:
 
 
 def as_labels(values: Any, n: int | None = None, classes: int | None = None, what: str = "labels") -> Tensor:
-    """A vector of labels, int64, on the host.
+    """Return labels as an int64 vector on the CPU.
 
     Args:
-        values: integers, one a sample.
-        n: how many there must be; by default any number but none.
-        classes: labels must lie in [0, classes); by default they may be any.
+        values: integers, one per sample.
+        n: the required number of labels; by default at least one.
+        classes: labels must be in [0, classes); by default any integer is allowed.
 
     Example:
         >>> as_labels([0, 1, 1], n=3, classes=2)
@@ -204,7 +207,7 @@ def as_labels(values: Any, n: int | None = None, classes: int | None = None, wha
 
 
 def as_positions(values: Any, n: int) -> Tensor:
-    """Positions in a data set of n samples, int64, on the host."""
+    """Return positions in a data set of n samples as an int64 vector on the CPU."""
     index = as_integers(values, "positions")
     if len(index) and not 0 <= int(index.min()) <= int(index.max()) < n:
         raise DataError(f"expected positions in [0, {n}), got {int(index.min())} to {int(index.max())}")
@@ -212,10 +215,10 @@ def as_positions(values: Any, n: int) -> Tensor:
 
 
 def as_integers(values: Any, what: str) -> Tensor:
-    """A vector of integers, int64, on the host."""
+    """Return integers as an int64 vector on the CPU."""
     try:
         array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
-    except Exception as error:  # whatever `values` raises when it is read
+    except Exception as error:  # whatever reading `values` raises
         raise DataError(f"expected {what} as a vector of integers, got {_kind(values)}: {error}") from error
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise DataError(
@@ -241,20 +244,20 @@ def check_steps(settings: dict[str, Any]) -> None:
 
 
 def check_parameters(group: dict[str, Any]) -> None:
-    """Real numbers, whose dtype can hold lr and weight_decay."""
+    """Check that the parameters are real and that their dtype can represent lr and weight_decay."""
     dtypes = {p.dtype for p in group["params"]}
     if any(dtype.is_complex for dtype in dtypes):
         raise HyperparameterError(
             "expected real parameters, got complex ones; optimize torch.view_as_real(parameter), or use KLRobustLoss "
-            "with an optimizer that takes them"
+            "with an optimizer that supports them"
         )
     most = min((torch.finfo(dtype).max for dtype in dtypes if dtype.is_floating_point), default=math.inf)
     for name in ("lr", "weight_decay"):
         if float(group.get(name, 0.0)) > most:
-            raise HyperparameterError(f"expected {name} <= {most:.3g}, all that parameters can hold, got {group[name]}")
+            raise HyperparameterError(f"expected {name} <= {most:.3g}, the parameters' dtype limit, got {group[name]}")
 
 
 def check_same_temperature(own: dict[str, Any], lam: float) -> None:
-    """What a method tracks at one fixed temperature means nothing at another."""
+    """The state of a method with a fixed temperature is meaningless at another temperature."""
     if own.get("lam") != lam:
-        raise CheckpointError(f"expected a state_dict made with lam = {lam}, got one of lam = {own.get('lam')}")
+        raise CheckpointError(f"expected a state_dict made with lam = {lam}, got one with lam = {own.get('lam')}")

@@ -1,4 +1,4 @@
-"""Contrastive learning in which each anchor finds its own temperature, as the worst case over its negatives."""
+"""Contrastive learning with a learned temperature for each anchor, from the worst case over its negatives."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = [
 
 
 def one_tower(views: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor], different: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses (b, 4 m) of b samples, each seen in two views, against both views of all m, and which of them count.
+    """Losses (b, 4 m) of b samples with two views each, against both views of all m, and which of them count.
 
-    Both views of a sample are anchors of its one problem: two draws of the augmentation inside its expectation.
+    Both views are anchors of the same problem: they are two draws of the augmentation inside its expectation.
     """
     positive = _positive(views)
     columns = torch.cat(others)
@@ -39,7 +39,7 @@ def one_tower(views: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor], diffe
 
 
 def two_towers(pair: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor], different: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses (2 b, m): first those of the first tower's samples against the second tower's, then the other way."""
+    """Losses (2 b, m): first tower's samples against the second tower's, then the other way around."""
     positive = _positive(pair)
     losses = torch.cat([pair[0] @ others[1].T, pair[1] @ others[0].T]) - positive.repeat(2)[:, None]
     return losses, different.repeat(2, 1)
@@ -50,8 +50,8 @@ def _positive(pair: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class Tilts(NamedTuple):
-    """Every anchor's negatives under its worst case at its temperature: `terms` are exp((h - top)/tau), zero where a
-    column does not count, and `log_mean` is log mean exp(h/tau)."""
+    """The tilts of all anchors over their negatives. `terms` are exp((h - top)/tau), zero for columns that do not
+    count, and `log_mean` is log mean exp(h/tau)."""
 
     terms: Tensor
     total: Tensor
@@ -60,13 +60,13 @@ class Tilts(NamedTuple):
     var: Tensor
 
     def weights(self, log_u: Tensor) -> Tensor:
-        """exp(h/tau)/(u m): what the gradients of h are weighted with."""
+        """exp(h/tau)/(u m), the weights of the gradients of h."""
         scale = torch.exp(self.log_mean - log_u) / self.total
         return self.terms * scale.to(self.terms.dtype)[:, None]
 
 
 class Negatives(NamedTuple):
-    """Losses of all anchors less their largest one, and where they count."""
+    """The losses of all anchors minus each anchor's largest, and which of them count."""
 
     centred: Tensor
     counts: Tensor
@@ -75,14 +75,14 @@ class Negatives(NamedTuple):
 
     @classmethod
     def of(cls, losses: Tensor, counts: Tensor) -> Negatives:
-        """`losses` (b, m) without their graph; `counts` says which of them do."""
+        """`losses` (b, m) are detached; `counts` says which of them count."""
         top = losses.masked_fill(~counts, -torch.inf).amax(1)
         centred = (losses - top[:, None]).masked_fill(~counts, 0.0)
         double = scalar_dtype(losses.device)
         return cls(centred, counts, top.to(double), counts.sum(1).to(double))
 
     def at(self, tau: Tensor) -> Tilts:
-        """Each anchor at its temperature, (b,)."""
+        """The tilt of each anchor at its temperature, (b,)."""
         double = self.top.dtype
         x = self.centred / tau.to(self.centred.dtype)[:, None]
         terms = torch.exp(x).masked_fill_(~self.counts, 0.0)
@@ -94,7 +94,7 @@ class Negatives(NamedTuple):
         return Tilts(terms, total, log_mean + self.top / tau, mean - log_mean, var)
 
     def solve(self, rho: Scalar, tau0: float, iterations: int | None = None) -> Tensor:
-        """The temperature at which each anchor's worst case spends rho, or tau0."""
+        """The temperature at which the KL of each anchor's worst case equals rho, or tau0."""
         mean = self.centred.sum(1, dtype=self.top.dtype) / self.number
         square = (self.centred**2).sum(1, dtype=self.top.dtype) / self.number
         std = torch.sqrt((square - mean**2).clamp_min(0.0))
@@ -113,14 +113,14 @@ class Negatives(NamedTuple):
         return tau
 
 
-# -- what is kept of each anchor --------------------------------------------------------------------------------------
+# -- the state of each anchor -----------------------------------------------------------------------------------------
 
 
 class Anchors(NamedTuple):
-    """Numbers of some anchors, (b,) each; NaN before an anchor has been seen.
+    """The state of some anchors, (b,) each; NaN before an anchor has been seen.
 
-    `soft` is tau log u, with u the moving average of mean exp(h/tau); `kl` what the worst case spends; `var` that of
-    h/tau under it; `size` how many negatives these numbers are worth.
+    `soft` is tau log u, where u is the moving average of mean exp(h/tau). `kl` is the KL of the worst case, `var` the
+    variance of h/tau under it, and `size` the effective number of negatives behind these numbers.
     """
 
     tau: Tensor
@@ -142,7 +142,7 @@ class Anchors(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A batch of anchors at their temperatures: as they were, their negatives, and log u with this batch in it."""
+    """A batch of anchors: their state before, their negatives at their temperatures, and log u after this batch."""
 
     before: Anchors
     tau: Tensor
@@ -154,7 +154,7 @@ class Seen(NamedTuple):
     tau0: float
 
     def kept(self, kl: Tensor, var: Tensor) -> Anchors:
-        """The anchors with this batch in their numbers, and their temperatures as they were."""
+        """The anchors after this batch, with unchanged temperatures."""
         b, new = self.beta, self.before.new
         size = 1.0 / ((1.0 - b) ** 2 / self.before.size + b**2 / self.number)
         first = (self.at.kl, self.at.var, self.number)
@@ -163,40 +163,40 @@ class Seen(NamedTuple):
 
 
 class Temperatures:
-    """How the temperatures of anchors move; `tracker` says how u does."""
+    """Base class of the rules for the anchors' temperatures. `tracker` is the rule for u."""
 
     @property
     def tracker(self) -> MovingAverage:
         return MovingAverage()
 
     def first(self, negatives: Negatives, rho: float, tau0: float) -> Tensor:
-        """Where an anchor has not been seen."""
+        """The temperatures of anchors that have not been seen yet."""
         raise NotImplementedError
 
     def advance(self, seen: Seen) -> Anchors:
-        """After each batch."""
+        """The anchors after a batch."""
         raise NotImplementedError
 
     def alone(self, negatives: Negatives, rho: float, tau0: float) -> Tensor:
-        """Where the batch is all that is known."""
+        """The temperatures when only this batch is known."""
         return negatives.solve(rho, tau0)
 
 
 @dataclass(frozen=True)
 class NewtonTemperatures(Temperatures):
-    r"""One safeguarded Newton step a visit towards KL_i(tau_i) = rho. The default; nothing to tune.
+    r"""One safeguarded Newton step per visit towards KL_i(tau_i) = rho. The default; nothing to tune.
 
-    1. First visit: solved on the anchor's negatives.
-    2. KL_i and Var_i are pooled over the visits, each by its share of u_i.
+    1. At the first visit tau_i is solved for on the anchor's negatives.
+    2. KL_i and Var_i are pooled over the visits, each weighted by its share of u_i.
     3. log tau_i += clip(KL log(KL/rho)/Var, -1, 1).
-    4. tau log u, KL and Var are carried to the new tau, by the line in (log tau, log KL) that the Newton step took.
-       Otherwise the averages would ask again for what has just been done, and tau would swing.
+    4. tau log u, KL and Var are extrapolated to the new tau along the line in (log tau, log KL) that the Newton step
+       used. Otherwise the averages would request the same step again, and tau would oscillate.
 
-    Of n negatives the worst case can show a KL of log n at most; where rho is larger, a smaller one takes its place
-    until enough have been seen (`attainable`).
+    With n negatives the KL of the worst case is at most log n. If rho is larger, a smaller one is used until enough
+    negatives have been seen (`attainable`).
 
     Args:
-        cap: the most visits that a single one may count for in u (`MovingAverage`); None for no bound.
+        cap: how many visits one visit may count for in u at most (`MovingAverage`); None for no bound.
 
     Example:
         >>> from scdro.contrastive import RobustContrastiveLoss
@@ -218,7 +218,7 @@ class NewtonTemperatures(Temperatures):
         change = newton_step(kl, pooled.var, pooled.tau, attainable(seen.rho, pooled.size))
         tau = (pooled.tau * torch.exp(torch.as_tensor(change).clamp(-1.0, 1.0))).clamp_min(seen.tau0)
         scale = torch.exp(-torch.log(tau / pooled.tau) * pooled.var / kl)
-        # d(tau log u)/dtau = -KL, by the trapezoid.
+        # d(tau log u)/dtau = -KL, integrated by the trapezoidal rule.
         soft = pooled.soft - 0.5 * (1.0 + scale) * kl * (tau - pooled.tau)
         return Anchors(tau, soft, kl * scale, pooled.var * scale, pooled.size)
 
@@ -230,7 +230,7 @@ class PrintedTemperatures(Temperatures):
 
     Args:
         initial: tau_i before the first visit.
-        lr: the step size of all tau_i, with no division by n.
+        lr: the step size of all tau_i, not divided by n.
         tau_max: the largest tau_i.
 
     Example:
@@ -253,7 +253,7 @@ class PrintedTemperatures(Temperatures):
         return torch.full_like(negatives.top, max(self.initial, tau0))
 
     def advance(self, seen: Seen) -> Anchors:
-        # v = rho - KL, with the batch's KL as u has it.
+        # v = rho - KL, where KL is the batch's, relative to u.
         fresh = torch.exp(seen.at.log_mean - seen.log_u) * (seen.at.kl + seen.at.log_mean) - seen.log_u
         kept = seen.kept(seen.before.kl + seen.beta * (fresh - seen.before.kl), seen.at.var)
         tau = (kept.tau - self.lr * (seen.rho - kept.kl)).clamp(seen.tau0, self.tau_max)
@@ -262,7 +262,7 @@ class PrintedTemperatures(Temperatures):
 
 @dataclass(frozen=True)
 class FixedTemperatures(Temperatures):
-    """One temperature for all anchors and for good: the global contrastive loss of SogCLR (Yuan et al. 2022).
+    """One fixed temperature for all anchors: the global contrastive loss of SogCLR (Yuan et al. 2022).
 
     Example:
         >>> from scdro.contrastive import RobustContrastiveLoss
@@ -284,11 +284,11 @@ class FixedTemperatures(Temperatures):
 
 
 def _pooled(seen: Seen) -> tuple[Tensor, Tensor]:
-    """KL and Var of the visits so far under their worst case, each visit by its share of u."""
+    """KL and Var under the worst case over the visits so far, each weighted by its share of u."""
     before, at = seen.before, seen.at
     log_past = before.soft / seen.tau
     now, past = torch.exp(at.log_mean - seen.log_u), torch.exp(log_past - seen.log_u).clamp_max(1e300)
-    # The batch's weight w in u = (1-w) past + w now is beta, or more where `cap` has raised u above that.
+    # The batch's weight w in u = (1-w) past + w now is beta, or more if `cap` has raised u.
     capped = 1.0 - (1.0 - seen.beta) * past - seen.beta * now > 1e-9
     share = now * torch.where(capped, (1.0 - past) / (now - past), seen.beta)
     old, fresh = before.kl + log_past, at.kl + at.log_mean  # means of h/tau: KL = mean - log u
@@ -298,19 +298,19 @@ def _pooled(seen: Seen) -> tuple[Tensor, Tensor]:
 
 
 def check_temperature(tau: float, name: str = "a temperature") -> None:
-    """Similarities over tau, and their squares, must be finite in float32."""
+    """Check that similarities divided by tau, and their squares, stay finite in float32."""
     if not 1e-15 <= tau < math.inf:
-        raise HyperparameterError(f"expected {name} > 0, and no less than 1e-15, got {tau}")
+        raise HyperparameterError(f"expected {name} > 0, and at least 1e-15, got {tau}")
 
 
 # -- the state --------------------------------------------------------------------------------------------------------
 
 
 class AnchorState(Tracked):
-    """One row for each anchor, NaN until it is seen; with several processes each keeps a block of them.
+    """One row per anchor, NaN until it is seen. With several processes, each keeps a block of the anchors.
 
-    `anchors` is in the state_dict, and follows the model to its device, but it is no buffer: DDP would copy the first
-    process's over the others'. `last`, the objective of the last batch, is the same on all processes.
+    `anchors` is in the state_dict and moves with the model to its device, but it is not a buffer, because DDP would
+    overwrite it with rank 0's. `last`, the objective of the last batch, is the same on all processes.
     """
 
     anchors: Tensor
@@ -329,7 +329,7 @@ class AnchorState(Tracked):
         self.anchors = self.last.new_full((self.parts.count, len(Anchors._fields)), math.nan)
 
     def settle(self) -> None:
-        """Cut the anchors for the processes there are by now: of one process it has all, and any cut can be made."""
+        """Divide the anchors over the current processes. With one process this object had all of them."""
         if self.parts.size == 1 < self.ranks.size:
             self.parts = Sharding(self.parts.n, self.ranks)
             self.anchors = self.parts.here(self.anchors).clone()
@@ -339,7 +339,7 @@ class AnchorState(Tracked):
         return f"{self.n} samples and {self.towers} towers"
 
     def rows(self, cut: Cut, everybody: Tensor) -> Anchors:
-        """This process's of the anchors that all ask for."""
+        """This process's rows of the anchors that all processes request."""
         return Anchors.unpacked(cut.own(self.parts.at(self.anchors, everybody)))
 
     @torch.no_grad()
@@ -354,7 +354,7 @@ class AnchorState(Tracked):
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def whole(self) -> dict[str, Tensor]:
-        """What of all anchors takes the place of this process's in a state_dict; a call that all processes make."""
+        """The entries for all anchors, to replace this process's in a state_dict. All processes must call it."""
         self.settle()
         return {"anchors": self.parts.whole(self.anchors), "part": self._part(0, self.parts.n)}
 
@@ -367,7 +367,7 @@ class AnchorState(Tracked):
         destination[prefix + "part"] = self._part(self.parts.start, self.parts.stop)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """All anchors fit as well as this process's own."""
+        """Accept either all anchors or only this process's."""
         self.settle()
         anchors, part = (state_dict.get(prefix + name) for name in ("anchors", "part"))
         if isinstance(anchors, Tensor) and isinstance(part, Tensor):
@@ -379,10 +379,10 @@ class AnchorState(Tracked):
             self.anchors = state_dict[prefix + "anchors"].detach().to(self.last).clone()
 
     def _fitting(self, anchors: Tensor, part: list[int]) -> Tensor:
-        """This process's part, from its own or from all; refuses what is none of it."""
+        """Return this process's part, given its own or all anchors; raise for any others."""
         if part[:2] != [self.n, self.towers]:
             raise CheckpointError(
-                f"expected the state of {self.made_with()}, got one of {part[0]} and {part[1]}; "
+                f"expected a state made with {self.made_with()}, got one made with {part[0]} and {part[1]}; "
                 "construct the object with the same arguments"
             )
         if part[2:] == [0, self.parts.n]:
@@ -390,7 +390,7 @@ class AnchorState(Tracked):
         if part[2:] != [self.parts.start, self.parts.stop]:
             raise CheckpointError(
                 f"expected all {self.parts.n} anchors, or this process's {self.parts.start} to {self.parts.stop}, got "
-                f"{part[2]} to {part[3]}; save full_state_dict(), which all processes call"
+                f"{part[2]} to {part[3]}; save full_state_dict(), called on all processes"
             )
         return anchors
 
@@ -399,34 +399,34 @@ class AnchorState(Tracked):
 
 
 class RobustContrastiveLoss(nn.Module):
-    r"""Contrastive learning in which each sample learns its temperature (iSogCLR; Qiu et al. 2023).
+    r"""Contrastive loss with a learned temperature for each sample (iSogCLR; Qiu et al. 2023).
 
-    For anchor i with losses h_ij = sim(i, j) - sim(i, i+) over its negatives j, one KL-constrained problem:
+    Anchor i with losses h_ij = sim(i, j) - sim(i, i+) over its negatives j has its own KL-constrained problem:
 
         min over tau_i >= tau0 of  tau_i log( mean_j exp(h_ij/tau_i) ) + (tau_i - tau0) rho
 
-    1. tau_i comes from the visits before (the first one finds its own).
+    1. tau_i depends on the previous visits; the first visit determines its own.
     2. u_i = (1-beta) u_i + beta mean_j exp(h_ij/tau_i) over the batch, in the log domain.
     3. The value is the mean over anchors of tau_i log u_i + (tau_i - tau0) rho.
-    4. Its gradient is mean_j exp(h_ij/tau_i)/u_i grad h_ij: hard negatives weigh more.
-    5. tau_i moves on (`temperature`).
+    4. Its gradient is mean_j exp(h_ij/tau_i)/u_i grad h_ij, so hard negatives get more weight.
+    5. tau_i is updated (`temperature`).
 
-    Steps 1 to 5 happen in training mode. In `eval()` mode, and where gradients are off, each anchor's problem is solved
-    on the batch alone, this process's own, and nothing is remembered.
+    Steps 1 to 5 are for training mode. In `eval()` mode, or with gradients disabled, each anchor's problem is solved on
+    this process's batch alone, and the state does not change.
 
     Args:
         n: number of training samples.
-        rho: radius of each anchor's KL ball: larger looks at fewer, harder negatives, at a smaller temperature.
-        towers: 1 for two views of each sample by one network, 2 for pairs such as images and texts by two.
-        beta: share of the present batch in u_i, in (0, 1]. An anchor is seen once an epoch: the past is old.
+        rho: radius of each anchor's KL ball. A larger rho means fewer, harder negatives and a smaller temperature.
+        towers: 1 for two views of each sample from one network, 2 for pairs, such as images and texts, from two.
+        beta: weight of the current batch in u_i, in (0, 1]. An anchor is seen once per epoch, so the past is old.
         tau0: the smallest temperature.
         temperature: `NewtonTemperatures()` by default; `FixedTemperatures(tau)` is SogCLR, `PrintedTemperatures` the
             update of iSogCLR.
         normalize: scale embeddings to length one.
-        process_group: the processes that share the batch, as for `KLRobustLoss`: all, where torch.distributed is
-            initialised. Negatives are those of the joined batch, and each process keeps n/world anchors. Gradients are
-            right after DDP's averaging.
-        skip_nonfinite: leave out batches with NaN or infinite similarities, and count them in `skipped`.
+        process_group: the processes that share the batch, as for `KLRobustLoss`: by default all, if torch.distributed
+            is initialised. Negatives come from the joined batch, and each process keeps n/world anchors. Gradients are
+            correct after DDP's averaging.
+        skip_nonfinite: skip batches with NaN or infinite similarities and count them in `skipped`.
 
     Example:
         >>> loss = RobustContrastiveLoss(n=100, rho=0.5)
@@ -465,7 +465,7 @@ class RobustContrastiveLoss(nn.Module):
                 f"expected a temperature such as NewtonTemperatures() or FixedTemperatures(0.1), got {temperature!r}"
             )
         if rho == 0.0 and not isinstance(temperature, FixedTemperatures):
-            raise HyperparameterError("expected rho > 0 where temperatures are learned, got 0: they would be infinite")
+            raise HyperparameterError("expected rho > 0 for learned temperatures, got 0; they would be infinite")
         if isinstance(temperature, PrintedTemperatures) and temperature.tau_max < tau0:
             raise HyperparameterError(f"expected tau_max >= tau0 = {tau0}, got {temperature.tau_max}")
         self.n, self.rho, self.towers, self.beta, self.tau0 = n, rho, towers, beta, tau0
@@ -473,11 +473,11 @@ class RobustContrastiveLoss(nn.Module):
         self.state = AnchorState(n, towers, skip_nonfinite, process_group)
 
     def forward(self, first: Tensor, second: Tensor, index: Tensor) -> Tensor:
-        """The objective of a batch, ready for `backward`.
+        """Return the objective of a batch; call `backward` on it.
 
         Args:
-            first, second: embeddings (b, d): two views of each sample, or the two towers' of each pair.
-            index: positions of the samples in the data set, (b,). A sample is no negative of itself.
+            first, second: embeddings (b, d): two views of each sample, or each pair's embeddings from the two towers.
+            index: positions of the samples in the data set, (b,). A sample is not a negative of itself.
         """
         trains = self.training and torch.is_grad_enabled()
         ranks = self.state.ranks if trains else ALONE
@@ -488,7 +488,7 @@ class RobustContrastiveLoss(nn.Module):
         if trains:
             self.state.settle()
         cut = ranks.cut(len(index), first.device, first.shape[1], float(self.state.last) if ranks.size > 1 else 0.0)
-        with torch.autocast(first.device.type, enabled=False):  # At a small tau halves are too coarse.
+        with torch.autocast(first.device.type, enabled=False):  # Half precision is too coarse at a small tau.
             losses, counts = self._losses((first, second), index, cut)
             good = torch.isfinite(losses.detach()).all()
             if ranks.total((~good).to(torch.int64)[None]).item():
@@ -500,25 +500,25 @@ class RobustContrastiveLoss(nn.Module):
             return self._step(losses, negatives, rows, cut._replace(sizes=[self.towers * size for size in cut.sizes]))
 
     def _checked(self, first: Tensor, second: Tensor, index: Tensor, trains: bool, may_be_empty: bool) -> Tensor:
-        """The positions of embeddings that are fit for use."""
+        """Check the embeddings and return the positions."""
         _check_embeddings(first, second, may_be_empty)
         index = check_positions(index, self.n)
         if len(index) != len(first):
             raise LossError(f"expected one position for each of the {len(first)} samples, got {len(index)}")
         if trains and not (first.requires_grad or second.requires_grad):
             raise LossError(
-                "expected embeddings that require grad, got detached ones; call the loss in eval() mode, or under "
-                "torch.no_grad(), to evaluate only"
+                "expected embeddings that require grad, got detached ones; to evaluate only, call the loss in eval() "
+                "mode or under torch.no_grad()"
             )
         return index.to(first.device)
 
     def _losses(self, pair: tuple[Tensor, Tensor], index: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
-        """h of this process's anchors against the joined batch, and which of it counts."""
+        """h of this process's anchors against the joined batch, and which entries count."""
         dtype = torch.promote_types(pair[0].dtype, torch.float32)
         first, second = (F.normalize(x.to(dtype), dim=1) if self.normalize else x.to(dtype) for x in pair)
         everybody = cut.joined(index)
         if not bool((everybody != everybody[:1]).any()):
-            raise LossError("expected at least two different samples in a batch, got one: it has no negatives")
+            raise LossError("expected at least two different samples in a batch, got one, which has no negatives")
         build = one_tower if self.towers == 1 else two_towers
         return build((first, second), (cut.joined(first), cut.joined(second)), index[:, None] != everybody)
 
@@ -539,13 +539,13 @@ class RobustContrastiveLoss(nn.Module):
         return value
 
     def _exact(self, losses: Tensor, negatives: Negatives) -> Tensor:
-        """Every anchor's problem on this batch alone; by the envelope theorem tau may be held constant."""
+        """Solve every anchor's problem on this batch alone. By the envelope theorem, tau may be held constant."""
         tau = self.temperature.alone(negatives, self.rho, self.tau0)
         at = negatives.at(tau)
         return self._value(losses, at, tau, at.log_mean, ALONE)
 
     def _value(self, losses: Tensor, at: Tilts, tau: Tensor, log_u: Tensor, ranks: Ranks) -> Tensor:
-        """The mean over all processes' anchors; the gradient is this process's part of it, times their number."""
+        """The mean over the anchors of all processes. The gradient is this process's part times the world size."""
         value = (tau * log_u + (tau - self.tau0) * self.rho).sum()
         value, number = ranks.total(torch.stack([value, torch.full_like(value, len(tau))]))
         surrogate = (at.weights(log_u) * losses).sum() * (ranks.size / number).to(losses.dtype)
@@ -556,7 +556,7 @@ class RobustContrastiveLoss(nn.Module):
         if not self.state.skip_nonfinite:
             raise NonFiniteLossError(
                 "expected finite similarities, got NaN or infinity; lower the learning rate, look for overflow in the "
-                "model, or pass skip_nonfinite=True to leave such batches out"
+                "model, or pass skip_nonfinite=True to skip such batches"
             )
         if self.training and torch.is_grad_enabled():
             self.state.count_skipped(True)
@@ -566,21 +566,21 @@ class RobustContrastiveLoss(nn.Module):
 
     @property
     def anchors(self) -> Anchors:
-        """What is kept of each anchor: the first tower's n, then the second's; of several processes this one's part."""
+        """The state of each anchor, n per tower, first tower first. With several processes, this one's part."""
         return Anchors.unpacked(self.state.anchors.clone())
 
     @property
     def tau(self) -> Tensor:
-        """Temperatures of the anchors, NaN where one has not been seen; of several processes this one's part."""
+        """The temperatures of the anchors, NaN if not seen yet. With several processes, this one's part."""
         return self.anchors.tau
 
     @property
     def skipped(self) -> Tensor:
-        """How many batches were left out for NaN or infinite similarities."""
+        """Number of batches skipped because of NaN or infinite similarities."""
         return self.state.skipped[0].clone()
 
     def full_state_dict(self) -> dict[str, Any]:
-        """The state_dict of all processes' anchors, to be called by all; any number of processes can load it."""
+        """A state_dict with the anchors of all processes. All must call it; any number of processes can load it."""
         return {**self.state_dict(), **{f"state.{name}": value for name, value in self.state.whole().items()}}
 
     def extra_repr(self) -> str:
@@ -591,8 +591,8 @@ def _check_embeddings(first: Tensor, second: Tensor, may_be_empty: bool) -> None
     for x in (first, second):
         if not isinstance(x, Tensor) or x.ndim != 2 or not x.is_floating_point() or not (len(x) or may_be_empty):
             came = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise LossError(f"expected embeddings (b, d), floating-point, got {came}")
+            raise LossError(f"expected floating-point embeddings (b, d), got {came}")
     if first.shape != second.shape:
         raise LossError(
-            f"expected both views or towers to give the same shape, got {tuple(first.shape)} and {tuple(second.shape)}"
+            f"expected both views or towers to have the same shape, got {tuple(first.shape)} and {tuple(second.shape)}"
         )

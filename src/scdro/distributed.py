@@ -1,8 +1,8 @@
-"""Several processes as one: the only module that knows torch.distributed.
+"""Everything that uses torch.distributed: several processes work as one.
 
-What crosses between processes in a step are the losses of the batch, with weights and positions where there are any,
-and a few sums. Every process receives all of it, in the order of the ranks, and computes the same numbers from it: lam
-and log s agree to the bit, and nobody has to broadcast them.
+In each step the processes exchange the losses of the batch, with weights and positions if there are any, and a few
+sums. Every process receives all of it in rank order and computes the same numbers from it, so lam and log s agree bit
+for bit without a broadcast.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def is_sharded(tensor: Any) -> bool:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The whole of a sharded tensor; any other as it is."""
+    """The full tensor if it is sharded, else the tensor itself."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def gathered(state: Any) -> Any:
-    """A state_dict with every sharded tensor whole, to be saved by one process, loaded by any. All must call it.
+    """A state_dict with full instead of sharded tensors. All processes must call it; one saves it, any can load it.
 
     Example:
         >>> checkpoint = gathered({"model": nn.Linear(3, 2).state_dict()})
@@ -68,7 +68,7 @@ def gathered(state: Any) -> Any:
 
 
 def like(value: Any, parameter: Tensor) -> Any:
-    """A whole tensor sharded as a parameter is; anything else as it is."""
+    """Shard a full tensor like the parameter; return anything else unchanged."""
     if not is_sharded(parameter) or not isinstance(value, Tensor) or is_sharded(value) or value.ndim == 0:
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -78,13 +78,13 @@ def like(value: Any, parameter: Tensor) -> Any:
 
 
 def reshard(modules: Sequence[nn.Module], params: Sequence[Tensor]) -> None:
-    """Make FSDP2 gather parameters again: after a forward pass without a backward one it keeps those of that pass."""
+    """Make FSDP2 gather the parameters again. After a forward pass without backward it would reuse the old ones."""
     if not any(is_sharded(p) for p in params):
         return
     sharded = [m for module in modules for m in module.modules() if hasattr(m, "reshard")]
     if not sharded:
         raise HyperparameterError(
-            "expected module=model with a model in fully_shard, got none: this method evaluates it at two points"
+            "expected module=model for a model in fully_shard, got none; this method evaluates the model at two points"
         )
     for module in sharded:
         module.reshard()  # type: ignore[operator]
@@ -94,21 +94,21 @@ def reshard(modules: Sequence[nn.Module], params: Sequence[Tensor]) -> None:
 
 
 class Cut(NamedTuple):
-    """How many rows each process has, and which process this is; no group where there is one process."""
+    """The number of rows of each process, and the rank of this one. `group` is None if there is only one process."""
 
     sizes: list[int]
     rank: int
     group: Any = None
 
     def joined(self, x: Tensor) -> Tensor:
-        """The rows of all processes, in the order of the ranks."""
+        """The rows of all processes, in rank order."""
         if len(self.sizes) == 1:
             return x
         y: Tensor = _Joined.apply(x, self)  # type: ignore[no-untyped-call]
         return y
 
     def own(self, joined: Tensor) -> Tensor:
-        """This process's rows of all."""
+        """This process's rows of the joined matrix."""
         start = sum(self.sizes[: self.rank])
         return joined[start : start + self.sizes[self.rank]]
 
@@ -130,14 +130,14 @@ class _Joined(torch.autograd.Function):
         return ctx.cut.own(total), None
 
 
-# -- what one exchange carries ----------------------------------------------------------------------------------------
+# -- contents of one exchange -----------------------------------------------------------------------------------------
 
 
 FAILED, _HEADER = -1, 3
 
 
 class Room(NamedTuple):
-    """What a message holds: a number of losses, each with a weight or not, and with a label or not."""
+    """The capacity of a message: the number of losses, and whether they have weights and labels."""
 
     losses: int
     weighted: bool
@@ -148,7 +148,7 @@ class Room(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Losses of one process, or of all; with weights and labels where there are any."""
+    """The losses of one process or of all, with weights and labels if there are any."""
 
     losses: Tensor
     log_weight: Tensor | None
@@ -160,16 +160,16 @@ class Parts(NamedTuple):
 
 
 class Messages:
-    """Has room for the largest batch so far: one exchange a step, two where a batch needs more.
+    """Messages with room for the largest batch so far: one exchange per step, two if a batch needs more room.
 
-    The room is the same on all processes, and so is the length of their messages, whatever each has to say.
+    The room, and so the length of the messages, is the same on all processes, whatever their batch sizes.
     """
 
     def __init__(self, gather: Callable[[Tensor], Tensor]) -> None:
         self._gather, self._room = gather, Room(0, False, False)
 
     def exchange(self, own: Parts, mark: Tensor | None) -> tuple[Parts, list[int]]:
-        """The losses of all processes, and how many each has."""
+        """The losses of all processes, and the number from each."""
         while True:
             messages = self._gather(self._message(own, len(own.losses), mark))
             headers: list[list[float]] = messages[:, :_HEADER].tolist()
@@ -178,14 +178,14 @@ class Messages:
             check_marks([mark for *_, mark in headers])
             kinds = [int(kind) for _, kind, _ in headers]
             if len({kind & 2 for kind in kinds}) > 1:
-                raise LossError("expected groups on all processes or on none, got them on some; pass them on every one")
+                raise LossError("expected groups on all processes or on none, got them on some; pass them on all")
             need = Room(max(counts), any(kind & 1 for kind in kinds), bool(kinds[0] & 2))
             if self._room.grown(need) == self._room:
                 return self._unpacked(messages[:, _HEADER:], counts, need), counts
             self._room = self._room.grown(need)
 
     def _message(self, own: Parts, count: int, mark: Tensor | None) -> Tensor:
-        """Count, what there is of weights and labels, the mark, and all of it, as far as there is room."""
+        """The count, whether there are weights and labels, the mark, and the data itself if there is room."""
         losses, room = own.losses, self._room
         header = losses.new_tensor([count, own.room.weighted + 2 * own.room.labelled])
         state = losses.new_zeros(1) if mark is None else mark.reshape(1).to(losses)
@@ -204,34 +204,34 @@ class Messages:
         return Parts(rows[0], rows[1] if need.weighted else None, rows[-1].to(torch.int64) if need.labelled else None)
 
     def fail(self, device: torch.device) -> None:
-        """A message that says there is no batch."""
+        """Send a message that says that this process has failed."""
         none = Parts(torch.zeros(0, dtype=torch.float64, device=device), None, None)
         self._gather(self._message(none, FAILED, None))
 
 
 def check_counts(counts: Sequence[int]) -> None:
-    """Raise where another process says that it has failed."""
+    """Raise if a process reports that it has failed."""
     if FAILED in counts:
         bad = [rank for rank, count in enumerate(counts) if count == FAILED]
-        raise LossError(f"expected a batch from every process, got an error on rank {bad}: see there")
+        raise LossError(f"expected a batch from every process, got an error on rank {bad}; see the error there")
 
 
 def check_marks(marks: Sequence[float]) -> None:
-    """Raise where the processes' states differ."""
+    """Raise if the states of the processes differ."""
     if len({repr(mark) for mark in marks}) > 1:
-        raise CheckpointError("expected one state on all processes, got different ones; load it on every one")
+        raise CheckpointError("expected the same state on all processes, got different ones; load it on all of them")
 
 
 # -- the processes of a batch -----------------------------------------------------------------------------------------
 
 
 Group: TypeAlias = "ProcessGroup | Literal[False] | None"
-"""None: all processes, where torch.distributed is initialised; False: each process on its own."""
+"""None: all processes, if torch.distributed is initialised. False: each process on its own."""
 T = TypeVar("T")
 
 
 class Share(NamedTuple):
-    """The part of a joined batch that is this process's, and how many processes average their gradients."""
+    """This process's part of a joined batch, and the number of processes that average their gradients."""
 
     start: int
     length: int
@@ -242,7 +242,7 @@ class Share(NamedTuple):
 
 
 class Joining:
-    """Tells the other processes of an error of this one."""
+    """Reports an error in this process to the others."""
 
     __slots__ = ("_device", "_ranks")
 
@@ -258,11 +258,11 @@ class Joining:
 
 
 class Ranks:
-    """The processes that work on one batch: those of a process group, or this one alone.
+    """The processes that share a batch: those of a process group, or only this one.
 
     Args:
-        process_group: None for all processes where torch.distributed is initialised, and this one where it is not;
-            False for this one in any case.
+        process_group: None for all processes if torch.distributed is initialised, else only this one; False for only
+            this one in any case.
     """
 
     def __init__(self, process_group: Group = None) -> None:
@@ -286,11 +286,11 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes what all have."""
+        """Whether this is rank 0, which writes what is the same on all processes."""
         return self.rank == 0
 
     def gather(self, local: Tensor) -> Tensor:
-        """One row for each process, from tensors of one shape."""
+        """One row per process, from tensors of the same shape."""
         if self.size == 1:
             return local.unsqueeze(0)
         rows = torch.empty(self.size, *local.shape, dtype=local.dtype, device=local.device)
@@ -298,7 +298,7 @@ class Ranks:
         return rows
 
     def merged(self, local: Tensor) -> Tensor:
-        """The sum of tensors in each entry of which all processes but one have zero: it is exact in any order."""
+        """The sum of tensors over the processes. At most one process is nonzero in each entry, so the sum is exact."""
         if self.size > 1:
             dist.all_reduce(local, group=self._group or None)
         return local
@@ -308,20 +308,20 @@ class Ranks:
         return self.merged(local.clone(memory_format=torch.contiguous_format)) if self.size > 1 else local
 
     def cut(self, own: int, device: torch.device, width: int = 0, mark: float = 0.0) -> Cut:
-        """How rows lie over the processes, of which this one has `own`; `width` and `mark` must be alike on all."""
+        """How rows are distributed; this process has `own` rows. `width` and `mark` must be equal on all processes."""
         if self.size == 1:
             return Cut([own], 0)
         header = torch.tensor([own, width, mark], dtype=torch.float64, device=device)
         sizes, widths, marks = self.gather(header).T.tolist()
         check_counts(sizes)
         if len(set(widths)) > 1:
-            raise LossError(f"expected rows of one length on all processes, got {[int(w) for w in widths]}")
+            raise LossError(f"expected rows of the same length on all processes, got {[int(w) for w in widths]}")
         check_marks(marks)
         return Cut([int(size) for size in sizes], self.rank, self._group or None)
 
     @contextmanager
     def cutting(self, device: torch.device) -> Iterator[None]:
-        """Before a `cut`: an error of this process is told to the others, who wait there."""
+        """Before a `cut`: report an error in this process to the others, which are waiting there."""
         try:
             yield
         except ScdroError:
@@ -330,7 +330,7 @@ class Ranks:
             raise
 
     def agreed(self, found: Callable[[], T]) -> T:
-        """What the first process finds, a plain value, on all of them; the others do not look."""
+        """Call `found` on rank 0 only, and return its result, a plain value, on all processes."""
         if self.size == 1:
             return found()
         values: list[Any] = [found() if self.first else None]
@@ -339,18 +339,18 @@ class Ranks:
         return value
 
     def same(self, own: Any, what: str) -> None:
-        """Refuse plain values that differ from one process to another."""
+        """Raise if a plain value differs between processes."""
         if self.agreed(lambda: own) != own:
             raise HyperparameterError(
-                f"expected the same {what} on all processes, got others on rank {self.rank} than on rank 0"
+                f"expected the same {what} on all processes, got different ones on rank {self.rank} and rank 0"
             )
 
     def part(self, n: int) -> range:
-        """This process's part of n things: as even as can be, one after the other."""
+        """This process's contiguous part of n items; all parts have nearly the same size."""
         return range(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
     def batches(self, sampler: Sampler[list[int]]) -> Sampler[list[int]]:
-        """This process's part of each batch that a sampler gives, the same ones on all processes."""
+        """This process's part of each batch from a sampler that yields the same batches on all processes."""
         return sampler if self.size == 1 else RankBatches(sampler, self._group)
 
     # -- batches ------------------------------------------------------------------------------------------------------
@@ -358,41 +358,41 @@ class Ranks:
     def join(
         self, losses: Tensor, log_weight: Tensor | None, labels: Tensor | None, mark: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Share | None]:
-        """Losses, log weights and labels of all processes, in the order of the ranks, and which are this one's.
+        """The losses, log weights and labels of all processes, in rank order, and this process's share of them.
 
-        `mark` is a number of the processes' state, the same on all.
+        `mark` is a hash of the state, which must be the same on all processes.
         """
         if self.size == 1:
             return losses, log_weight, labels, None
         parts, counts = self._messages.exchange(Parts(losses, log_weight, labels), mark)
         if not sum(counts):
-            raise LossError("expected at least one loss, got an empty batch on every process; leave it out")
+            raise LossError("expected at least one loss, got an empty batch on every process; skip empty batches")
         return *parts, Share(sum(counts[: self.rank]), len(losses), self.size)
 
     def joining(self, device: torch.device) -> Joining:
-        """Before a `join`: an error of this process is told to the others, who wait there."""
+        """Before a `join`: report an error in this process to the others, which are waiting there."""
         return Joining(self, device)
 
     def fail(self, device: torch.device) -> None:
-        """Tell the others, who are joining a batch, that this process has none."""
+        """Report to the others, which are joining a batch, that this process has failed."""
         if self.size > 1:
             self._messages.fail(device)
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
     def averaged(self, model: nn.Module) -> nn.Module:
-        """The model to call in training: it averages its gradients over the processes."""
+        """Wrap the model for training, so that its gradients are averaged over the processes."""
         if self.size == 1:
             return model
         return DistributedDataParallel(model, process_group=self._group or None)
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Give all processes the first one's buffers, such as the running statistics of BatchNorm."""
+        """Copy rank 0's buffers, such as BatchNorm's running statistics, to all processes."""
         for buffer in model.buffers() if self.size > 1 else ():
             dist.broadcast(buffer, group=self._group or None, group_src=0)
 
     def check_averaged(self, gradients: Sequence[Tensor]) -> None:
-        """Once: each process's weights are scaled for gradients that are averaged, so somebody must average them."""
+        """Check once that gradients are averaged over the processes, since the weights are scaled for that."""
         if self._seen_averaged or self.size == 1:
             return
         self._seen_averaged = True
@@ -402,7 +402,7 @@ class Ranks:
         sums = self.gather(torch.stack([g.double().abs().sum() for g in whole]).sum())
         if bool(torch.isfinite(sums).all()) and bool((sums - sums[0]).abs().max() > 1e-6 * sums.abs().max()):
             raise ClosureError(
-                "expected gradients that are averaged over the processes, got different ones; wrap the model in "
+                "expected gradients averaged over the processes, got different ones; wrap the model in "
                 "DistributedDataParallel or fully_shard, or pass process_group=False to train each process on its own"
             )
 
@@ -410,7 +410,7 @@ class Ranks:
         return Ranks(self._group)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A process group does not survive pickling: all processes take its place."""
+        """A process group cannot be pickled; it is replaced by all processes."""
         return Ranks, (False if self._group is False else None,)
 
 
@@ -418,7 +418,7 @@ ALONE = Ranks(False)
 
 
 def shard(n: int, process_group: Group = None) -> range:
-    """This process's part of n samples: contiguous, and all of them where there is one process.
+    """This process's contiguous part of n samples; all of them if there is only one process.
 
     Example:
         >>> shard(100)
@@ -428,10 +428,10 @@ def shard(n: int, process_group: Group = None) -> range:
 
 
 class RankBatches(Sampler[list[int]]):
-    """This process's part of each batch that a batch sampler gives; the sampler gives the same ones on all processes.
+    """This process's part of each batch from a batch sampler, which must yield the same batches on all processes.
 
-    A batch has a sample for each process, or all of them refuse it, as no loader can make a batch of nothing; where a
-    `BatchSampler` would end an epoch with a smaller one, at once.
+    A batch with fewer samples than processes raises an error on all of them, since a loader cannot make an empty batch.
+    If the last batch of a `BatchSampler` would be that small, the error is raised at the start of the epoch.
 
     Example:
         >>> from torch.utils.data import BatchSampler
@@ -464,17 +464,17 @@ class RankBatches(Sampler[list[int]]):
 # -- starting and ending ----------------------------------------------------------------------------------------------
 
 
-_store: Any = None  # where they find each other, and who failed first
+_store: Any = None  # where the processes find each other and record which failed first
 _starts = 0
 
 
 def initialize(backend: str | None = None, *, device: str | None = None, **settings: Any) -> torch.device:
-    """`init_process_group` where torchrun started this process; gives the device to work on.
+    """Call `init_process_group` if torchrun started this process, and return the device to use.
 
     Args:
-        backend: as for `init_process_group`; with none, gloo for tensors on CPUs and NCCL for those on GPUs.
-        device: "cpu", or "cuda" for this process's own GPU; None for a GPU where there is one.
-        settings: more for `init_process_group`.
+        backend: as for `init_process_group`; by default gloo for CPU tensors and NCCL for GPU tensors.
+        device: "cpu", or "cuda" for this process's GPU; None uses a GPU if there is one.
+        settings: more arguments for `init_process_group`.
 
     Example:
         >>> device = initialize()  # without torchrun there is nothing to initialise
@@ -486,7 +486,7 @@ def initialize(backend: str | None = None, *, device: str | None = None, **setti
         torch.cuda.set_device(chosen)
     if "RANK" in os.environ and not dist.is_initialized():
         store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
-        # The store still holds the addresses of what was before: processes that are gone, or a group that was left.
+        # The store may still hold addresses of dead processes or of a group that was destroyed.
         _starts += 1
         _store = dist.PrefixStore(f"restart {_restart(rank, size)} start {_starts}", store)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=_store, rank=rank, world_size=size, **settings)
@@ -494,33 +494,33 @@ def initialize(backend: str | None = None, *, device: str | None = None, **setti
 
 
 def _restart(rank: int, size: int) -> str:
-    """Which start of all processes this is. Of several agents each counts the failures of its own workers alone."""
+    """The restart count of all processes. With several agents, each counts only the failures of its own workers."""
     if int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size:
         return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         warnings.warn(
-            "several torchrun agents share one store: after a restart their processes may not find each other. Set "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for all agents, and each start gets a store of its own",
+            "several torchrun agents share one store, so their processes may not find each other after a restart; set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for all agents, so that each start gets its own store",
             stacklevel=3,
         )
     return "of several agents"
 
 
 def first_to_fail() -> bool:
-    """Whether no process of `initialize` has asked this before: one of them is to say what went wrong."""
+    """Whether this is the first process of `initialize` to call this, so that only one reports the error."""
     return _store is None or int(_store.add("failed", 1)) == 1
 
 
 def finish() -> None:
-    """End what `initialize` began, when all processes are done.
+    """Destroy the process group that `initialize` created, once all processes are done.
 
     Example:
-        >>> finish()  # without torchrun there is nothing to end
+        >>> finish()  # without torchrun there is nothing to destroy
     """
     global _store
     if dist.is_available() and dist.is_initialized():
-        # gloo's threads drop the last collective's tensors after it has ended, and need the GIL for that. Whoever frees
-        # the group holding the GIL, as DDP does with its own reference, waits for those threads for ever.
+        # gloo's threads release the tensors of the last collective after it has ended, and need the GIL for that. Code
+        # that frees the group while holding the GIL, as DDP does with its reference, waits for those threads forever.
         dist.barrier()
         time.sleep(0.1)
         dist.destroy_process_group()
@@ -531,10 +531,10 @@ def finish() -> None:
 
 
 class Sharding:
-    """Which entries of a vector of n are here, and what can be known of all of them by exchanging a few numbers.
+    """How a vector of n entries is divided over the processes, and operations on it that exchange only a few numbers.
 
-    Methods but `check`, `here`, `inside` and `put` are calls that all processes make; of one process each is the plain
-    thing.
+    All processes must call each method, except `check`, `here`, `inside` and `put`. With one process the methods are
+    the plain operations.
     """
 
     def __init__(self, n: int, ranks: Ranks) -> None:
@@ -546,10 +546,10 @@ class Sharding:
         self.start, self.stop, self.count = part.start, part.stop, len(part)
 
     def check(self) -> None:
-        """Refuse other processes than those that it was cut for."""
+        """Raise if the number of processes has changed since construction."""
         if self.size != self._ranks.size:
             raise HyperparameterError(
-                f"expected to work in {self.size} processes, as when this was constructed, got {self._ranks.size}; "
+                f"expected {self.size} processes, as when this object was constructed, got {self._ranks.size}; "
                 "construct it after initialize() or init_process_group()"
             )
 
@@ -558,14 +558,14 @@ class Sharding:
         return whole[self.start : self.stop]
 
     def inside(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of some positions are here, and where."""
+        """Which of the positions belong to this process's part, and their positions within it."""
         mine = (index >= self.start) & (index < self.stop)
         return mine, index[mine] - self.start
 
     # -- collective ---------------------------------------------------------------------------------------------------
 
     def numbers(self, *local: float) -> list[list[float]]:
-        """The same few numbers of every process, each as a list in the order of the ranks."""
+        """The numbers of all processes: one list per argument, in rank order."""
         self.check()
         rows: list[list[float]] = self._ranks.gather(torch.tensor(local, dtype=torch.float64)).T.tolist()
         return rows
@@ -582,7 +582,7 @@ class Sharding:
         return local - log_sum(self.numbers(float(torch.logsumexp(local, 0)))[0])
 
     def at(self, local: Tensor, index: Tensor) -> Tensor:
-        """Entries of the whole vector at positions that are the same on all processes."""
+        """Entries of the whole vector at positions `index`, the same on all processes."""
         if self._ranks.size == 1:
             return local[index]
         mine, where = self.inside(index)
@@ -591,7 +591,7 @@ class Sharding:
         return self._ranks.merged(found)
 
     def put(self, local: Tensor, index: Tensor, values: Tensor) -> None:
-        """Write entries of the whole vector, those that are here; of one that comes twice the last stays."""
+        """Write entries of the whole vector that belong to this process. For duplicates, the last value stays."""
         mine, where = self.inside(index)
         local.index_copy_(0, where, values[mine])
 
@@ -605,23 +605,23 @@ class Sharding:
         return torch.cat([part[: b - a] for part, a, b in zip(parts, bounds, bounds[1:], strict=False)])
 
     def draw(self, log_masses: list[float], size: int, generator: torch.Generator) -> tuple[Tensor, int]:
-        """Which of `size` draws fall to this process, by the parts' masses, and a seed for them."""
+        """Which of `size` draws fall into this process's part, according to the masses of the parts, and a seed."""
         masses = np.exp(np.array(log_masses) - max(log_masses))
         uniform = torch.rand(size, generator=generator, dtype=torch.float64, device="cpu").numpy()
         below = masses.cumsum()
-        owner = np.searchsorted(below, (1.0 - uniform) * below[-1])  # 0 < 1 - uniform <= 1: never beyond the last.
+        owner = np.searchsorted(below, (1.0 - uniform) * below[-1])  # 0 < 1 - uniform <= 1: never past the end
         mine = torch.from_numpy(owner == self._ranks.rank)
         seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
         return mine, seed + self._ranks.rank
 
     def collect(self, mine: Tensor, values: Tensor) -> Tensor:
-        """Integers of which each process has some, at the places `mine`."""
+        """Combine integers from all processes; this process has those at `mine`."""
         found = torch.zeros(len(mine), dtype=torch.int64)
         found[mine] = values
         return self._ranks.merged(found)
 
     def solve_lam(self, local: Tensor, rho: float, lam0: float, start: float | None = None) -> Scalar:
-        """`solve_lam` of the whole vector, with uniform weights: each process tells three numbers an iteration."""
+        """`solve_lam` of the whole vector, with uniform weights. Exchanges three numbers per process and iteration."""
         if self._ranks.size == 1:
             return solve_lam(local, torch.zeros_like(local), rho, lam0, start=start)
         centred = local - self.top(float(local.max()))
@@ -650,7 +650,7 @@ class Sharding:
 
 
 def alone(n: int) -> Sharding:
-    """All n in this process."""
+    """All n entries in this process."""
     return Sharding(n, ALONE)
 
 

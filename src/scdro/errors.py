@@ -1,4 +1,4 @@
-"""What can go wrong, one type each. All errors are raised before any state changes."""
+"""The error types of scdro. Every error is raised before any state changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = [
 
 
 class ScdroError(Exception):
-    """The common base of every error raised on purpose by scdro.
+    """Base class of all errors that scdro raises.
 
     Example:
         >>> import torch, scdro
@@ -29,7 +29,7 @@ class ScdroError(Exception):
 
 
 class HyperparameterError(ScdroError, ValueError):
-    """A setting outside its range: rho < 0, lam0 <= 0, beta outside (0, 1], and the like.
+    """A hyperparameter is out of range, for example rho < 0, lam0 <= 0 or beta outside (0, 1].
 
     Example:
         >>> import scdro
@@ -40,7 +40,7 @@ class HyperparameterError(ScdroError, ValueError):
 
 
 class LossError(ScdroError, ValueError):
-    """Not a non-empty vector of per-sample losses, not differentiable, or outside [0, loss_bound].
+    """The losses are not a non-empty vector, not differentiable, or outside [0, loss_bound].
 
     Example:
         >>> import torch, scdro
@@ -62,7 +62,7 @@ class NonFiniteLossError(LossError):
 
 
 class ClosureError(ScdroError, RuntimeError):
-    """The closure did something an optimizer of per-sample losses cannot work with, such as calling backward.
+    """The closure is missing, or does something that these optimizers do not support, such as calling backward.
 
     Example:
         >>> import torch, scdro
@@ -73,18 +73,18 @@ class ClosureError(ScdroError, RuntimeError):
 
 
 class CheckpointError(ScdroError, ValueError):
-    """A state_dict of another algorithm, of another shape, or whose numbers mean something else here.
+    """The state_dict does not fit: it is from another algorithm, has other shapes, or was made with other settings.
 
     Example:
         >>> import scdro
         >>> scdro.KLRobustLoss(rho=0.5, window=64).load_state_dict(scdro.KLRobustLoss(rho=0.5).state_dict())
         Traceback (most recent call last):
-        scdro.errors.CheckpointError: expected the state of a window of 64 losses and of WindowTemperature, got one ...
+        scdro.errors.CheckpointError: expected a state made with a window of 64 losses and WindowTemperature, got ...
     """
 
 
 class DataError(ScdroError, ValueError):
-    """A data set that is not what it should be: a damaged file, wrong counts, labels out of range.
+    """The data set is invalid: a damaged file, wrong counts, or labels out of range.
 
     Example:
         >>> import scdro
@@ -95,7 +95,7 @@ class DataError(ScdroError, ValueError):
 
 
 class MissingDataError(ScdroError, FileNotFoundError):
-    """A file, or a package that reads it, is not there; the message says where it was looked for and how to get it.
+    """A file, or the package that reads it, is missing. The message says where scdro looked and how to get it.
 
     Example:
         >>> import torch
@@ -108,10 +108,10 @@ class MissingDataError(ScdroError, FileNotFoundError):
 
 
 class ScdroWarning(UserWarning):
-    """Training goes on, and probably not where you want: each is told once.
+    """Training continues but probably does not do what you want. Each warning is shown once.
 
     Example:
         >>> import warnings
-        >>> warnings.simplefilter("error", ScdroWarning)  # stop there instead
+        >>> warnings.simplefilter("error", ScdroWarning)  # raise an error instead
         >>> warnings.simplefilter("default", ScdroWarning)
     """

@@ -19,8 +19,10 @@ __all__ = ["Evaluation", "evaluate"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` saw. `ess` is the share of the samples that the worst case looks at, in (0, 1]; `hardest` are
-    positions in the order of the loader, hardest first.
+    """The result of `evaluate`.
+
+    `ess` is the effective sample size of the worst case as a share of the samples, in (0, 1]. `hardest` are positions
+    in the order of the loader, hardest first.
 
     Example:
         >>> model, loss_fn = torch.nn.Identity(), torch.nn.MSELoss(reduction="none")
@@ -52,23 +54,23 @@ def evaluate(
     device: torch.device | str | None = None,
     process_group: Group = None,
 ) -> Evaluation:
-    """One pass over a data set: its exact robust value, and the samples that the worst case looks at.
+    """Compute the exact robust value of a model on a data set, and its hardest samples, in one pass.
 
-    Batches pass through the model one by one; only the losses are kept (8 bytes a sample).
+    The model runs batch by batch, and only the losses are kept (8 bytes per sample).
 
     Args:
-        model: evaluated in eval() mode, and left in the mode it was in.
-        loader: yields (input, target), as a DataLoader does; what comes after the target is ignored. Or dictionaries of
-            the model's arguments and "labels", as Hugging Face's do.
+        model: evaluated in eval() mode; its mode is restored afterwards.
+        loader: yields (input, target, ...), as a DataLoader does; items after the target are ignored. Or yields
+            dictionaries with the model's arguments and "labels", as Hugging Face's loaders do.
         loss_fn: loss_fn(model(input), target) with one loss per sample (`reduction="none"`). For dictionaries
             loss_fn(model(**arguments), labels), such as `scdro.integrations.transformers.sequence_losses`.
         rho, lam0, trim: as in `worst_case`.
-        hardest: how many of the hardest samples to name.
-        device: where the model is; by default that of its first parameter.
-        process_group: the processes each of which has a part of the data set in its loader: None for all, where
-            torch.distributed is initialised (all must then call); False for this one alone. They get the same report,
-            of all the data: rank 0's samples first, then rank 1's. Give them contiguous parts
-            (`scdro.distributed.shard`), and positions are those in the data set.
+        hardest: number of hardest samples to report.
+        device: the model's device; by default that of its first parameter.
+        process_group: the processes whose loaders each yield a part of the data set: None for all, if torch.distributed
+            is initialised (all must then call this function); False for this process only. All get the same result,
+            for all the data: rank 0's samples first, then rank 1's. If their parts are contiguous
+            (`scdro.distributed.shard`), positions are positions in the data set.
 
     Example:
         >>> model = torch.nn.Linear(3, 1)
@@ -84,7 +86,7 @@ def evaluate(
     check_radius(rho, lam0)
     check_trim(trim)
     if hardest < 0:
-        raise HyperparameterError(f"expected hardest >= 0, how many samples to name, got {hardest}")
+        raise HyperparameterError(f"expected hardest >= 0, the number of samples to report, got {hardest}")
     if device is None:
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
     training = {module: module.training for module in model.modules()}
@@ -118,7 +120,7 @@ def _losses(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
         return loss_fn(model(_moved(x, device)), _moved(y, device))
     if "labels" not in batch:
         raise DataError(
-            f'expected batches with "labels", or pairs (x, y), got a dictionary of {", ".join(map(str, batch))}'
+            f'expected batches with "labels", or pairs (x, y), got a dictionary with {", ".join(map(str, batch))}'
         )
     arguments = {name: _moved(value, device) for name, value in batch.items()}
     labels = arguments.pop("labels")
@@ -126,12 +128,12 @@ def _losses(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
 
 
 def _joined(parts: list[Tensor], ranks: Ranks) -> Tensor:
-    """The losses of all batches, of all processes."""
+    """The losses of all batches of all processes."""
     bad = next((tuple(part.shape) for part in parts if part.ndim != 1), None)
     if bad is not None:
         ranks.fail(torch.device("cpu"))
         raise LossError(
-            f'expected loss_fn to give one loss per sample, got shape {bad}; compute it with reduction="none"'
+            f'expected loss_fn to return one loss per sample, got shape {bad}; compute it with reduction="none"'
         )
     losses = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
     if not parts and ranks.size == 1:
@@ -140,7 +142,7 @@ def _joined(parts: list[Tensor], ranks: Ranks) -> Tensor:
 
 
 def _moved(thing: Any, device: torch.device | str) -> Any:
-    """A batch on the device: a tensor, whatever has a `to`, or lists, tuples and dictionaries of them."""
+    """Move a batch to the device: a tensor, anything with a `to` method, or lists, tuples and dictionaries of these."""
     if hasattr(thing, "to"):
         return thing.to(device)
     if isinstance(thing, Mapping):

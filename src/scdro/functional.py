@@ -1,10 +1,10 @@
-"""The mathematics, stateless: the worst case of a vector of losses, the objective F, and what rho means.
+"""Stateless functions: the worst case of a vector of losses, the objective F, and how to choose rho.
 
     max_{p: KL(p, q) <= rho}  sum_i p_i l_i - lam0 KL(p, q)
         =  min_{lam >= lam0}  F(lam) = lam log sum_i q_i exp(l_i / lam) + (lam - lam0) rho        (paper, eq. 2)
 
-q is uniform (1/n) unless `sample_weight` says otherwise. The worst cases of the other divergences, and what else
-users try on unequal data, are here by name as well.
+q is uniform (1/n) unless `sample_weight` is given. The module also has the worst cases of other divergences, and other
+common losses and weights for imbalanced data.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = [
 
 
 def focal_loss(logits: Tensor, labels: Tensor, gamma: float = 2.0, *, weight: Tensor | None = None) -> Tensor:
-    """(1 - p_y)^gamma (-log p_y), one for each sample (Lin et al., ICCV 2017). gamma = 0 is cross-entropy.
+    """(1 - p_y)^gamma (-log p_y) for each sample (Lin et al., ICCV 2017). gamma = 0 is cross-entropy.
 
     Args:
         logits: shape (samples, classes).
         labels: class numbers, shape (samples,).
-        gamma: how fast samples that are already fitted lose their say, >= 0.
-        weight: a weight for each class, such as `class_balanced_weights` gives.
+        gamma: how fast the weight of well-classified samples falls, >= 0.
+        weight: a weight for each class, such as `class_balanced_weights` returns.
 
     Example:
         >>> focal_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), gamma=1.0)
@@ -55,7 +55,7 @@ def focal_loss(logits: Tensor, labels: Tensor, gamma: float = 2.0, *, weight: Te
     if not 0.0 <= gamma < math.inf:
         raise HyperparameterError(f"expected gamma >= 0, got {gamma}")
     losses = cross_entropy(logits, labels, reduction="none")
-    # 1 - p_y from log p_y: exact also where p_y rounds to one. The smallest number keeps 0^gamma's slope finite.
+    # 1 - p_y from log p_y is exact even if p_y rounds to one. The clamp keeps the slope of 0^gamma finite.
     missing = -torch.expm1(-losses)
     focal = missing.clamp_min(torch.finfo(losses.dtype).tiny) ** gamma * losses if gamma else losses
     return focal if weight is None else weight.to(focal)[labels.clamp_min(0)] * focal
@@ -64,12 +64,12 @@ def focal_loss(logits: Tensor, labels: Tensor, gamma: float = 2.0, *, weight: Te
 def class_balanced_weights(counts: Any, beta: float = 1.0) -> Tensor:
     """A weight for each class, (1 - beta)/(1 - beta^n), with mean one (Cui et al., CVPR 2019).
 
-    beta = 1 weighs classes by the inverse of their counts, so that all classes count the same. A smaller one gives
-    classes of more than about 1/(1 - beta) samples the same weight each: .999 does nothing about 6,000 and 20,000.
+    beta = 1 weights classes by their inverse counts, so that all classes count the same. A smaller beta gives all
+    classes with more than about 1/(1 - beta) samples the same weight: .999 treats 6,000 and 20,000 samples equally.
 
     Args:
-        counts: how many samples each class has: `torch.bincount(labels)`. An empty class weighs nothing.
-        beta: in [0, 1]; 0 weighs all classes the same, as they come. The paper tries .9, .99, .999 and .9999.
+        counts: number of samples of each class: `torch.bincount(labels)`. Empty classes get weight zero.
+        beta: in [0, 1]; 0 gives all classes the same weight. The paper tries .9, .99, .999 and .9999.
 
     Example:
         >>> class_balanced_weights([100, 300])
@@ -92,12 +92,12 @@ def class_balanced_weights(counts: Any, beta: float = 1.0) -> Tensor:
 
 
 def group_means(losses: Tensor, groups: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-    """Each loss replaced by the mean over its group, differentiable: a worst case of these is one over groups.
+    """Replace each loss by the mean of its group. The worst case of these means is a worst case over groups.
 
     Args:
         losses: a vector, one loss per sample.
         groups: the group of each sample, any integers.
-        sample_weight: weights within the groups, >= 0. Losses of weight zero may be anything.
+        sample_weight: weights within the groups, >= 0. Losses of weight zero may have any value.
 
     Example:
         >>> group_means(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([7, 7, 3]))
@@ -105,7 +105,7 @@ def group_means(losses: Tensor, groups: Tensor, sample_weight: Tensor | None = N
     """
     check_groups(groups, losses)
     groups = groups.to(losses.device)
-    losses = losses.to(torch.promote_types(losses.dtype, torch.float32))  # Sums of halves are no sums.
+    losses = losses.to(torch.promote_types(losses.dtype, torch.float32))  # half-precision sums are too inexact
     if sample_weight is None:
         weight = torch.ones_like(losses)
     else:
@@ -117,22 +117,22 @@ def group_means(losses: Tensor, groups: Tensor, sample_weight: Tensor | None = N
 
 
 def group_weights(weights: Tensor, groups: Tensor, sample_weight: Tensor | None) -> Tensor:
-    """`group_means` transposed: weights of the groups' means (one for each sample) as weights of the losses."""
+    """The transpose of `group_means`: turn weights of the group means (one per sample) into weights of the losses."""
     share = torch.ones_like(weights) if sample_weight is None else sample_weight
     mass = _group_sums(share, groups).clamp_min(torch.finfo(weights.dtype).tiny)
     return share / mass * _group_sums(weights, groups)
 
 
 def _group_sums(values: Tensor, groups: Tensor) -> Tensor:
-    """Each value replaced by the sum over its group."""
-    if torch.compiler.is_compiling():  # The number of groups is not known to the graph: O(batch^2) instead.
+    """Replace each value by the sum of its group."""
+    if torch.compiler.is_compiling():  # The graph does not know the number of groups: use O(batch^2).
         return (groups[:, None] == groups).to(values.dtype) @ values
     names, member = torch.unique(groups, return_inverse=True)
     return torch.zeros(len(names), dtype=values.dtype, device=values.device).index_add(0, member, values)[member]
 
 
 def check_groups(groups: Tensor, losses: Tensor) -> None:
-    """One integer for each loss."""
+    """Check that there is one integer per loss."""
     if not isinstance(groups, Tensor) or groups.is_floating_point() or groups.is_complex():
         came = groups.dtype if isinstance(groups, Tensor) else type(groups).__name__
         raise LossError(f"expected groups as a tensor of integers, got {came}")
@@ -144,7 +144,7 @@ def check_groups(groups: Tensor, losses: Tensor) -> None:
 
 
 class BestResponse(NamedTuple):
-    """The value of a worst case, its weights p, and eta: the loss from which on samples have weight.
+    """The value of a worst case, its weights p, and the threshold eta: samples with losses below it have no weight.
 
     Example:
         >>> found = cvar([0.0, 1.0, 2.0, 3.0], alpha=0.5)
@@ -158,9 +158,9 @@ class BestResponse(NamedTuple):
 
 
 def cvar(losses: Any, alpha: float, *, sample_weight: Any = None) -> BestResponse:
-    """The mean of the hardest fraction `alpha` of the samples: conditional value at risk.
+    """Conditional value at risk: the mean loss of the hardest fraction `alpha` of the samples.
 
-    p = q/alpha on the hardest samples until it sums to one; the sample on the edge counts in part.
+    p = q/alpha on the hardest samples until it sums to one; the sample at the boundary counts in part.
 
     Example:
         >>> float(cvar([1.0, 2.0, 3.0, 4.0], alpha=0.5).value)
@@ -188,7 +188,7 @@ def chi2_penalized(losses: Any, reg: float, *, sample_weight: Any = None) -> Bes
         raise HyperparameterError(f"expected a penalty reg > 0, got {reg}")
 
     def hardest_first(l: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        # With the k hardest in play, sum_{i <= k} q_i (l_i - eta) = reg.
+        # If the k hardest have weight, sum_{i <= k} q_i (l_i - eta) = reg.
         k = _in_play(l, lambda above: torch.dot(q, above) >= reg)
         above, q_k = l[:k] - l[k - 1], q[:k]
         gap = (reg - torch.dot(q_k, above)) / q_k.sum()
@@ -217,36 +217,36 @@ def chi2_constrained(losses: Any, rho: float, *, sample_weight: Any = None) -> B
 
 
 def _on_the_sphere(l: Tensor, q: Tensor, rho: float) -> tuple[Tensor, Tensor]:
-    """p ~ q (l - eta)_+ with sum p^2/q = 1 + 2 rho, l falling.
+    """p ~ q (l - eta)_+ with sum p^2/q = 1 + 2 rho, for l in descending order.
 
-    sum q (l-eta)_+^2 / (sum q (l-eta)_+)^2 rises with eta, from 1 to 1/q(hardest). Between two losses the k hardest are
-    in play, and it is a quadratic equation in eta.
+    sum q (l-eta)_+^2 / (sum q (l-eta)_+)^2 rises with eta, from 1 to 1/q(hardest). For eta between two losses the k
+    hardest have weight, and the equation is quadratic in eta.
     """
 
     def enough(above: Tensor) -> Tensor:
-        above = above / above[0]  # Squares neither overflow nor vanish.
+        above = above / above[0]  # so that squares do not overflow or underflow
         mean, square = torch.dot(q, above), torch.dot(q, above * above)
         return square <= (1.0 + 2.0 * rho) * mean * mean
 
     k = _in_play(l, enough)
     height, q_k = l[0] - l[k - 1], q[:k]
-    if not bool(height > 0):  # No p in the ball does better than the hardest loss alone.
+    if not bool(height > 0):  # rho is so large that only the hardest loss has weight
         return _normalised(q_k, len(l)), l[0]
     above = (l[:k] - l[k - 1]) / height
     mass, left_out = q_k.sum(), q[k:].sum()
     mean = torch.dot(q_k, above) / mass
     centred = above - mean
-    # mass (Var + (mean-eta)^2) = (1 + 2 rho) mass^2 (mean-eta)^2, with Var that of the k hardest.
+    # mass (Var + (mean-eta)^2) = (1 + 2 rho) mass^2 (mean-eta)^2, where Var is that of the k hardest.
     variance = torch.dot(q_k, centred * centred) / mass
     gap = torch.sqrt(variance / (2.0 * rho * mass - left_out).clamp_min(1e-300))
     return _normalised(q_k * (centred + gap), len(l)), l[k - 1] + height * (mean - gap)
 
 
 def _in_play(l: Tensor, enough: Callable[[Tensor], Tensor]) -> int:
-    """How many of the losses, hardest first, are above eta: `enough` says of (l - l_j)_+ whether eta >= l_j.
+    """The number of losses, hardest first, above eta. `enough` takes (l - l_j)_+ and returns whether eta >= l_j.
 
-    Sums over it are of numbers >= 0, and of differences of what is in play: nothing cancels. A share of 1e-20 whose
-    loss is 1e12 above the others counts for what it is.
+    It sums only numbers >= 0, which are differences of losses above eta, so nothing cancels. Even a sample of weight
+    1e-20 with a loss 1e12 above the others counts correctly.
     """
     few, many = 0, len(l)
     while many - few > 1:
@@ -257,7 +257,7 @@ def _in_play(l: Tensor, enough: Callable[[Tensor], Tensor]) -> int:
 
 
 def _normalised(p: Tensor, size: int) -> Tensor:
-    """The weights of the hardest, and zeros for the rest."""
+    """Normalise the weights of the hardest samples and append zeros for the rest."""
     p = p.clamp_min(0.0)
     return torch.nn.functional.pad(p / p.sum(), (0, size - len(p)))
 
@@ -268,7 +268,7 @@ def _answer(
     hardest_first: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     cost: Callable[[Tensor, Tensor], Tensor],
 ) -> BestResponse:
-    """Sort, solve with the hardest loss first, and put the weights back in their order."""
+    """Sort the losses, hardest first, solve, and return the weights in the original order."""
     vector, double, log_q, as_array = read_losses(losses, sample_weight)
     q = torch.exp(log_q)
     live = q > 0
@@ -290,10 +290,10 @@ def _chi2(p: Tensor, q: Tensor) -> Tensor:
 
 
 class WorstCase(NamedTuple):
-    """The worst distribution within the KL ball, and what it costs.
+    """The worst distribution within the KL ball, and its value.
 
     `value` is differentiable in the losses (its gradient is `weights`); the other fields are constants. `ess` is the
-    effective sample size of the weights as a share of the samples, in (0, 1]: how many the worst case looks at.
+    effective sample size of the weights as a share of the samples, in (0, 1].
 
     Example:
         >>> wc = worst_case([0.1, 0.2, 0.1, 3.0], rho=0.5)
@@ -324,16 +324,16 @@ def worst_case(
 def worst_case(
     losses: Any, rho: float, lam0: float = 1e-3, *, sample_weight: Any = None, trim: float = 0.0
 ) -> WorstCase:
-    r"""The worst average of `losses` over all reweightings within KL distance `rho`, exactly.
+    r"""The exact worst average of `losses` over all reweightings within KL distance `rho`.
 
     max_{KL(p, q) <= rho}  sum p_i l_i - lam0 KL(p, q),  attained at  p_i ~ q_i exp(l_i / lam).
 
     Args:
-        losses: per-sample losses, a vector: torch or NumPy; the answer is of the same kind.
+        losses: vector of per-sample losses, torch or NumPy. The result is of the same kind.
         rho: radius of the KL ball, >= 0. 0 is the plain average (lam = inf).
         lam0: strength of the KL regulariser, > 0; also the smallest lam.
-        sample_weight: base probabilities q in place of 1/n, up to a factor; zeros leave samples out.
-        trim: leave out the hardest `trim` (in [0, 1)) of the samples first, for data with wrong labels.
+        sample_weight: base probabilities q instead of 1/n, up to a factor; samples of weight zero are left out.
+        trim: fraction of the hardest samples, in [0, 1), to leave out first, for data with wrong labels.
 
     Returns:
         WorstCase(value, lam, weights, kl, ess). With torch, `value` can be differentiated.
@@ -391,9 +391,9 @@ def objective(losses: Any, lam: Tensor | float, rho: float, lam0: float = 1e-3, 
 
 
 def rho_for_group(alpha: float) -> float:
-    """The radius that guards every group at least a fraction `alpha` of the data: rho = log(1/alpha).
+    """The radius that protects every group with at least a fraction `alpha` of the data: rho = log(1/alpha).
 
-    A group of that size has KL distance log(1/alpha) from the whole, whether or not anybody labelled it.
+    A group of that size has KL distance log(1/alpha) from the whole data, whether or not it is labelled.
 
     Example:
         >>> round(rho_for_group(0.1), 4)
@@ -407,9 +407,9 @@ def rho_for_group(alpha: float) -> float:
 
 
 def rho_for_confidence(n: int, level: float = 0.95) -> float:
-    """The radius that makes the robust value a one-sided upper confidence bound of the mean loss, z^2/(2n).
+    """The radius z^2/(2n) that makes the robust value a one-sided upper confidence bound on the mean loss.
 
-    Asymptotic, and for one fixed model: z = Phi^-1(level).
+    z = Phi^-1(level). The bound is asymptotic and holds for one fixed model.
 
     Example:
         >>> round(rho_for_confidence(1000, 0.95), 7)

@@ -1,4 +1,4 @@
-"""KLRobustLoss: the robust objective as a module, for any loop and any optimizer, with gradient accumulation."""
+"""KLRobustLoss: the robust objective as a module, for any training loop and optimizer, with gradient accumulation."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ __all__ = [
 
 @dataclass(eq=False)
 class Part:
-    """A part of a batch: the step that its loss was weighted by, and what has become of it."""
+    """A part of a batch, the step that determined its weights, and its status."""
 
     batch: Batch
     beta: float
     step: Advance | None = None
     differentiated: bool = False
     before_zero_grad: bool = False
-    marks: list[tuple[int, int]] | None = None  # of the gradients as the part found them, where no hook can tell
+    marks: list[tuple[int, int]] | None = None  # of the gradients before this part's backward, if compiled (no hooks)
 
 
 class Accumulation:
-    """Parts of a batch between two steps of an optimizer, and the gradient of the whole.
+    """Collects the parts of a batch between two optimizer steps, so that gradients are those of the whole batch.
 
-    1. `stage` estimates s from all parts so far. Gradients already accumulated are rescaled to it.
-    2. `scaled` is the hook of a loss's backward pass: s may have moved since that loss was computed.
-    3. The optimizer's step commits; a step that a GradScaler skips commits nothing.
-    4. `zero_grad` drops the parts whose gradients it drops; one not yet differentiated stays, as loops may call
-       zero_grad between forward and backward.
+    1. `stage` estimates s from all parts so far and rescales the gradients accumulated so far to the new s.
+    2. `scaled` is a hook in each loss's backward pass, since s may have changed after that loss was computed.
+    3. The optimizer's step commits. A step that a GradScaler skips commits nothing.
+    4. `zero_grad` drops the parts whose gradients it clears. Parts without a backward pass yet are kept, because loops
+       may call zero_grad between forward and backward.
     """
 
     def __init__(self, state: RobustState, optimizer: Optimizer, before: Accumulation | None = None) -> None:
         if isinstance(getattr(optimizer.zero_grad, "__self__", None), Accumulation):
             raise HyperparameterError(
-                "expected one loss for each optimizer, got a second: it would rescale the gradients of the first; "
-                "add up the per-sample losses instead"
+                "expected one loss per optimizer, got a second, which would rescale the gradients of the first; add up "
+                "the per-sample losses instead"
             )
         if before is not None:
             before.leave()
@@ -67,12 +67,12 @@ class Accumulation:
         ]
 
     def leave(self) -> None:
-        """Let go of the optimizer, between two batches."""
+        """Detach from the optimizer; only allowed between two batches."""
         self._drop_abandoned()
         if self._parts:
             raise HyperparameterError(
-                "expected to be attached to another optimizer between two batches, got it amid one; call step() or "
-                "zero_grad() of the first optimizer before"
+                "expected attach() with another optimizer between two batches, got it in the middle of one; call "
+                "step() or zero_grad() of the first optimizer before"
             )
         self.optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
         for hook in self._hooks:
@@ -80,12 +80,12 @@ class Accumulation:
 
     @property
     def shares(self) -> list[Scalar]:
-        """Of each part's samples, by weight, in the batch so far; of all processes."""
+        """Each part's share of the batch so far, by weight, over all processes."""
         masses = [exp(part.batch.log_mass) for part in self._parts]
         return [mass / sum(masses) for mass in masses]
 
     def rescale(self, scale: Scalar) -> None:
-        """All gradients so far, times a number."""
+        """Multiply all gradients so far by a number."""
         _rescale(self._gradients(), scale)
 
     def stage(self, batch: Batch, beta: float) -> tuple[Estimate, Part]:
@@ -106,7 +106,7 @@ class Accumulation:
         return estimate, part
 
     def scaled(self, part: Part, gradient: Tensor) -> Tensor:
-        """A gradient at the s that holds by now."""
+        """Rescale a gradient to the current s."""
         part.differentiated = True
         if self._staged is None or part.step is None:
             return gradient
@@ -122,16 +122,17 @@ class Accumulation:
         return part.differentiated if part.marks is None else part.marks != self._marks()
 
     def _drop_abandoned(self) -> None:
-        """Parts dropped with their gradients by model.zero_grad(), or left before a zero_grad and never used."""
+        """Drop parts whose gradients model.zero_grad() has cleared, and parts from before a zero_grad that were never
+        differentiated."""
         gradients = self._gradients()
         self._keep([p for p in self._parts if (gradients if self._differentiated(p) else not p.before_zero_grad)])
 
     def forget(self) -> None:
-        """Drop the parts of the present batch; their gradients stay."""
+        """Drop the parts of the current batch, but keep their gradients."""
         self._parts, self._staged = [], None
 
     def _keep(self, parts: list[Part]) -> None:
-        """Forget the other parts, and what they did to s."""
+        """Drop the other parts and undo their effect on s."""
         if len(parts) == len(self._parts):
             return
         self._parts, self._staged = parts, None
@@ -147,11 +148,11 @@ class Accumulation:
         return [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
 
     def _marks(self) -> list[tuple[int, int]]:
-        """What a backward pass changes."""
+        """Identity and version of each gradient; a backward pass changes them."""
         return [(id(gradient), gradient._version) for gradient in self._gradients()]
 
     def _drop_bad_gradients(self, *_: Any) -> None:
-        """On an accelerator a bad batch is known to the device alone: its gradients, NaN or not, become zeros."""
+        """On an accelerator only the device knows that a batch is bad, so its gradients are set to zero."""
         finite = self._parts[-1].batch.finite if self._parts else None
         if finite is None:
             return
@@ -169,7 +170,7 @@ class Accumulation:
 
 
 def _ratio(then: Advance, now: Advance) -> Scalar:
-    """s then over s now; one where everything was trimmed away then, and there is nothing to rescale."""
+    """s then divided by s now; 1 if everything was trimmed away then, so that there is nothing to rescale."""
     return where(then.log_mean > -math.inf, exp(then.log_s - now.log_s), 1.0)
 
 
@@ -185,38 +186,38 @@ def _rescale(gradients: list[Tensor], scale: Scalar) -> None:
 
 
 _DETACHED = (
-    "expected losses that require grad, got detached ones; call the loss in eval() mode, or under torch.no_grad(), to "
-    "evaluate only"
+    "expected losses that require grad, got detached losses; to evaluate only, call the loss in eval() mode or under "
+    "torch.no_grad()"
 )
 
 
 class KLRobustLoss(nn.Module):
     r"""The KL-constrained worst case of per-sample losses, tracked from batch to batch.
 
-    1. lam_t comes from the batches before (the first batch finds its own).
-    2. s_t = (1-beta) s_{t-1} + beta mean exp(l/lam_t), in the log domain.
-    3. The value is lam_t log s_t + (lam_t - lam0) rho, the running robust objective: a bound of the worst case that is
-       loose until about exp(rho) losses were seen, fewer than which cannot show a KL of rho.
-    4. Its gradient is mean(exp(l/lam_t)/s_t grad l): hard samples weigh more.
-    5. lam_{t+1} follows the losses of the recent batches.
+    1. lam_t depends on the previous batches; the first batch determines its own.
+    2. s_t = (1-beta) s_{t-1} + beta mean exp(l/lam_t), computed in the log domain.
+    3. The value is lam_t log s_t + (lam_t - lam0) rho, the running robust objective. It bounds the worst case, loosely
+       until about exp(rho) losses have been seen: fewer losses cannot reach a KL of rho.
+    4. Its gradient is mean(exp(l/lam_t)/s_t grad l), so hard samples get more weight.
+    5. lam_{t+1} is updated from the recent losses.
 
-    In training mode each call is one step of the algorithm. In `eval()` mode, and where gradients are off, the value is
-    the exact robust value of the losses given, and nothing is remembered. With `SGD(momentum=1-beta, dampening=1-beta)`
-    it is the algorithm `SCDRO`.
+    In training mode each call is one step of the algorithm. In `eval()` mode, or with gradients disabled, the value is
+    the exact robust value of the given losses, and the state does not change. With
+    `SGD(momentum=1-beta, dampening=1-beta)` this is the algorithm `SCDRO`.
 
     Args:
-        rho: radius of the KL ball; `rho_for_group(0.1)` guards every group of at least a tenth of the data.
-        beta: share of the new batch in s, in (0, 1].
+        rho: radius of the KL ball; `rho_for_group(0.1)` protects every group of at least a tenth of the data.
+        beta: weight of the new batch in s, in (0, 1].
         lam0: the paper's KL regulariser and the smallest lam.
         temperature: how lam moves; `WindowTemperature()` by default.
-        loss_bound: C where all losses are known to lie in [0, C]; one outside is an error.
-        trim: leave out the hardest `trim` of the recent losses (wrong labels).
-        window: how many recent losses decide lam; enough for rho by default.
-        skip_nonfinite: leave out batches with NaN or infinite losses, and count them in `skipped`, instead of raising.
-            BatchNorm has seen such a batch by the time its losses are known: see `watch`.
-        process_group: the processes that share each batch: None for all, where torch.distributed is initialised; False
-            for this one alone. Each call is then one step on the losses of all of them. Gradients must be averaged, as
-            DistributedDataParallel and fully_shard do. In `eval()` mode each process has its own losses.
+        loss_bound: C if all losses are known to be in [0, C]; a loss outside raises an error.
+        trim: fraction of the hardest recent losses to leave out, for data with wrong labels.
+        window: number of recent losses used to determine lam; by default enough for rho.
+        skip_nonfinite: skip batches with NaN or infinite losses and count them in `skipped`, instead of raising.
+            BatchNorm's statistics have already changed by then; see `watch`.
+        process_group: the processes that share each batch: None for all, if torch.distributed is initialised; False
+            for this process only. Each call is then one step on the losses of all of them. Gradients must be averaged,
+            as DistributedDataParallel and fully_shard do. In `eval()` mode each process uses its own losses.
 
     Example:
         >>> robust = KLRobustLoss(rho=0.5)
@@ -244,7 +245,7 @@ class KLRobustLoss(nn.Module):
         temperature = given_or_default(temperature)
         if isinstance(temperature, PrintedTemperature) and temperature.lr is None:
             raise HyperparameterError(
-                "expected PrintedTemperature(lr=...) with a step size of its own: a loss has no learning rate to borrow"
+                "expected PrintedTemperature(lr=...) with its own step size, since a loss has no learning rate to use"
             )
         self.beta = beta
         self.state = RobustState(
@@ -269,15 +270,15 @@ class KLRobustLoss(nn.Module):
         *,
         groups: Tensor | None = None,
     ) -> Tensor:
-        """The running robust objective of per-sample `losses`, ready for `backward`.
+        """Return the running robust objective of per-sample `losses`; call `backward` on it.
 
         Args:
             losses: a vector, one loss per sample (`reduction="none"`).
-            sample_weight: importance weights, >= 0, shape of `losses`.
-            mask: True where a loss counts; padding is False.
-            groups: the group of each sample, integers: the worst case is then over the groups' mean losses, each with
-                the share of its samples. The means are the batch's own, and with `attach` each part's: let them hold
-                several samples of each group.
+            sample_weight: importance weights, >= 0, same shape as `losses`.
+            mask: True for losses that count, False for padding.
+            groups: integers, the group of each sample. The worst case is then over the groups' mean losses, each
+                weighted by the group's share of the samples. Means are computed within the batch, and with `attach`
+                within each part, so these should have several samples of each group.
         """
         trains = self.training and torch.is_grad_enabled()
         labels = None if groups is None else partial(_checked_groups, groups, losses)
@@ -297,7 +298,7 @@ class KLRobustLoss(nn.Module):
         if self.state.skip_nonfinite and host_reads(batch.losses) and not bool(batch.finite):
             self.state.count_skipped(True)
             self._judge(False)
-            # No graph: gradients stay None, and optimizers stand still.
+            # No graph: gradients stay None, so optimizers do nothing.
             return torch.zeros((), dtype=_result_dtype(losses), device=losses.device, requires_grad=True)
         self._judge(True if batch.finite is None or host_reads(batch.finite) else batch.finite)
         if self.accumulation is None:
@@ -312,7 +313,7 @@ class KLRobustLoss(nn.Module):
         return value
 
     def _exact(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The worst case of these losses alone, and its weights; it leaves no trace in the state."""
+        """The worst case of these losses alone, and its weights; the state does not change."""
         rho, lam0 = self.state.limits.rho, self.state.limits.lam0
         log_q = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         if self.state.trim:
@@ -324,24 +325,25 @@ class KLRobustLoss(nn.Module):
     # -- gradient accumulation, mixed precision ---------------------------------------------------------------------
 
     def attach(self, optimizer: Optimizer) -> KLRobustLoss:
-        """Let the state move with `optimizer.step()` instead of with each call.
+        """Update the state at each `optimizer.step()` instead of at each call.
 
-        For gradient accumulation and mixed precision. Calls between two steps are parts of one batch, and after the
-        last one the gradients are those of the one large batch (divide each loss by the number of parts, as for a
-        mean). A step that a GradScaler skips moves nothing, and `optimizer.zero_grad()` drops what was accumulated,
-        here too. So does `model.zero_grad()`, unless it only fills the gradients with zeros.
+        For gradient accumulation and mixed precision. Calls between two steps are parts of one batch. After the last
+        one, the gradients are those of the one large batch (divide each loss by the number of parts, as for a mean).
+        A step that a GradScaler skips changes nothing. `optimizer.zero_grad()` also drops the parts accumulated here;
+        so does `model.zero_grad()`, unless it only fills the gradients with zeros.
 
-        The very first step weighs all samples the same unless the temperature was given an initial value: lam_1 is
-        found from the whole first batch, which is not there while its parts pass through.
+        The first step gives all samples the same weight unless the temperature has an initial value, because lam_1
+        depends on the whole first batch, which is not known yet while its parts are processed.
 
-        Every gradient of the optimizer's parameters is rescaled when a later part changes s: add other terms to the
-        loss of the last part only, and attach one loss to an optimizer. With `skip_nonfinite` a bad part is left out
-        on a CPU; on an accelerator, where nobody may look, the whole batch. Under torch.compile call `backward` on each
-        part before the next.
+        When a later part changes s, all gradients of the optimizer's parameters are rescaled. So add other loss terms
+        to the last part only, and attach only one loss per optimizer. With `skip_nonfinite`, a bad part is skipped on a
+        CPU, and the whole batch on an accelerator, where the host cannot check without waiting. Under torch.compile,
+        call `backward` on each part before the next.
 
-        Attached to another optimizer, as by a second `fit` of Lightning, the loss leaves the first; not amid a batch.
+        Attaching to another optimizer, as a second `fit` in Lightning does, detaches from the first. This is an error
+        in the middle of a batch.
         """
-        inner = getattr(optimizer, "optimizer", None)  # Accelerate and Lightning wrap them.
+        inner = getattr(optimizer, "optimizer", None)  # Accelerate and Lightning wrap optimizers.
         optimizer = inner if isinstance(inner, Optimizer) else optimizer
         before = self.accumulation
         if before is None or before.optimizer is not optimizer:
@@ -349,12 +351,13 @@ class KLRobustLoss(nn.Module):
         return self
 
     def watch(self, *modules: nn.Module) -> KLRobustLoss:
-        """Let a batch that is left out, or refused, leave no trace in the buffers of `modules` either.
+        """Restore the buffers of `modules`, such as BatchNorm's statistics, if a batch is skipped or raises an error.
 
-        The loss sees losses, and BatchNorm's running statistics have moved by then. Of the modules named here, in
-        training mode, it keeps a copy of the buffers at the first forward pass since its last call, and puts them back
-        with a bad batch. Name those that you call: hooks of a module inside of another torch.compile does not run.
-        Called again, it watches others. Copies of the loss, or of the modules, are not watched: call it for them.
+        When the loss sees a bad batch, the forward pass has already changed the running statistics. So, in training
+        mode, the loss copies the buffers of these modules at the first forward pass since its last call, and restores
+        them after a bad batch. Pass the modules that you call yourself: torch.compile does not run the hooks of
+        submodules. Calling `watch` again replaces the modules. Copies of the loss or of the modules are not watched;
+        call `watch` on them again.
 
         Example:
             >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
@@ -371,25 +374,25 @@ class KLRobustLoss(nn.Module):
                 watched.settle(good)
 
     def reset_parameters(self) -> None:
-        """Forget every batch: lam, s and the recent losses are those of a new object."""
+        """Reset lam, s and the recent losses to those of a new object."""
         self.state.reset_parameters()
         if self.accumulation is not None:
             self.accumulation.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy is attached to nothing, and watches nothing."""
+        """A copy is not attached to an optimizer and watches no modules."""
         return {**self.__dict__, "accumulation": None, "_watched": []}
 
     # -- monitoring ---------------------------------------------------------------------------------------------------
 
     @property
     def lam(self) -> Tensor:
-        """The temperature the next batch will use; NaN before the first, inf where rho = 0."""
+        """The temperature for the next batch; NaN before the first batch, inf if rho = 0."""
         return self.state.lam
 
     @property
     def kl(self) -> Tensor:
-        """The KL distance that the worst case spends on the recent losses: near rho, or below it at lam0."""
+        """KL of the worst case on the recent losses: near rho, or less if lam is at lam0."""
         return self.state.monitor()[0]
 
     @property
@@ -399,7 +402,7 @@ class KLRobustLoss(nn.Module):
 
     @property
     def skipped(self) -> Tensor:
-        """How many batches were left out for NaN or infinite losses."""
+        """Number of batches skipped because of NaN or infinite losses."""
         return self.state.skipped[0].clone()
 
     def extra_repr(self) -> str:
@@ -413,15 +416,15 @@ def _checked_groups(groups: Tensor, losses: Tensor) -> Tensor:
 
 
 def _of_samples(weights: Tensor, batch: Batch, shares: Tensor | None) -> Tensor:
-    """Weights of the samples' own losses, where those of the batch are the means of their groups."""
+    """Convert weights of the group means into weights of the individual losses."""
     return weights if batch.labels is None else group_weights(weights, batch.labels, shares)
 
 
 def _with_gradient(losses: Tensor, batch: Batch, value: Scalar, weights: Tensor) -> Tensor:
-    """The value with the gradient sum_j weight_j grad l_j; no gradient flows through the weights."""
+    """`value` with the gradient sum_j weight_j grad l_j; no gradient flows through the weights."""
     dtype = _result_dtype(losses)
     weights = batch.own_weights(weights)
-    if batch.log_weight is not None:  # Losses of weight zero may be anything, NaN too.
+    if batch.log_weight is not None:  # Losses of weight zero may have any value, even NaN.
         losses = torch.where(batch.own(batch.log_weight) > -math.inf, losses, 0.0)
     if batch.finite is not None:
         weights, value = torch.where(batch.finite, weights, 0.0), where(batch.finite, value, 0.0)

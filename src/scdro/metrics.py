@@ -1,4 +1,4 @@
-"""Accuracy where it is worst: over known groups, and over all groups within KL distance rho.
+"""Worst-case accuracy, over known groups and over all groups within KL distance rho.
 
 For choosing rho with scikit-learn's `GridSearchCV`, see `robust_accuracy_scorer` and `WorstGroupScorer`.
 """
@@ -42,24 +42,24 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Scores:
-    """Accuracies are shares in [0, 1], NaN where there is nothing to average.
+    """The scores of a classifier. Accuracies are in [0, 1], and NaN if there is nothing to average.
 
     Attributes:
-        top1: of all samples, those whose class has the largest score.
-        top5: those whose class is among the five largest.
+        top1: share of samples whose class has the largest score.
+        top5: share of samples whose class is among the five largest scores.
         loss: mean cross-entropy.
-        robust_loss: its worst case within KL distance rho.
-        kl: the KL that this spends.
+        robust_loss: worst-case cross-entropy within KL distance rho.
+        kl: KL of this worst case.
         per_class: accuracy on the samples of each class.
-        minority: mean over the half of the classes with fewer training samples.
-        majority: mean over the other half.
-        many: mean over classes of more than 100 training samples.
-        medium: of 20 to 100.
-        few: of fewer than 20.
-        balanced: mean over classes.
-        per_group: accuracy on the samples of each group; empty where there are no groups.
-        worst_group: the least of them.
-        rare_groups: mean over groups with fewer than half as many training samples as the median group.
+        minority: mean accuracy over the half of the classes with fewer training samples.
+        majority: mean accuracy over the other half.
+        many: mean accuracy over classes with more than 100 training samples.
+        medium: the same for 20 to 100 training samples.
+        few: the same for fewer than 20.
+        balanced: mean accuracy over classes.
+        per_group: accuracy on the samples of each group; empty without groups.
+        worst_group: the lowest of these.
+        rare_groups: mean accuracy over groups with fewer than half as many training samples as the median group.
 
     Example:
         >>> found = score([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]], [0, 1, 1], train_counts=[100, 10])
@@ -84,13 +84,13 @@ class Scores:
     rare_groups: float = math.nan
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain types, for JSON; None for NaN, and nothing of groups where there are none."""
+        """Plain types for JSON, with None for NaN, and without the group scores if there are no groups."""
         found = {key: _plain(value) for key, value in asdict(self).items()}
         return found if self.per_group else {k: v for k, v in found.items() if "group" not in k}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Scores:
-        """What `as_dict` gave."""
+        """The inverse of `as_dict`."""
         read: dict[str, Any] = {field.name: _read(plain[field.name]) for field in fields(cls) if field.name in plain}
         return cls(**read | {"per_group": tuple(read.get("per_group", ()))})
 
@@ -105,15 +105,15 @@ def score(
     rho: float = 0.5,
     lam0: float = 1e-3,
 ) -> Scores:
-    """All of a classifier's scores on a data set; tensors, arrays or lists.
+    """Compute all scores of a classifier on a data set, from tensors, arrays or lists.
 
     Args:
         logits: (n, classes).
         labels: (n,).
-        train_counts: training samples of each class, which say what is rare.
-        groups: of each sample, (n,), where the data have groups.
-        group_counts: training samples of each group, with `groups`.
-        rho, lam0: of the robust loss.
+        train_counts: number of training samples of each class; these determine the minority.
+        groups: the group of each sample, (n,), if the data have groups.
+        group_counts: number of training samples of each group, together with `groups`.
+        rho, lam0: parameters of the robust loss.
 
     Example:
         >>> found = score(torch.eye(4), torch.arange(4), torch.tensor([500, 500, 10, 50]))
@@ -121,9 +121,9 @@ def score(
         (1.0, 1.0, 1.0)
     """
     if (groups is None) != (group_counts is None):
-        raise DataError("expected groups together with group_counts, the training samples of each group, got one")
+        raise DataError("expected groups together with group_counts, the training samples per group, got only one")
     logits, labels = _samples(logits, labels)
-    train_counts = as_labels(train_counts, logits.shape[1], what="counts of training samples, one a class")
+    train_counts = as_labels(train_counts, logits.shape[1], what="counts of training samples, one per class")
     losses = F.cross_entropy(logits.double(), labels, reduction="none")
     worst = worst_case(losses, rho, lam0)
     right = logits.argmax(1) == labels
@@ -143,7 +143,7 @@ def score(
 
 
 def top_k_accuracy(logits: Any, labels: Any, k: int) -> float:
-    """Share of samples whose label is among the k largest scores.
+    """The share of samples whose label is among the k largest scores.
 
     Example:
         >>> top_k_accuracy(torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), torch.tensor([1, 2]), k=2)
@@ -154,7 +154,7 @@ def top_k_accuracy(logits: Any, labels: Any, k: int) -> float:
 
 
 def per_class_accuracy(predicted: Any, labels: Any, classes: int) -> Tensor:
-    """Share of right predictions among the samples of each class, NaN where there are none.
+    """Accuracy on the samples of each class, NaN for classes without samples.
 
     Example:
         >>> per_class_accuracy(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 3)
@@ -165,8 +165,9 @@ def per_class_accuracy(predicted: Any, labels: Any, classes: int) -> Tensor:
 
 
 def halves(per_class: Tensor, train_counts: Tensor) -> tuple[float, float]:
-    """Mean accuracy over the half of the classes with the fewest training samples, and over the others; NaN where all
-    classes have as many.
+    """Mean accuracy over the half of the classes with the fewest training samples, and over the others.
+
+    Both are NaN if all classes have the same number.
 
     Example:
         >>> halves(torch.tensor([1.0, 0.5, 0.5, 0.0]), torch.tensor([500, 400, 30, 20]))
@@ -180,7 +181,7 @@ def halves(per_class: Tensor, train_counts: Tensor) -> tuple[float, float]:
 
 
 def shots(per_class: Tensor, train_counts: Tensor) -> tuple[float, float, float]:
-    """Mean accuracy over classes of many (> 100), a medium number (20 to 100) and few (< 20) training samples.
+    """Mean accuracy over classes with many (> 100), a medium number (20 to 100) and few (< 20) training samples.
 
     Example:
         >>> shots(torch.tensor([0.75, 0.5, 0.25]), torch.tensor([500, 50, 5]))
@@ -191,8 +192,8 @@ def shots(per_class: Tensor, train_counts: Tensor) -> tuple[float, float, float]
 
 
 def _by_group(right: Tensor, groups: Any, group_counts: Any) -> tuple[tuple[float, ...], float, float]:
-    """Of each group, the worst, and the mean of the rare ones."""
-    counts = as_labels(group_counts, what="counts of training samples, one a group")
+    """Accuracy of each group, the lowest of these, and the mean over the rare groups."""
+    counts = as_labels(group_counts, what="counts of training samples, one per group")
     accuracy = _shares(right, as_labels(groups, len(right), len(counts), "groups"), len(counts))
     known = counts[counts > 0]
     rare = counts < (known.double().median() / 2 if len(known) else 0.0)
@@ -200,12 +201,12 @@ def _by_group(right: Tensor, groups: Any, group_counts: Any) -> tuple[tuple[floa
 
 
 def _shares(right: Tensor, kinds: Tensor, number: int) -> Tensor:
-    """Share of what is right among the samples of each kind, NaN where there are none."""
+    """The share of correct predictions for each class or group, NaN if it has no samples."""
     return torch.bincount(kinds, right.double(), minlength=number) / torch.bincount(kinds, minlength=number)
 
 
 def _samples(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
-    """Both on the host, checked."""
+    """Check scores and labels and return them on the CPU."""
     try:
         scores = logits.detach().cpu() if isinstance(logits, Tensor) else torch.from_numpy(np.array(logits))
     except (TypeError, ValueError) as error:
@@ -238,7 +239,7 @@ Array = npt.NDArray[Any]
 
 
 class GroupRow(NamedTuple):
-    """One group: its name, the number of its samples, their share of the weight, and accuracy.
+    """A group's name, number of samples, share of the total weight, and accuracy.
 
     Example:
         >>> worst = group_table([0, 0, 1, 1], [0, 0, 1, 0], ["a", "a", "b", "b"])[0]
@@ -253,13 +254,13 @@ class GroupRow(NamedTuple):
 
 
 def group_table(y_true: Any, y_pred: Any, groups: Any, sample_weight: Any = None) -> list[GroupRow]:
-    """Accuracy of every group, worst first. Groups whose samples all weigh zero are left out.
+    """Accuracy of every group, worst first. Groups of zero total weight are left out.
 
     Args:
         y_true, y_pred: labels, (n,).
-        groups: to which group each sample belongs: labels, (n,), or several columns, (n, m), for their combinations.
-            Samples whose label is missing (None, NaN) are a group of their own, None.
-        sample_weight: at least 0, (n,).
+        groups: the group of each sample: labels, (n,), or several columns, (n, m), for their combinations. Samples
+            with a missing label (None, NaN) form the group None.
+        sample_weight: weights >= 0, (n,).
 
     Example:
         >>> for row in group_table([0, 1, 1, 0], [0, 1, 0, 0], ["a", "a", "b", "b"]):
@@ -280,7 +281,7 @@ def group_table(y_true: Any, y_pred: Any, groups: Any, sample_weight: Any = None
 
 
 def worst_group_accuracy(y_true: Any, y_pred: Any, groups: Any, sample_weight: Any = None) -> float:
-    """Accuracy of the group where it is least. Arguments as for `group_table`.
+    """The lowest accuracy of any group. Arguments as for `group_table`.
 
     Example:
         >>> worst_group_accuracy([0, 1, 1, 0], [0, 1, 0, 0], ["a", "a", "b", "b"])
@@ -290,14 +291,14 @@ def worst_group_accuracy(y_true: Any, y_pred: Any, groups: Any, sample_weight: A
 
 
 def robust_accuracy(y_true: Any, y_pred: Any, rho: float, sample_weight: Any = None) -> float:
-    r"""The least accuracy over all reweightings of the samples within KL distance rho; rho = 0 is plain accuracy.
+    r"""The lowest accuracy over all reweightings of the samples within KL distance rho; rho = 0 is plain accuracy.
 
-    With a share e of errors it is 1 - e', where e' >= e is the largest with
+    With an error rate e it is 1 - e', where e' >= e is the largest number with
 
         e' log(e'/e) + (1 - e') log((1 - e')/(1 - e)) <= rho
 
-    and so a function of accuracy: it compares models as accuracy does, but says how bad a shift can make them. No group
-    of a share of at least exp(-rho) of the data has less accuracy than that.
+    It is a function of accuracy, so it ranks models as accuracy does, but shows how bad a shift can make them. Every
+    group with at least a share exp(-rho) of the data has at least this accuracy.
 
     Example:
         >>> round(robust_accuracy([0, 1, 1, 0, 1], [0, 1, 1, 0, 0], rho=0.1), 4)
@@ -319,7 +320,7 @@ def robust_accuracy(y_true: Any, y_pred: Any, rho: float, sample_weight: Any = N
 
 
 def robust_accuracy_scorer(rho: float) -> Callable[..., float]:
-    """A scorer, `scorer(estimator, X, y)`, for `GridSearchCV(scoring=...)`: `robust_accuracy` at one fixed rho.
+    """Return a scorer, `scorer(estimator, X, y)`, for `GridSearchCV(scoring=...)`: `robust_accuracy` at a fixed rho.
 
     Example:
         >>> from sklearn.datasets import load_iris
@@ -336,12 +337,12 @@ def robust_accuracy_scorer(rho: float) -> Callable[..., float]:
 class WorstGroupScorer:
     """A scorer, `scorer(estimator, X, y)`, for `GridSearchCV(scoring=...)`: `worst_group_accuracy` on held-out data.
 
-    Groups serve the choice of rho alone; the model never sees them. Cross-validation hands a scorer nothing but rows of
-    X and y, so say how to know the groups of rows:
+    Groups are used only to choose rho; the model never sees them. Cross-validation passes only rows of X and y to a
+    scorer, so `groups` says how to get the groups of these rows.
 
     Args:
-        groups: a function of X that gives them; or a pandas Series or DataFrame with the index of X, each label once,
-            in which the rows of X, a DataFrame, are looked up.
+        groups: a function of X that returns them; or, if X is a DataFrame, a pandas Series or DataFrame with the index
+            of X (without duplicates), in which the rows of X are looked up.
 
     Example:
         >>> scorer = WorstGroupScorer(lambda X: X[:, 0] > 5)
@@ -350,12 +351,12 @@ class WorstGroupScorer:
     def __init__(self, groups: Callable[[Any], Any] | Any) -> None:
         if not callable(groups) and not hasattr(groups, "loc"):
             raise TypeError(
-                f"expected groups as a function of X, or a pandas Series of X's index, got {type(groups).__name__}; "
+                f"expected groups as a function of X, or a pandas Series with X's index, got {type(groups).__name__}; "
                 "an array cannot be matched with the rows of a fold"
             )
         if not callable(groups) and not groups.index.is_unique:
             raise ValueError(
-                "expected groups whose index holds each label once, got duplicates, of which a row cannot choose; "
+                "expected groups with a unique index, got duplicate labels, so that a row's group is ambiguous; "
                 "reset the index of X and of groups"
             )
         self.groups = groups
@@ -373,11 +374,11 @@ class WorstGroupScorer:
             if len(unknown):
                 raise ValueError(
                     f"expected groups for all rows of X, got none for {len(unknown)} of {len(X)}, such as "
-                    f"{unknown[0]!r}; give groups the index of X"
+                    f"{unknown[0]!r}; use the index of X for groups"
                 )
             groups = self.groups.loc[X.index]
         else:
-            raise TypeError(f"expected X as a DataFrame, to look up its rows' groups, got {type(X).__name__}")
+            raise TypeError(f"expected X as a DataFrame, to look up the groups of its rows, got {type(X).__name__}")
         return worst_group_accuracy(y, estimator.predict(X), groups, sample_weight)
 
 
@@ -387,7 +388,7 @@ def _check_rho(rho: Any) -> None:
 
 
 def _right(y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Array, Array]:
-    """Whether each prediction is right, and the weights."""
+    """Whether each prediction is correct, and the weights."""
     y_true, y_pred = column_or_1d(y_true), column_or_1d(y_pred)
     check_consistent_length(y_true, y_pred)
     texts = []
@@ -397,7 +398,7 @@ def _right(y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Array, Array]:
         texts.append(y.dtype.kind in "US" or (y.dtype.kind == "O" and all(isinstance(label, str) for label in y)))
     if texts[0] != texts[1]:
         raise ValueError(
-            "expected labels of one type in y_true and y_pred, got texts and others, which never agree: "
+            "expected labels of one type in y_true and y_pred, got strings and other types, which never match: "
             f"{y_true.dtype}, {y_pred.dtype}"
         )
     weight = _check_sample_weight(sample_weight, y_true.reshape(-1, 1), dtype=np.float64, ensure_non_negative=True)
@@ -407,10 +408,10 @@ def _right(y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Array, Array]:
 
 
 def _members(groups: Any) -> tuple[list[Any], Array]:
-    """Names of the groups, and the number of each sample's."""
+    """The names of the groups, and the number of each sample's group."""
     columns = np.asarray(groups)
     if columns.dtype.kind in "US" and not hasattr(groups, "dtype"):
-        columns = np.asarray(groups, dtype=object)  # a list of numbers and texts stays as it is
+        columns = np.asarray(groups, dtype=object)  # a list of numbers and strings is not converted
     if columns.ndim == 1:
         return _factorised(columns)
     if columns.ndim != 2:
@@ -421,7 +422,8 @@ def _members(groups: Any) -> tuple[list[Any], Array]:
 
 
 def _factorised(column: Array) -> tuple[list[Any], Array]:
-    """Distinct labels, and the number of each sample's; of objects, which may not compare, in order of appearance."""
+    """The distinct labels, and the number of each sample's label. Objects, which may not be comparable, are in order of
+    appearance."""
     if column.dtype.kind != "O":
         names, member = np.unique(column, return_inverse=True)
         return [None if _missing(name) else name for name in names.tolist()], member

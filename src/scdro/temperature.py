@@ -1,20 +1,19 @@
 r"""How lam and s move.
 
-The worst case has its own temperature: lam* solves KL(p_lam) = rho. `WindowTemperature` follows it on the losses of the
-last batches and has nothing to tune. `PrintedTemperature` is the paper's gradient step, for reproduction.
+The worst case determines its temperature: lam* solves KL(p_lam) = rho. `WindowTemperature` follows lam* on the losses
+of the last batches and has nothing to tune. `PrintedTemperature` is the paper's gradient step, for reproduction.
 
-At step t every method uses lam_t, which depends on the batches before t alone; the batch then decides lam_{t+1}. So
-micro-batches equal one large batch, processes equal one, and a step that is skipped leaves no trace.
+At step t every method uses lam_t, which depends only on the batches before t; batch t then determines lam_{t+1}. So
+micro-batches are equivalent to one large batch, several processes to one, and a skipped step changes nothing.
 
-s, the running estimate of g = E exp(l/lam), is moved by a tracker: a moving average, or STORM where each batch is
-evaluated at two points. A tracker is a pure rule. It reads log means A = log mean exp(l/lam) of the batch, at the
-present point and, for STORM, at the previous one, and answers with the new log s and the coefficients of one rule for
-numbers and gradients:
+A tracker updates s, the running estimate of g = E exp(l/lam): a moving average, or STORM if each batch is evaluated at
+two points. Trackers have no state. They read A = log mean exp(l/lam) of the batch at the current point and, for STORM,
+at the previous one, and return the new log s and the coefficients of one update for scalars and gradients:
 
     estimate <- keep * estimate + share * exp(A - log s) * fresh - old * fresh_at_the_previous_point
 
-where `fresh` is the batch's own answer under its own weights softmax(l/lam), and share is beta for a moving average
-and one for STORM. Nothing is exponentiated but differences of logarithms that are bounded by construction.
+where `fresh` is the same quantity on this batch alone, under its own weights softmax(l/lam), and share is beta for a
+moving average and 1 for STORM. Only differences of logarithms that are bounded by construction are exponentiated.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ __all__ = [
 
 
 class Advance(NamedTuple):
-    """One step of a tracker: log s_t, the batch's log mean, the coefficients, and whether it had to start again."""
+    """One step of a tracker: log s_t, the batch's log mean, the coefficients, and whether the tracker was reset."""
 
     log_s: Scalar
     log_mean: Scalar
@@ -50,9 +49,12 @@ class Advance(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A step not yet committed, of one batch or of all its parts so far. `weights` are those of the last part, and of
-    all parts they sum to ghat/s; `lam_log_s` is lam log s. The means are those of the losses under softmax(l/lam), at
-    the present point and at the previous one, where the temperature asks for them."""
+    """A step that is not yet committed, for one batch or for all its parts so far.
+
+    `weights` are those of the last part; summed over all parts they are ghat/s. `lam_log_s` is lam log s. `mean` and
+    `mean_old` are the mean losses under softmax(l/lam) at the current and the previous point, if the temperature needs
+    them.
+    """
 
     lam: Scalar
     lam_past: Scalar  # the temperature at which the past is read
@@ -63,10 +65,10 @@ class Estimate(NamedTuple):
     objective: Scalar
     mean: Scalar | None = None
     mean_old: Scalar | None = None
-    calibrating: bool = False  # lam_1 waits for the rest of the first batch
+    calibrating: bool = False  # lam_1 is set once all of the first batch is there
 
     def read(self) -> Estimate:
-        """With floats for numbers, where the host may look: one made in a compiled graph has tensors."""
+        """Convert scalars to floats where the host can read them; an estimate from a compiled graph has tensors."""
 
         def number(x: Any) -> Any:
             return scalar(x) if isinstance(x, Tensor) and x.ndim == 0 else x
@@ -75,10 +77,10 @@ class Estimate(NamedTuple):
 
 
 class Tracker(Protocol):
-    """The rule that moves log s. On the first step s, v and u are the batch's own: Advance(log_mean, log_mean).
+    """The rule that updates log s. The first step takes s, v and u from the batch: Advance(log_mean, log_mean).
 
-    `lam_gradient` gives what is tracked of the gradient in lam (`kept` until now), and that gradient; `drift` is its
-    part log s + rho (+ mu lam), and `bound` of the losses is known or None.
+    `lam_gradient` returns the tracked part of the gradient in lam (`kept` is its value so far) and the gradient itself.
+    `drift` is the part log s + rho (+ mu lam), and `bound` is the upper bound of the losses, or None.
     """
 
     two_points: bool
@@ -88,7 +90,7 @@ class Tracker(Protocol):
 
 
 def _averaged(log_s: Scalar, log_mean: Scalar, beta: float) -> Scalar:
-    """log((1-beta) s + beta ghat), or log s where that is zero: with beta = 1 and all of the batch trimmed away."""
+    """log((1-beta) s + beta ghat), or log s if that is zero (beta = 1 and the whole batch trimmed away)."""
     if beta == 1.0:
         return where(log_mean > -math.inf, log_mean, log_s)
     return logaddexp(log_s + math.log1p(-beta), log_mean + math.log(beta))
@@ -106,16 +108,16 @@ def _subtracted(at: Estimate) -> Scalar:
 
 def _check_cap(cap: float | None) -> None:
     if cap is not None and not cap >= 1.0:
-        raise HyperparameterError(f"expected cap >= 1, the most batches that one batch may count for, got {cap}")
+        raise HyperparameterError(f"expected cap >= 1, how many batches one batch may count for at most, got {cap}")
 
 
 @dataclass(frozen=True)
 class MovingAverage:
     r"""s <- (1-beta) s + beta ghat   (Algorithm 1, line 6), and with `cap`, s <- max(that, ghat / cap).
 
-    The weights of a batch sum to ghat/s <= 1/beta. A batch whose losses have just jumped therefore pushes the model
-    up to 1/beta times as hard as a plain one, and does so because s is late, not because it is right; `cap` says how
-    many batches one may count for.
+    The weights of a batch sum to ghat/s <= 1/beta. When the losses have just jumped, a batch can therefore push the
+    model up to 1/beta times as hard as usual, only because s lags behind. `cap` limits how many batches one batch may
+    count for.
 
     Example:
         >>> from scdro.temperature import WindowTemperature
@@ -146,11 +148,11 @@ class MovingAverage:
 
 @dataclass(frozen=True)
 class Storm:
-    r"""s <- ghat(x_t) + (1-beta)(s - ghat(x_{t-1}))   (eq. 7), as printed; v and u alike, unnormalised.
+    r"""s <- ghat(x_t) + (1-beta)(s - ghat(x_{t-1}))   (eq. 7), as printed; the same for v and u, unnormalised.
 
-    s can become <= 0, in exact arithmetic too. Where it falls below max(beta ghat, 1e-8 of the largest term), all
-    estimators start anew from the batch; `reset` says so. Known bounds 0 <= l <= C confine log s to [0, C/lam] and
-    the tracked mean loss to [0, C]: projections that never enlarge the error.
+    s can become <= 0, even in exact arithmetic. If it falls below max(beta ghat, 1e-8 of the largest term), all
+    estimators restart from the batch, and `reset` is true. With known bounds 0 <= l <= C, log s is projected to
+    [0, C/lam] and the tracked mean loss to [0, C]; these projections never increase the error.
 
     Example:
         >>> import torch
@@ -171,12 +173,12 @@ class Storm:
         s = where(reset, 1.0, s)
         moved = where(reset, log_mean, top + log(s))
         keep, old = (where(reset, 0.0, (1.0 - beta) * c / s) for c in (k, k0))
-        empty = log_mean == -math.inf  # All of the batch is trimmed away: it says nothing.
+        empty = log_mean == -math.inf  # the whole batch is trimmed away, so nothing moves
         moved, keep, old = (where(empty, a, b) for a, b in ((log_s, moved), (1.0, keep), (0.0, old)))
         return Advance(moved, log_mean, keep, old, reset & (log_mean > -math.inf))
 
     def lam_gradient(self, at: Estimate, kept: Scalar, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
-        """lam u/s + log s + rho (eq. 8), by way of y = -lam^2 u/s, the tracked mean loss under p."""
+        """lam u/s + log s + rho (eq. 8), computed from y = -lam^2 u/s, the tracked mean loss under p."""
         y = (at.lam / at.lam_past) ** 2 * (at.step.keep * kept - _subtracted(at)) + _fresh(at)
         if bound is not None:
             y = clamp(y, 0.0, bound)
@@ -185,14 +187,14 @@ class Storm:
 
 @dataclass(frozen=True)
 class NormalizedStorm(MovingAverage):
-    r"""STORM on the gradient of F itself rather than on that of g; s by the capped moving average.
+    r"""STORM on the gradient of F itself instead of the gradient of g; s is the capped moving average.
 
     z <- grad(x_t; s_t) + (1-beta)(z - grad(x_{t-1}; s_{t-1})),   grad(x; s) = mean(exp(l/lam)/s grad l).
 
     The printed form multiplies the past by s_{t-1}/s_t, which exceeds one whenever s falls: rare hard samples then
-    amplify old noise without end. Here the past only ever shrinks. `clip` bounds the correction
-    grad(x_t) - grad(x_{t-1}) by that multiple of the smaller of |grad(x_t)| and |z|: beyond it, the two points are too
-    far apart for their difference to reduce variance.
+    amplify old noise without limit. Here the past always shrinks. The correction grad(x_t) - grad(x_{t-1}) is clipped
+    to `clip` times the smaller of |grad(x_t)| and |z|: beyond that, the two points are too far apart for their
+    difference to reduce variance.
 
     Example:
         >>> from scdro.temperature import WindowTemperature
@@ -225,12 +227,12 @@ class NormalizedStorm(MovingAverage):
 
 
 def default_size(rho: float) -> int:
-    """At least 32 samples of the smallest group that rho guards (a fraction exp(-rho)), between 1,024 and 65,536."""
+    """Enough for 32 samples of the smallest group that rho protects (a fraction exp(-rho)); from 1,024 to 65,536."""
     return int(min(max(1024.0, 32.0 * math.exp(min(rho, 20.0))), 65536.0))
 
 
 class Window(NamedTuple):
-    """Two rows, losses and their log weights, oldest first. A slot not yet filled has weight zero."""
+    """Two rows, losses and their log weights, oldest first. Empty slots have weight zero."""
 
     rows: Tensor
 
@@ -248,9 +250,9 @@ class Window(NamedTuple):
         return self.rows[1]
 
     def pushed(self, losses: Tensor, log_weight: Tensor | None) -> Window:
-        """The window with a batch added, and as many of the oldest losses dropped.
+        """The window with a batch added and the same number of oldest losses dropped.
 
-        Samples of weight zero take no room. Of a batch larger than the window, an even choice is kept.
+        Samples of weight zero take no slot. A batch larger than the window is subsampled evenly.
         """
         size = self.rows.shape[1]
         if log_weight is None:
@@ -265,9 +267,9 @@ class Window(NamedTuple):
         return Window(_live_last(torch.cat([self.rows, batch], 1))[:, -size:])
 
     def tilt(self, lam: Scalar, shift: Scalar) -> tuple[Tilt, Scalar]:
-        """The recent losses under the worst case at temperature lam, and how many equally weighted ones they are worth.
+        """The tilt of the recent losses at temperature lam, and their effective number.
 
-        `shift` is any value near their top.
+        `shift` is any value near their maximum.
         """
         losses, log_weight = on_host(self.rows)
         log_total, size = mass_and_size(log_weight)
@@ -288,39 +290,39 @@ class Window(NamedTuple):
         return solve_lam(self.losses, self.log_weight, rho, lam0, mu=mu)
 
     def top(self) -> Scalar:
-        """The hardest of the recent losses."""
+        """The largest recent loss."""
         losses, log_weight = on_host(self.rows)
-        if isinstance(losses, Tensor) or log_weight[0] == -math.inf:  # the oldest slot is empty, maybe others
+        if isinstance(losses, Tensor) or log_weight[0] == -math.inf:  # the oldest slot is empty, others may be too
             losses = masked(losses, log_weight == -math.inf, -math.inf)
         return scalar(losses.max())
 
     def quantile(self, trim: float) -> Scalar:
-        """The loss above which the hardest `trim` of the recent weight lies."""
+        """The loss that cuts off the hardest `trim` of the recent weight."""
         kept = trimmed_log_weights(self.losses, self.log_weight, trim)
         return scalar(torch.where(kept > -math.inf, self.losses, -math.inf).amax())
 
     def without(self, ceiling: Scalar) -> Window:
-        """The window less the losses above a ceiling."""
+        """The window without the losses above the ceiling."""
         return Window(torch.stack([self.losses, torch.where(self.losses > ceiling, -math.inf, self.log_weight)]))
 
 
 def _live_last(rows: Tensor) -> Tensor:
-    """Columns of weight zero first, all else in its order."""
+    """Move columns of weight zero to the front; keep the order otherwise."""
     return rows[:, torch.argsort((rows[1] > -math.inf).to(torch.uint8), stable=True)]
 
 
 def _spread(columns: Tensor, size: int, live: Tensor | int) -> Tensor:
-    """At most `size` of the last `live` columns; all where they fit.
+    """Choose at most `size` of the last `live` columns; all if they fit.
 
-    Those whose multiples of the golden ratio have the smallest fractional parts: as even as a stride, and in step with
-    no period of the batch, such as classes or views that take turns.
+    Keeps the positions i for which the fractional part of i times the golden ratio is smallest. This is as even as a
+    stride, but does not lock onto a period in the batch, such as alternating classes or views.
     """
     count = columns.shape[-1]
     if count <= size:
         return columns
     live = live.clamp_min(size) if isinstance(live, Tensor) else max(live, size)
     position = torch.arange(count, device=columns.device) - (count - live)
-    fraction = (position * 0x9E3779B1) & 0xFFFFFFFF  # 2^32 times it, in int64
+    fraction = (position * 0x9E3779B1) & 0xFFFFFFFF  # times 2^32, in int64
     chosen = torch.topk(torch.where(position >= 0, fraction, 1 << 32), size, largest=False).indices
     return columns[..., torch.sort(chosen).values]
 
@@ -329,7 +331,7 @@ def _spread(columns: Tensor, size: int, live: Tensor | int) -> Tensor:
 
 
 class LamRange(NamedTuple):
-    """The problem in lam: KL(p_lam) = rho + mu lam on [lam0, lam_max]."""
+    """The equation for lam: KL(p_lam) = rho + mu lam on [lam0, lam_max]."""
 
     rho: float
     lam0: float
@@ -342,11 +344,11 @@ class LamRange(NamedTuple):
 
 
 class Temperature(nn.Module):
-    """Decides lam. `initial` is lam_1, or None to find it from the first batch.
+    """Base class of the rules for lam. `initial` is lam_1, or None to find it from the first batch.
 
-    `carries`: whether the past is read at the new temperature (lam log s, which hardly depends on lam, is kept) or, as
-    printed, at its own (log s is kept, which explodes when lam falls). `ceiling`: a loss counts for no more than the
-    hardest of the recent ones and so many lam; None for no bound.
+    `carries`: if true, lam log s, which hardly depends on lam, is kept when lam changes. If false, log s is kept, as
+    printed in the paper, and explodes when lam falls. `ceiling`: losses are clipped at the largest recent loss plus
+    `ceiling` times lam; None for no bound.
     """
 
     carries: bool
@@ -354,37 +356,39 @@ class Temperature(nn.Module):
     initial: float | None
 
     def one_point_tracker(self) -> Tracker:
-        """How s moves where each batch is evaluated once (SCDRO, KLRobustLoss)."""
+        """The tracker for methods that evaluate each batch once (SCDRO, KLRobustLoss)."""
         raise NotImplementedError
 
     def two_point_tracker(self) -> Tracker:
-        """How s moves where each batch is evaluated twice (ASCDRO)."""
+        """The tracker for methods that evaluate each batch twice (ASCDRO)."""
         raise NotImplementedError
 
     def advance(
         self, estimate: Estimate, window: Window, limits: LamRange, tracker: Tracker, lr: Scalar | None
     ) -> tuple[Scalar, Scalar, list[tuple[Tensor, list[Scalar]]]]:
-        """lam_{t+1}, the most that lam log s may be when batch t+1 comes, and this module's buffers with their new
+        """Return lam_{t+1}, the upper bound of lam log s at batch t+1, and this module's buffers with their new
         values."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Fill this module's buffers as in a new object."""
+        """Reset this module's buffers to their initial values."""
 
 
 class WindowTemperature(Temperature):
-    r"""One safeguarded Newton step a batch towards KL(p_lam) = rho on the losses of the recent batches. The default.
+    r"""One safeguarded Newton step per batch towards KL(p_lam) = rho on the recent losses. The default.
 
-    log lam += clip(KL log(KL/rho) / Var_p(l/lam), -1, 1). No step size, no starting value, no units. While there are
-    too few recent losses to show a KL of rho, a smaller one takes its place (`attainable`).
+    log lam += clip(KL log(KL/rho) / Var_p(l/lam), -1, 1). There is no step size and no starting value to choose, and
+    the scale of the losses does not matter. While there are too few recent losses to reach a KL of rho, a smaller rho
+    is used (`attainable`).
 
     Args:
         initial: lam_1; None finds it from the first batch.
-        cap: the most batches that a single one may count for (`MovingAverage`); None for no bound.
-        ceiling: a loss counts for no more than the hardest of the recent ones and so many lam; None for no bound. When
-            a step goes too far, the next losses are far above all that lam knows, and one would take all the weight.
+        cap: how many batches one batch may count for at most (`MovingAverage`); None for no bound.
+        ceiling: losses are clipped at the largest recent loss plus `ceiling` times lam; None for no bound. After too
+            large a step, the next losses can be far above the range that lam fits, and one sample would get all the
+            weight.
         lag: s is at most this many times the mean of exp(l/lam) over the recent losses; None for no bound. When losses
-            fall, lam falls with them, and s alone would follow so slowly that the weights of all samples vanish.
+            fall, lam falls with them, but s alone would follow so slowly that the weights of all samples vanish.
         clip: the bound on STORM's correction (`NormalizedStorm`), used by ASCDRO; None for no bound.
 
     Example:
@@ -407,7 +411,7 @@ class WindowTemperature(Temperature):
     ) -> None:
         super().__init__()
         _check_initial(initial)
-        NormalizedStorm(cap, clip)  # checks them
+        NormalizedStorm(cap, clip)  # validates both
         if ceiling is not None and not 0.0 <= ceiling < math.inf:
             raise HyperparameterError(f"expected ceiling >= 0, in units of lam, or None for no bound, got {ceiling}")
         if lag is not None and not lag >= 1.0:
@@ -439,11 +443,11 @@ class WindowTemperature(Temperature):
 class PrintedTemperature(Temperature):
     """The paper's update, lam <- clip(lam - eta u, lam0, lam_max), with u as in Algorithm 1 or 2.
 
-    Falls into the small-lam trap on most settings (docs, "Stability"): for reproduction, not for use.
+    It falls into the small-lam trap in most settings (docs, "Stability"). Use it to reproduce the paper only.
 
     Args:
         initial: lam_1. The paper tunes it in {.1, 1, 10}.
-        lr: lam's own step size; None takes the optimizer's, as the paper does.
+        lr: the step size for lam; None uses the optimizer's, as the paper does.
 
     Example:
         >>> from scdro import SCDRO

@@ -221,7 +221,7 @@ def test_a_checkpoint_without_the_loss_that_the_monitor_keeps(saved, tmp_path):
     robust = scdro.KLRobustLoss(0.5)
     model = RobustClassifier()
     model.robust = robust
-    with pytest.raises(scdro.errors.CheckpointError, match="kept the loss"):
+    with pytest.raises(scdro.errors.CheckpointError, match="saved its loss"):
         fitted(model, tmp_path, 2, callbacks=[RobustMonitor(robust)], resume=tmp_path / "epoch=0.ckpt")
 
 

@@ -1,4 +1,4 @@
-"""What training needs of data: imbalance, splits, samples with their index, batches that depend on a seed alone."""
+"""Data for training: imbalance, splits, samples with their index, and batches that depend only on a seed."""
 
 from scdro.data.augment import CropFlip, crop_flip
 from scdro.data.image_files import ImageFiles

@@ -11,11 +11,11 @@ __all__ = ["CropFlip", "crop_flip"]
 
 
 def crop_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, pad: int = 4) -> Tensor:
-    """Each image padded by black, cropped to its size at its own place, and mirrored where `flip` says so.
+    """Pad each image with black, crop it to its original size at its own position, and mirror it if `flip` is true.
 
     Args:
-        images: (b, c, h, w); what comes back has the same dtype, in channels_last order.
-        top, left: place of the crop in the padded image, in [0, 2 pad], (b,).
+        images: (b, c, h, w). The result has the same dtype, in channels_last order.
+        top, left: position of the crop in the padded image, in [0, 2 pad], (b,).
         flip: whether to mirror the columns, bool, (b,).
 
     Example:
@@ -34,7 +34,7 @@ def crop_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, pad: int 
 
 
 class CropFlip:
-    """CIFAR's augmentation: a random crop of the image padded by `pad`, mirrored every other time.
+    """CIFAR's augmentation: a random crop of the image padded by `pad`, mirrored with probability one half.
 
     Example:
         >>> CropFlip()(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), np.random.default_rng(0)).shape

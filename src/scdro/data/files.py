@@ -1,4 +1,4 @@
-"""Files as they come, plain or gzip, and what to say when they are damaged."""
+"""Open plain or gzip files, with an error that explains when they are damaged."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ PathLike = str | os.PathLike[str]
 
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
-    """A text file, plain or gzip."""
+    """Open a text file, plain or gzip."""
     with open_bytes(path) as file:
         try:
             yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"expected text in UTF-8 in {path}, got other bytes ({error}); save it as UTF-8, or download it again"
+                f"expected UTF-8 text in {path}, got other bytes ({error}); save it as UTF-8, or download it again"
             ) from error
 
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """A file, plain or gzip. What is read inside and ends too early is a DataError."""
+    """Open a file, plain or gzip. Reading past the end of a truncated file raises a DataError."""
     with cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else open(path, "rb") as file:
         try:
             yield file
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise DataError(f"expected a whole file, got a damaged one, {path} ({error}); download it again") from error
+            raise DataError(
+                f"expected a complete file, got a damaged one, {path} ({error}); download it again"
+            ) from error

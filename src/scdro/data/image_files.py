@@ -1,4 +1,4 @@
-"""Labelled images in files, decoded when asked for."""
+"""Labelled images in files, decoded on access."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
 
     Args:
         root: the folder that the paths are relative to.
-        paths, labels: of each image; labels are integers in [0, classes).
-        classes: how many there are.
-        transform: a function of a Pillow image and a NumPy generator that gives a tensor.
+        paths, labels: one per image; labels are integers in [0, classes).
+        classes: number of classes.
+        transform: a function of a Pillow image and a NumPy generator that returns a tensor.
 
     Example:
-        >>> paths = ["cat/1.jpg", "dog/1.jpg"]  # opened when asked for
+        >>> paths = ["cat/1.jpg", "dog/1.jpg"]  # opened on access
         >>> data = ImageFiles("photos", paths, torch.tensor([0, 1]), classes=2, transform=EvalTransform())
         >>> len(data), data.counts.tolist()
         (2, [1, 1])
@@ -57,16 +57,16 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         return len(self.paths)
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        """Random transforms draw from torch's generator, which a DataLoader seeds; see `WorkerBatches` for order."""
+        """Random transforms draw from torch's generator, which a DataLoader seeds. See also `WorkerBatches`."""
         return self.load(i, np.random.default_rng(int(torch.randint(2**62, ())))), int(self.labels[i])
 
     @property
     def counts(self) -> Tensor:
-        """Images of each class."""
+        """Number of images of each class."""
         return torch.bincount(self.labels, minlength=self.classes)
 
     def load(self, index: int, rng: np.random.Generator) -> Tensor:
-        """The image at a position, transformed with the given randomness."""
+        """The image at a position, transformed with the given random generator."""
         return self.transform(decoded(self.root, self.paths[index]), rng)
 
     def subset(self: Self, index: Any) -> Self:
@@ -76,20 +76,20 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         return part
 
     def with_transform(self: Self, transform: Transform) -> Self:
-        """The same images, transformed otherwise."""
+        """The same images with another transform."""
         other = copy.copy(self)
         other.transform = transform
         return other
 
     def as_evaluated(self: Self) -> Self:
-        """The same images, transformed as in evaluation."""
+        """The same images with the evaluation transform."""
         return self.with_transform(EvalTransform(*self.normalisation))
 
     def fingerprint(self) -> str:
-        """SHA-256 of the transform, the list, and the size of each image that is there; wherever the root is."""
+        """SHA-256 of the transform, the list, and the file size of each existing image; independent of the root."""
         if " at 0x" in repr(self.transform):
             raise DataError(
-                f"expected a transform whose repr says what it does, such as a dataclass, got {self.transform!r}: that "
+                f"expected a transform whose repr describes it, such as a dataclass, got {self.transform!r}, which "
                 "differs from process to process"
             )
         digest = hashlib.sha256(f"{self.transform!r}\n".encode())
@@ -106,18 +106,18 @@ def _size(path: Path) -> int | None:
 
 
 def decoded(root: Path, name: str) -> Any:
-    """The image in a file below a folder, RGB."""
+    """Decode the image file `name` below `root` to RGB."""
     path = root / name
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingDataError("expected Pillow, to decode images; pip install scdro[images]") from error
+        raise MissingDataError("expected Pillow to decode images; pip install scdro[images]") from error
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
     except FileNotFoundError:
         raise MissingDataError(
-            f"expected the image {path.absolute()}, which the list names; is root, {root.absolute()}, the right folder?"
+            f"expected the image {path.absolute()}, which is in the list; is root, {root.absolute()}, the right folder?"
         ) from None
     except OSError as error:
         raise DataError(f"expected an image that can be decoded, got {path.absolute()}: {error}") from error
@@ -133,7 +133,7 @@ def read_list(path: Path) -> tuple[list[str], Tensor]:
             name, _, label = line.strip().rpartition(" ")
             if not name or not label.isdecimal() or len(label) > len(str(MOST)) or int(label) >= MOST:
                 raise DataError(
-                    f"expected `relative/path label`, of a label from 0 to {MOST - 1}, in line {number} of {path}, got "
+                    f"expected `relative/path label`, label from 0 to {MOST - 1}, in line {number} of {path}, got "
                     f"{line.strip()!r}"
                 )
             paths.append(name)

@@ -1,4 +1,4 @@
-"""Labelled images that live in memory as one uint8 tensor."""
+"""Labelled images in memory, as one uint8 tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Triple = tuple[float, float, float]
 
 
 def normalised(images: Tensor, mean: Triple, std: Triple) -> Tensor:
-    """uint8 images (..., 3, h, w) as floats in [0, 1] less the mean over the standard deviation."""
+    """uint8 images (..., 3, h, w) as floats in [0, 1], minus the mean, divided by the standard deviation."""
     shift, scale = (torch.tensor(v, device=images.device).mul(255).view(3, 1, 1) for v in (mean, std))
     return images.float().sub_(shift).div_(scale)
 
@@ -30,12 +30,12 @@ class ImageData(InMemory):
     Args:
         images: uint8, (n, 3, h, w), as a tensor or array.
         labels: integers in [0, classes), (n,).
-        mean, std: of the channels, with values in [0, 1].
-        names: of the classes; their number is the number of classes.
-        groups: integers, (n,), that serve evaluation alone, such as fine labels.
-        group_names: of the groups.
+        mean, std: of each channel, for values in [0, 1].
+        names: names of the classes; their number is the number of classes.
+        groups: integers, (n,), used only for evaluation, such as fine labels.
+        group_names: names of the groups.
 
-    `positions` says where each image was in the data set that this one is a part of.
+    `positions` are the positions of the images in the data set that this one is a part of.
 
     Example:
         >>> images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
@@ -58,16 +58,16 @@ class ImageData(InMemory):
         return self.inputs
 
     def batch(self, index: Tensor, augment: Augmentation | None = None, rng: Any = None) -> Tensor:
-        # As NHWC, whole images are copied, and stay in channels_last order.
+        # In NHWC, whole images are copied and stay in channels_last order.
         images = self.inputs.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)
         return self.normalised(images if augment is None else augment(images, rng))
 
     def normalised(self, images: Tensor) -> Tensor:
-        """uint8 images as floats less the mean over the standard deviation; the order in memory stays."""
+        """uint8 images as floats, minus the mean, divided by the standard deviation; keeps the memory format."""
         return normalised(images, self.mean, self.std)
 
     def pooled(self: Self, factor: int) -> Self:
-        """The images smaller by a whole factor: means over squares of pixels."""
+        """The images shrunk by an integer factor, by averaging squares of pixels."""
         if factor < 1 or any(side % factor for side in self.inputs.shape[2:]):
             raise DataError(f"expected a factor that divides {tuple(self.inputs.shape[2:])}, got {factor}")
         smaller = self.subset(torch.arange(len(self)))

@@ -1,4 +1,4 @@
-"""Data sets made imbalanced: of some classes only the last few samples are kept, in the order of the data set."""
+"""Make data sets imbalanced by keeping only the last few samples of some classes, in the order of the data set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Self = TypeVar("Self")
 
 
 class Divisible(Protocol):
-    """A data set that knows its parts: `InMemory`, `LongTailList`."""
+    """A data set with a `subset` method: `InMemory`, `LongTailList`."""
 
     def subset(self: Self, index: Tensor) -> Self: ...
 
@@ -32,7 +32,7 @@ def keep_last(labels: Any, counts: Mapping[int, int] | Sequence[int]) -> Tensor:
 
     Args:
         labels: class of each sample, integers, (n,).
-        counts: how many to keep of each class; by a mapping, classes that are not in it stay whole.
+        counts: number of samples to keep of each class. With a mapping, classes that are not in it keep all.
 
     Example:
         >>> keep_last([0, 1, 0, 1, 0], {0: 2}).tolist()
@@ -49,12 +49,12 @@ def keep_last(labels: Any, counts: Mapping[int, int] | Sequence[int]) -> Tensor:
 
 
 def step_imbalance(labels: Any, minority: Sequence[int] | None = None, keep: int = 100) -> Tensor:
-    """The paper's -ST rule: positions of the last `keep` samples of each minority class, and of all others.
+    """The paper's -ST rule: positions of the last `keep` samples of each minority class and of all other samples.
 
     Args:
         labels: class of each sample, integers, (n,).
-        minority: classes to cut; by default the first half of 0, ..., max(labels).
-        keep: samples of each of them to keep.
+        minority: classes to reduce; by default the first half of 0, ..., max(labels).
+        keep: number of samples to keep of each of them.
 
     Example:
         >>> step_imbalance([0, 0, 0, 1, 1, 1], keep=1).tolist()
@@ -70,8 +70,9 @@ def imbalanced(dataset: Samples, counts: Mapping[int, int] | Sequence[int]) -> S
 @overload
 def imbalanced(dataset: Dataset[Any], counts: Mapping[int, int] | Sequence[int]) -> Dataset[Any]: ...
 def imbalanced(dataset: Any, counts: Mapping[int, int] | Sequence[int]) -> Any:
-    """The data set with only the last counts[c] samples of each class c: of its own kind if it has `subset`, as those
-    of scdro have, or else a torch `Subset`.
+    """The data set with only the last counts[c] samples of each class c.
+
+    The result has the same type if the data set has `subset`, as those of scdro do, else it is a torch `Subset`.
 
     Example:
         >>> data = TensorDataset(torch.arange(5.0), torch.tensor([0, 1, 0, 1, 0]))
@@ -85,7 +86,7 @@ def imbalanced(dataset: Any, counts: Mapping[int, int] | Sequence[int]) -> Any:
 
 
 def labels_of(dataset: Any) -> Tensor:
-    """Labels of any data set: its `labels` or `targets`, or each item's second entry.
+    """The labels of any data set: its `labels` or `targets`, or the second entry of each item.
 
     Example:
         >>> labels_of([("first", 3), ("second", 5)])

@@ -1,4 +1,4 @@
-"""Any data set, with items that carry their index."""
+"""Wrap any data set so that its items include their index."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Batches (inputs, labels, index) that depend on the seed alone: from memory, or decoded by worker processes.
+"""Batches (inputs, labels, index) that depend only on the seed, from memory or decoded by worker processes.
 
-The order of an epoch comes from (seed, epoch), the augmentation of a batch from (seed, epoch, its number), that of an
-image decoded by a worker from (seed, epoch, number of the batch, place in it). Nothing else is random and nothing is
-carried over, so `epoch(e, start=k)` gives the same batches in a run that was never interrupted and in one that was, and
-for any number of workers. With a sampler, the order is the sampler's. Of several processes each gets its part of every
-batch, the same samples as one process would get in all.
+The order of an epoch depends on (seed, epoch), the augmentation of a batch on (seed, epoch, its number), that of an
+image decoded by a worker on (seed, epoch, number of the batch, position in it). Nothing else is random and no state is
+carried over, so `epoch(e, start=k)` yields the same batches in interrupted and uninterrupted runs, for any number of
+workers. With a sampler, the order is the sampler's. With several processes, each gets its part of every batch; together
+they get the samples that one process would get.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Numbered = Iterator[tuple[int, Tensor]]
 
 
 class Batches(ABC):
-    """What a training loop sees: `for x, y, index in batches`, one epoch after the other.
+    """Batches for a training loop: `for x, y, index in batches` is one epoch.
 
     Attributes:
-        next_epoch: the epoch that `iter` will give, and then count up; set it to resume.
+        next_epoch: the epoch of the next `iter`, which increments it; set it to resume.
 
     Example:
         >>> from scdro.data import MemoryBatches, Rows
@@ -47,12 +47,12 @@ class Batches(ABC):
     next_epoch = 0
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from number `start`, at most the number of them all."""
+        """The batches of an epoch from number `start`, which is at most the number of batches."""
         return self._batches(epoch, self.order.epoch(epoch, start))
 
     @abstractmethod
     def _batches(self, epoch: int, numbered: Numbered) -> Iterator[Batch]:
-        """The batches of these numbers and positions."""
+        """The batches with these numbers and positions."""
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
@@ -63,17 +63,17 @@ class Batches(ABC):
 
 
 class MemoryBatches(Batches):
-    """Batches of `ImageData` or `Rows`, cut out of their one tensor, augmented and normalised as a whole, where the
-    data are.
+    """Batches of `ImageData` or `Rows`, taken from their tensor, then augmented and normalised as a whole on the data's
+    device.
 
     Args:
         data: the samples.
-        batch_size: how many to a batch.
-        augment: such as `CropFlip()`; None for samples as they are.
+        batch_size: number of samples per batch.
+        augment: an augmentation such as `CropFlip()`; None for none.
         shuffle, drop_last: as in a DataLoader.
-        seed: of order and augmentation.
+        seed: seed of order and augmentation.
         sampler: an iterable of batches of positions, such as one that draws from a primal-dual method's distribution.
-        ranks: the processes that share each batch. A part without samples is left out.
+        ranks: the processes that share each batch. A part without samples is skipped.
 
     Example:
         >>> from scdro.data import Rows
@@ -115,7 +115,7 @@ class MemoryBatches(Batches):
 
 
 class Loads(Protocol):
-    """A data set whose items are made from a generator of their own, such as `LongTailList`."""
+    """A data set that creates each item with a random generator, such as `LongTailList`."""
 
     labels: Tensor
 
@@ -123,16 +123,16 @@ class Loads(Protocol):
 
 
 class WorkerBatches(Batches):
-    """Batches of a data set that decodes its images, by `workers` processes, which live as long as this object.
+    """Batches of a data set whose images are decoded by `workers` processes, which live as long as this object.
 
     Further arguments as for `MemoryBatches`.
 
     Args:
-        data: has `labels` and `load(index, rng)`, as a `LongTailList` has.
-        workers: processes that decode; 0 decodes in this one. The batches are the same for any number, unless a sampler
-            changes while the epoch runs: it is read two batches a worker ahead.
+        data: has `labels` and `load(index, rng)`, like a `LongTailList`.
+        workers: number of processes that decode; 0 decodes in this one. The batches are the same for any number, unless
+            a sampler changes during the epoch, since it is read two batches per worker ahead.
 
-    One epoch at a time: when the next one begins, one that is not at its end can no longer be asked for batches.
+    Only one epoch at a time: once the next one begins, an unfinished one yields no more batches.
 
     Example:
         >>> import tempfile
@@ -172,7 +172,7 @@ class WorkerBatches(Batches):
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
             collate_fn=_collated,
-            generator=torch.Generator(),  # else each epoch would draw from torch's own
+            generator=torch.Generator(),  # otherwise each epoch would draw from torch's default generator
         )
 
     def _batches(self, epoch: int, numbered: Numbered) -> Iterator[Batch]:
@@ -183,8 +183,8 @@ class WorkerBatches(Batches):
             yield batch
             if self._tickets.current is not tickets:
                 raise DataError(
-                    f"expected one epoch at a time, got another batch of epoch {epoch} asked for after a newer epoch "
-                    "began; finish one first, or use a WorkerBatches for each"
+                    f"expected one epoch at a time, got a request for epoch {epoch} after a newer epoch began; "
+                    "finish one first, or use one WorkerBatches for each"
                 )
 
 
@@ -199,7 +199,7 @@ def _numbered_tickets(epoch: int, numbered: Numbered, ranks: Ranks) -> Iterator[
 
 
 class _Tickets:
-    """A batch sampler whose entries carry all that an item depends on, so that workers need no state."""
+    """A batch sampler whose entries contain everything that an item depends on, so that workers need no state."""
 
     current: Iterator[list[Ticket]] = iter(())
 
@@ -216,7 +216,7 @@ class _Decoded(Dataset[Any]):
         rng = np.random.default_rng((self.seed, 2, epoch, number, place))
         try:
             return self.data.load(index, rng), self.data.labels[index], torch.tensor(index)
-        except ScdroError as error:  # Raised where the batch is asked for, without the worker's traceback.
+        except ScdroError as error:  # Raised later in the main process, without the worker's traceback.
             return error
 
 

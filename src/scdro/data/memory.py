@@ -1,4 +1,4 @@
-"""Labelled samples that live in memory as one tensor."""
+"""Labelled samples in memory, as one tensor."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Augmentation = Callable[[Tensor, np.random.Generator], Tensor]
 
 
 class InMemory(Dataset[tuple[Tensor, int]], ABC):
-    """One tensor of inputs, (n, ...), with labels and maybe groups.
+    """One tensor of inputs, (n, ...), with labels and optional groups.
 
     Args:
-        inputs: as they are kept; `batch` makes of them what a model sees.
+        inputs: the stored inputs; `batch` turns them into the model's input.
         labels: integers in [0, classes), (n,), as a tensor, array or list.
-        names: of the classes; their number is the number of classes.
-        groups: integers, (n,), that serve evaluation, such as fine labels.
-        group_names: of the groups.
+        names: names of the classes; their number is the number of classes.
+        groups: integers, (n,), used for evaluation, such as fine labels.
+        group_names: names of the groups.
 
-    `positions` says where each sample was in the data set that this one is a part of.
+    `positions` are the positions of the samples in the data set that this one is a part of.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class InMemory(Dataset[tuple[Tensor, int]], ABC):
 
     @abstractmethod
     def batch(self, index: Tensor, augment: Augmentation | None = None, rng: Any = None) -> Tensor:
-        """What a model sees of the samples at these positions."""
+        """The model's input for the samples at these positions."""
 
     @abstractmethod
     def _preparation(self) -> tuple[Any, ...]:
-        """Whatever else than the inputs decides what a model sees."""
+        """Everything besides the inputs that determines the model's input."""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -76,7 +76,7 @@ class InMemory(Dataset[tuple[Tensor, int]], ABC):
 
     @property
     def counts(self) -> Tensor:
-        """Samples of each class."""
+        """Number of samples of each class."""
         return torch.bincount(self.labels, minlength=self.classes)
 
     def subset(self: Self, index: Any) -> Self:
@@ -86,21 +86,21 @@ class InMemory(Dataset[tuple[Tensor, int]], ABC):
         return part
 
     def to(self: Self, device: torch.device | str) -> Self:
-        """The same data on a device; batches are then made there."""
+        """The same data on a device, where batches are then created."""
         moved = copy.copy(self)
         moved.inputs, moved.labels = self.inputs.to(device), self.labels.to(device)
         moved.groups = None if self.groups is None else self.groups.to(device)
         return moved
 
     def fingerprint(self) -> str:
-        """SHA-256 of everything that a model or its evaluation sees."""
+        """SHA-256 of everything that a model or its evaluation uses."""
         digest = hashlib.sha256(repr((tuple(self.inputs.shape), *self._preparation(), self.names)).encode())
         for part in (self._bytes_first(), self.labels, self.groups):
             digest.update(b"none" if part is None else part.cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
     def _bytes_first(self) -> Tensor:
-        """The inputs in the order of their bytes."""
+        """The inputs in the order of their bytes in memory."""
         return self.inputs
 
     def _keep(self, index: Tensor) -> None:
@@ -112,7 +112,7 @@ class InMemory(Dataset[tuple[Tensor, int]], ABC):
 
 
 class Rows(InMemory):
-    """Rows of numbers, (n, d), such as features or a table; `feature_names` are for people to read.
+    """Rows of numbers, (n, d), such as features or a table. `feature_names` are for display only.
 
     Example:
         >>> rows = Rows(torch.eye(3), torch.tensor([0, 1, 1]), names=("a", "b"))
@@ -125,7 +125,7 @@ class Rows(InMemory):
         if not inputs.is_floating_point() or inputs.ndim != 2:
             raise DataError(f"expected rows of floats (n, d), got {inputs.dtype} of shape {tuple(inputs.shape)}")
         if not bool(inputs.isfinite().all()):
-            raise DataError("expected rows of finite numbers, got NaN or infinity; fill in or drop what is missing")
+            raise DataError("expected rows of finite numbers, got NaN or infinity; fill in or drop missing values")
         if len(feature_names) not in (0, inputs.shape[1]):
             raise DataError(f"expected names of {inputs.shape[1]} features, or none, got {len(feature_names)}")
         self.feature_names = tuple(feature_names)
@@ -140,7 +140,7 @@ class Rows(InMemory):
 
 
 def as_tensor(values: Any, what: str) -> Tensor:
-    """What torch or NumPy hold, as a tensor."""
+    """Convert torch or NumPy data to a tensor."""
     try:
         return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The order of a run's batches: a function of its seed and the epoch alone, so that it is the same after a resume."""
+"""The order of a run's batches. It depends only on the seed and the epoch, so it is the same after a resume."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Order:
 
     Args:
         n: number of samples.
-        batch_size: how many to a batch; the last one may have fewer, unless `drop_last`.
+        batch_size: samples per batch; the last batch may have fewer, unless `drop_last`.
         shuffle: a new order each epoch, or always that of the data set.
-        sampler: any iterable of batches of positions, in place of all this; iterated again each epoch. One with a
-            `state_dict` resumes by that state; of any other the batches before `start` are passed over.
+        sampler: any iterable of batches of positions, used instead of the above and iterated again each epoch. If it
+            has a `state_dict`, it resumes from that state; otherwise the batches before `start` are skipped.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class Order:
             raise HyperparameterError(f"expected seed >= 0, got {seed}")
         if isinstance(sampler, Iterator):
             raise HyperparameterError(
-                f"expected a sampler that gives batches in each epoch, got a {type(sampler).__name__}, which is used "
-                "up after one; pass a list, or an object with __iter__"
+                f"expected a sampler that yields batches in each epoch, got a {type(sampler).__name__}, which is "
+                "exhausted after one; pass a list, or an object with __iter__"
             )
         self.n, self.batch_size, self.seed = n, batch_size, seed
         self.shuffle, self.drop_last, self.sampler = shuffle, drop_last, sampler
@@ -61,7 +61,7 @@ class Order:
             end = len(self) if known else "its end"
             raise HyperparameterError(f"expected to start an epoch at a batch from 0 to {end}, got {start}")
         if known and start == len(self):
-            return iter(())  # A sampler that resumes by its state would begin again.
+            return iter(())  # A sampler that resumes from its state would start over.
         return self._drawn(epoch, start) if self.sampler is None else self._sampled(start)
 
     def _drawn(self, epoch: int, start: int) -> Iterator[tuple[int, Tensor]]:

@@ -1,4 +1,4 @@
-"""A part of a data set set aside, the same share of each class."""
+"""Hold out a part of a data set, the same share of each class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["hold_out"]
 
 
 def hold_out(labels: Any, every: int) -> tuple[Tensor, Tensor]:
-    """Positions of what stays and of what is set aside: of each class every so-many-th sample, in the data's order.
+    """Positions of the samples to keep and to hold out. Holds out each `every`-th sample of each class, in data order.
 
     Example:
         >>> stays, aside = hold_out(torch.tensor([0, 0, 1, 1, 1]), every=2)
@@ -22,7 +22,7 @@ def hold_out(labels: Any, every: int) -> tuple[Tensor, Tensor]:
         ([0, 2, 4], [1, 3])
     """
     if every < 2:
-        raise HyperparameterError(f"expected to set aside every second sample, or fewer, got every {every}")
+        raise HyperparameterError(f"expected to hold out every second sample, or fewer, got every = {every}")
     y = as_labels(labels)
     order = torch.argsort(y, stable=True)
     counts = torch.bincount(y)

@@ -1,4 +1,4 @@
-"""What is done to a large image to evaluate: its middle. Needs Pillow."""
+"""The evaluation transform of a large image: the centre crop. Needs Pillow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGENET: tuple[Triple, Triple] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @dataclass(frozen=True)
 class EvalTransform:
-    """The image with its shorter side at `resize`, and of that the middle `size` x `size`.
+    """Resize the shorter side of the image to `resize`, and crop the central `size` x `size`.
 
     Example:
         >>> from PIL import Image
@@ -45,6 +45,6 @@ class EvalTransform:
 
 
 def as_normalised(image: Image, mean: Triple, std: Triple) -> Tensor:
-    """A Pillow image as a tensor, (3, h, w), less the mean over the standard deviation."""
+    """A Pillow image as a tensor, (3, h, w), minus the mean, divided by the standard deviation."""
     pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1)
     return normalised(pixels, mean, std)

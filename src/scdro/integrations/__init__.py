@@ -1,1 +1,1 @@
-"""Robust losses inside other people's loops. Each module needs its own package, and none is imported from here."""
+"""Robust losses in the training loops of other libraries. Each module needs its own package; import it directly."""

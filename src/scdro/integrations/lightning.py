@@ -1,4 +1,4 @@
-"""A Lightning callback that shows what the worst case does, and keeps its state in checkpoints."""
+"""A Lightning callback that logs the worst case and saves its state in checkpoints."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Robust = KLRobustLoss | RobustOptimizer
 class RobustMonitor(Callback):
     """Logs lam, KL, the effective sample size and the hardest samples to every logger of the Trainer.
 
-    A `KLRobustLoss` that is part of the LightningModule is found, and is in its checkpoints anyway; so is an optimizer
-    such as `ASCDRO`. A loss that is not part of it is given as `robust`, and this callback keeps it in the checkpoints.
+    It finds a `KLRobustLoss` in the LightningModule, or an optimizer such as `ASCDRO`; Lightning saves these in its
+    checkpoints. Pass any other loss as `robust`; then this callback saves it in the checkpoints.
 
-    To have the hardest samples named, return from `training_step` (with "loss", where optimization is automatic):
+    To log the hardest samples, return from `training_step` (together with "loss" if optimization is automatic):
 
         {"losses": per-sample losses, "index": positions in the data set}
 
-    Of several processes the first one alone logs, and names the hardest of its own samples.
+    With several processes only rank 0 logs, and only the hardest of its own samples.
 
     Args:
-        robust: the loss or optimizer to watch; None finds the only one there is.
-        hardest: how many of the hardest samples since the last record to name.
-        every: steps between records; None takes the Trainer's `log_every_n_steps`.
-        name: what the names of the records begin with; other monitors need other names.
+        robust: the loss or optimizer to monitor; None finds it if there is exactly one.
+        hardest: number of hardest samples since the last record to log.
+        every: steps between records; None uses the Trainer's `log_every_n_steps`.
+        name: prefix of the logged names; several monitors need different names.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -48,7 +48,7 @@ class RobustMonitor(Callback):
         self, robust: Robust | None = None, *, hardest: int = 3, every: int | None = None, name: str = "robust"
     ) -> None:
         if hardest < 0:
-            raise HyperparameterError(f"expected hardest >= 0, how many samples to name, got {hardest}")
+            raise HyperparameterError(f"expected hardest >= 0, the number of samples to log, got {hardest}")
         if every is not None and every < 1:
             raise HyperparameterError(f"expected every >= 1, the steps between records, got {every}")
         self.robust, self.count, self.every, self.name = robust, hardest, every, name
@@ -74,7 +74,7 @@ class RobustMonitor(Callback):
             self.hardest = []
 
     def _note(self, outputs: Any) -> None:
-        """Keep the hardest samples of a batch, as far as `training_step` tells about them."""
+        """Record the hardest samples of a batch, if `training_step` returns them."""
         if not self.count or not isinstance(outputs, Mapping) or "losses" not in outputs or "index" not in outputs:
             return
         losses, index = (torch.as_tensor(outputs[key]).detach().cpu().flatten() for key in ("losses", "index"))
@@ -87,7 +87,7 @@ class RobustMonitor(Callback):
         self.hardest = heapq.nlargest(self.count, ((loss, position) for position, loss in known.items()))
 
     def _look_for_plateau(self, step: int) -> None:
-        """On an accelerator, where the state itself must not wait for its losses; a record does anyway."""
+        """For accelerators, where the state does not check because it must not wait. Logging waits anyway."""
         robust = self._watched
         assert robust is not None
         state = robust.state if isinstance(robust, KLRobustLoss) else robust._robust
@@ -120,12 +120,12 @@ class RobustMonitor(Callback):
             self.robust.load_state_dict(state_dict["robust"])
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """A loss that this callback keeps must be in the checkpoint."""
+        """Raise if this callback saves the loss and it is not in the checkpoint."""
         kept = checkpoint["callbacks"].get(self.state_key, {})
         if isinstance(self.robust, nn.Module) and "robust" not in kept:
             raise CheckpointError(
-                f"expected a checkpoint in which {self.state_key} kept the loss it was given, got one without; resume "
-                "with the monitor that was there when it was saved"
+                f"expected a checkpoint in which {self.state_key} saved its loss, got one without; resume with the "
+                "monitor that was used when it was saved"
             )
 
 
@@ -135,6 +135,6 @@ def _only_one(module: nn.Module, optimizers: list[Any]) -> Robust:
     if len(found) != 1:
         raise HyperparameterError(
             f"expected one KLRobustLoss or robust optimizer in the LightningModule, got {len(found)}; "
-            "pass the one to watch as RobustMonitor(robust=...)"
+            "pass the one to monitor as RobustMonitor(robust=...)"
         )
     return found[0]

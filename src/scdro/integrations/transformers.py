@@ -1,4 +1,4 @@
-"""The robust loss in Hugging Face's Trainer: a `compute_loss_func` that is also its callback."""
+"""The robust loss for Hugging Face's Trainer: a `compute_loss_func` that is also a callback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _VERSION = 1
 
 
 def sequence_losses(outputs: Any, labels: Tensor) -> Losses:
-    """Cross-entropy of each sequence's class: logits (b, k), labels (b,).
+    """Cross-entropy of each sequence: logits (b, k), labels (b,).
 
     Example:
         >>> sequence_losses({"logits": torch.zeros(3, 2)}, torch.tensor([0, 1, 1])).tolist()
@@ -36,7 +36,7 @@ def sequence_losses(outputs: Any, labels: Tensor) -> Losses:
 
 
 def token_losses(outputs: Any, labels: Tensor) -> Losses:
-    """Mean cross-entropy of each sequence's tokens: logits (b, t, k), labels (b, t), -100 where one does not count.
+    """Mean cross-entropy over each sequence's tokens: logits (b, t, k), labels (b, t), -100 for ignored tokens.
 
     Example:
         >>> losses, counts = token_losses({"logits": torch.zeros(1, 4, 2)}, torch.tensor([[0, 1, -100, -100]]))
@@ -49,7 +49,7 @@ def token_losses(outputs: Any, labels: Tensor) -> Losses:
 
 
 def language_model_losses(outputs: Any, labels: Tensor) -> Losses:
-    """Mean cross-entropy of each sequence's next tokens; labels are the input, -100 where one does not count.
+    """Mean cross-entropy over each sequence's next tokens. Labels are the input, -100 for ignored tokens.
 
     Example:
         >>> losses, counts = language_model_losses({"logits": torch.zeros(1, 4, 2)}, torch.tensor([[0, 1, 1, -100]]))
@@ -65,10 +65,10 @@ def _logits(outputs: Any) -> Tensor:
 
 
 def _spread(outputs: Any) -> Tensor | None:
-    """The largest difference of a class's chance between two sequences; on the device, not waited for."""
+    """The largest difference in a class probability between two sequences, on the device, without waiting for it."""
     try:
         logits = _logits(outputs).detach()
-    except (KeyError, TypeError, AttributeError):  # Outputs of one's own kind.
+    except (KeyError, TypeError, AttributeError):  # custom outputs
         return None
     if logits.ndim != 2 or len(logits) < 2:
         return None
@@ -77,22 +77,23 @@ def _spread(outputs: Any) -> Tensor | None:
 
 
 class RobustTrainerLoss(TrainerCallback, ExportableState):
-    """`KLRobustLoss` for `Trainer`. Pass one object twice:
+    """`KLRobustLoss` for `Trainer`. Pass the same object twice:
 
         robust = RobustTrainerLoss(KLRobustLoss(rho=0.5))
         trainer = Trainer(..., compute_loss_func=robust, callbacks=[robust])
 
-    A sample is a sequence. The state moves with the optimizer's steps: gradient accumulation is one large batch, also
-    where the last part is smaller, and evaluation, which gives the exact robust value of each batch, moves nothing.
-    lam, KL and the effective sample size are in the Trainer's logs, the state in its checkpoints
+    A sample is a sequence. The state is updated at each optimizer step, so gradient accumulation is equivalent to one
+    large batch, even if the last part is smaller. Evaluation returns the exact robust value of each batch and does not
+    change the state. lam, KL and the effective sample size are in the Trainer's logs, the state in its checkpoints
     (`trainer_state.json`).
 
-    The first step weighs all samples alike, unless the temperature has an initial value.
+    The first step gives all samples the same weight, unless the temperature has an initial value.
 
     Args:
         robust: the loss.
-        losses: per-sample losses from the model's outputs and the labels, or a pair of them and a mask that is False
-            where one does not count: `sequence_losses`, `token_losses`, `language_model_losses`, or one's own.
+        losses: a function of the model's outputs and the labels that returns per-sample losses, or a pair of losses and
+            a mask that is False for ignored samples: `sequence_losses`, `token_losses`, `language_model_losses`, or
+            your own.
 
     Example:
         >>> robust = RobustTrainerLoss(KLRobustLoss(rho=0.5), token_losses)
@@ -101,8 +102,8 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
     def __init__(self, robust: KLRobustLoss, losses: Callable[[Any, Tensor], Losses] = sequence_losses) -> None:
         self.robust, self.losses = robust, losses
         self._attached, self._used = False, False
-        self._value = torch.zeros(())  # the objective of the present batch's parts so far
-        self._spread: Tensor | None = None  # of the predicted chances over the last batch, where they are of sequences
+        self._value = torch.zeros(())  # the objective of the current batch's parts so far
+        self._spread: Tensor | None = None  # of class probabilities in the last batch, for sequence outputs
         self._resting = Resting()
 
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
@@ -113,20 +114,20 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
             return value
         if not self._attached:
             raise ClosureError(
-                "expected to be a callback of the Trainer too, got its compute_loss_func alone; "
+                "expected this object as a callback of the Trainer too, got it only as compute_loss_func; "
                 "pass callbacks=[robust] as well"
             )
         self._used, self._spread = True, _spread(outputs)
         value = self.robust(losses, mask=mask)
-        if value.grad_fn is None:  # A bad batch that was left out.
+        if value.grad_fn is None:  # a bad batch that was skipped
             return value
         part: Tensor = value * self._share()
-        # The Trainer logs the sum of the parts: let it be the objective of the whole batch.
+        # The Trainer logs the sum over the parts, which should be the objective of the whole batch.
         before, self._value = self._value, value.detach()
         return part + (self._value - before - part).detach()
 
     def _share(self) -> Scalar:
-        """This part's share of the batch so far; the gradients of the parts before shrink to theirs."""
+        """This part's share of the batch so far. Rescales the gradients of the earlier parts to their shares."""
         assert self.robust.accumulation is not None
         *before, share = self.robust.accumulation.shares
         if before:
@@ -140,7 +141,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         if args.world_size > 1 and args.average_tokens_across_devices:
             raise HyperparameterError(
-                "expected TrainingArguments(average_tokens_across_devices=False) with several processes, got True: the "
+                "expected TrainingArguments(average_tokens_across_devices=False) with several processes, got True; the "
                 "Trainer would multiply a mean over samples by the number of processes"
             )
         if state.global_step:
@@ -151,13 +152,13 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         if not self._used:
             raise ClosureError(
-                "expected to be the Trainer's compute_loss_func too, got its callback alone; "
+                "expected this object as the Trainer's compute_loss_func too, got it only as a callback; "
                 "pass compute_loss_func=robust as well"
             )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **known: Any) -> None:
         robust = self.robust.state
-        if not host_reads(robust.recent):  # There the state itself must not wait for its losses; a record does anyway.
+        if not host_reads(robust.recent):  # On accelerators the state must not wait; logging waits anyway.
             robust.plateau.look(robust.window, state.global_step)
         if self._spread is not None:
             same = "the same one for every sequence of a batch" if float(self._spread) < 1e-3 else None
@@ -190,6 +191,6 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
             raw = b""
         if hashlib.sha256(raw).hexdigest() != own.get("sha256"):
             raise CheckpointError(
-                "expected the state of the loss as it was saved, got a damaged one; resume from an older checkpoint"
+                "expected the saved state of the loss, got a damaged one; resume from an older checkpoint"
             )
         self.robust.load_state_dict(torch.load(io.BytesIO(raw), weights_only=True))

@@ -1,4 +1,4 @@
-"""Linear models on the worst case, as scikit-learn estimators: exact and fast, or by the stochastic algorithms."""
+"""Linear models for the worst case as scikit-learn estimators, with a fast exact solver and the stochastic ones."""
 
 from scdro.linear_model._classifier import KLDROClassifier
 from scdro.linear_model._regressor import KLDRORegressor

@@ -1,4 +1,4 @@
-r"""What both estimators share: checks of the settings, the choice of solver, fitted attributes, the worst case."""
+r"""Base class of both estimators: checks of settings, choice of solver, fitted attributes, the worst case."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from scdro.linear_model._worst import Array, worst
 
 __all__ = ["KLDROLinearModel"]
 
-_FIRST = 4096  # rows that give a stream its start, its coordinates and its step size
-_GROWTH = 1.05  # of the rows so far, after which they are solved anew: calls of single rows cost little
-_FIRST_STEPS = 100  # of Newton's method, for these
-_FREE = ("C", "batch_size", "class_weight", "max_iter", "random_state", "tol", "warm_start")  # what a stream may change
-_PATIENCE = 5  # epochs without progress after which a stochastic fit ends
+_FIRST = 4096  # rows used for the start, coordinates and step size of a stream
+_GROWTH = 1.05  # growth of the rows before they are solved again, so that calls with single rows stay cheap
+_FIRST_STEPS = 100  # Newton steps for the first rows
+_FREE = ("C", "batch_size", "class_weight", "max_iter", "random_state", "tol", "warm_start")  # may change in a stream
+_PATIENCE = 5  # a stochastic fit stops after this many epochs without progress
 
 
 class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
@@ -52,7 +52,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
 
     @abstractmethod
     def _losses(self, y: Array, weight: Array) -> Loss:
-        """The loss of targets as encoded for the solvers."""
+        """The loss for targets that are encoded for the solvers."""
 
     @abstractmethod
     def _packed(self) -> Array | None:
@@ -78,13 +78,13 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         if not self.tol >= 0:
             raise HyperparameterError(f"expected tol >= 0, got {self.tol}")
         if not isinstance(self.max_iter, numbers.Integral) or self.max_iter < 1:
-            raise HyperparameterError(f"expected max_iter, a whole number of at least 1, got {self.max_iter}")
+            raise HyperparameterError(f"expected max_iter >= 1, an integer, got {self.max_iter}")
         if self.solver not in ("exact", *ALGORITHMS):
             raise HyperparameterError(f"expected solver to be one of {('exact', *ALGORITHMS)}, got {self.solver!r}")
         if not isinstance(self.batch_size, numbers.Integral) or self.batch_size < 1:
-            raise HyperparameterError(f"expected batch_size, a whole number of at least 1, got {self.batch_size}")
+            raise HyperparameterError(f"expected batch_size >= 1, an integer, got {self.batch_size}")
         if self.learning_rate is not None and not self.learning_rate > 0:
-            raise HyperparameterError(f"expected learning_rate > 0, or None to find one, got {self.learning_rate}")
+            raise HyperparameterError(f"expected learning_rate > 0, or None to choose one, got {self.learning_rate}")
 
     def _weights(self, sample_weight: Any, X: Any) -> Array:
         weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -95,7 +95,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
     # -- fitting ------------------------------------------------------------------------------------------------------
 
     def _fit(self, X: Any, y: Array, weight: Array, offset: float = 0.0) -> None:
-        """`offset` has been taken from y, and belongs to the intercept."""
+        """Fit the model. `offset` was subtracted from y and is added to the intercept."""
         problem = self._problem(X, y, weight)
         moved = np.zeros(problem.shape)
         moved[:, -1] = offset
@@ -132,9 +132,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _warn_unless_converged(self, solution: Solution) -> None:
         if not solution.converged:
-            known = (
-                f": the objective is within {solution.gap:.2g} of its least value" if solution.gap < math.inf else ""
-            )
+            known = f": the objective is within {solution.gap:.2g} of its minimum" if solution.gap < math.inf else ""
             warnings.warn(
                 f"{self.solver} stopped after {solution.n_iter} iterations (max_iter={self.max_iter}) before reaching "
                 f"tol={self.tol}{known}. Raise max_iter, scale the features (sklearn.preprocessing.StandardScaler), or "
@@ -144,7 +142,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
             )
 
     def _fit_stochastic(self, problem: Problem, W: Array | None) -> Solution:
-        """Epochs in random order until the exact objective stops falling; the best of start and epochs' ends counts."""
+        """Run epochs in random order until the exact objective stops falling. Returns the best of start and epochs."""
         X, loss, n = problem.X, problem.loss, len(problem.q)
         rng = check_random_state(self.random_state)
         first = problem.rows(rng.permutation(n)[: self._first_rows])
@@ -170,8 +168,8 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         return max(int(self.batch_size), _FIRST)
 
     def _solved(self, first: Problem, W: Array | None) -> tuple[Problem, Solution]:
-        """The solution for the first rows, from W; zero, if they do not have one."""
-        # A few rows may be separable: without a penalty they get a weak one.
+        """The solution for the first rows, starting from W; zero if there is none."""
+        # A few rows may be separable; if there is no penalty, use a weak one.
         problem = first if first.alpha > 0 else replace(first, alpha=1e-4)
         steps = _FIRST_STEPS if first.loss.varied(first.q) else 0
         if W is None or steps == 0:
@@ -187,13 +185,13 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         return self._new_stream(first, self._solved(first, None)[1].W, len(first.q) if solved else 0)
 
     def _partial_fit(self, X: Any, y: Array, weight: Array) -> None:
-        """One pass over the rows, in their order, in whole batches: how they are cut into calls changes nothing."""
+        """One pass over the rows in order, in whole batches, so that the split into calls does not matter."""
         progress = self.__dict__.get("_progress")
         if progress is None:
             progress = Progress(self._stream_settings(), getattr(self, "_fitted", None))
         if progress.settings != self._stream_settings():
             raise ValueError(
-                f"expected the settings that the stream began with, {progress.settings}, got {self._stream_settings()}"
+                f"expected the settings of the first call, {progress.settings}, got {self._stream_settings()}"
                 f"; only {', '.join(_FREE)} may change from call to call"
             )
         rows = Rows(X, y, weight)
@@ -207,15 +205,15 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
             rows = self._advanced(progress.stream, rows)
         progress.waiting = rows.copy()
         self._progress = progress
-        self.__dict__.pop("dual_gap_", None)  # of data that are gone nothing can be certified
+        self.__dict__.pop("dual_gap_", None)  # no certificate without the earlier data
 
     def _stream_settings(self) -> dict[str, Any]:
         return {name: value for name, value in self.get_params().items() if name not in _FREE}
 
     def _begun(self, progress: Progress, rows: Rows) -> Rows:
-        """Begins the stream, once there are rows enough for one. Returns the rows that are left for it.
+        """Begin the stream once there are enough rows. Returns the rows that are left for it.
 
-        Until then the model is the solution for the rows so far, or, where it goes on from a fit, that.
+        Until then the model is the solution for the rows so far, or the earlier fit if it continues from one.
         """
         first = rows[: self._first_rows]
         problem = self._problem(first.X, first.y, first.weight)
@@ -236,7 +234,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         return rows
 
     def _advanced(self, stream: Stream, rows: Rows) -> Rows:
-        """Steps over whole batches; the penalty is that of all the weight so far. What is left waits."""
+        """Step over whole batches, with the penalty for the total weight so far. Returns the remaining rows."""
         whole = len(rows) // self.batch_size * self.batch_size
         for i in range(0, whole, self.batch_size):
             batch = rows[i : i + self.batch_size]

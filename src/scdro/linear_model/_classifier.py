@@ -19,26 +19,26 @@ __all__ = ["KLDROClassifier"]
 
 
 class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
-    r"""Logistic regression on the worst case: binary or multinomial, to the exact optimum.
+    r"""Logistic regression for the worst case, binary or multinomial, solved to the exact optimum.
 
     min_{w, b}  max_{KL(p, q) <= rho} sum_i p_i l_i(w, b) - lam0 KL(p, q)  +  |w|^2/(2 C sum(sample_weight))
 
-    with l_i the logistic loss and q the sample weights, normalised. rho = 0 is `LogisticRegression(C=C)`.
+    where l_i is the logistic loss and q are the normalised sample weights. rho = 0 is `LogisticRegression(C=C)`.
 
     Args:
-        rho: radius of the KL ball; `scdro.rho_for_group(0.1)` guards every group of at least a tenth of the data.
+        rho: radius of the KL ball; `scdro.rho_for_group(0.1)` protects every group of at least a tenth of the data.
         C: inverse strength of the penalty, as in scikit-learn; np.inf for none.
         lam0: the paper's KL regulariser and the smallest temperature.
         fit_intercept: whether to fit an intercept, which is not penalised.
         solver: "exact" (Newton's method with lam eliminated), or the stochastic "scdro", "ascdro", "rscdro", "rascdro".
-        tol: "exact" stops when no entry of the gradient exceeds it; the others, when the objective falls by less than
-            this share of it in five epochs.
-        max_iter: Newton steps, or epochs.
-        warm_start: start from the coefficients of the fit before.
-        random_state: order of the samples in the stochastic solvers.
-        class_weight: None, "balanced" or a dictionary, as in scikit-learn: factors of the sample weights.
-        batch_size: samples a step of the stochastic solvers and of `partial_fit`.
-        learning_rate: their first step size; None finds one from the first batch.
+        tol: "exact" stops when no entry of the gradient exceeds tol; the others stop when the objective falls by less
+            than this fraction in five epochs.
+        max_iter: maximum number of Newton steps, or of epochs.
+        warm_start: start from the coefficients of the previous fit.
+        random_state: seed for the order of the samples in the stochastic solvers.
+        class_weight: None, "balanced" or a dictionary, as in scikit-learn; multiplies the sample weights.
+        batch_size: samples per step of the stochastic solvers and of `partial_fit`.
+        learning_rate: their initial step size; None chooses it from the first batch.
 
     Attributes:
         coef_: as in scikit-learn.
@@ -46,12 +46,12 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         classes_: as in scikit-learn.
         n_features_in_: as in scikit-learn.
         feature_names_in_: as in scikit-learn.
-        n_iter_: Newton steps until `tol`, or epochs, or batches of a stream. Steps that go on for the sake of the
-            certificate, and may improve an answer that met `tol`, are not counted.
-        lam_: the temperature; inf where rho = 0.
-        robust_value_: the worst case's loss on the training data, without the penalty.
-        dual_gap_: the objective is at most this far above its least value: a certificate, also for fits stopped early;
-            inf where C is. Not set by `partial_fit`.
+        n_iter_: number of Newton steps until `tol`, of epochs, or of batches in a stream. Further steps for the
+            certificate, which may improve a solution that met `tol`, are not counted.
+        lam_: the temperature; inf if rho = 0.
+        robust_value_: the worst-case loss on the training data, without the penalty.
+        dual_gap_: the objective is at most this far above its minimum. This certificate also holds for fits stopped
+            early; it is inf if C is inf. Not set by `partial_fit`.
 
     Example:
         >>> from sklearn.datasets import load_breast_cancer
@@ -60,7 +60,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         >>> model = KLDROClassifier(rho=0.5).fit(X, y)
         >>> round(model.robust_value_, 3), model.dual_gap_ < 1e-7, bool(model.score(X, y) > 0.95)
         (0.303, True, True)
-        >>> weights = model.worst_case_weights(X, y)  # who the worst case is
+        >>> weights = model.worst_case_weights(X, y)  # the worst distribution
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         self.learning_rate = learning_rate
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> KLDROClassifier:
-        """Fit to all of the data. X: dense or sparse, (n, d); y: labels, (n,)."""
+        """Fit the model. X: dense or sparse, (n, d); y: labels, (n,)."""
         self._check_settings()
         X, y = self._validated(X, y)
         check_classification_targets(y)
@@ -111,16 +111,16 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> KLDROClassifier:
-        """One pass of a stochastic algorithm (`solver`; "rscdro" where that is "exact") over some rows of a stream.
+        """One pass of a stochastic algorithm (`solver`, or "rscdro" if that is "exact") over some rows of a stream.
 
-        All state is kept from call to call. The first call needs `classes`, all the labels that will ever come.
+        All state is kept from call to call. The first call needs `classes`, all labels that will ever occur.
         """
         self._check_settings()
         first = "_progress" not in self.__dict__
         X, y = self._validated(X, y, reset=first and not hasattr(self, "coef_"))
         if first and not hasattr(self, "classes_"):
             if classes is None:
-                raise ValueError("expected `classes`, all labels that will come, at the first call of partial_fit")
+                raise ValueError("expected `classes`, all labels that will occur, at the first call of partial_fit")
             known = np.unique(column_or_1d(classes))
             if len(known) < 2:
                 raise ValueError(f"expected at least two classes, got one class: {known.tolist()}")
@@ -129,7 +129,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         else:
             known = self.classes_
         if self.class_weight == "balanced":
-            raise ValueError('expected class weights that a stream can know, got "balanced"; pass a dictionary')
+            raise ValueError('expected class weights known in advance for a stream, got "balanced"; pass a dictionary')
         weight = self._weights(sample_weight, X)
         encoded = _encoded(known, y)
         weight = weight * self._class_factors(known, encoded, weight)
@@ -164,7 +164,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         return logs
 
     def worst_case_weights(self, X: Any, y: Any, sample_weight: Any = None) -> Array:
-        """p_i, (n,): the worst distribution over these samples within KL distance rho, for the fitted model."""
+        """The worst distribution p, (n,), over these samples within KL distance rho, for the fitted model."""
         check_is_fitted(self)
         scores = self._scores(X)
         encoded = _encoded(self.classes_, column_or_1d(y))
@@ -198,7 +198,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         k, d = len(W), self.n_features_in_
         self.coef_ = W[:, :d].astype(dtype)
         self.intercept_ = np.zeros(k, dtype)
-        if self.fit_intercept:  # that of several classes is free up to a constant
+        if self.fit_intercept:  # with several classes it is determined only up to a constant
             self.intercept_ = (W[:, d] - (W[:, d].mean() if k > 1 else 0.0)).astype(dtype)
 
 

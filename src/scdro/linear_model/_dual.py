@@ -1,15 +1,15 @@
-r"""The duality gap: how far, at most, an answer is from the optimum.
+r"""The duality gap: an upper bound on how far a solution is from the optimum.
 
-With p the worst case and u the slopes of the losses at any point, the least of the Lagrangian over all (w, b) is
+If p is the worst case and u are the slopes of the losses at any point, the minimum of the Lagrangian over all (w, b) is
 
     D(p, u) = - sum_i p_i phi_i*(u_i) - lam0 KL(p, q) - |sum_i p_i u_i x_i|^2/(2 alpha)       (sum_i p_i u_i = 0)
 
-a lower bound of P everywhere. The constraint belongs to the intercept: slopes are balanced first, inside the domain
-of the conjugate. At the point itself P - D = |grad P|^2/(2 alpha) where the slopes needed no balancing.
+a lower bound of P everywhere. The constraint comes from the intercept: slopes are balanced first, inside the domain of
+the conjugate. At the point itself P - D = |grad P|^2/(2 alpha) if the slopes needed no balancing.
 
-At a kink the slope is any number of an interval, which the score does not tell: a smoothed loss takes it from the
-score's distance to the kink, and loses it to rounding as that distance falls. There slopes are found from what they
-have to do, which is to make the gradient vanish.
+At a kink the slope can be any number in an interval, and the score does not determine it. A smoothed loss computes it
+from the score's distance to the kink, and loses it to rounding as that distance falls. So at kinks, the slopes are
+chosen to make the gradient vanish.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from scdro.linear_model._worst import Array, dot
 __all__ = ["NEAR", "lower_bound", "rounding", "settled", "unspent"]
 
 _ROWS = 1024
-_LARGEST = 2**17  # entries of X at kinks, for which slopes are found
+_LARGEST = 2**17  # most entries of X at kinks for which slopes are computed
 _ROUNDS = 5
 NEAR = 32.0
 
 
 def lower_bound(problem: Problem, W: Array, at: Evaluation) -> float:
-    """D at the dual point of the evaluation at W, less what rounding may have added; -inf where there is no penalty.
+    """D at the dual point of the evaluation at W, minus a bound on its rounding error; -inf without a penalty.
 
-    One product with X'; three where samples are at a kink.
+    Costs one product with X', or three if samples are at a kink.
     """
     if problem.alpha == 0.0:
         return -math.inf
@@ -52,16 +52,16 @@ def _dual(problem: Problem, at: Evaluation) -> float:
         u = problem.loss.balanced(u, p)
     gathered = problem.gathered(p * u)[:, : problem.X.shape[1]]
     quadratic = float((gathered**2).sum()) / (2 * problem.alpha)
-    # KL may lie above rho by rounding: lam is what a unit of it is worth.
+    # KL may exceed rho by rounding; lam is the price per unit of it.
     excess = max(at.worst.kl - problem.rho, 0.0) * at.worst.lam if problem.rho > 0 else 0.0
     return -dot(p, problem.loss.conjugate(u)) - problem.lam0 * at.worst.kl - quadratic - excess
 
 
 def settled(problem: Problem, W: Array, at: Evaluation, near: float = NEAR) -> Evaluation:
-    """The evaluation with those slopes at kinks that make the gradient as small as they can; itself, without kinks.
+    """The evaluation with slopes at kinks chosen to make the gradient as small as possible; unchanged without kinks.
 
-    At a kink is a sample where smoothing leaves it, or so close that what lies between makes no difference to P beyond
-    `near` times rounding. A slope at an end of its interval has no curvature: nothing holds its sample at the kink.
+    A sample is at a kink if smoothing leaves it there, or if the distance to the kink changes P by no more than `near`
+    times rounding. A slope at an end of its interval has no curvature, because nothing holds the sample at the kink.
     """
     loss, p = problem.loss, at.worst.p
     if not isinstance(loss, Pinball):
@@ -76,7 +76,7 @@ def settled(problem: Problem, W: Array, at: Evaluation, near: float = NEAR) -> E
     if problem.fit_intercept:
         x = np.concatenate([x, np.ones((len(x), 1))], 1)
     size = np.abs(x).max(0)
-    size[size == 0] = 1.0  # equations in units of their own
+    size[size == 0] = 1.0  # normalise the equations
     ease = 1 / (1 + distance[index] / (loss.scale * loss.mu))  # the nearest are moved first
     pulls = (p[index, None] * x / size).T
     g = problem.gradient(W, at)[0] / size
@@ -97,14 +97,15 @@ def settled(problem: Problem, W: Array, at: Evaluation, near: float = NEAR) -> E
 
 
 def unspent(problem: Problem, at: Evaluation) -> float:
-    """What D lacks where lam, found to nine digits, leaves some of rho: its error counts once in D, squared in P."""
+    """How much D loses because lam has only nine digits, so that KL < rho. The error is linear in D, squared in P."""
     return (at.worst.lam - problem.lam0) * max(problem.rho - at.worst.kl, 0.0) if at.worst.bound else 0.0
 
 
 def rounding(problem: Problem, W: Array, at: Evaluation) -> float:
-    """How far P and D may be off for rounding: scores each by themselves, and sums of n terms like sqrt(n).
+    """A bound on the rounding errors of P and D: those of the scores, and of sums of n terms, which grow like sqrt(n).
 
-    Terms are as large as the products of coefficients and features, which may cancel. Some rows tell how large.
+    Terms are as large as the products of coefficients and features, which may cancel. Their size is estimated from some
+    rows.
     """
     n, d = problem.X.shape
     some = problem.X[:: -(-n // _ROWS)]

@@ -1,4 +1,5 @@
-"""The exact solver: Newton from a thinned problem's solution, continuation for losses with a kink, the certificate."""
+"""The exact solver: Newton from the solution of a subsampled problem, continuation for losses with a kink, and the
+certificate."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ CERTIFYING_STEPS = 100
 _TIGHT = 5.0
 _SLACK = 8e-9
 _CONTRACTION = 0.25
-_ROUNDED = 4  # times what rounding may do to P or D: a gap that is nothing else
-_PATIENCE = 5  # steps without progress, after which rounding is taken to allow none
+_ROUNDED = 4  # a gap below this many rounding errors of P or D counts as zero
+_PATIENCE = 5  # after this many steps without progress, rounding is assumed to prevent any
 
 
 class Solution(NamedTuple):
-    """W, and what is known about it. `gap` bounds P(W) - min P from above."""
+    """W and its certificate: `gap` is an upper bound of P(W) - min P."""
 
     W: Array
     value: float
@@ -39,7 +40,7 @@ class Solution(NamedTuple):
 
 
 class _Path:
-    """Iterates of one problem. With a kink the loss is smoothed, and mu falls once the smoothed problem is solved."""
+    """The iterates of one problem. A loss with a kink is smoothed, and mu is lowered once that problem is solved."""
 
     def __init__(self, problem: Problem, W: Array) -> None:
         self.problem, self.preconditioner = problem, Preconditioner(problem)
@@ -52,15 +53,15 @@ class _Path:
         self.first = max(self.now.largest, 1e-300)
         self.lowest, self.least, self.idle = self.now.value, self.now.largest, 0
         self.bound = -math.inf
-        self.reach = -math.inf  # the bound, had lam all its digits
-        self.stuck = False  # rounding lets nothing improve
-        self.exhausted = False  # and there is no smoothing left to take away
-        self.plain = self.preconditioner.dense  # whether the preconditioner alone makes good directions
+        self.reach = -math.inf  # the bound if lam were exact
+        self.stuck = False  # rounding prevents progress
+        self.exhausted = False  # and no smoothing is left to remove
+        self.plain = self.preconditioner.dense  # whether the preconditioner alone gives good directions
         self.solve: Solve | None = None
 
     @property
     def value(self) -> float:
-        """P of the loss as stated, at the present iterate."""
+        """P of the original loss at the current iterate."""
         if not self.kinked:
             return self.now.value
         return self.problem.original_value(self.now.W, self.now.evaluation.z, self.now.evaluation.worst.lam)
@@ -74,22 +75,22 @@ class _Path:
 
     @property
     def squared_gradient(self) -> float:
-        """|grad P|^2/(2 alpha), which is P - D but for the intercept: says whether D is worth computing."""
+        """|grad P|^2/(2 alpha), which is P - D up to the intercept. Shows whether D is worth computing."""
         return float((self.now.gradient**2).sum()) / (2 * self.problem.alpha)
 
     @property
     def decrement(self) -> float:
-        """Newton's decrement, g H^-1 g/2: about how far P, as smoothed, is above its least value."""
+        """Newton's decrement, g H^-1 g/2: about how far the smoothed P is above its minimum."""
         self.solve = self.solve or self.preconditioner.at(self.now.evaluation)
         return float((self.now.gradient * self.solve(self.now.gradient)).sum()) / 2
 
     @property
     def remaining(self) -> float:
-        """The decrement, made sure of: at kinks neither rounding nor a wrong vertex makes it what it is not."""
+        """A reliable decrement: at kinks it is not misled by rounding or a wrong vertex."""
         return min(self._settled_decrement(near) for near in (0.0, NEAR))
 
     def _settled_decrement(self, near: float) -> float:
-        """The decrement with slopes at kinks as they should be, and what the loss there lacks of them."""
+        """The decrement with corrected slopes at kinks, plus what the loss at the kinks lacks with these slopes."""
         at, loss = settled(self.problem, self.now.W, self.now.evaluation, near), self.problem.loss
         if at is self.now.evaluation:
             return self.decrement
@@ -102,8 +103,8 @@ class _Path:
         return rounding(self.problem, self.now.W, self.now.evaluation)
 
     def gap(self) -> tuple[float, float]:
-        """P - D for a loss with a kink, and what it would be, had lam all its digits; without a penalty there is no D,
-        and the decrement stands in for it."""
+        """P - D for a loss with a kink, and its value if lam were exact. Without a penalty there is no D, and the
+        decrement is used instead."""
         if self.problem.alpha > 0:
             self.lower_bound()
             return self.value - self.bound, self.value - self.reach
@@ -116,13 +117,13 @@ class _Path:
                 self.exhausted = True
                 return
             self._sharpen()
-        # Rough directions far away, precise ones near: superlinear, without waste.
+        # Rough directions far from the solution, precise ones near it: superlinear convergence without waste.
         accuracy = 1.0 if self.plain else max(min(0.1, math.sqrt(self.now.largest / self.first)), 1e-3)
         fresh = self.solve is None
         solve = self.solve or self.preconditioner.at(self.now.evaluation)
         found = newton_step(self.problem, self.now, solve, accuracy)
         good = found is not None and found.largest <= _CONTRACTION * self.now.largest
-        # A factor that does well serves again. One that does badly although it is new needs conjugate gradients.
+        # Reuse a factorisation that works well. If a new one works badly, use conjugate gradients.
         blocked = found is None and not self.plain
         self.plain = self.plain and (good or not fresh)
         self.solve = solve if good and self.plain else None
@@ -133,19 +134,19 @@ class _Path:
         self.exhausted = self.stuck and not self.kinked
 
     def _watch(self) -> None:
-        """Counts steps that neither lower P nor halve the gradient."""
+        """Count steps that neither lower P nor halve the gradient."""
         lower = self.now.value < self.lowest - 4 * np.finfo(float).eps * abs(self.lowest)
         self.idle = 0 if lower or self.now.largest <= 0.5 * self.least else self.idle + 1
         self.lowest, self.least = min(self.lowest, self.now.value), min(self.least, self.now.largest)
 
     def _smoothing(self) -> float:
-        """What smoothing takes from P at the present slopes."""
+        """How much smoothing lowers P at the current slopes."""
         at, loss = self.now.evaluation, self.problem.loss
         assert isinstance(loss, Pinball)
         return loss.mu / 2 * dot(at.worst.p, at.at.slope[0] ** 2)
 
     def _nearly_solved(self) -> bool:
-        """Whether the smoothed problem's own gap is small beside what smoothing costs."""
+        """Whether the gap of the smoothed problem is small compared with the smoothing error."""
         smoothing = self._smoothing()
         if self.problem.alpha == 0:
             return self.decrement <= smoothing
@@ -163,8 +164,8 @@ class _Path:
 
 @one_thread_each()
 def solve(problem: Problem, W: Array, tol: float, max_iter: int, certify: bool = True) -> Solution:
-    """Minimise P from W. Converged: the largest entry of the gradient is at most tol * loss.unit, or, for losses with a
-    kink, the duality gap at most tol |P|; or there is nothing left to gain but rounding."""
+    """Minimise P from W. It has converged if the largest entry of the gradient is at most tol * loss.unit or, for
+    losses with a kink, the duality gap is at most tol |P|; or if rounding prevents further progress."""
     path = _Path(problem, W)
     n_iter = 0
     while not (done := _converged(path, tol)) and n_iter < max_iter and not path.exhausted:
@@ -185,10 +186,10 @@ def _converged(path: _Path, tol: float) -> bool:
 
 
 def _certified(problem: Problem, path: _Path, n_iter: int, converged: bool) -> Solution:
-    """The answer with its gap. Newton's steps go on, on the side, until the bound is tight.
+    """The solution with its gap. Further Newton steps are made until the bound is tight.
 
-    Any later point, of value P', shows that the true gap is at least P - P': once P - D is at most a few times that,
-    it is known to be tight. An answer that has converged is replaced by the better one.
+    A later point of value P' shows that the true gap is at least P - P'. Once P - D is at most a few times that, it is
+    known to be tight. A converged solution is replaced by the better one.
     """
     answer, value = path.now, path.value
     best_value = value
@@ -213,13 +214,13 @@ def _solution(at: Iterate, value: float, gap: float, n_iter: int, converged: boo
 
 @one_thread_each()
 def certificate(problem: Problem, W: Array, n_iter: int, converged: bool) -> Solution:
-    """What is known about a point found by other means, which stays the answer."""
+    """The certificate of a point found by another method, which remains the solution."""
     return _certified(problem, _Path(problem, W), n_iter, False)._replace(converged=converged)
 
 
 @one_thread_each()
 def start(problem: Problem, intercept: Array, tol: float, max_iter: int) -> Array:
-    """A point near the solution: that of every tenth sample, if there are enough samples for it to mean something."""
+    """A point near the solution: the solution for every tenth sample, if there are enough samples."""
     k, d = problem.shape
     W = np.zeros((k, d))
     if problem.fit_intercept:
@@ -227,7 +228,7 @@ def start(problem: Problem, intercept: Array, tol: float, max_iter: int) -> Arra
     thin = len(problem.q) // THIN
     if thin < max(50 * k * d, 2000):
         return W
-    # One row at random of every ten: data may be sorted, or periodic.
+    # One random row of every ten, since data may be sorted or periodic.
     part = problem.rows(np.arange(thin) * THIN + np.random.default_rng(0).integers(0, THIN, thin))
     if not part.loss.varied(part.q):
         return W

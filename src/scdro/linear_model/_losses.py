@@ -1,8 +1,9 @@
 r"""Losses of linear models as functions of the scores: value, slope, curvature, conjugate.
 
-Scores z are class-major, (k, n): reductions over the few classes then run along memory. k is 1 but for `Multinomial`.
-The conjugate phi*(u) = max_z u z - phi(z) is what the duality gap needs; every `conjugate` is exact on its domain, and
-0 lies in each domain, so that shrinking a slope keeps it inside.
+Scores z are class-major, (k, n), so that reductions over the few classes run along memory. k is 1 except for
+`Multinomial`.
+The duality gap needs the conjugate phi*(u) = max_z u z - phi(z). Every `conjugate` is exact on its domain, and 0 is in
+each domain, so shrinking a slope keeps it inside.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["Huber", "Logistic", "Loss", "LossAt", "Multinomial", "Pinball", "Squ
 
 
 class LossAt(NamedTuple):
-    """Per-sample losses (n,), slopes u = phi'(z) (k, n), and what describes the curvature (k, n)."""
+    """Per-sample losses (n,), slopes u = phi'(z) (k, n), and a description of the curvature (k, n)."""
 
     value: Array
     slope: Array
@@ -64,7 +65,7 @@ class Loss(ABC):
         return block
 
     def balanced(self, u: Array, p: Array) -> Array:
-        """u changed so that sum_i p_i u_i = 0, inside the domain of the conjugate: the larger side is shrunk."""
+        """Shrink the larger side of u so that sum_i p_i u_i = 0, inside the domain of the conjugate."""
         up, down = dot(p, np.maximum(u[0], 0.0)), dot(p, np.maximum(-u[0], 0.0))
         if max(up, down) == 0.0:
             return u
@@ -103,7 +104,7 @@ class Logistic(Loss):
 
 
 class Multinomial(Loss):
-    """log sum_j exp(z_j) - z_y. Its curvature is held as the probabilities pi."""
+    """log sum_j exp(z_j) - z_y. Its curvature is stored as the probabilities pi."""
 
     def __init__(self, y: Array, k: int) -> None:
         self.y, self.k = y, k
@@ -139,7 +140,7 @@ class Multinomial(Loss):
         return entropy
 
     def balanced(self, u: Array, p: Array) -> Array:
-        """Classes with too much probability give of theirs to those with too little, sample by sample."""
+        """Move probability from classes with too much to those with too little, sample by sample."""
         over = u @ p
         pi = u.copy()
         at_y = (self.y, np.arange(u.shape[1]))
@@ -201,7 +202,7 @@ class Pinball(Loss):
     r"""Quantile loss max(-tau r, (1 - tau) r), r = z - y, times `scale`; tau = .5 and scale = 2 is |r|.
 
     Smoothed by `mu`: max_u { u r - mu u^2/2 : -tau <= u <= 1 - tau }, at most mu/2 below. A slope of the smoothed loss
-    is in the domain of the conjugate of the loss itself, so the certificate holds for the loss itself.
+    is in the domain of the conjugate of the original loss, so the certificate holds for the original loss.
     """
 
     def __init__(self, y: Array, tau: float, scale: float, unit: float = 1.0, mu: float = 0.0) -> None:
@@ -213,7 +214,7 @@ class Pinball(Loss):
         r = z - self.y
         slope = np.clip(r / self.mu, self.low, self.high)
         value = (slope * (r - self.mu / 2 * slope))[0]
-        # Beyond the kink there is none; a little of Weiszfeld's weights, slope/r, bounds the steps.
+        # There is no curvature away from the kink; a little of Weiszfeld's weights, slope/r, bounds the steps.
         inside = (slope > self.low) & (slope < self.high)
         return LossAt(value, slope, np.where(inside, 1.0, 0.01 * slope * self.mu / np.where(inside, 1.0, r)) / self.mu)
 
@@ -234,13 +235,13 @@ class Pinball(Loss):
 
 
 def centre(y: Array, q: Array) -> float:
-    """The mean of y under q; zero where y is constant."""
+    """The mean of y under q; zero if y is constant."""
     mean = dot(q, y)
     return mean if _deviation(y, q) > 1e-12 * abs(mean) else 0.0
 
 
 def spread(y: Array, q: Array) -> float:
-    """The standard deviation of y under q; where y is constant, its size; never zero."""
+    """The standard deviation of y under q, or the size of y if it is constant; never zero."""
     mean, deviation = dot(q, y), _deviation(y, q)
     return deviation if deviation > 1e-12 * abs(mean) else abs(mean) or 1.0
 

@@ -1,7 +1,7 @@
-r"""Newton's method for the convex objective P: directions by preconditioned conjugate gradients, a search on the line.
+r"""Newton's method for the convex objective P: directions by preconditioned conjugate gradients, and a line search.
 
-On the line w + t d the scores are z + t (d X'), so a step needs one product with X however many t are tried, and one
-with X' for the new gradient; each step of conjugate gradients needs one of either.
+On the line w + t d the scores are z + t (d X'), so a step needs one product with X, however many t are tried, and one
+with X' for the new gradient. Each step of conjugate gradients needs one of each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scdro.linear_model._worst import Array
 __all__ = ["Iterate", "iterate_at", "newton_step"]
 
 MAX_PRODUCTS = 250
-_SLOPE = 0.5  # a step is accepted where the slope on the line has fallen to this share
+_SLOPE = 0.5  # a step is accepted if the slope on the line has fallen to this fraction
 
 
 class Iterate(NamedTuple):
@@ -42,9 +42,9 @@ def iterate_at(problem: Problem, W: Array, lam: float | None = None) -> Iterate:
 
 
 def newton_step(problem: Problem, now: Iterate, solve: Solve, accuracy: float) -> Iterate | None:
-    """The next iterate; None where rounding lets nothing improve.
+    """The next iterate; None if rounding prevents progress.
 
-    `accuracy` is that of the Newton direction; at 1 the preconditioner alone gives it.
+    `accuracy` is that of the Newton direction; with 1, it comes from the preconditioner alone.
     """
     D = _direction(problem, now, solve, accuracy) if accuracy < 1 else -solve(now.gradient)
     found = _searched(problem, now, D)
@@ -75,7 +75,7 @@ def _direction(problem: Problem, now: Iterate, solve: Solve, accuracy: float) ->
 
 
 def _searched(problem: Problem, now: Iterate, D: Array) -> Iterate | None:
-    """Along D to where the slope is small: t = 1 first, then the root of the slope, bracketed."""
+    """Search along D for a small slope: first t = 1, then the root of the slope inside a bracket."""
     slope0 = float((now.gradient * D).sum())
     if not slope0 < 0.0:
         return None
@@ -106,8 +106,8 @@ def _searched(problem: Problem, now: Iterate, D: Array) -> Iterate | None:
 def _between(low: float, high: float, slope_low: float, slope_high: float, trial: int) -> float:
     """The root of the line through both slopes, at least a tenth of the bracket from its ends.
 
-    Where the curvature at the start is next to nothing the Newton step may be too long by many orders of magnitude: a
-    bracket that spans several is cut by its logarithm.
+    If the curvature at the start is close to zero, the Newton step may be too long by many orders of magnitude. A
+    bracket that spans several is divided on a log scale.
     """
     if low == 0.0 and trial > 0:
         return high * (0.1 if trial == 1 else 0.01)

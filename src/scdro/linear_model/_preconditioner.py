@@ -1,7 +1,7 @@
-"""The Hessian of a few, well-chosen samples, factorised: what makes conjugate gradients need a handful of products.
+"""The factorised Hessian of a few well-chosen samples. With it, conjugate gradients need only a handful of products.
 
-Samples are drawn by their weight p and their leverage p |x|^2, so a rare feature that only three samples have is seen.
-Where the matrix would be too large, the diagonal of the Hessian of all samples serves.
+Samples are drawn by their weight p and their leverage p |x|^2, so that even a feature of only three samples is seen.
+If the matrix would be too large, the diagonal of the Hessian of all samples is used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scdro.linear_model._worst import Array, dot
 
 __all__ = ["Preconditioner", "Solve"]
 
-LARGEST = 1024  # parameters of which a dense matrix is factorised
+LARGEST = 1024  # most parameters for which a dense matrix is factorised
 _BLOCK = 2**20  # entries of X that are copied at a time
 Solve = Callable[[Array], Array]
 
@@ -38,7 +38,7 @@ class Preconditioner:
         self.norms = _squared_norms(self.problem.X)
         k, d = self.problem.shape
         self.dense = k * d <= LARGEST
-        # As many as cost a few products with X, and enough for the number of parameters.
+        # As many samples as a few products with X cost, and enough for the number of parameters.
         self.samples = max(24 * k * d, 8 * len(self.norms) // (k * d))
 
     def at(self, evaluation: Evaluation) -> Solve:
@@ -46,7 +46,7 @@ class Preconditioner:
         return self._dense(evaluation) if self.dense else self._diagonal(evaluation)
 
     def _chosen(self, p: Array) -> tuple[Array, Array]:
-        """Positions of the samples, and their weights p_i over the probability to be chosen."""
+        """Positions of the samples, and their weights p_i divided by the probability of being chosen."""
         if len(p) <= 2 * self.samples:
             return np.flatnonzero(p > 0), p[p > 0]
         leverage = p * self.norms
@@ -87,13 +87,13 @@ class Preconditioner:
         return lambda r: cho_solve(factor, r.ravel(), check_finite=False).reshape(k, d)
 
     def _rows(self, index: Array) -> Array:
-        """Some rows of X, dense, in double, with the intercept's ones."""
+        """Some rows of X, dense, in float64, with a column of ones for the intercept."""
         x = self.problem.X[index]
         x = np.asarray(x.toarray() if sp.issparse(x) else x, dtype=np.float64)
         return np.concatenate([x, np.ones((len(x), 1))], 1) if self.problem.fit_intercept else x
 
     def _diagonal(self, e: Evaluation) -> Solve:
-        """The diagonal, with the covariance bounded by its second moment."""
+        """The diagonal, with the covariance bounded by the second moment."""
         problem, lam = self.problem, e.worst.lam
         blocks = np.stack([problem.loss.block(e.at, j, j) for j in range(problem.loss.k)])
         weights = e.worst.p * (blocks + (e.at.slope**2 / lam if lam < math.inf else 0.0))
@@ -112,8 +112,8 @@ def _remove(H: Array, v: Array, lam: float) -> None:
 
 
 def _factorised(H: Array) -> tuple[Array, bool]:
-    """Cholesky; a null direction (the sum of the intercepts, a repeated feature) is lifted a little, each entry in its
-    own units."""
+    """Cholesky. The diagonal is increased slightly, relative to each entry, because there may be null directions (the
+    sum of the intercepts, a repeated feature)."""
     diagonal = H.diagonal().copy()
     diagonal[diagonal <= 0] = max(float(diagonal.max()), 1e-300)
     ridge = 1e-13
@@ -136,7 +136,7 @@ def _squared_norms(X: Any) -> Array:
 
 
 def _gathered_squares(problem: Problem, weights: Array, rows: int = 4096) -> Array:
-    """sum_i weight_i x_i^2, a block of rows at a time."""
+    """sum_i weight_i x_i^2, computed in blocks of rows."""
     total = np.zeros((len(weights), problem.X.shape[1]))
     for start in range(0, len(weights[0]), rows):
         x = problem.X[start : start + rows]

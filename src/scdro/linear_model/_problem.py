@@ -1,13 +1,13 @@
-r"""The objective of a KL-robust linear model with lam eliminated: value, gradient, Hessian products, line.
+r"""The objective of a KL-robust linear model with lam eliminated: value, gradient and Hessian products.
 
     P(w, b) = max_{KL(p, q) <= rho} sum_i p_i phi_i(z_i) - lam0 KL(p, q) + alpha |w|^2/2,      z_i = w x_i + b
 
-By the envelope theorem its gradient is sum_i p_i u_i x_i + alpha w with u = phi'(z), and its Hessian
+By the envelope theorem its gradient is sum_i p_i u_i x_i + alpha w with u = phi'(z), and its Hessian is
 
     sum_i p_i phi''_i x_i x_i' + ( Cov_p(g) - Cov_p(g, l) Cov_p(l, g)/Var_p(l) ) / lam + alpha I,      g_i = u_i x_i
 
-where the last term of the covariance is there only while lam moves with w (KL = rho, not lam = lam0).
-Parameters are W, (k, d + 1): coefficients, and the intercept as the last column where there is one.
+where the second covariance term is present only if lam depends on w (KL = rho, not lam = lam0).
+Parameters are W, (k, d + 1): coefficients, and the intercept, if any, as the last column.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHORT = 8192  # rows that are summed in single precision
 
 
 class Evaluation(NamedTuple):
-    """P at scores z, and all that its derivatives need beyond X."""
+    """P at scores z, and everything that its derivatives need besides X."""
 
     value: float
     z: Array
@@ -39,14 +39,14 @@ class Evaluation(NamedTuple):
 
     @property
     def pull(self) -> Array:
-        """p_i u_i, (k, n): the derivative of the robust value in the scores."""
+        """p_i u_i, (k, n): the derivative of the robust value with respect to the scores."""
         pull: Array = self.worst.p * self.at.slope
         return pull
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Data, loss, base probabilities q, and the numbers of the problem. alpha = 1/(C sum(sample_weight))."""
+    """Data, loss, base probabilities q, and the constants of the problem. alpha = 1/(C sum(sample_weight))."""
 
     X: Any
     loss: Loss
@@ -86,7 +86,7 @@ class Problem:
             return np.asarray(product, dtype=np.float64).reshape(k, -1)
 
         def parts(rows: slice) -> Array:
-            """In single precision, sums of many rows lose digits: short ones, added up in double."""
+            """Sums of many rows lose digits in float32, so sum short blocks and add these up in float64."""
             if self.X.dtype == np.float64 or sp.issparse(self.X):
                 return part(rows)
             starts = range(rows.start, rows.stop, _SHORT)
@@ -98,7 +98,7 @@ class Problem:
 
     @property
     def _work(self) -> int:
-        """Multiplications of a product; zero for sparse matrices, of which a block of rows is a copy."""
+        """Number of multiplications in a product; zero for sparse matrices, where a block of rows is a copy."""
         return 0 if sp.issparse(self.X) else self.X.size * self.loss.k
 
     def penalised(self, W: Array) -> Array:
@@ -109,7 +109,7 @@ class Problem:
         return penalised
 
     def evaluate(self, W: Array, z: Array, lam: float | None = None) -> Evaluation:
-        """P at W, whose scores are z. No product with X. `lam` is a guess."""
+        """P at W with scores z, without a product with X. `lam` is a first guess."""
         at = self._losses(z)
         robust = worst(at.value, self.q, self.rho, self.lam0, lam)
         return Evaluation(robust.value + float((self.penalised(W) * W).sum()) / 2, z, at, robust)
@@ -134,7 +134,7 @@ class Problem:
         return self.gathered(r) + self.penalised(V)
 
     def _tilting(self, at: Evaluation, along: Array) -> Array:
-        """How log p moves when the losses move by `along`: centred, less the regression on l, over lam."""
+        """The change of log p when the losses change by `along`: centred, minus the regression on l, divided by lam."""
         _, lam, p, _, mean, var, bound = at.worst
         moved = along - dot(p, along)
         if bound and var > 0:
@@ -144,7 +144,7 @@ class Problem:
         return moved
 
     def rows(self, index: Any) -> Problem:
-        """Some of the samples, with the penalty of all: a cheap problem whose solution is near."""
+        """The problem on some of the samples, with the full penalty: cheap, and with a similar solution."""
         q = self.q[index]
         q = q / q.sum() if q.any() else np.full(len(q), 1 / len(q))
         return replace(self, X=self.X[index], loss=self.loss.rows(index), q=q)
@@ -153,6 +153,6 @@ class Problem:
         return replace(self, loss=loss)
 
     def original_value(self, W: Array, z: Array, lam: float | None = None) -> float:
-        """P with the loss as stated, without smoothing."""
+        """P with the original loss, without smoothing."""
         robust = worst(self.loss.exact(z), self.q, self.rho, self.lam0, lam)
         return robust.value + float((self.penalised(W) * W).sum()) / 2

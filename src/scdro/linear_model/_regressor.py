@@ -19,21 +19,21 @@ _LOSSES = ("squared_error", "huber", "absolute_error", "quantile")
 
 
 class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
-    r"""Linear regression on the worst case: squared, Huber, absolute or quantile loss, to the exact optimum.
+    r"""Linear regression for the worst case, with squared, Huber, absolute or quantile loss, to the exact optimum.
 
     min_{w, b}  max_{KL(p, q) <= rho} sum_i p_i l_i(w, b) - lam0 KL(p, q)  +  |w|^2/(2 C sum(sample_weight))
 
-    With r = w x + b - y: squared error is r^2/2, so that rho = 0 is `Ridge(alpha=1/C)`; Huber's loss is that up to
-    |r| = epsilon and linear beyond; the quantile loss is max(-quantile r, (1 - quantile) r).
+    With r = w x + b - y, the squared error is r^2/2, so that rho = 0 is `Ridge(alpha=1/C)`. The Huber loss is the same
+    up to |r| = epsilon and linear beyond. The quantile loss is max(-quantile r, (1 - quantile) r).
 
     Args:
-        loss: "squared_error", "huber", "absolute_error" or "quantile". The last two have a kink: they are smoothed,
-            ever less, until the duality gap certifies the answer for the loss itself.
-        epsilon: where Huber's loss turns linear, in the units of y.
-        quantile: which quantile, in (0, 1).
+        loss: "squared_error", "huber", "absolute_error" or "quantile". The last two have a kink; they are smoothed
+            less and less until the duality gap certifies the solution for the original loss.
+        epsilon: where the Huber loss becomes linear, in the units of y.
+        quantile: the quantile to predict, in (0, 1).
         tol: "exact" stops when no entry of the gradient exceeds tol times the standard deviation of y (epsilon, if
-            smaller); for losses with a kink, when the duality gap (where C is inf, smoothing's share and Newton's
-            decrement) is at most tol times the objective.
+            smaller); for losses with a kink, when the duality gap (if C is inf, the smoothing error plus
+            Newton's decrement) is at most tol times the objective.
         rho, C, lam0, fit_intercept, solver, max_iter, warm_start, random_state, batch_size, learning_rate: as for
             `KLDROClassifier`. lam0 is in the units of the loss.
 
@@ -87,17 +87,17 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         self.learning_rate = learning_rate
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> KLDRORegressor:
-        """Fit to all of the data. X: dense or sparse, (n, d); y: numbers, (n,)."""
+        """Fit the model. X: dense or sparse, (n, d); y: numbers, (n,)."""
         self._check_settings()
         X, y = self._validated(X, y, y_numeric=True)
         y, weight = y.astype(np.float64), self._weights(sample_weight, X)
-        # Targets far from zero would cost the certificate its digits.
+        # With targets far from zero the certificate would lose digits.
         offset = centre(y, weight / weight.sum()) if self.fit_intercept else 0.0
         self._fit(X, y - offset, weight, offset)
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> KLDRORegressor:
-        """One pass of a stochastic algorithm (`solver`; "rscdro" where that is "exact") over some rows of a stream."""
+        """One pass of a stochastic algorithm (`solver`, or "rscdro" if that is "exact") over some rows of a stream."""
         self._check_settings()
         X, y = self._validated(X, y, reset=not hasattr(self, "coef_"), y_numeric=True)
         weight = self._weights(sample_weight, X)
@@ -108,7 +108,7 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         return self._scores(X).ravel()
 
     def worst_case_weights(self, X: Any, y: Any, sample_weight: Any = None) -> Array:
-        """p_i, (n,): the worst distribution over these samples within KL distance rho, for the fitted model."""
+        """The worst distribution p, (n,), over these samples within KL distance rho, for the fitted model."""
         check_is_fitted(self)
         scores = self._scores(X)
         y = column_or_1d(y).astype(np.float64)

@@ -1,11 +1,11 @@
-r"""The stochastic algorithms on the objective of a linear model: one stream of batches, its state kept between calls.
+r"""The stochastic algorithms for linear models: a stream of batches whose state is kept between calls.
 
-The first rows are solved exactly: that is where the stream starts, and their Hessian gives the step size, and
-coordinates in which features are whitened, w = T v, so that one step size serves all directions. The penalty of w is
-added to every loss alike, which adds it to the robust value and leaves the worst case as it is.
+The stream starts at the exact solution for the first rows. Their Hessian determines the step size, and coordinates in
+which features are whitened, w = T v, so that one step size fits all directions. The penalty on w is added to every
+loss, which adds it to the robust value and does not change the worst case.
 
-The answer is an average in which the start counts for the rows it was made from. lam is read off many losses: few of
-them decide it, and of the optimizer's own window, 1,024, a handful.
+The result is an average in which the start counts as much as the rows it was computed from. lam is computed from many
+losses, because only a few of them determine it; in the optimizer's default window of 1,024 that would be a handful.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from scdro.temperature import default_size
 __all__ = ["ALGORITHMS", "Progress", "Rows", "Stream", "batches"]
 
 ALGORITHMS = ("scdro", "ascdro", "rscdro", "rascdro")
-_BETA, _HORIZON = 0.2, 400  # share of a new batch in the averages; steps after which the step size begins to fall
-_POWER = 3  # of the number of rows, by which later iterates count for more
-_WINDOW = 16_384  # recent losses that decide lam, at least
+_BETA, _HORIZON = 0.2, 400  # weight of a new batch in the averages; steps before the step size begins to fall
+_POWER = 3  # power of the number of rows that weights later iterates more
+_WINDOW = 16_384  # least number of recent losses that determine lam
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Samples of a stream, with targets as encoded for the losses."""
+    """Samples of a stream, with targets encoded for the losses."""
 
     X: Any
     y: Array
@@ -55,7 +55,7 @@ class Rows:
         return Rows(self.X.copy(), self.y.copy(), self.weight.copy())
 
     def joined(self, more: Rows) -> Rows:
-        """A copy of both, one after the other."""
+        """A copy with `more` appended."""
         if sp.issparse(self.X) or sp.issparse(more.X):
             X = sp.vstack([sp.csr_array(self.X), sp.csr_array(more.X)], "csr")
         else:
@@ -65,12 +65,12 @@ class Rows:
 
 @dataclass
 class Progress:
-    """What `partial_fit` keeps: rows that wait, and the stream once there is one."""
+    """The state of `partial_fit`: rows that wait, and the stream once it has begun."""
 
-    settings: dict[str, Any]  # of the estimator, as the stream began
-    fitted: tuple[int, float] | None  # rows and weight behind the coefficients that it goes on from
+    settings: dict[str, Any]  # of the estimator when the stream began
+    fitted: tuple[int, float] | None  # rows and weight of the fit that it continues from
     waiting: Rows | None = None
-    solved: int = 0  # how many of them the model is the solution for
+    solved: int = 0  # number of waiting rows that the model is the solution for
     stream: Stream | None = None
 
 
@@ -78,7 +78,7 @@ class Stream:
     """One model under training: parameters in whitened features, and the optimizer with all of its state."""
 
     def __init__(self, algorithm: str, problem: Problem, W: Array, rows: int, lr: float | None) -> None:
-        """`problem` holds the first rows; W, (k, d + 1), is where to start, and the solution for so many rows."""
+        """`problem` has the first rows. W, (k, d + 1), is the starting point, the solution for `rows` rows."""
         X = problem.X
         if isinstance(problem.loss, Pinball):
             problem = problem.with_loss(problem.loss.smoothed(0.3 * problem.loss.spread))
@@ -92,18 +92,18 @@ class Stream:
         self.v = torch.zeros(len(W), X.shape[1], dtype=torch.float64, requires_grad=True)
         self.b = torch.zeros(len(W), dtype=torch.float64, requires_grad=True)
         white = replace(problem, X=self._features(X), alpha=0.0)
-        # The penalty is part of the whitened moments, and so bends no more than the loss.
+        # The penalty is part of the whitened moments, so its curvature is no larger than that of the loss.
         self.lr = 0.2 / (_largest_curvature(white, at) + bend) if lr is None else lr
         self.set_coefficients(W)
         self.mean_v, self.mean_b = self.v.detach().clone(), self.b.detach().clone()
         self.steps, self.rows, self.weight = 0, rows, 0.0
         self.restarted = algorithm.startswith("r")
         self.opt = _optimizer(algorithm, [self.v, self.b], self.lr, problem.rho, problem.lam0)
-        with self._at_rest():  # s, lam and the gradient of all the first rows
+        with self._at_rest():  # initialise s, lam and the gradient from all the first rows
             self._move(problem.X, problem.loss, problem.q, problem.alpha)
 
     def set_coefficients(self, W: Array) -> None:
-        """Go on from coefficients of features as given."""
+        """Continue from coefficients of the original features."""
         coef = W[:, : len(self.shift)]
         v = coef / self.map if self.map.ndim == 1 else np.linalg.solve(self.map, coef.T).T
         with torch.no_grad():
@@ -112,7 +112,7 @@ class Stream:
                 self.b.copy_(torch.from_numpy(W[:, -1] + coef @ self.shift))
 
     def coefficients(self) -> Array:
-        """W, (k, d + 1), for features as given: the average of the iterates."""
+        """W, (k, d + 1), for the original features: the average of the iterates."""
         v = self.mean_v.numpy()
         coef: Array = v * self.map if self.map.ndim == 1 else v @ self.map.T
         if not self.fit_intercept:
@@ -128,7 +128,7 @@ class Stream:
         count = x.shape[0]
         self.steps += 1
         self.rows += count
-        # The objective is convex, and averages shed the noise.
+        # The objective is convex, and averaging reduces the noise.
         share = _POWER * count / (self.rows + (_POWER - 1) * count)
         self.mean_v.lerp_(self.v.detach(), share)
         self.mean_b.lerp_(self.b.detach(), share)
@@ -151,7 +151,7 @@ class Stream:
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
-        """Steps of size zero."""
+        """Set the step size to zero."""
         groups = self.opt.param_groups
         sizes = [group["lr"] for group in groups]
         for group in groups:
@@ -167,7 +167,7 @@ class Stream:
 
 
 def _whitening(X: Any, shift: Array, p: Array, ridge: float) -> Array:
-    """T with T' (S + ridge I) T ~ I, S the second moments under p; of their diagonal where there are many features."""
+    """T with T' (S + ridge I) T ~ I, where S are the second moments under p, or their diagonal for many features."""
     d = X.shape[1]
     if sp.issparse(X) or d > LARGEST:
         second = np.asarray(X.multiply(X).T @ p if sp.issparse(X) else p @ (X - shift) ** 2, dtype=np.float64)
@@ -177,14 +177,14 @@ def _whitening(X: Any, shift: Array, p: Array, ridge: float) -> Array:
     scale = np.sqrt(p @ x**2)
     scale = np.where(scale > 1e-10 * (1 + np.abs(shift)), scale, 1.0)  # features that do not vary yet
     x /= scale
-    # Directions that the first rows hardly show are not blown up.
+    # Do not amplify directions in which the first rows hardly vary.
     S = (x.T * p) @ x + np.diag(0.03 + ridge / scale**2)
     inverse: Array = np.linalg.inv(np.linalg.cholesky(S)).T / scale[:, None]
     return inverse
 
 
 def _largest_curvature(problem: Problem, at: Evaluation) -> float:
-    """The largest eigenvalue of the Hessian, by powers of it."""
+    """The largest eigenvalue of the Hessian, by power iteration."""
     V = np.random.default_rng(0).standard_normal(problem.shape)
     size = 1.0
     for _ in range(20):
@@ -196,7 +196,7 @@ def _largest_curvature(problem: Problem, at: Evaluation) -> float:
 
 
 def batches(n: int, size: int, order: Array | None = None) -> Iterator[Any]:
-    """Positions of the samples of each batch: in the order of the data, or as given. The last two share a remainder."""
+    """Positions of the samples of each batch, in data order or in `order`. The last two batches share a remainder."""
     count = max(n // size, 1)
     for part in np.array_split(np.arange(n) if order is None else order, count):
         yield slice(part[0], part[-1] + 1) if order is None else part
@@ -208,7 +208,7 @@ def _optimizer(algorithm: str, params: list[Tensor], lr: float, rho: float, lam0
         return SCDRO(params, lr, rho, beta=_BETA, **settings)
     if algorithm == "ascdro":
         return ASCDRO(params, lr, rho, beta=_BETA, **settings)
-    # Each stage twice as long, at the averages of the lemmas' shape: steps fall like 1/t.
+    # Each stage is twice as long as the one before, as in the lemmas, so the step size falls like 1/t.
     if algorithm == "rscdro":
         return RSCDRO(params, factor_stages(lr, _BETA, _HORIZON, 24, beta_factor=0.7), rho, **settings)
     return RASCDRO(params, factor_stages(lr, _BETA, _HORIZON, 24, lr_factor=0.7, beta_factor=0.7), rho, **settings)

@@ -1,7 +1,7 @@
-"""Products with a tall matrix on all cores: a block of rows a thread, each with a BLAS of one thread.
+"""Products with a tall matrix on all cores: one block of rows per thread, each with single-threaded BLAS.
 
-A BLAS of several threads waits at barriers inside every product; where other work keeps the cores busy this costs a
-hundred times what it gains. Blocks of rows meet once, at the end.
+Multithreaded BLAS waits at barriers inside every product; if other work keeps the cores busy, this costs a hundred
+times what it gains. Blocks of rows synchronise only once, at the end.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from threadpoolctl import ThreadpoolController
 __all__ = ["in_blocks", "one_thread_each"]
 
 T = TypeVar("T")
-_SMALL = 400_000  # multiplications for which starting a thread does not pay
+_SMALL = 400_000  # below this many multiplications, starting a thread does not pay off
 _workers = 1
-_lock, _depth = threading.Lock(), 0  # fits in several threads share one limit; the last to end lifts it
+_lock, _depth = threading.Lock(), 0  # fits in several threads share one limit; the last to finish lifts it
 _limit: Any = None
 
 
@@ -37,7 +37,7 @@ def _pool(workers: int) -> ThreadPoolExecutor:
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """BLAS on one thread; `in_blocks` on as many as BLAS was allowed."""
+    """Limit BLAS to one thread; `in_blocks` uses as many threads as BLAS was allowed."""
     global _workers, _depth, _limit
     with _lock:
         if _depth == 0:
@@ -56,7 +56,7 @@ def one_thread_each() -> Iterator[None]:
 
 
 def in_blocks(f: Callable[[slice], T], n: int, work: int) -> list[T]:
-    """f of slices that cover range(n), each on a thread of its own; `work` is the number of multiplications."""
+    """Call f on slices that cover range(n), each in its own thread. `work` is the number of multiplications."""
     workers = min(_workers, max(work // _SMALL, 1))
     if workers == 1:
         return [f(slice(0, n))]

@@ -1,6 +1,6 @@
-r"""The worst case of a vector of losses in NumPy, warm-started: what the exact solver asks for at every evaluation.
+r"""The warm-started worst case of a vector of losses in NumPy, which the exact solver needs at every evaluation.
 
-`scdro.worst_case` answers the same question once, for torch and NumPy; here lam of the evaluation before is at hand.
+`scdro.worst_case` solves the same problem once, for torch and NumPy; here lam of the previous evaluation is known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 
 def dot(a: Array, b: Array) -> float:
-    """sum a b, on one thread: BLAS wakes all of them for a vector, and waits for the last."""
+    """sum a b on one thread. BLAS would wake all threads for a vector and wait for the last."""
     return float(np.einsum("n,n->", a, b))
 
 
@@ -35,7 +35,7 @@ class Worst(NamedTuple):
     kl: float
     mean: float
     var: float
-    bound: bool  # lam is the root of KL = rho, and so moves with the losses; otherwise it is lam0, or infinite
+    bound: bool  # whether lam is the root of KL = rho and so depends on the losses; else it is lam0 or infinite
 
 
 def worst(losses: Array, q: Array, rho: float, lam0: float, lam: float | None = None) -> Worst:
@@ -45,7 +45,7 @@ def worst(losses: Array, q: Array, rho: float, lam0: float, lam: float | None = 
         return Worst(mean, math.inf, q, 0.0, mean, math.nan, False)
     top = float(losses.max() if q.min() > 0 else losses[q > 0].max())
     x = losses - top
-    if top < losses.max():  # only of samples of weight zero
+    if top < losses.max():  # only samples of weight zero are above
         np.minimum(x, 0.0, out=x)
     guess = lam if lam is not None and lam < math.inf else None
     std = math.sqrt(max(dot(q, x * x) - dot(q, x) ** 2, 0.0)) if guess is None else 0.0
@@ -60,7 +60,7 @@ def worst(losses: Array, q: Array, rho: float, lam0: float, lam: float | None = 
     if at.lam != lam:
         at = _tilt(x, q, lam)
     mean = top + lam * at.mean
-    # F(lam), whose error is of second order in that of lam.
+    # The error of F(lam) is of second order in that of lam.
     value = mean - lam * at.kl + (lam - lam0) * rho
     return Worst(value, lam, at.p, at.kl, mean, lam * lam * at.var, at.kl >= rho * (1 - 1e-6))
 
@@ -74,7 +74,7 @@ class _Tilted(NamedTuple):
 
 
 def _tilt(x: Array, q: Array, lam: float) -> _Tilted:
-    """p, KL, and mean and variance of l/lam under p, less the top."""
+    """p, KL, and the mean and variance of (l - max l)/lam under p."""
     a, p = np.empty_like(x), np.empty_like(x)
 
     def fill(rows: slice) -> tuple[float, float]:
@@ -86,8 +86,8 @@ def _tilt(x: Array, q: Array, lam: float) -> _Tilted:
     total, first = (sum(parts) for parts in zip(*in_blocks(fill, len(x), 16 * len(x)), strict=True))
     mean = first / total
     kl = mean - math.log(total)
-    if kl < 1e-3:  # NumPy's sums are pairwise: they lose less than torch's
-        mass = sum(in_blocks(lambda rows: float(q[rows].sum()), len(x), 16 * len(x)))  # one, but for rounding
+    if kl < 1e-3:  # NumPy's pairwise sums lose fewer digits than torch's
+        mass = sum(in_blocks(lambda rows: float(q[rows].sum()), len(x), 16 * len(x)))  # one, up to rounding
         kl = float(divergence(torch.from_numpy(a - math.log(total / mass)), torch.from_numpy(q)).sum())
     p /= total
     a -= mean

@@ -1,4 +1,4 @@
-"""The algorithms, as torch optimizers: `step(closure)` with a closure that returns per-sample losses."""
+"""The algorithms as torch optimizers. Call `step(closure)` with a closure that returns per-sample losses."""
 
 from scdro.optim.ascdro import ASCDRO, RASCDRO
 from scdro.optim.baselines.absgd import ABSGD

@@ -1,4 +1,4 @@
-"""What the optimizers share: the closure's contract, gradients, the descent, monitoring and checkpoints."""
+"""The base classes of the optimizers: closures, gradients, the descent step, monitoring and checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def global_norm(tensors: list[Tensor]) -> Tensor:
-    """The Euclidean norm of all tensors together, in a dtype in which it does not overflow."""
+    """The Euclidean norm of all tensors together, in a dtype where it does not overflow."""
     kinds = ([t for t in tensors if is_sharded(t)], [t for t in tensors if not is_sharded(t)])
     norm: Tensor = torch.linalg.vector_norm(torch.stack([full(_norm_of_like(kind)) for kind in kinds if kind]))
     return norm
@@ -57,7 +57,7 @@ class Ball:
 
     @torch.no_grad()
     def project_(self, params: Sequence[Tensor]) -> None:
-        """Scale the parameters into the ball, in place, without asking the device whether they were outside."""
+        """Scale the parameters into the ball in place, without waiting for the device."""
         if not params:
             return
         scale = (self.radius / global_norm(list(params))).clamp_max(1.0)
@@ -71,8 +71,8 @@ class Ball:
 class Gradients:
     """The gradients of an optimizer during one step.
 
-    `GradScaler.step` refuses closures. So to a scaler this looks like an optimizer of the same parameters, whose step
-    only notes that the scaler found no overflow.
+    `GradScaler.step` does not support closures. So this object acts as an optimizer of the same parameters towards the
+    scaler; its step only records that the scaler found no overflow.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -96,14 +96,14 @@ class Gradients:
         self._finite = True
 
     def scaled(self, weights: Tensor) -> Tensor:
-        """Weights of the losses, for the backward pass."""
+        """The weights of the losses for the backward pass, scaled by the GradScaler."""
         if self.scaler is None:
             return weights
         scaled: Tensor = self.scaler.scale(weights)
         return scaled
 
     def ready(self, old: dict[Tensor, Tensor] | None = None) -> bool:
-        """Unscale and clip the gradients; unscale the `old` ones of an earlier pass. False after an overflow."""
+        """Unscale and clip the gradients, and unscale the `old` ones of an earlier pass. False after an overflow."""
         if self.scaler is not None and not self._unscaled(self.scaler, old or {}):
             return False
         if self.max_norm is not None:
@@ -113,7 +113,7 @@ class Gradients:
     def _unscaled(self, scaler: GradScaler, old: dict[Tensor, Tensor]) -> bool:
         if old:
             for p, gradient in old.items():
-                if p.grad is not None:  # 0 times infinity is NaN: an overflow of the old is one of the new.
+                if p.grad is not None:  # 0 * inf is NaN, so an overflow in the old gradients shows up here
                     p.grad.add_(gradient * 0.0)
             torch._foreach_div_(list(old.values()), float(scaler.scale(torch.ones(()))))
         self._finite = False
@@ -121,10 +121,10 @@ class Gradients:
         return self._finite
 
     def pass_over(self) -> None:
-        """A batch is left out for its losses: the scaler wants to see gradients all the same."""
+        """Skip a batch because of its losses. The scaler needs to see gradients anyway."""
         if self.scaler is None:
             return
-        self.scaler.scale(torch.ones(()))  # It makes its state when first used.
+        self.scaler.scale(torch.ones(()))  # It creates its state on first use.
         for p in self._params():
             p.grad = torch.zeros_like(p)
         self.scaler.step(self)  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ class Gradients:
             p.grad = None
 
     def clipped(self, coefficient: Any, gradients: list[Tensor], among: float) -> Any:
-        """A coefficient of `gradients`, smaller where `coefficient / among` times them would exceed the bound."""
+        """`coefficient`, reduced if `coefficient / among` times `gradients` would exceed the norm bound."""
         if self.max_norm is None or not gradients or among == 0.0:
             return coefficient
         size = global_norm(gradients) * abs(coefficient) / among
@@ -149,11 +149,11 @@ Closure = Callable[[], Tensor]
 
 
 class ClosureOptimizer(Optimizer):
-    """Base of every algorithm: `step(closure)`, with one `Tracked` module as its state beyond `torch.optim`'s."""
+    """Base class of all algorithms: `step(closure)`, with one `Tracked` module for state beyond `torch.optim`'s."""
 
     _tracked: Tracked
-    _two_points: ClassVar[bool] = False  # whether each batch is evaluated at the previous point as well
-    _vectors: ClassVar[tuple[str, ...]] = ()  # what `state` has of each parameter, in its shape
+    _two_points: ClassVar[bool] = False  # whether each batch is also evaluated at the previous point
+    _vectors: ClassVar[tuple[str, ...]] = ()  # names of the per-parameter tensors in `state`
     _own_attributes: ClassVar[tuple[str, ...]] = ("_tracked", "_ball", "_gradients", "_buffers")
 
     def __init__(
@@ -186,19 +186,19 @@ class ClosureOptimizer(Optimizer):
         """One step on one batch.
 
         Args:
-            closure: computes and returns the per-sample losses of a batch fixed outside of it; does not call backward.
-            index: positions of the samples in the data set, for the methods that keep one number for each.
+            closure: returns the per-sample losses of a batch that is chosen outside of it; does not call backward.
+            index: positions of the samples in the data set, for methods that keep one number per sample.
             sample_weight: importance weights of the samples, >= 0.
-            grad_scaler: scales the losses for float16. A step in which it finds an overflow is left out, and nothing
-                moves. Call its `update()` afterwards, as always.
-            max_grad_norm: bound on the norm of each gradient, all parameters together.
+            grad_scaler: scales the losses for float16. If it finds an overflow, the step is skipped and nothing
+                changes. Call its `update()` afterwards, as usual.
+            max_grad_norm: bound on the norm of each gradient, over all parameters together.
 
         Under torch.distributed the batch is that of all processes (see `process_group`). Gradients must be averaged, as
         DistributedDataParallel and fully_shard do.
 
         Returns:
-            The method's estimate of its own objective, a 0-d tensor: the running one where it keeps one, else this
-            batch's.
+            The method's estimate of its objective, a 0-d tensor: a running estimate if it keeps one, else the value on
+            this batch.
         """
         if closure is None or not callable(closure):
             _refuse_closure(closure)
@@ -217,15 +217,15 @@ class ClosureOptimizer(Optimizer):
         return value if isinstance(value, Tensor) else torch.tensor(value, dtype=self._tracked.dtype)
 
     def full_objective(self, losses: Tensor) -> Tensor:
-        """What the method minimises, exactly, given the losses of all training samples."""
+        """The exact objective of the method, given the losses of all training samples."""
         raise NotImplementedError
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
-        """The algorithm: the objective, or None where a bad batch was left out."""
+        """Do one step. Return the objective, or None if a bad batch was skipped."""
         raise NotImplementedError
 
     def _after_step(self) -> None:
-        """For the methods in stages."""
+        """For methods that run in stages."""
 
     def _value_if_skipped(self) -> Scalar:
         return math.nan
@@ -233,7 +233,7 @@ class ClosureOptimizer(Optimizer):
     # -- the closure --------------------------------------------------------------------------------------------------
 
     def _losses(self, closure: Closure) -> Tensor:
-        """Per-sample losses of the batch at the present parameters, with their graph, and no gradients left over."""
+        """Clear the gradients and return the per-sample losses at the current parameters, with their graph."""
         for p in self._parameters():
             p.grad = None
         with torch.enable_grad(), self._inspection():
@@ -243,29 +243,29 @@ class ClosureOptimizer(Optimizer):
         return losses
 
     def _inspection(self) -> AbstractContextManager[None]:
-        """Refuses a layer whose running statistics would move where they should not."""
+        """Raise if a layer would change its running statistics when it should not."""
         if self._two_points:
             return self._buffers.inspection(
-                "this method evaluates each batch twice and would move its statistics twice"
+                "this method evaluates each batch twice and would update its statistics twice"
             )
         if self._tracked.skip_nonfinite:
-            return self._buffers.inspection("a batch that skip_nonfinite leaves out would move its statistics")
+            return self._buffers.inspection("a batch that skip_nonfinite skips would change its statistics")
         return nullcontext()
 
     def _check_closure(self, losses: Tensor) -> None:
         if any(p.grad is not None for p in self._parameters()):
             raise ClosureError(
                 "expected a closure that only computes the per-sample losses, got one that called backward(); "
-                "remove the call: step() makes its own"
+                "remove the call, since step() calls backward itself"
             )
         if isinstance(losses, Tensor) and losses.is_floating_point() and losses.ndim == 1 and not losses.requires_grad:
             raise LossError(
-                "expected losses that require grad, got detached ones; is the closure under torch.no_grad(), or the "
+                "expected losses that require grad, got detached losses; is the closure under torch.no_grad(), or the "
                 "model frozen?"
             )
 
     def _backward(self, losses: Tensor, batch: Batch, weights: Tensor) -> None:
-        """Gradients of sum_j weight_j l_j over the batch, by the loss's own graph; still scaled by the grad_scaler."""
+        """Compute the gradients of sum_j weight_j l_j over the batch, still scaled by the grad_scaler."""
         weights = self._gradients.scaled(batch.own_weights(weights))
         try:
             torch.autograd.backward(losses, weights.to(losses.dtype))
@@ -274,7 +274,7 @@ class ClosureOptimizer(Optimizer):
                 raise
             raise ClosureError(
                 "expected a closure that only computes the per-sample losses, got one whose graph was already used; "
-                "remove its call of backward()"
+                "remove its call to backward()"
             ) from error
         gradients = [p.grad for p in self._parameters() if p.grad is not None]
         if not gradients:
@@ -285,12 +285,12 @@ class ClosureOptimizer(Optimizer):
         if any(gradient.layout != torch.strided for gradient in gradients):
             raise ClosureError(
                 "expected dense gradients, got sparse ones; make the layer with sparse=False, or use KLRobustLoss with "
-                "an optimizer that takes them"
+                "an optimizer that supports them"
             )
         self._tracked.ranks.check_averaged(gradients)
 
     def _skips(self, finite: Tensor | None) -> bool:
-        """Whether to leave the step out, where the host may look; elsewhere the flag stays on the device."""
+        """Whether to skip the step, if the host can read the flag; elsewhere the flag stays on the device."""
         if finite is None or (finite.device.type != "cpu" and self._tracked.started) or bool(finite):
             return False
         self._tracked.count_skipped(True)
@@ -298,7 +298,7 @@ class ClosureOptimizer(Optimizer):
         return True
 
     def _undone_unless(self, finite: Tensor | None) -> AbstractContextManager[None]:
-        """Take back what happened to parameters and vectors if the batch was bad, by the device's own knowledge."""
+        """Undo changes to parameters and vectors if the batch was bad, without reading the flag on the host."""
         return nullcontext() if finite is None or finite.device.type == "cpu" else self._undo_on_device(finite)
 
     @contextmanager
@@ -323,7 +323,7 @@ class ClosureOptimizer(Optimizer):
         return next(self._parameters())
 
     def _has_past(self, p: Tensor) -> bool:
-        """Whether a parameter's vectors are those of a step, or zeros still."""
+        """Whether a step has set the parameter's vectors; before, they are zeros."""
         return bool(self.state[p].get("started", 0))
 
     def _begin_at(self, p: Tensor, **vectors: Tensor) -> None:
@@ -352,8 +352,8 @@ class ClosureOptimizer(Optimizer):
             self._ball.project_([p for p in self._parameters() if p.requires_grad])
 
     def draws(self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False) -> DrawnBatches | None:
-        """An epoch of batches out of n samples, where the method draws its samples itself; with `joint`, whole ones
-        for all processes."""
+        """One epoch of batches from n samples, if the method draws its own samples, else None. With `joint`, every
+        process gets the whole batch."""
         return None
 
     @property
@@ -363,17 +363,18 @@ class ClosureOptimizer(Optimizer):
 
     @property
     def skipped(self) -> Tensor:
-        """How many batches were left out for NaN or infinite losses."""
+        """Number of batches skipped because of NaN or infinite losses."""
         return self._tracked.skipped[0].clone()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
     #
-    # A state_dict has all state in its "state", which torch's own tools save, reshard and show to hooks: the vectors of
-    # each parameter, and with the first that trains what is no parameter's own, as "SCDRO.recent". Before the first
-    # step too: those tools would call step() for it. They take the names of what to load from `self.state`.
+    # A state_dict keeps all state in its "state", which torch's tools save, reshard and pass to hooks: the vectors of
+    # each parameter, and, stored with the first trainable parameter, the state that belongs to no parameter, such as
+    # "SCDRO.recent". It is complete before the first step, because those tools would otherwise call step() to create
+    # it. They take the names to load from `self.state`.
 
     def state_dict(self) -> dict[str, Any]:
-        """torch's own: parameters' vectors, and with the first parameter that trains lam, log s and the like."""
+        """Like torch's: the vectors of each parameter; lam, log s and so on are stored with the first trainable one."""
         self._fill(self._parameters())
         first = self.register_state_dict_post_hook(lambda _, state_dict: self._completed(state_dict), prepend=True)
         try:
@@ -382,10 +383,11 @@ class ClosureOptimizer(Optimizer):
             first.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state, or refuse it and stay as it is.
+        """Load a saved state. If it does not fit, raise and change nothing.
 
-        Settings that `param_groups` has (lr, beta, weight_decay, ...) are those that were saved, as in torch. The
-        others are this object's own, and may differ where the state means the same under both (docs, "Checkpoints").
+        Settings in `param_groups` (lr, beta, weight_decay, ...) are loaded too, as in torch. All others stay as in this
+        object. They may differ from the saved ones if that does not change the meaning of the state (docs,
+        "Checkpoints").
         """
         own: dict[str, Any] = {}
         last = self.register_load_state_dict_pre_hook(lambda _, came: self._checked(came, own))
@@ -397,20 +399,20 @@ class ClosureOptimizer(Optimizer):
             first.remove()
 
     def _own_state(self) -> dict[str, Any]:
-        """What is no parameter's own. Copies: dcp.load writes into the tensors of a state_dict."""
+        """Copies of the state that belongs to no parameter, because dcp.load writes into a state_dict's tensors."""
         return {**{k: v.clone() for k, v in self._tracked.state_dict().items()}, **self._extra_state()}
 
     def _completed(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         own, prefix = self._own_state(), f"{type(self).__name__}."
         carrier = self._announce(own)
-        if scalar_dtype(carrier.device) == torch.float64:  # torch wants all on one device
+        if scalar_dtype(carrier.device) == torch.float64:  # torch needs all of it on one device
             own = {k: v.to(carrier.device) if isinstance(v, Tensor) else v for k, v in own.items()}
         state = {i: dict(entries) for i, entries in state_dict["state"].items()}
         state[self._numbered(state_dict)[carrier]].update({prefix + k: v for k, v in own.items()})
         return {**state_dict, "state": state}
 
     def _announce(self, names: Iterable[str]) -> Tensor:
-        """Have the names of what is no parameter's own with the first parameter that trains; gives that one."""
+        """Put the names of the state that belongs to no parameter with the first trainable parameter; return it."""
         prefix = f"{type(self).__name__}."
         for entries in self.state.values():
             for key in [key for key in entries if key.startswith(prefix)]:
@@ -420,19 +422,19 @@ class ClosureOptimizer(Optimizer):
         return carrier
 
     def _numbered(self, state_dict: dict[str, Any]) -> dict[Tensor, Any]:
-        """What a state_dict calls each parameter."""
+        """The key of each parameter in a state_dict."""
         numbers = (i for group in state_dict["param_groups"] for i in group["params"])
         return dict(zip(self._parameters(), numbers, strict=True))
 
     def _fill(self, params: Iterable[Tensor]) -> None:
-        """Zeros for the vectors of parameters that have not moved yet."""
+        """Fill in zeros for the vectors of parameters that have had no step yet."""
         for p in params:
             entries = self.state[p]
             if self._vectors and p.requires_grad and "started" not in entries:
                 entries.update({name: torch.zeros_like(p) for name in self._vectors}, started=0)
 
     def _checked(self, state_dict: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-        """Take what is no parameter's own out of a state that fits, before torch casts it to the parameter's dtype."""
+        """Check a state and remove what belongs to no parameter, before torch casts it to the parameter's dtype."""
         state, prefix = state_dict.get("state", {}), f"{type(self).__name__}."
         carried = {key: value for entries in state.values() for key, value in entries.items() if "." in str(key)}
         own.update({k.removeprefix(prefix): v for k, v in carried.items() if k.startswith(prefix)})
@@ -459,7 +461,7 @@ class ClosureOptimizer(Optimizer):
         sizes, came = ([len(group["params"]) for group in g] for g in (self.param_groups, groups))
         if sizes != came:
             raise CheckpointError(
-                f"expected parameter groups of {sizes} parameters, got {came}; is it another model's?"
+                f"expected parameter groups of {sizes} parameters, got {came}; is it from another model?"
             )
         for p, number in self._numbered(state_dict).items():
             entries = state_dict["state"].get(number, {})
@@ -468,7 +470,7 @@ class ClosureOptimizer(Optimizer):
                 if shape != tuple(p.shape):
                     raise CheckpointError(
                         f"expected the state of a parameter of shape {tuple(p.shape)}, got {shape}; "
-                        "is it another model's?"
+                        "is it from another model?"
                     )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -485,7 +487,7 @@ class ClosureOptimizer(Optimizer):
         check_parameters(group)
 
     def _extra_state(self) -> dict[str, Any]:
-        """State beyond vectors and `Tracked`: tensors, integers and floats, the same on all processes."""
+        """State beyond the vectors and `Tracked`: tensors, integers and floats, identical on all processes."""
         return {}
 
     def _check_extra_state(self, own: dict[str, Any]) -> None:
@@ -495,13 +497,13 @@ class ClosureOptimizer(Optimizer):
         pass
 
     def __getstate__(self) -> dict[str, Any]:
-        """torch keeps three attributes when an optimizer is copied or pickled; lam and log s are not among them."""
+        """Keep all attributes. torch's own version keeps only three when copying or pickling, without lam and log s."""
         own = {k: v for k, v in self.__dict__.items() if k in self._own_attributes}
         return {**super().__getstate__(), **own}
 
 
 def _copied(value: Any) -> Any:
-    """torch keeps a tensor that needs no cast: the state that is loaded would move with this one."""
+    """Copy tensors. torch would reuse those that need no cast, and then training would change the loaded state."""
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
@@ -510,8 +512,8 @@ def _refuse_state(expected: str, key: str) -> NoReturn:
         came = key.partition(".")[0]
         raise CheckpointError(f"expected a state_dict of {expected}, got one of {came}; load it into that optimizer")
     raise CheckpointError(
-        f"expected a state_dict of {expected}, got one of another optimizer, or without the first parameter that "
-        "trained when it was saved; load it into that optimizer, or let the same parameters train"
+        f"expected a state_dict of {expected}, got one of another optimizer, or one saved with another first trainable "
+        "parameter; load it into that optimizer, or make the same parameters trainable"
     )
 
 
@@ -522,8 +524,8 @@ def _refuse_closure(came: object) -> NoReturn:
             "a function: opt.step(lambda: losses(model(x), y)), or use KLRobustLoss with any torch optimizer"
         )
     raise ClosureError(
-        "expected step(closure) with a closure that returns per-sample losses, got none; for loops that call "
-        "backward() themselves use KLRobustLoss with any torch optimizer"
+        "expected step(closure) with a closure that returns per-sample losses, got none; if your loop calls "
+        "backward() itself, use KLRobustLoss with any torch optimizer"
     )
 
 
@@ -537,11 +539,11 @@ def descend(params: list[Tensor], direction: list[Tensor], lr: Tensor | float) -
         torch._foreach_add_(params, direction, alpha=-lr)
 
 
-# -- the KL-constrained ones ------------------------------------------------------------------------------------------
+# -- KL-constrained methods -------------------------------------------------------------------------------------------
 
 
 class RobustOptimizer(ClosureOptimizer):
-    """Base of the optimizers over x = (w, lam)."""
+    """Base class of the optimizers over x = (w, lam)."""
 
     _robust: RobustState
     _own_attributes: ClassVar[tuple[str, ...]] = (*ClosureOptimizer._own_attributes, "_robust")
@@ -594,39 +596,39 @@ class RobustOptimizer(ClosureOptimizer):
         return self._robust.objective
 
     def full_objective(self, losses: Tensor) -> Tensor:
-        """The worst case of the losses of all training samples: what the method minimises."""
+        """The objective of the method: the worst case of the losses of all training samples."""
         limits = self._robust.limits
         value: Tensor = worst_case(losses, limits.rho, limits.lam0, trim=self._robust.trim).value
         return value
 
     @property
     def _beta(self) -> float:
-        """s is one number, and so is beta, whatever the parameter groups."""
+        """beta, which must be the same in all parameter groups because there is only one s."""
         beta: float = self.param_groups[0]["beta"]
         if any(group["beta"] != beta for group in self.param_groups):
-            raise HyperparameterError("expected the same beta in all parameter groups, got different ones")
+            raise HyperparameterError("expected the same beta in all parameter groups, got different values")
         return beta
 
     # -- monitoring ---------------------------------------------------------------------------------------------------
 
     @property
     def temperature(self) -> Temperature:
-        """How lam moves: this optimizer's own copy of what it was given."""
+        """The rule for lam: this optimizer's copy of the `temperature` argument."""
         return self._robust.temperature
 
     @property
     def lam(self) -> Tensor:
-        """The temperature the next batch will use; NaN before the first, inf where rho = 0."""
+        """The temperature for the next batch; NaN before the first batch, inf if rho = 0."""
         return self._robust.lam
 
     @property
     def log_s(self) -> Tensor:
-        """log of the tracked mean of exp(l/lam), at the temperature of the last batch."""
+        """log s, the log of the tracked mean of exp(l/lam), at the temperature of the last batch."""
         return self._robust.log_s
 
     @property
     def kl(self) -> Tensor:
-        """The KL distance that the worst case spends on the recent losses: near rho, or below it at lam0."""
+        """KL of the worst case on the recent losses: near rho, or less if lam is at lam0."""
         return self._robust.monitor()[0]
 
     @property
@@ -636,7 +638,7 @@ class RobustOptimizer(ClosureOptimizer):
 
     @property
     def resets(self) -> Tensor:
-        """How often STORM's estimates had to start anew (printed form only)."""
+        """Number of times STORM's estimates were reset (printed form only)."""
         return self._robust.resets[0].clone()
 
     def _check_group(self, group: dict[str, Any]) -> None:

@@ -28,10 +28,10 @@ __all__ = [
 
 
 class _Draws:
-    """What two evaluations draw from a device's default generator: the second the same numbers as the first.
+    """Makes the second evaluation draw the same random numbers from a device's default generator as the first.
 
-    That generator belongs to the whole process. It is set back only if it has moved, and is left where no number will
-    come a second time, whatever another thread drew meanwhile.
+    The whole process shares that generator. It is set back only if it has changed, and ends in a state that never
+    repeats a number, whatever another thread drew in the meantime.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -40,18 +40,18 @@ class _Draws:
         self._first = self._before
 
     def rewind(self) -> None:
-        """The first evaluation is over."""
+        """Call after the first evaluation."""
         self._first = self._state()
         self._set(self._before)
 
     def settle(self) -> None:
-        """The second evaluation is over. Where there is no other thread, the generator is where it should be."""
+        """Call after the second evaluation. Without other threads the generator is already in the right state."""
         if threading.active_count() == 1 or torch.equal(self._first, self._before):
             return
         second = self._state()
-        if torch.equal(second, self._before):  # The closure draws nothing: it was another thread that did.
+        if torch.equal(second, self._before):  # The closure draws nothing; another thread did.
             self._set(self._first)
-        elif not torch.equal(second, self._first):  # Who knows which of the two is further on.
+        elif not torch.equal(second, self._first):  # We cannot know which state is further on.
             both = self._first.numpy().tobytes() + second.numpy().tobytes()
             seed = int.from_bytes(hashlib.blake2b(both, digest_size=8).digest(), "little")
             self._set(torch.Generator(self._device).manual_seed(seed).get_state())
@@ -72,7 +72,7 @@ class _Draws:
 
 
 class TwoPoints(ClosureOptimizer):
-    """An optimizer that keeps the `previous` point of each parameter, and evaluates each batch there as well."""
+    """An optimizer that keeps the `previous` value of each parameter and evaluates each batch there as well."""
 
     _two_points = True
     _draws: tuple[_Draws, ...] = ()
@@ -93,7 +93,7 @@ class TwoPoints(ClosureOptimizer):
             self._move(params, present)
 
     def _replayed_losses(self, closure: Closure) -> Tensor:
-        """The losses at the present point, under the random numbers of the previous one."""
+        """The losses at the current point, with the same random numbers as at the previous one."""
         try:
             return self._losses(closure)
         finally:
@@ -107,23 +107,23 @@ class TwoPoints(ClosureOptimizer):
             p.copy_(value)
 
     def _kept_gradients(self) -> dict[Tensor, Tensor]:
-        """The gradients at the previous point. DDP may write the next ones into the same memory: keep copies."""
+        """Copies of the gradients at the previous point, because DDP may write the next ones into the same memory."""
         shared = self.ranks.size > 1
         return {p: p.grad.clone() if shared else p.grad for p in self._parameters() if p.grad is not None}
 
     def _remember_point(self) -> None:
-        """The present point becomes the previous one, of the parameters that have one."""
+        """Store the current point as the previous one, for the parameters that have one."""
         for p in self._parameters():
             if self._has_past(p):
                 self.state[p]["previous"].copy_(p)
 
 
 def matched(batch: Batch, old: Batch) -> Batch:
-    """The present batch, bad where either evaluation was."""
+    """The batch at the current point, marked bad if either evaluation was bad."""
     if len(old.losses) != len(batch.losses):
         raise ClosureError(
             f"expected the same batch from both calls of the closure, got {len(old.losses)} losses and then "
-            f"{len(batch.losses)}; draw the batch outside of the closure"
+            f"{len(batch.losses)}; draw the batch outside the closure"
         )
     if batch.finite is None or old.finite is None:
         return batch
@@ -134,9 +134,9 @@ def matched(batch: Batch, old: Batch) -> Batch:
 
 
 class ASCDRO(TwoPoints, RobustOptimizer):
-    r"""Accelerated stochastic constrained DRO: variance reduction by evaluating each batch at two points.
+    r"""Accelerated stochastic constrained DRO, which reduces variance by evaluating each batch at two points.
 
-    Each `step(closure)`, with l, l' the per-sample losses of the same batch at w_t and w_{t-1}:
+    Each `step(closure)`, where l and l' are the per-sample losses of the same batch at w_t and w_{t-1}:
 
     1. l', then its gradient, at w_{t-1}; then l at w_t, under the same random masks.
     2. s_t by the tracker (lines 6-7, eq. 7).
@@ -144,15 +144,15 @@ class ASCDRO(TwoPoints, RobustOptimizer):
     4. w_{t+1} = Proj_W(w_t - lr (z_t + wd w_t))                            (line 4, eq. 8)
     5. lam_{t+1} by the `temperature`.
 
-    With `PrintedTemperature` all of it is as the paper prints it. By default lam comes from the recent losses, both
-    points are evaluated at lam_t, and the tracker is `NormalizedStorm`, which holds where the printed form diverges.
+    With `PrintedTemperature` everything is as printed in the paper. By default lam comes from the recent losses, both
+    points are evaluated at lam_t, and the tracker is `NormalizedStorm`, which is stable where the printed one diverges.
 
-    The closure runs twice: it must compute the losses of a batch fixed outside of it. Random numbers that it draws from
-    torch are replayed. Buffers of `module` (BatchNorm's running statistics) move once; a normalisation layer that
-    keeps running statistics outside of `module` is an error.
+    The closure runs twice, so it must compute the losses of a batch that is chosen outside of it. Random numbers that
+    it draws from torch are replayed. Buffers of `module` (BatchNorm's running statistics) are updated once; a
+    normalisation layer with running statistics outside of `module` raises an error.
 
     Args:
-        module: the model (or models) whose buffers the closure moves. Needed with BatchNorm and the like.
+        module: the model (or models) whose buffers the closure changes. Needed with BatchNorm and similar layers.
         params, lr, rho, beta, ...: as for `SCDRO`.
 
     Example:
@@ -188,7 +188,7 @@ class ASCDRO(TwoPoints, RobustOptimizer):
         return estimate.objective
 
     def _read_previous_point(self, closure: Closure, sample_weight: Tensor | None) -> tuple[Batch, Point]:
-        """The batch at w_{t-1}; leaves its gradient, under its own softmax weights, in `p.grad`."""
+        """The batch at w_{t-1}. Stores its gradient, under its own softmax weights, in `p.grad`."""
         with self._at_previous_point():
             losses = self._losses(closure)
             batch = self._robust.read(losses, sample_weight)
@@ -197,16 +197,16 @@ class ASCDRO(TwoPoints, RobustOptimizer):
         return batch, point
 
     def _move_estimates(self, step: Advance, ratio: Scalar, old_gradients: dict[Tensor, Tensor], beta: float) -> None:
-        """z <- keep z + new g - old g', for all parameters; and w_t becomes the previous point.
+        """z <- keep z + new g - old g' for all parameters, and w_t becomes the previous point.
 
-        `ratio` is lam_t over the temperature at which the past is expressed.
+        `ratio` is lam_t divided by the temperature of the past estimates.
         """
         active = [p for p in self._parameters() if p.grad is not None]
         moving = [p for p in active if self._has_past(p)]
         if moving:
             z, g = [self.state[p]["z"] for p in moving], [p.grad for p in moving if p.grad is not None]
             g_old = [_or_zeros(old_gradients.get(p), p) for p in moving]
-            # What STORM adds to a moving average: the change of the gradient since the previous point.
+            # STORM adds to a moving average the change of the gradient since the previous point.
             old = self._gradients.clipped(step.old * ratio, g_old, 1.0 - beta)
             correction = list(torch._foreach_mul(g_old, -old))
             torch._foreach_add_(correction, g, alpha=1.0 - beta)
@@ -243,9 +243,9 @@ def _shrinkage(correction: list[Tensor], g: list[Tensor], z: list[Tensor], clip:
 
 
 class RASCDRO(_Restarted, ASCDRO):
-    r"""Restarted ASCDRO (Algorithm 3), for convex losses: ASCDRO on F + mu |x|^2/2 in stages of falling step.
+    r"""Restarted ASCDRO (Algorithm 3), for convex losses: ASCDRO on F + mu |x|^2/2 in stages with decreasing step size.
 
-    mu x_t is added to the direction z_t. Arguments as for `RSCDRO`, and ASCDRO's `module`.
+    mu x_t is added to the direction z_t. Arguments as for `RSCDRO`, plus `module` as for `ASCDRO`.
 
     Example:
         >>> from scdro.optim import factor_stages

@@ -1,4 +1,4 @@
-"""Every method by name: how to make it, what it needs to know, and the values that the paper tries."""
+"""Every method by name: how to create it, what it needs, and the values that the paper tries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from scdro.temperature import PrintedTemperature
 __all__ = ["REGISTRY", "Method"]
 
 Maker = Callable[..., ClosureOptimizer]
-# Logits and labels to per-sample losses.
+# Maps logits and labels to per-sample losses.
 PerSample = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -43,16 +43,16 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to train.
+    """A training method.
 
     Attributes:
-        make: makes the optimizer, from parameters and keywords.
-        needs: facts of the task that `make` takes: "rho", "n" (training samples), "all_losses" (a function that
-            gives the losses of all of them), "module" (the model), "groups" (of all of them), "milestones" (numbers of
-            steps after which the step size falls).
-        grid: settings and the values to try, the paper's where it names them.
-        loss: for the methods that change the loss: makes it from `class_counts` and the settings in `loss_settings`.
-        own_schedule: whether its step sizes fall by themselves, so that no schedule should lower them.
+        make: creates the optimizer from parameters and keyword arguments.
+        needs: what `make` needs to know about the task: "rho", "n" (the number of training samples), "all_losses" (a
+            function that returns the losses of all training samples), "module" (the model), "groups" (of all training
+            samples), "milestones" (numbers of steps after which the step size falls).
+        grid: settings and the values to try, from the paper if it gives them.
+        loss: for methods that change the loss: creates it from `class_counts` and the settings in `loss_settings`.
+        own_schedule: whether the method lowers its own step sizes, so that no scheduler should.
 
     Example:
         >>> import torch
@@ -71,7 +71,7 @@ class Method:
     own_schedule: bool = False
 
     def build(self, params: Any, task: Mapping[str, Any], **settings: Any) -> ClosureOptimizer:
-        """The optimizer for a task: a mapping with at least what `needs` names.
+        """Create the optimizer for a task, a mapping with at least the keys in `needs`.
 
         Example:
             >>> import torch
@@ -86,9 +86,9 @@ class Method:
         return self.make(params, **{need: task[need] for need in self.needs}, **own)
 
     def batches(self, optimizer: ClosureOptimizer, n: int, batch_size: int, seed: int = 0) -> Sampler[list[int]]:
-        """A batch sampler: the method's own where it draws its samples itself, else shuffled epochs.
+        """Return a batch sampler: the method's own if it draws its samples itself, else one that shuffles each epoch.
 
-        Of several processes each gets `batch_size` samples of every joint batch.
+        With several processes, each gets `batch_size` samples of every joint batch.
         """
         drawn = optimizer.draws(n, batch_size, seed)
         if drawn is not None:
@@ -98,7 +98,7 @@ class Method:
         return optimizer.ranks.batches(BatchSampler(shuffled, joint, drop_last=n >= joint))
 
     def per_sample(self, class_counts: Tensor, **settings: Any) -> PerSample:
-        """The per-sample loss to train on: cross-entropy for most."""
+        """The per-sample loss to train on, cross-entropy for most methods."""
         if self.loss is None:
             return _cross_entropy
         return self.loss(class_counts, **{k: v for k, v in settings.items() if k in self.loss_settings})
@@ -106,8 +106,8 @@ class Method:
     def trials(
         self, count: int | None = None, seed: int = 0, values: Mapping[str, Sequence[Any]] | None = None
     ) -> list[dict[str, Any]]:
-        """All combinations of the grid, or `count` of them drawn at random, so that each value of a setting is tried as
-        often as the others; `values` replace those of the grid, or add to them.
+        """All combinations of the grid, or `count` of them at random, such that all values of a setting are tried
+        equally often. `values` replaces or extends the values of the grid.
 
         Example:
             >>> len(REGISTRY["SCDRO"].trials()), REGISTRY["ERM"].trials()[0]
@@ -119,7 +119,7 @@ class Method:
 
 
 def _spread(every: list[dict[str, Any]], count: int, rng: random.Random) -> list[dict[str, Any]]:
-    """Some of all trials: one after the other, whose values and pairs of values were tried least so far."""
+    """Choose trials one by one, always one whose values and pairs of values were tried least so far."""
     left, drawn = rng.sample(every, len(every)), []
     sizes = {key: len({trial[key] for trial in every}) for key in every[0]}
     tried: Counter[Any] = Counter()
@@ -137,19 +137,19 @@ def _spread(every: list[dict[str, Any]], count: int, rng: random.Random) -> list
 
 
 def _printed(method: Maker) -> Maker:
-    """With the paper's own update of lam, from a first `lam`."""
+    """Use the paper's update of lam, starting at `lam`."""
     return lambda params, *, lam, **settings: method(params, temperature=PrintedTemperature(lam), **settings)
 
 
 def _decayed(method: Maker) -> Maker:
-    """In the paper's stages: lr times .1 after each of the `milestones`."""
+    """Use the paper's stages: lr times .1 after each of the `milestones`."""
     return lambda params, *, lr, beta, milestones, **settings: method(
         params, decay_stages(lr, beta, milestones), **settings
     )
 
 
 def _fast(geometry: Callable[[float], Geometry], setting: str) -> Maker:
-    """FastDRO in a geometry, made from the setting of that name."""
+    """FastDRO with a geometry that is created from the setting of that name."""
     return lambda params, **settings: FastDRO(params, geometry=geometry(settings.pop(setting)), **settings)
 
 
@@ -210,4 +210,4 @@ REGISTRY: Mapping[str, Method] = {
         Method("ClassBalanced", ERM, (), {"lr": _LR, "balance": _BALANCE}, _class_balanced, ("balance",)),
     )
 }
-"""Every method by its name, such as `REGISTRY["SCDRO"]`, with what it needs to know of a task and what to try."""
+"""Every method by name, such as `REGISTRY["SCDRO"]`, with what it needs to know about a task and the values to try."""

@@ -1,4 +1,4 @@
-"""Batch samplers for the methods that choose their own samples, for `DataLoader(batch_sampler=...)`."""
+"""Batch samplers for methods that choose their own samples, for `DataLoader(batch_sampler=...)`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ __all__ = [
 ]
 
 
-# What draws a batch: positions in the data set.
+# Draws a batch: returns positions in the data set.
 Draw = Callable[[torch.Generator], Tensor]
 
 
 class DrawnBatches(Sampler[list[int]]):
-    """Batches that a method draws, one when each is asked for.
+    """Batches drawn by a method, each at the moment it is requested.
 
-    Its state, to be kept beside the optimizer's, is the random numbers' and how far the epoch has got: the first epoch
-    after `load_state_dict` goes on where that one stopped. A DataLoader with workers asks ahead: batches are then drawn
-    from a distribution that is a few steps older than the one they are weighed by, and the state is ahead of the
-    training. For a resume to the bit use num_workers=0.
+    Save its state together with the optimizer's. It holds the random generator and the position in the epoch: the first
+    epoch after `load_state_dict` continues where the saved one stopped. A DataLoader with workers prefetches: batches
+    are then drawn from a distribution a few steps older than the one that weights them, and the state is ahead of
+    training. To resume bit for bit, use num_workers=0.
 
     Args:
-        draw: gives the positions of one batch.
-        steps: batches in an epoch.
-        seed: of the random numbers.
-        ranks: the processes that share each batch; they draw the same ones, and each takes its part.
+        draw: returns the positions of one batch.
+        steps: number of batches in an epoch.
+        seed: seed of the random generator.
+        ranks: the processes that share each batch; all draw the same batch, and each takes its part.
     """
 
     def __init__(self, draw: Draw, steps: int, seed: int = 0, ranks: Ranks = ALONE) -> None:
@@ -54,7 +54,7 @@ class DrawnBatches(Sampler[list[int]]):
         seed: int,
         ranks: Ranks,
     ) -> DrawnBatches:
-        """Batches of `batch_size` samples for each process, by default as many as cover n samples."""
+        """Batches of `batch_size` samples per process, by default enough to cover n samples."""
         if not isinstance(batch_size, int) or batch_size < 1:
             raise HyperparameterError(f"expected a batch of at least one sample, got {batch_size!r}")
         size = batch_size * ranks.size
@@ -79,8 +79,8 @@ class DrawnBatches(Sampler[list[int]]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("steps") != self._steps:
             raise CheckpointError(
-                f"expected the state of a sampler of {self._steps} steps an epoch, got {state.get('steps')}; "
-                "make it with the same settings"
+                f"expected the state of a sampler of {self._steps} steps per epoch, got {state.get('steps')}; "
+                "create it with the same settings"
             )
         self._generator.set_state(state["generator"].cpu())
         self._done = state["done"]
@@ -88,7 +88,7 @@ class DrawnBatches(Sampler[list[int]]):
 
 
 class GroupsAlike:
-    """Draws samples so that no group is in a batch more than once more than any other, whatever the groups' sizes.
+    """Draws all groups equally often, whatever their sizes: counts in a batch differ by at most one.
 
     Args:
         groups: the group of every sample.
@@ -100,7 +100,7 @@ class GroupsAlike:
         self._starts = self._sizes.cumsum(0) - self._sizes
 
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
-        """Positions; within a group with replacement. Costs O(size + groups)."""
+        """Positions, drawn with replacement within each group. Costs O(size + groups)."""
         count = len(self._sizes)
         some = torch.randperm(count, generator=generator, device="cpu")[: size % count]
         groups = torch.cat([torch.arange(count, device="cpu").repeat(size // count), some])

@@ -1,4 +1,4 @@
-"""SCDRO (Algorithm 1) and RSCDRO, its restarted form (Algorithm 3): one backward pass a step, O(d), any batch size."""
+"""SCDRO (Algorithm 1) and its restarted form RSCDRO (Algorithm 3): one backward pass per step, any batch size."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ __all__ = [
 
 
 class SCDRO(RobustOptimizer):
-    r"""Stochastic constrained DRO: gradient descent on the KL-constrained worst case, from mini-batches.
+    r"""Stochastic constrained DRO: mini-batch gradient descent on the KL-constrained worst case.
 
-    Each `step(closure)`, with l the per-sample losses that the closure returns at w_t:
+    Each `step(closure)`, where l are the per-sample losses that the closure returns at w_t:
 
     1. s_t = (1-beta) s_{t-1} + beta mean exp(l/lam_t)                        (line 6)
     2. v_t = (1-beta) v_{t-1} + beta [mean(exp(l/lam_t)/s_t grad l) + wd w_t]   (line 7, eq. 6)
     3. w_{t+1} = Proj_W(w_t - lr v_t)                                         (line 4)
     4. lam_{t+1} by the `temperature`.
 
-    The first step uses the batch's own estimates. It equals `KLRobustLoss` with SGD(momentum=1-beta,
+    The first step uses the batch's own estimates. The method is equivalent to `KLRobustLoss` with SGD(momentum=1-beta,
     dampening=1-beta, weight_decay=wd).
 
     Args:
         params: parameters or parameter groups.
         lr: step size of the model.
-        rho: radius of the KL ball; `rho_for_group(0.1)` guards every group of at least a tenth of the data.
-        beta: share of the new batch in the averages, in (0, 1]; 1 - beta is the momentum.
+        rho: radius of the KL ball; `rho_for_group(0.1)` protects every group of at least a tenth of the data.
+        beta: weight of the new batch in the averages, in (0, 1]; 1 - beta is the momentum.
         lam0: the paper's KL regulariser and the smallest lam.
         weight_decay: adds wd |w|^2/2 to the objective.
         temperature: how lam moves; `WindowTemperature()` by default, `PrintedTemperature()` for the paper's update.
-        tracker: how s moves; the temperature's choice by default.
-        loss_bound: C where all losses lie in [0, C]: gives lam_max = lam0 + C/rho; a loss outside is an error.
-        radius: R, keeps all parameters together in the ball |w| <= R.
-        trim: leave out the hardest `trim` of the recent losses (wrong labels).
-        window: how many recent losses decide lam; enough for rho by default.
-        skip_nonfinite: leave out batches with NaN or infinite losses, and count them in `skipped`, instead of raising.
-        module: the model (or models) whose buffers the closure moves, BatchNorm's running statistics: a batch that is
-            left out, or an error, leaves them as they were. Needed with `skip_nonfinite`, where there are such layers.
+        tracker: how s moves; by default the temperature chooses it.
+        loss_bound: C if all losses are in [0, C]; then lam_max = lam0 + C/rho. A loss outside raises an error.
+        radius: R, projects all parameters together onto the ball |w| <= R.
+        trim: fraction of the hardest recent losses to leave out, for data with wrong labels.
+        window: number of recent losses used to determine lam; by default enough for rho.
+        skip_nonfinite: skip batches with NaN or infinite losses and count them in `skipped`, instead of raising.
+        module: the model (or models) whose buffers, such as BatchNorm's running statistics, the closure changes. They
+            are restored after a skipped batch or an error. Needed with `skip_nonfinite` if there are such layers.
         mu: adds mu |x|^2/2 over x = (w, lam) to the objective, as the restarted forms do.
-        process_group: the processes that share each batch: None for all, where torch.distributed is initialised; False
-            for this one alone.
+        process_group: the processes that share each batch: None for all, if torch.distributed is initialised; False
+            for this process only.
 
     Example:
         >>> import torch
@@ -110,10 +110,10 @@ def lemma_stages(
 ) -> list[Stage]:
     """The stages of Lemma 4 (RSCDRO) or, `accelerated`, Lemma 5 (RASCDRO), with every constant.
 
-    eps_k halves from `eps1`, the initial gap; `sigma` bounds the noise and `L_F` the smoothness. L_F grows like
-    exp(2 C/lam0): the result is of theoretical interest unless you know a small one.
+    eps_k starts at `eps1`, the initial gap, and halves; `sigma` bounds the noise and `L_F` the smoothness. L_F grows
+    like exp(2 C/lam0), so the result is of theoretical interest only, unless you know a small L_F.
 
-    In Lemma 5 eta_k is read as sqrt(mu eps_k)/(24 c L_F sigma), as its proof needs (it prints sigma^2).
+    In Lemma 5, eta_k is taken as sqrt(mu eps_k)/(24 c L_F sigma), as its proof requires (the paper prints sigma^2).
 
     Example:
         >>> [stage.steps for stage in lemma_stages(mu=0.1, eps1=1.0, sigma=1.0, L_F=1.0, stages=2)]
@@ -149,7 +149,7 @@ def factor_stages(
     beta_factor: float = 0.5,
     steps_factor: float = 2.0,
 ) -> list[Stage]:
-    """The shape of the lemmas without their constants: each stage is `steps_factor` longer and smaller by the factors.
+    """Stages as in the lemmas, without their constants: from stage to stage, steps, lr and beta change by a factor.
 
     The defaults are RSCDRO's (beta_k ~ eps_k, eta_k ~ eps_k, T_k ~ 1/eps_k); RASCDRO's lr_factor is sqrt(1/2).
 
@@ -161,7 +161,7 @@ def factor_stages(
 
 
 def decay_stages(lr: float, beta: float, milestones: Iterable[int], *, factor: float = 0.1) -> list[Stage]:
-    """The practical form, and the paper's experiments: lr times `factor` after each of the given numbers of steps.
+    """Stages for practice, as in the paper's experiments: lr times `factor` after each of the `milestones` (in steps).
 
     Example:
         >>> decay_stages(1.0, 0.5, [600])
@@ -169,13 +169,13 @@ def decay_stages(lr: float, beta: float, milestones: Iterable[int], *, factor: f
     """
     ends = [0, *milestones]
     if any(b <= a for a, b in pairwise(ends)):
-        raise HyperparameterError(f"expected milestones that increase from above zero, got {ends[1:]}")
+        raise HyperparameterError(f"expected increasing milestones above zero, got {ends[1:]}")
     lengths = [b - a for a, b in pairwise(ends)] + [0]
     return [Stage(lr * factor**k, beta, length) for k, length in enumerate(lengths)]
 
 
 class _Restarted(RobustOptimizer):
-    """Runs stage after stage; x, v, u and s are carried over, and the last stage goes on for ever."""
+    """Runs the stages in order. x, v, u and s are carried over, and the last stage never ends."""
 
     _own_attributes = (*RobustOptimizer._own_attributes, "_stages", "_stage", "_steps_left")
 
@@ -193,11 +193,11 @@ class _Restarted(RobustOptimizer):
 
     @property
     def stage(self) -> int:
-        """The number k of the present stage, from 0."""
+        """The number k of the current stage, starting at 0."""
         return self._stage
 
     def _after_step(self) -> None:
-        """The last step of a stage sets the next one's lr and beta."""
+        """After the last step of a stage, set lr and beta of the next one."""
         self._steps_left -= 1
         if self._steps_left == 0 and self._stage + 1 < len(self._stages):
             before, after = self._stages[self._stage : self._stage + 2]
@@ -215,7 +215,7 @@ class _Restarted(RobustOptimizer):
         stages = [Stage(lr, beta, int(steps)) for lr, beta, steps in own["stages"].tolist()]
         if stages != self._stages:
             raise CheckpointError(
-                f"expected a state_dict of the stages {self._stages}, got one of {stages}; construct the optimizer "
+                f"expected a state_dict with the stages {self._stages}, got {stages}; construct the optimizer "
                 "with the same stages"
             )
 
@@ -226,16 +226,16 @@ class _Restarted(RobustOptimizer):
 
 
 class RSCDRO(_Restarted, SCDRO):
-    r"""Restarted SCDRO (Algorithm 3), for convex losses: SCDRO on F + mu |x|^2/2 in stages of falling step.
+    r"""Restarted SCDRO (Algorithm 3), for convex losses: SCDRO on F + mu |x|^2/2 in stages with decreasing step size.
 
-    mu x_t enters the moving average; where lam is solved for, the equation becomes KL(p_lam) = rho + mu lam.
+    mu x_t enters the moving average; the equation for lam becomes KL(p_lam) = rho + mu lam.
 
     Args:
-        params: parameters or parameter groups; groups with an lr of their own keep its ratio to the stage's.
+        params: parameters or parameter groups. A group with its own lr keeps the ratio of it to the stage's lr.
         stages: `decay_stages`, `factor_stages`, `lemma_stages`, or any sequence of Stage(lr, beta, steps). The last
-            stage goes on for as long as you step. Do not combine with a learning-rate scheduler.
+            stage continues for as long as you step. Do not combine with a learning-rate scheduler.
         rho: radius of the KL ball.
-        mu: strength of the regulariser; 0 is allowed, and is the paper's practice.
+        mu: strength of the regulariser; 0 is allowed, and is what the paper uses in practice.
         lam0, weight_decay, temperature, ...: as for `SCDRO`.
 
     Example:

@@ -1,4 +1,4 @@
-"""The primal-dual methods' distribution over all n samples: kept in its KL ball, drawn from, projected."""
+"""The distribution over all n samples of the primal-dual methods: sampling, and projection onto the KL ball."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ __all__ = [
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
-# Children of a node. Wide nodes keep the tree three or four levels high, and NumPy's calls few.
+# Children per node. With wide nodes the tree has only three or four levels, and NumPy is called rarely.
 _WIDTH = 32
 _BLOCK = 1024
 
 
 class LogSumTree:
-    """n log weights (any offset), with the log of their sum and their mean under themselves at every node.
+    """n log weights (up to a constant), with the log of their sum and their weighted mean at every node.
 
     Example:
         >>> tree = LogSumTree(torch.log(torch.tensor([1.0, 2.0, 5.0])))
@@ -60,7 +60,7 @@ class LogSumTree:
         while len(self._logs[-1]) > 1:
             level, count = len(self._logs) - 1, len(self._logs[-1])
             log_sums, means = np.full(_padded(count), -np.inf), np.zeros(_padded(count))
-            for start in range(0, count, _BLOCK):  # What one block needs stays in the cache.
+            for start in range(0, count, _BLOCK):  # One block fits in the cache.
                 rows = slice(start, min(start + _BLOCK, count))
                 log_sums[rows], means[rows] = self._summed(level, rows)
             self._logs.append(log_sums.reshape(-1, _WIDTH))
@@ -78,7 +78,7 @@ class LogSumTree:
 
     @property
     def mean(self) -> float:
-        """The mean log weight, under the weights themselves."""
+        """The mean log weight, weighted by the weights."""
         return float(self._summed(len(self._logs) - 1, slice(None))[1][0])
 
     @property
@@ -87,7 +87,7 @@ class LogSumTree:
         return math.log(self.n) + self.mean - self.total
 
     def update(self, index: torch.Tensor, log_weights: torch.Tensor) -> None:
-        """Give the leaves at `index` (each once) new log weights."""
+        """Set the log weights of the leaves at `index`, which has no duplicates."""
         nodes: Integers = index.numpy()
         self._logs[0].reshape(-1)[nodes] = log_weights.numpy()
         for level in range(len(self._means)):
@@ -97,7 +97,7 @@ class LogSumTree:
             self._means[level].reshape(-1)[nodes] = means
 
     def draw(self, size: int, generator: torch.Generator) -> torch.Tensor:
-        """`size` leaves, with replacement, each with probability exp(its log weight)/sum."""
+        """Draw `size` leaves with replacement, with probabilities exp(log weight)/sum."""
         uniform = (
             1.0 - torch.rand(len(self._logs), size, generator=generator, dtype=torch.float64, device="cpu").numpy()
         )
@@ -105,13 +105,13 @@ class LogSumTree:
         for level, u in zip(reversed(self._logs), uniform, strict=True):
             logs = level[node]
             below = np.exp(logs - logs.max(1, keepdims=True)).cumsum(1)
-            # 0 < u <= 1: a child of weight zero is never the first to reach it.
+            # 0 < u <= 1, so a child of weight zero is never the first to reach it.
             child = (below < (u * below[:, -1])[:, None]).sum(1)
             node = node * _WIDTH + child
         return torch.from_numpy(node)
 
     def _summed(self, level: int, rows: Integers | slice) -> tuple[Floats, Floats]:
-        """Of some nodes: the log-sum of their children, and the mean log weight of the leaves below."""
+        """For the given nodes, the log-sum of their children and the mean log weight of the leaves below."""
         logs = self._logs[level][rows]
         top = np.maximum(logs.max(1), -1e300)
         weights = np.exp(logs - top[:, None])
@@ -132,8 +132,8 @@ def _padded(size: int) -> int:
 def tempered(log_weights: Tensor, rho: float, parts: Sharding | None = None) -> Tensor:
     """log p of the distribution in {KL(p, 1/n) <= rho} that is nearest to q ~ exp(log_weights) in KL(p, q).
 
-    It is q tempered, p ~ q^(1/(1+nu)), nu >= 0. So 1 + nu is the temperature of a worst case whose losses are log q,
-    and no smaller than one. `parts`: where log_weights is one process's part of n.
+    p is q tempered, p ~ q^(1/(1+nu)) with nu >= 0. So 1 + nu is the temperature of the worst case of the losses log q,
+    bounded below by one. `parts` is given if log_weights is only one process's part of n.
 
     Example:
         >>> log_p = tempered(torch.log(torch.tensor([0.1, 0.1, 0.8], dtype=torch.float64)), rho=0.1)
@@ -148,7 +148,7 @@ def tempered(log_weights: Tensor, rho: float, parts: Sharding | None = None) -> 
 
 
 class Multipliers(NamedTuple):
-    """Of sum p = 1, and of KL(p) <= rho."""
+    """The multipliers of sum p = 1 and of KL(p) <= rho."""
 
     m: float
     nu: float
@@ -159,14 +159,14 @@ def euclidean_kl_ball(
 ) -> tuple[Tensor, Multipliers]:
     r"""The point of the simplex with KL(p, 1/n) <= rho that is nearest to z, and its multipliers.
 
-    p_i + nu log p_i = z_i - m, so p_i = nu W(exp((z_i - m)/nu)/nu) with Lambert's W; m makes p sum to one, and nu >= 0
-    makes KL(p) = rho unless the plain projection onto the simplex is inside.
+    p_i + nu log p_i = z_i - m, so p_i = nu W(exp((z_i - m)/nu)/nu) with Lambert's W. m is such that p sums to one, and
+    nu >= 0 such that KL(p) = rho, unless the plain projection onto the simplex is already inside the ball.
 
     Args:
         z: any vector.
         rho: radius of the KL ball around 1/n.
-        guess: of the multipliers, such as the last answer's: a few Newton steps then do.
-        parts: where z is one process's part of n; so is the answer.
+        guess: first guess of the multipliers, such as the last result; then a few Newton steps are enough.
+        parts: given if z, and so the result, is only one process's part of n.
 
     Example:
         >>> p, _ = euclidean_kl_ball(torch.tensor([0.0, 0.0, 0.9], dtype=torch.float64), rho=0.1)
@@ -195,7 +195,7 @@ def euclidean_kl_ball(
 
 
 class _Part(NamedTuple):
-    """Some entries of a vector; sums over it are sums over all of them."""
+    """This process's entries of a vector. Its sums are over the whole vector."""
 
     z: Floats
     parts: Sharding
@@ -218,7 +218,7 @@ class _Point:
         self._share = omega / (1.0 + omega)
         self.p = nu * omega
         with np.errstate(divide="ignore"):
-            # x - omega cancels where omega is large, and log omega underflows where it is small.
+            # x - omega cancels if omega is large, and log omega underflows if it is small.
             self.log_p = math.log(nu) + np.where(omega > 1.0, np.log(omega), x - omega)
         self.total, self.a = of.parts.sums(float(self.p.sum()), float(self._share.sum()))
 
@@ -231,14 +231,14 @@ class _Point:
 
 
 def _polished(z: _Part, rho: float, guess: Multipliers) -> _Point | None:
-    """Newton on both equations at once, nu changing at most fivefold; None unless it converges."""
+    """Newton on both equations at once, with nu changing at most fivefold per step. None if it does not converge."""
     at, log_n = _Point(z, *guess), math.log(z.n)
     for _ in range(15):
         kl, b, c = at.second_sums()
         excess, too_far = at.total - 1.0, kl - rho
         if abs(excess) <= 1e-13 and abs(too_far) <= 1e-13 * (1.0 + rho):
             return at
-        # (excess, too_far) falls by [[a, b], [a (1 + log n) + b, b (1 + log n) + c]] (dm, dnu).
+        # (excess, too_far) decreases by [[a, b], [a (1 + log n) + b, b (1 + log n) + c]] (dm, dnu).
         determinant = at.a * c - b * b
         if not determinant > 0.0:
             return None
@@ -250,29 +250,29 @@ def _polished(z: _Part, rho: float, guess: Multipliers) -> _Point | None:
 
 
 def _bracketed(z: _Part, rho: float, nu: float) -> _Point:
-    """Newton in log nu, kept inside a bisection bracket, with m solved for each nu."""
+    """Newton in log nu inside a bisection bracket, solving for m at each nu."""
     low, high, theta, m = -math.inf, math.inf, math.log(nu), -1.0
     for _ in range(200):
         at = _summing_to_one(z, m, math.exp(theta))
         kl, b, c = at.second_sums()
         kl = max(kl, 1e-300)
         low, high = (theta, high) if kl > rho else (low, theta)
-        # Newton on log KL, nearly a straight line in log nu; m follows nu.
+        # Newton on log KL, which is nearly linear in log nu; m follows nu.
         slope = at.nu * (c - b * b / at.a) / kl
         step = min(max(math.log(kl / rho) / max(slope, 1e-300), -3.0), 3.0)
         small = abs(step) <= 1e-14 * (1.0 + abs(theta))
         theta = theta + step if small or low < theta + step < high else 0.5 * (low + high)
         if small or high - low <= 1e-14 * (1.0 + abs(theta)):
             break
-        m = at.m - b / at.a * (math.exp(theta) - at.nu)  # sum p stays one, to first order.
+        m = at.m - b / at.a * (math.exp(theta) - at.nu)  # to first order, sum p stays one
     return at
 
 
 def _summing_to_one(z: _Part, m: float, nu: float) -> _Point:
-    """The point of this nu with sum p = 1.
+    """The point with sum p = 1 for this nu.
 
-    The largest p is in [1/n, 1], so m = -p - nu log p there is bounded. sum p is convex in m: Newton from the left
-    never passes the root. log sum p is steeper the larger m: nor does Newton on it from the right.
+    The largest p is in [1/n, 1], so m = -p - nu log p is bounded. sum p is convex in m, so Newton from the left never
+    passes the root. log sum p gets steeper with m, so Newton on it from the right does not either.
     """
     m = min(max(m, -1.0), nu * math.log(z.n) - 1.0 / z.n)
     for _ in range(200):
@@ -285,7 +285,7 @@ def _summing_to_one(z: _Part, m: float, nu: float) -> _Point:
 
 
 def _onto_simplex(of: _Part) -> Floats:
-    """The nearest point of the simplex: z less what makes the entries that stay positive sum to one (Michelot)."""
+    """The nearest point of the simplex (Michelot): subtract a constant so that the positive entries sum to one."""
     z, excess, staying = of.z, -math.inf, of.n + 1
     while True:
         above = z > excess
@@ -300,10 +300,10 @@ def _onto_simplex(of: _Part) -> Floats:
 
 
 class Dual:
-    """p over n samples with KL(p, 1/n) <= rho, in the log domain, in the hosts' memory: each process has a part of it.
+    """p over n samples with KL(p, 1/n) <= rho, in the log domain, in host memory. Each process holds a part of it.
 
-    Drawing from p and raising some of its entries cost O(log n); so does seeing whether p left the ball. Bringing it
-    back costs O(n).
+    Drawing from p, changing some entries and checking whether p has left the ball cost O(log n). Projecting it back
+    costs O(n).
     """
 
     def __init__(self, n: int, rho: float, ranks: Ranks = ALONE) -> None:
@@ -325,7 +325,7 @@ class Dual:
         return torch.exp(self.parts.at(self._tree.log_weights, index) - self._total)
 
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
-        """Positions drawn from p: first whose part, then which of it."""
+        """Draw positions from p: first the process's part, then the position within it."""
         if len(self._logs) == 1:
             return self._tree.draw(size, generator)
         mine, seed = self.parts.draw(self._logs, size, generator)
@@ -333,7 +333,7 @@ class Dual:
         return self.parts.collect(mine, self.parts.start + self._tree.draw(int(mine.sum()), own))
 
     def ascend(self, index: Tensor, amounts: Tensor) -> None:
-        """p_i <- p_i exp(amount_i), amounts of the same sample added up, and back into the ball."""
+        """p_i <- p_i exp(amount_i), then project onto the ball. Amounts of the same sample are added up."""
         mine, here = self.parts.inside(index)
         where, member = torch.unique(here, return_inverse=True)
         total = torch.zeros(len(where), dtype=torch.float64).index_add(0, member, amounts[mine])
@@ -343,19 +343,19 @@ class Dual:
             self.set(tempered(self._tree.log_weights, self.rho, self.parts))
 
     def respond(self, losses: Tensor, lam0: float) -> None:
-        """The worst case of all n losses, exactly, given this process's part of them."""
+        """Set p to the exact worst case of all n losses, given this process's part of them."""
         if self.rho == 0.0:
             return
         lam = self.parts.solve_lam(losses, self.rho, lam0)
         self.set(self.parts.log_softmax((losses - self.parts.top(float(losses.max()))) / lam))
 
     def set(self, log_p: Tensor) -> None:
-        """This process's part of log p."""
+        """Set this process's part of log p."""
         self._tree = LogSumTree(log_p.cpu())
         self._sum_up()
 
     def _sum_up(self) -> None:
-        """What all processes know of p: the log mass of each part, and KL."""
+        """Share what all processes need to know about p: the log mass of each part, and KL."""
         self._logs, means = self.parts.numbers(self._tree.total, self._tree.mean)
         self._total = log_sum(self._logs)
         shares = (math.exp(a - self._total) for a in self._logs)
@@ -363,35 +363,35 @@ class Dual:
         self._kl = math.log(self.n) + mean - self._total
 
     def state_dict(self) -> Tensor:
-        """The log weights of all n as they are, unnormalised: a resumed run equals the uninterrupted one."""
+        """The unnormalised log weights of all n samples, so that a resumed run equals the uninterrupted one."""
         return self.parts.whole(self._tree.log_weights).clone()
 
     def load_state_dict(self, log_weights: Tensor) -> None:
         self.set(self.parts.here(log_weights))
-        if self.kl > self.rho + 1e-9:  # It is of a larger ball.
+        if self.kl > self.rho + 1e-9:  # it was saved with a larger ball
             self.set(tempered(self._tree.log_weights, self.rho, self.parts))
 
 
 def check_vector(values: Tensor | None, n: int) -> None:
-    """A number for each of n samples, from a checkpoint."""
+    """Check that a checkpoint has one number for each of the n samples."""
     if not isinstance(values, Tensor) or values.shape != (n,):
         came = "none" if values is None else len(values)
-        raise CheckpointError(f"expected the weights of n = {n} samples, got {came}; is it another data set's?")
+        raise CheckpointError(f"expected the weights of n = {n} samples, got {came}; is it from another data set?")
 
 
 def check_all_losses(losses: Tensor, parts: Sharding) -> Tensor:
-    """This process's part of the losses of all n samples, in float64 on the host."""
+    """Return this process's part of the losses of all n samples, in float64 on the CPU."""
     if not isinstance(losses, Tensor) or losses.ndim != 1 or len(losses) not in (parts.n, parts.count):
         came = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         part = "" if parts.count == parts.n else f", or of the {parts.count} in this process's shard(n)"
         raise LossError(
-            f"expected all_losses() to give a vector with the losses of all {parts.n} samples{part}, got {came}"
+            f"expected all_losses() to return a vector with the losses of all {parts.n} samples{part}, got {came}"
         )
     losses = losses.detach().cpu().to(torch.float64)
     losses = losses if len(losses) == parts.count else parts.here(losses)
-    if any(parts.sums(float((~(losses.abs() < LARGEST)).sum()))):  # on all processes, or they would wait for each other
+    if any(parts.sums(float((~(losses.abs() < LARGEST)).sum()))):  # raise on all processes, or they would deadlock
         raise NonFiniteLossError(
-            "expected finite losses from all_losses(), got NaN or infinity (or a size beyond 1e100)"
+            "expected finite losses from all_losses(), got NaN or infinity (or values beyond 1e100)"
         )
     return losses
 
@@ -399,7 +399,7 @@ def check_all_losses(losses: Tensor, parts: Sharding) -> Tensor:
 # -- the methods ------------------------------------------------------------------------------------------------------
 
 
-# The regulariser of a worst case that has none: small enough to be nothing, large enough to divide by.
+# lam0 for a worst case without regulariser: small enough not to matter, large enough to divide by.
 NO_LAM0 = 1e-9
 
 
@@ -429,13 +429,13 @@ class PrimalDual(ClosureOptimizer):
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         if sample_weight is not None:
-            raise LossError(f"expected no sample_weight, got one: {type(self).__name__} weighs by its own p")
+            raise LossError(f"expected no sample_weight, got one; {type(self).__name__} has its own weights p")
         self._sharding.check()
         return self._primal_dual_step(closure, index)
 
     @property
     def _sharding(self) -> Sharding:
-        """How p is cut over the processes."""
+        """How p is divided over the processes."""
         raise NotImplementedError
 
     def _primal_dual_step(self, closure: Closure, index: Tensor | None) -> Scalar | None:
@@ -450,7 +450,7 @@ class PrimalDual(ClosureOptimizer):
 
     @property
     def weights(self) -> Tensor:
-        """p, of all n samples."""
+        """p of all n samples."""
         raise NotImplementedError
 
     @property

@@ -1,4 +1,4 @@
-"""ABSGD, with TERM as its gamma = 1: KL-regularised DRO at one fixed temperature."""
+"""ABSGD, and TERM (gamma = 1): KL-regularised DRO at a fixed temperature."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class _AbsgdState(Tracked):
 
 
 class ABSGD(WeightingOptimizer):
-    r"""Attentional biased SGD (Qi, Xu, Jin, Yin, Yang, 2020): KL-regularised DRO at one fixed temperature.
+    r"""Attentional biased SGD (Qi, Xu, Jin, Yin, Yang, 2020): KL-regularised DRO at a fixed temperature.
 
     u <- (1-gamma) u + gamma mean exp(l/lam), u_0 = 0; weights exp(l/lam)/(n u). gamma = 1 is TERM (Li et al., 2021).
 
     Args:
-        lam: the temperature, in units of the loss; yours to tune.
-        gamma: share of the new batch in u, in (0, 1].
+        lam: the temperature, in units of the loss; tune it.
+        gamma: weight of the new batch in u, in (0, 1].
         params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for `ERM`.
 
     Example:
@@ -70,7 +70,7 @@ class ABSGD(WeightingOptimizer):
         if not 0.0 < lam < math.inf:
             raise HyperparameterError(f"expected a temperature lam > 0, got {lam}")
         if not 0.0 < gamma <= 1.0:
-            raise HyperparameterError(f"expected gamma in (0, 1], the share of the new batch in u, got {gamma}")
+            raise HyperparameterError(f"expected gamma in (0, 1], the weight of the new batch in u, got {gamma}")
         self._lam, self._gamma = lam, gamma
         tracked = _AbsgdState(skip_nonfinite, process_group)
         super().__init__(

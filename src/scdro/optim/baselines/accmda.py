@@ -1,4 +1,4 @@
-"""AccMDA: accelerated momentum descent and ascent, with a distribution over all n samples as its dual variable."""
+"""AccMDA: accelerated momentum descent ascent, with a distribution over all n samples as the dual variable."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class AccMDA(TwoPoints, PrimalDual):
 
     With eta_t = k/(m + t)^(1/3) and alpha_t = min(1, c eta_{t-1}^2), on batches drawn uniformly:
 
-    1. v <- grad_w f(w_t, y_t) + (1-alpha_t)(v - grad_w f(w_{t-1}, y_{t-1})), on the same batch; so the dual's, u.
+    1. v <- grad_w f(w_t, y_t) + (1-alpha_t)(v - grad_w f(w_{t-1}, y_{t-1})), on the same batch; u, for y, likewise.
     2. w <- w + eta_t (Proj_W(w - lr v) - w)
-    3. y <- y + eta_t (Proj_Y(y + dual_lr u) - y), the projection Euclidean, onto the simplex and the KL ball.
+    3. y <- y + eta_t (Proj_Y(y + dual_lr u) - y), a Euclidean projection onto the simplex and the KL ball.
 
     A step costs O(n). The closure runs twice, as for `ASCDRO`.
 
     Args:
-        n: how many training samples there are.
+        n: number of training samples.
         dual_lr: step size of y.
-        k, m, c: of eta_t and alpha_t; m >= k^3 keeps eta_t <= 1.
+        k, m, c: constants of eta_t and alpha_t; m >= k^3 keeps eta_t <= 1.
         module: as for `ASCDRO`.
         params, lr, rho, weight_decay, radius, skip_nonfinite, process_group: as for `SCDRO`.
 
@@ -128,11 +128,11 @@ class AccMDA(TwoPoints, PrimalDual):
         return float(k / (m + t) ** (1 / 3))
 
     def _share(self) -> float:
-        """alpha_t: the estimates of the first step are the batch's own."""
+        """alpha_t. It is 1 in the first step, whose estimates are the batch's own."""
         return 1.0 if self._t == 0 else min(1.0, self._schedule[2] * self._eta(self._t - 1) ** 2)
 
     def _weights(self, y: Tensor, batch: Batch) -> Tensor:
-        """n y_i over the size of the batch."""
+        """n y_i divided by the batch size."""
         weights = self._parts.at(y, _positions(batch)) * (self._parts.n / len(batch.losses))
         return weights.to(batch.losses)
 
@@ -171,7 +171,7 @@ class AccMDA(TwoPoints, PrimalDual):
 
     @property
     def weights(self) -> Tensor:
-        """p, of all n samples. Of several processes all must ask."""
+        """p of all n samples. With several processes, all must call this."""
         return self._parts.whole(self._y).clone()
 
     def _extra_state(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class AccMDA(TwoPoints, PrimalDual):
     def _load_extra_state(self, own: dict[str, Any]) -> None:
         for mine, came in ((self._y, "y"), (self._y_previous, "y_previous"), (self._u, "u")):
             mine.copy_(self._parts.here(own[came]))
-        if self.kl > self._rho + 1e-9:  # It is of a larger ball.
+        if self.kl > self._rho + 1e-9:  # it was saved with a larger ball
             self._y.copy_(euclidean_kl_ball(self._y, self._rho, parts=self._parts)[0])
         self._t, self._multipliers = own["t"], Multipliers(*own["multipliers"].tolist())
 

@@ -46,18 +46,18 @@ def _note_started(module: torch.nn.Module, _: object) -> None:
 
 
 class DualSGM(WeightingOptimizer):
-    r"""Stochastic gradient steps on the dual (Levy et al., 2020), for the KL ball:
+    r"""Stochastic gradient steps on the dual problem (Levy et al., 2020) for the KL ball:
 
         min over w, eta, lam >= lam0 of  lam E[exp((l - eta)/lam) - 1] + eta + (lam - lam0) rho.
 
     With a = (l - eta)/lam: grad_w = E[e^a grad l], d_eta = 1 - E e^a, d_lam = E[e^a (1 - a)] - 1 + rho. e^a is not
-    normalised, so a is capped, and `capped` counts how many samples it was capped for.
+    normalised, so a is capped, and `capped` counts the samples where this happened.
 
     Args:
         rho, lam0: as for `SCDRO`.
-        lam: the first temperature; eta starts at the first batch's lam log mean exp(l/lam).
-        dual_lr: step size of eta and lam; None takes the model's, as it falls.
-        cap: the largest a. It keeps numbers finite; it does not keep steps small: e^a is a sample's weight.
+        lam: the initial temperature; eta starts at the first batch's lam log mean exp(l/lam).
+        dual_lr: step size of eta and lam; None uses the model's current lr.
+        cap: the largest a. It keeps numbers finite but not steps small, since e^a is a sample's weight.
         params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for `ERM`.
 
     Example:
@@ -87,11 +87,11 @@ class DualSGM(WeightingOptimizer):
     ) -> None:
         check_radius(rho, lam0)
         if not lam0 <= lam < math.inf:
-            raise HyperparameterError(f"expected a first temperature lam >= lam0 = {lam0}, got {lam}")
+            raise HyperparameterError(f"expected an initial temperature lam >= lam0 = {lam0}, got {lam}")
         if dual_lr is not None:
             check_steps({"dual_lr": dual_lr})
         if not 0.0 < cap < 700.0:
-            raise HyperparameterError(f"expected a cap in (0, 700) of (l - eta)/lam, got {cap}")
+            raise HyperparameterError(f"expected a cap on (l - eta)/lam in (0, 700), got {cap}")
         self._rho, self._lam0, self._dual_lr, self._cap = rho, lam0, dual_lr, cap
         tracked = _DualState(lam, skip_nonfinite, process_group)
         super().__init__(
@@ -100,7 +100,7 @@ class DualSGM(WeightingOptimizer):
 
     @property
     def lam(self) -> Tensor:
-        """The temperature that the next batch will use."""
+        """The temperature for the next batch."""
         return self._tracked.duals[1].clone()
 
     @property
@@ -110,7 +110,7 @@ class DualSGM(WeightingOptimizer):
 
     @property
     def capped(self) -> Tensor:
-        """How many samples had their weight capped."""
+        """Number of samples whose weight was capped."""
         return self._tracked.capped[0].clone()
 
     def _weigh(self, batch: Batch) -> Weighed:

@@ -1,4 +1,4 @@
-"""Baselines that weigh the losses of a batch and follow the weighted gradient by SGD with momentum."""
+"""Baselines that weight the losses of a batch and follow the weighted gradient with SGD and momentum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class Weighed(NamedTuple):
-    """Weights of a batch's losses, the method's objective, and what its state becomes: numbers for each buffer."""
+    """The weights of a batch's losses, the method's objective, and the new values of its buffers."""
 
     weights: Tensor
     value: Scalar
@@ -54,7 +54,7 @@ class WeightingOptimizer(ClosureOptimizer):
         raise NotImplementedError
 
     def _labels(self, losses: Tensor, index: Tensor | None) -> Callable[[], Tensor] | None:
-        """What checks and gives an integer for each sample, for the methods that need one."""
+        """A function that checks and returns one integer per sample, for methods that need it."""
         return None
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
@@ -75,7 +75,7 @@ class WeightingOptimizer(ClosureOptimizer):
 
 
 class ERM(WeightingOptimizer):
-    """The mean loss, by SGD with momentum: what everybody does, behind the common interface.
+    """Empirical risk minimisation: SGD with momentum on the mean loss, with the interface of the other methods.
 
     Args:
         params: parameters or parameter groups.
@@ -111,7 +111,7 @@ class ERM(WeightingOptimizer):
         return Weighed(q, scalar(torch.dot(q, batch.losses)), [])
 
     def full_objective(self, losses: Tensor) -> Tensor:
-        """Their mean, given the losses of all training samples."""
+        """The mean of the losses of all training samples."""
         return losses.mean()
 
 

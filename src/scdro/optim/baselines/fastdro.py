@@ -1,4 +1,4 @@
-"""FastDRO: the exact worst case of each batch alone, in four geometries, and its multi-level variant."""
+"""FastDRO: the exact worst case of each single batch, in four geometries, and its multi-level variant."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class Geometry(Protocol):
-    """An exact worst case with its settings: the value and the weights of a vector of losses."""
+    """An exact worst case with its settings. Returns the value and the weights of a vector of losses."""
 
     def __call__(self, losses: Any, *, sample_weight: Any = None) -> WorstCase | BestResponse: ...
 
@@ -55,7 +55,7 @@ class KLBall:
 
 @dataclass(frozen=True)
 class CVaR:
-    """The mean of the hardest fraction alpha.
+    """The mean loss of the hardest fraction alpha of the samples.
 
     Example:
         >>> import torch
@@ -72,7 +72,7 @@ class CVaR:
 
 @dataclass(frozen=True)
 class Chi2:
-    """max over D(p) <= rho, D the chi-square divergence (`chi2_constrained`).
+    """max over D(p) <= rho of sum p l, where D is the chi-square divergence (`chi2_constrained`).
 
     Example:
         >>> import torch
@@ -89,7 +89,7 @@ class Chi2:
 
 @dataclass(frozen=True)
 class Chi2Penalty:
-    """max of sum p l - reg D(p).
+    """max over p of sum p l - reg D(p), where D is the chi-square divergence (`chi2_penalized`).
 
     Example:
         >>> import torch
@@ -105,9 +105,10 @@ class Chi2Penalty:
 
 
 class Multilevel(NamedTuple):
-    """Sizes of the batches of the multi-level Monte Carlo variant: the doublings of `smallest` up to `largest`.
+    """Batch sizes of the multi-level Monte Carlo variant: `smallest` times 2, 4, 8, ... up to `largest`.
 
-    A size 2^j smallest, j = 1, 2, ..., has the chance 2^-j, and the largest the rest. With R the worst case of a batch,
+    The size 2^j smallest, j = 1, 2, ..., has probability 2^-j, and the largest the rest. If R is the worst case of a
+    batch,
 
         R(first `smallest`) + (R(all) - (R(first half) + R(second half))/2) / chance
 
@@ -140,9 +141,9 @@ class Multilevel(NamedTuple):
             )
 
     def chance(self, size: int) -> float:
-        """Of a batch of this size."""
+        """The probability of this batch size."""
         if size not in self.sizes:
-            raise LossError(f"expected a batch of {self.sizes} losses, got {size}; draw it by batch_sampler(...)")
+            raise LossError(f"expected a batch of {self.sizes} losses, got {size}; draw it with batch_sampler(...)")
         j = self.sizes.index(size) + 1
         return 2.0 ** -min(j, self.levels - 1)
 
@@ -154,11 +155,10 @@ class Multilevel(NamedTuple):
 
 
 class FastDRO(WeightingOptimizer):
-    r"""The exact worst case of each batch alone (Levy, Carmon, Duchi, Sidford, NeurIPS 2020).
+    r"""The exact worst case of each single batch (Levy, Carmon, Duchi, Sidford, NeurIPS 2020).
 
-    No gradient flows through p. The worst case of a batch is smaller than that of the data on average: biased, by an
-    amount that falls with the batch size. With `multilevel` batches differ in size at random, and the bias is that of
-    the largest.
+    No gradient flows through p. On average the worst case of a batch is smaller than that of the data; this bias falls
+    with the batch size. With `multilevel`, batch sizes are random, and the bias is that of the largest size.
 
     Args:
         geometry: `KLBall(rho)` (0.5 by default), `CVaR(alpha)`, `Chi2(rho)` or `Chi2Penalty(reg)`.
@@ -187,7 +187,7 @@ class FastDRO(WeightingOptimizer):
         process_group: Group = None,
     ) -> None:
         self.geometry = KLBall(0.5) if geometry is None else geometry
-        self.geometry(torch.zeros(1))  # Complains about bad settings now rather than at the first step.
+        self.geometry(torch.zeros(1))  # Raises for bad settings now instead of at the first step.
         self.multilevel = multilevel
         if multilevel is not None:
             multilevel.check()
@@ -197,18 +197,18 @@ class FastDRO(WeightingOptimizer):
         )
 
     def batch_sampler(self, *, n: int, steps: int | None = None, seed: int = 0, joint: bool = False) -> DrawnBatches:
-        """Batches of random sizes out of n samples, for `DataLoader(batch_sampler=...)`; for `multilevel` only.
+        """Batches of random sizes from n samples, for `DataLoader(batch_sampler=...)`; for `multilevel` only.
 
-        `steps` of them make an epoch: by default as many as cover n samples on average. Of several processes each gets
-        its part; with `joint` all get the whole batch, to be cut.
+        An epoch has `steps` batches, by default enough to cover n samples on average. With several processes, each gets
+        its part of the batch; with `joint` each gets the whole batch, to be split later.
         """
         multilevel = self.multilevel
         if multilevel is None:
-            raise HyperparameterError("expected FastDRO(multilevel=...), got one of fixed batches: use any loader")
+            raise HyperparameterError("expected FastDRO(multilevel=...), got fixed batch sizes; use any loader")
         check_samples(n)
         mean_size = sum(size * multilevel.chance(size) for size in multilevel.sizes)
         steps = math.ceil(n / mean_size) if steps is None else steps
-        # With replacement: the two halves are then independent, as the telescoping sum asks.
+        # With replacement, so that the two halves are independent, as the telescoping sum requires.
         return DrawnBatches(
             lambda g: torch.randint(n, (multilevel.draw(g),), generator=g, device="cpu"),
             steps,

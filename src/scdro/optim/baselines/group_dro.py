@@ -1,4 +1,4 @@
-"""GroupDRO: the worst of given groups, by multiplicative weights."""
+"""GroupDRO: the worst of the given groups, with multiplicative weights."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ class _GroupState(Tracked):
 class GroupDRO(WeightingOptimizer):
     r"""The largest of the groups' mean losses (Sagawa, Koh, Hashimoto, Liang, ICLR 2020).
 
-    1. L_g is the mean loss of the batch's samples of group g.
-    2. q_g <- q_g exp(dual_lr L_g), normalised; in the log domain. Groups that the batch lacks keep theirs.
+    1. L_g is the mean loss of the batch's samples in group g.
+    2. q_g <- q_g exp(dual_lr L_g), normalised, in the log domain. L_g = 0 for groups that are not in the batch.
     3. The gradient is that of sum_g q_g L_g.
 
-    Batches come from `batch_sampler`, or from a loader of yours that draws all groups alike. In one that only shuffles,
-    a rare group is often missing: it is raised too rarely, and ends with less than its due.
+    Batches come from `batch_sampler`, or from your own loader if it draws all groups equally often. If it only
+    shuffles, a rare group is often missing, so its q_g is raised too rarely and ends up too small.
 
     Args:
-        groups: the group of every training sample, integers from 0 on; `step(closure, index)` then looks them up. Or
-            the number of groups; then it is `step(closure, groups=...)` with those of the batch.
-        dual_lr: step size of q. Schedulers change lr alone.
+        groups: the group of every training sample, integers starting at 0; call `step(closure, index)` to look them
+            up. Or the number of groups; then call `step(closure, groups=...)` with those of the batch.
+        dual_lr: step size of q. Schedulers change only lr.
         params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for `ERM`.
 
     Example:
@@ -105,21 +105,21 @@ class GroupDRO(WeightingOptimizer):
         groups: Tensor | None = None,
         **settings: Any,
     ) -> Tensor:
-        """One step on one batch, whose `groups` are given or looked up by `index`; else as for every algorithm."""
+        """One step on one batch. `groups` are passed or looked up by `index`; the rest is as for every algorithm."""
         if groups is None:
             if index is None or self._groups is None:
                 asked = "index" if self._groups is not None else "groups=groups"
-                raise ClosureError(f"expected step(closure, {asked}), got no way to know the groups of the batch")
+                raise ClosureError(f"expected step(closure, {asked}), got neither index nor groups of the batch")
             groups = self._groups[check_positions(index, len(self._groups))]
         return super().step(closure, groups, **settings)
 
     def batch_sampler(
         self, batch_size: int, steps: int | None = None, seed: int = 0, *, joint: bool = False
     ) -> DrawnBatches:
-        """Batches that hold each group as often as any other, for `DataLoader(batch_sampler=...)`.
+        """Batches with all groups equally often, for `DataLoader(batch_sampler=...)`.
 
-        `steps` of them make an epoch: by default as many as cover n samples. Of several processes each gets
-        `batch_size` samples of one joint draw; with `joint` all get the same `batch_size` samples, to be cut.
+        An epoch has `steps` batches, by default enough to cover n samples. With several processes, each gets
+        `batch_size` samples of one joint draw; with `joint` all get the same `batch_size` samples, to be split later.
         """
         groups = self._all_groups()
         ranks = ALONE if joint else self.ranks
@@ -136,7 +136,7 @@ class GroupDRO(WeightingOptimizer):
         check_groups(groups, losses)
         count = len(self._tracked.log_q)
         if bool((groups < 0).any() | (groups >= count).any()):
-            raise ClosureError(f"expected groups from 0 to {count - 1}, got others")
+            raise ClosureError(f"expected groups from 0 to {count - 1}, got values outside")
         return groups
 
     def _weigh(self, batch: Batch) -> Weighed:
@@ -158,7 +158,7 @@ class GroupDRO(WeightingOptimizer):
 
     def _all_groups(self) -> Tensor:
         if self._groups is None:
-            raise HyperparameterError("expected GroupDRO made with the groups of all samples, got their number only")
+            raise HyperparameterError("expected GroupDRO created with the groups of all samples, got only their number")
         return self._groups
 
     @property
@@ -170,12 +170,12 @@ class GroupDRO(WeightingOptimizer):
 def _largest(groups: Tensor) -> int:
     if groups.is_floating_point() or groups.ndim != 1 or groups.numel() == 0 or bool((groups < 0).any()):
         raise HyperparameterError(
-            f"expected the group of each sample, integers from 0 on, got {groups.dtype} of shape {tuple(groups.shape)}"
+            f"expected the group of each sample, integers >= 0, got {groups.dtype} of shape {tuple(groups.shape)}"
         )
     return int(groups.max()) + 1
 
 
 def _checked(count: Any) -> int:
     if isinstance(count, bool) or count < 1:
-        raise HyperparameterError(f"expected the number of groups, at least 1, or all samples' groups, got {count!r}")
+        raise HyperparameterError(f"expected a number of groups >= 1, or the groups of all samples, got {count!r}")
     return int(count)

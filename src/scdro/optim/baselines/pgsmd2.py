@@ -21,20 +21,20 @@ __all__ = [
 class PGSMD2(SPD):
     r"""Proximally guided stochastic mirror descent (Rafique, Liu, Lin, Yang, 2018), for weakly convex losses.
 
-    Stage k = 1, 2, ... works on sum_i p_i l_i(w) + gamma |w - wbar_k|^2/2:
+    Stage k = 1, 2, ... minimises over w and maximises over p  sum_i p_i l_i(w) + gamma |w - wbar_k|^2/2:
 
-    1. w starts at wbar_k, and p at the exact worst case there, which takes all n losses.
-    2. k `stage_steps` steps, as in `SPD` but with lr/k and dual_lr/k; the model's includes the proximal term.
-    3. wbar_{k+1} is the mean of the stage's w.
+    1. w starts at wbar_k, and p at the exact worst case there, which needs all n losses.
+    2. k `stage_steps` steps, as in `SPD` but with lr/k and dual_lr/k; the step of the model includes the proximal term.
+    3. wbar_{k+1} is the mean of w over the stage.
 
-    p stays in the KL ball throughout (the authors' code leaves that out).
+    p always stays in the KL ball (the authors' code omits this).
 
     Args:
-        all_losses: a function that gives the losses of all n samples at the present parameters. It is called as the
-            model is: let it switch to eval() and back where dropout or BatchNorm matter. Of several processes each may
-            give those of its own part, `scdro.distributed.shard(n)`.
-        gamma: strength of the proximal term; more than the losses' weak convexity.
-        stage_steps: steps of the first stage.
+        all_losses: a function that returns the losses of all n samples at the current parameters. It is called with the
+            model in its current mode; with dropout or BatchNorm, let it switch to eval() and back. With several
+            processes, each may return the losses of its own part, `scdro.distributed.shard(n)`.
+        gamma: strength of the proximal term; larger than the weak convexity constant of the losses.
+        stage_steps: number of steps in the first stage.
         params, lr, rho, n, dual_lr, uniform, ...: as for `SPD`.
 
     Example:
@@ -65,18 +65,18 @@ class PGSMD2(SPD):
         if not isinstance(stage_steps, int) or stage_steps < 1:
             raise HyperparameterError(f"expected at least one step in the first stage, got {stage_steps!r}")
         if not callable(all_losses):
-            raise HyperparameterError(f"expected all_losses to be a function that gives n losses, got {all_losses!r}")
+            raise HyperparameterError(f"expected all_losses to be a function that returns n losses, got {all_losses!r}")
         self._all_losses, self._gamma, self._stage_steps = all_losses, gamma, stage_steps
         self._stage, self._done = 0, 0
         super().__init__(params, lr, rho, **settings)
 
     @property
     def stage(self) -> int:
-        """The number k of the present stage, from 1; 0 before the first step."""
+        """The number k of the current stage, starting at 1; 0 before the first step."""
         return self._stage
 
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
-        self._begin()  # The first batch of all is drawn from the exact p, too.
+        self._begin()  # The very first batch is drawn from the exact p, too.
         return super().draw(size, generator)
 
     def _begin(self) -> None:
@@ -91,7 +91,7 @@ class PGSMD2(SPD):
             self._next_stage()
 
     def _next_stage(self) -> None:
-        """wbar is where the model is."""
+        """Start a stage with wbar at the model's parameters."""
         with torch.no_grad():
             self._dual.respond(check_all_losses(self._all_losses(), self._dual.parts), NO_LAM0)
         self._anchor(p for p in self._parameters() if p.requires_grad)
@@ -105,7 +105,7 @@ class PGSMD2(SPD):
         return super()._rate() / self._stage
 
     def _descend(self) -> None:
-        """w <- argmin over W of <gradient, w> + gamma |w - wbar|^2/2 + |w - w_t|^2/(2 lr/k); and the mean so far."""
+        """w <- argmin over W of <gradient, w> + gamma |w - wbar|^2/2 + |w - w_t|^2/(2 lr/k); updates the mean of w."""
         self._anchor(p for p in self._parameters() if p.grad is not None and not self._has_past(p))
         for group in self.param_groups:
             rate = group["lr"] / self._stage

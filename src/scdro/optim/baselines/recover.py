@@ -1,4 +1,4 @@
-"""RECOVER: KL-regularised DRO by STORM estimates, at one fixed temperature."""
+"""RECOVER: KL-regularised DRO with STORM estimates, at a fixed temperature."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = [
 
 
 class RECOVER(ASCDRO):
-    r"""lam log mean exp(l/lam), minimised by STORM estimates (Qi, Guo, Xu, Jin, Yang, NeurIPS 2021).
+    r"""Minimises lam log mean exp(l/lam) with STORM estimates (Qi, Guo, Xu, Jin, Yang, NeurIPS 2021).
 
-    It is the w part of `ASCDRO` as printed, with lam frozen: s and its gradient are tracked by evaluating each batch
-    at the present and at the previous point.
+    This is the w part of `ASCDRO` as printed, with lam fixed: s and its gradient are tracked by evaluating each batch
+    at the current and at the previous point.
 
     Args:
-        lam: the temperature, in units of the loss; yours to tune.
-        beta: share of the new batch in the estimates, in (0, 1].
+        lam: the temperature, in units of the loss; tune it.
+        beta: weight of the new batch in the estimates, in (0, 1].
         params, lr, module, weight_decay, loss_bound, radius, skip_nonfinite, process_group: as for `ASCDRO`.
 
     Example:
@@ -39,7 +39,7 @@ class RECOVER(ASCDRO):
 
     def __init__(self, params: Any, lr: float | Tensor = 0.1, lam: float = 1.0, **settings: Any) -> None:
         self._frozen_lam = lam
-        # lam0 only bounds lam from below, and counts for nothing at rho = 0.
+        # lam0 is only a lower bound of lam, and has no effect at rho = 0.
         super().__init__(params, lr, 0.0, lam0=1e-9, temperature=PrintedTemperature(lam, lr=0.0), **settings)
 
     def _extra_state(self) -> dict[str, Any]:

@@ -23,23 +23,23 @@ __all__ = [
 
 
 class SPD(PrimalDual):
-    r"""Stochastic primal-dual descent and ascent (Namkoong & Duchi, NeurIPS 2016), for convex losses:
+    r"""Stochastic primal-dual descent ascent (Namkoong & Duchi, NeurIPS 2016), for convex losses:
 
         min over w, max over {KL(p, 1/n) <= rho} of sum_i p_i l_i(w).
 
-    1. Draw I from p (a batch of them).
+    1. Draw a batch of samples I from p.
     2. w <- Proj_W(w - lr grad l_I).
     3. q ~ p exp(dual_lr l_I e_I / p_I), then p is the point of the ball nearest to q in KL: q tempered.
 
-    A step costs O(log n), and O(n) when p has left the ball. Batches come from `batch_sampler`; with `uniform=True`
-    from any loader that draws uniformly, and then weights n p_i stand in for drawing from p.
+    A step costs O(log n), or O(n) if p has left the ball. Batches come from `batch_sampler`. With `uniform=True` they
+    come from any loader that draws uniformly, and weights n p_i replace drawing from p.
 
     Args:
         params: parameters or parameter groups.
         lr: step size of the model.
         rho: radius of the KL ball.
-        n: how many training samples there are.
-        dual_lr: step size of p, in units of one over the loss. Schedulers change lr alone.
+        n: number of training samples.
+        dual_lr: step size of p, in units of 1/loss. Schedulers change only lr.
         uniform: whether batches are drawn uniformly instead of from p.
         weight_decay, radius, skip_nonfinite, module, process_group: as for `SCDRO`.
 
@@ -93,11 +93,11 @@ class SPD(PrimalDual):
     def batch_sampler(
         self, batch_size: int, steps: int | None = None, seed: int = 0, *, joint: bool = False
     ) -> DrawnBatches:
-        """Batches drawn from p as it is when each is asked for, for `DataLoader(batch_sampler=...)`.
+        """Batches drawn from the current p at the moment each is requested, for `DataLoader(batch_sampler=...)`.
 
-        `steps` of them make an epoch: by default as many as cover n samples. Of several processes each gets
-        `batch_size` samples of one joint draw; with `joint` all get the same `batch_size` samples, to be cut. All must
-        ask for it.
+        An epoch has `steps` batches, by default enough to cover n samples. With several processes, each gets
+        `batch_size` samples of one joint draw; with `joint` all get the same `batch_size` samples, to be split later.
+        All processes must request each batch.
         """
         if self.uniform:
             raise HyperparameterError("expected an optimizer that draws from p, got one made with uniform=True")
@@ -135,7 +135,7 @@ class SPD(PrimalDual):
         return self._dual.parts
 
     def _begin(self) -> None:
-        """For the methods in stages."""
+        """For methods that run in stages."""
 
     def _rate(self) -> float:
         return self._dual_lr
@@ -149,14 +149,14 @@ class SPD(PrimalDual):
         self._project()
 
     def _dual_gradient(self, batch: Batch, index: Tensor) -> Tensor:
-        """Entries at `index` of an unbiased estimate of the n losses: l_I/p_I, over the size of the batch."""
+        """Entries at `index` of an unbiased estimate of the n losses: l_I/p_I divided by the batch size."""
         losses = batch.losses.cpu().to(torch.float64)
         chance = torch.full_like(losses, 1.0 / self._dual.n) if self.uniform else self._dual.at(index)
         return losses / (chance.clamp_min(1e-300) * len(index))
 
     @property
     def weights(self) -> Tensor:
-        """p, of all n samples. Of several processes all must ask."""
+        """p of all n samples. With several processes, all must call this."""
         return torch.exp(self._dual.log_p)
 
     def _extra_state(self) -> dict[str, Any]:
