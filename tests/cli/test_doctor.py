@@ -16,8 +16,8 @@ def test_doctor(capsys):
     assert main(["doctor"]) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith(f"scdro {scdro.__version__}, Python ")
-    assert shown.out.endswith("all is well\n")
-    assert shown.out.count("as it should be") == len(checks.devices()) * len(checks.CHECKS)
+    assert shown.out.endswith("everything works\n")
+    assert shown.out.count("OK") == len(checks.devices()) * len(checks.CHECKS)
     assert "torch" in shown.out
     assert not shown.err
 
@@ -55,7 +55,7 @@ def test_doctor_goes_on_after_an_error(monkeypatch, capsys):
     assert main(["doctor"]) == 1
     shown = capsys.readouterr()
     assert "ZeroDivisionError" in shown.err
-    assert "resuming, bit for bit: as it should be" in shown.out
+    assert "resuming, bit for bit: OK" in shown.out
 
 
 def test_doctor_sees_missing_and_old_packages(monkeypatch, capsys):

@@ -60,7 +60,7 @@ def test_a_table_from_file_to_predictions(table, tmp_path, capsys):
     assert run("train", table, "--out", out, *options, "--threads", 1, "--epochs", 20) == 0
     said = capsys.readouterr().out
     assert "241 to train on, 59 to validate on, 100 to test on" in said
-    assert "guards every group of at least 0.1 of the data" in said
+    assert "every group of at least 0.1 of the data" in said
     lines = {line[:24].strip(): line[24:].split() for line in said.splitlines()}
     erm, robust = result_of(out, "ERM"), result_of(out, "SCDRO")
     assert lines["accuracy"] == ["100", *(f"{100 * r['test']['top1']:.1f}%" for r in (erm, robust))]
@@ -274,7 +274,7 @@ def test_rho_is_explained_only_where_a_method_has_it(tmp_path, capsys):
         options = ["--target", "y", "--group", "g", "--method", method, "--model", "linear"]
         assert run("train", path, "--out", tmp_path / method, *options, "--epochs", "100", "--threads", "1") == 0
         said = capsys.readouterr().out
-        assert ("guards every group" in said) == (method == "SCDRO")
+        assert ("every group of at least" in said) == (method == "SCDRO")
         assert ("has no rho; robust losses are at rho 0.5" in said) == (method != "SCDRO")
         assert ("smaller --rho" in said) == (method == "SCDRO")
 

@@ -15,7 +15,7 @@ __all__ = ["main", "parser"]
 EPILOG = (
     EXAMPLES
     + """  scdro train data.csv --target income --baseline --out run
-      a model that guards every group of at least 61% of the data, and a plain one beside it
+      a robust model (rho 0.5) and a plain one beside it
   scdro predict run new.csv --out predictions.csv
       classes and probabilities of new rows
   scdro COMMAND --help

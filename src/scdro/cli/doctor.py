@@ -44,7 +44,7 @@ def run(_: argparse.Namespace) -> int:
     wrong = [*_packages(), *_self_test()]
     for problem in wrong:
         print(f"scdro doctor: {problem}", file=sys.stderr)
-    print("something is wrong, see above" if wrong else "all is well")
+    print("something is wrong, see above" if wrong else "everything works")
     return 1 if wrong else 0
 
 
@@ -104,6 +104,6 @@ def _self_test() -> list[str]:
             except Exception as problem:  # whatever it is, the others still run
                 wrong.append(f"{device}: {about}: {type(problem).__name__}: {problem}")
                 continue
-            print(f"{'self-test':<14}{device}: {about}: {error or 'as it should be'}")
+            print(f"{'self-test':<14}{device}: {about}: {error or 'OK'}")
             wrong += [f"{device}: {about}: {error}"] if error else []
     return wrong
