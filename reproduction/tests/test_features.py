@@ -278,7 +278,7 @@ def _reproduces(experiment, dataset, features):
         ),
         (
             "imagenet-lt",
-            "make them by `python -m reproduction features --model resnet50 --dataset imagenet-lt --out",
+            "`python -m reproduction features --model resnet50 --dataset imagenet-lt --out",
         ),
     ],
 )
