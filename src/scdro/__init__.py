@@ -6,9 +6,20 @@ reweightings of the data within KL distance rho. Here are the names most program
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from scdro import contrastive as contrastive
+    from scdro import data as data
+    from scdro import distributed as distributed
+    from scdro import errors as errors
+    from scdro import evaluation as evaluation
+    from scdro import functional as functional
+    from scdro import linear_model as linear_model
+    from scdro import loss as loss
+    from scdro import metrics as metrics
+    from scdro import optim as optim
+    from scdro import temperature as temperature
     from scdro.errors import ScdroError, ScdroWarning
     from scdro.evaluation import evaluate
     from scdro.functional import rho_for_group, worst_case
@@ -54,14 +65,16 @@ _MODULES = (
 )
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = globals()[name] = getattr(importlib.import_module(f"scdro.{_HOMES[name]}"), name)
-        return value
-    if name in _MODULES:
-        return importlib.import_module(f"scdro.{name}")
-    raise AttributeError(f"module 'scdro' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take every name for known
+
+    def __getattr__(name):
+        if name in _HOMES:
+            value = globals()[name] = getattr(importlib.import_module(f"scdro.{_HOMES[name]}"), name)
+            return value
+        if name in _MODULES:
+            return importlib.import_module(f"scdro.{name}")
+        raise AttributeError(f"module 'scdro' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return [*__all__, *_MODULES, "__version__"]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,13 +49,6 @@ def tilt(centred: Vector, log_q: Vector, lam: Scalar, log_total: Scalar, *, prec
     `log_total` is the log of sum_i q_i. A small KL is computed without cancellation if the host can see that it is
     small, and always with `precise`.
     """
-    if isinstance(centred, Tensor):
-        return _tilt(centred, log_q, lam, log_total, precise)
-    with np.errstate(all="ignore"):  # samples of weight zero may have any loss
-        return _tilt(centred, log_q, lam, log_total, precise)
-
-
-def _tilt(centred: Vector, log_q: Vector, lam: Scalar, log_total: Scalar, precise: bool) -> Tilt:
     x = centred / lam
     p, log_norm = _softmax(x + log_q)
     mean = dot(p, x)

@@ -37,9 +37,9 @@ class Resting:
         elif step - self._since >= _LONG and not self._told:
             self._told = True
             warnings.warn(
-                f"expected predictions that differ between samples, got {found}, for {step - self._since} steps: the "
-                "model predicts the same for all samples; lower rho or weight decay, try another learning rate, or "
-                "start from a model trained with rho=0",
+                f"the last {step - self._since} steps had {found}: the model seems to predict the same for all "
+                "samples; lower rho or weight decay, try another learning rate, or start from a model trained with "
+                "rho=0",
                 ScdroWarning,
                 stacklevel=2,
             )

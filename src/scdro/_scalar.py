@@ -9,8 +9,9 @@ is -inf, and NaN propagates.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, overload
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ __all__ = [
     "minimum",
     "on_host",
     "pinned",
+    "quietly",
     "scalar",
     "scalar_dtype",
     "unpacked",
@@ -45,6 +47,8 @@ Array = npt.NDArray[np.float64]
 Scalar = float | Tensor
 Vector = Array | Tensor
 Flag = bool | Tensor
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def host_reads(tensor: Tensor) -> bool:
@@ -54,7 +58,20 @@ def host_reads(tensor: Tensor) -> bool:
 
 def on_host(tensor: Tensor) -> Vector:
     """The tensor as a NumPy array that shares its memory if the host can read it, else the tensor itself."""
-    return tensor.numpy() if host_reads(tensor) else tensor
+    return tensor.resolve_neg().numpy() if host_reads(tensor) else tensor
+
+
+def quietly(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Ignore NumPy's floating-point errors: underflow is expected, and the numbers of a bad batch are never used."""
+
+    @wraps(function)
+    def quiet(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        with np.errstate(all="ignore"):
+            return function(*args, **kwargs)
+
+    return quiet
 
 
 def as_tensor(vector: Vector) -> Tensor:
@@ -80,7 +97,7 @@ def unpacked(tensor: Tensor) -> Sequence[Scalar]:
 def vector(entries: Sequence[Scalar], like: Tensor) -> Tensor:
     """The entries as a vector with the dtype and device of `like`."""
     if host_reads(like):
-        return torch.tensor(entries, dtype=like.dtype)
+        return torch.tensor(entries, dtype=like.dtype, device=like.device)
     return torch.stack([torch.as_tensor(entry, dtype=like.dtype, device=like.device) for entry in entries])
 
 
@@ -175,6 +192,8 @@ def logaddexp(a: Scalar, b: Scalar) -> Scalar:
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         like = a if isinstance(a, Tensor) else b
         return torch.logaddexp(*(torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in (a, b)))  # type: ignore[union-attr]
+    if a != a or b != b:
+        return math.nan
     high, low = (a, b) if a >= b else (b, a)
     return high + math.log1p(math.exp(low - high)) if low > -math.inf else high
 

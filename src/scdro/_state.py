@@ -12,11 +12,9 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 from zlib import crc32
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,13 +35,23 @@ from scdro._scalar import (
     minimum,
     on_host,
     pinned,
+    quietly,
     scalar,
     scalar_dtype,
     unpacked,
     vector,
     where,
 )
-from scdro._validation import LARGEST, as_weights, check_beta, check_radius, check_shape, check_trim, check_weights
+from scdro._validation import (
+    LARGEST,
+    as_weights,
+    check_beta,
+    check_number,
+    check_radius,
+    check_shape,
+    check_trim,
+    check_weights,
+)
 from scdro.distributed import ALONE, Group, Ranks, Share
 from scdro.errors import CheckpointError, HyperparameterError, LossError, NonFiniteLossError
 from scdro.temperature import Advance, Estimate, LamRange, Temperature, Tracker, Window, default_size
@@ -151,7 +159,8 @@ def _log_weight(values: Tensor, sample_weight: Tensor | None, mask: Tensor | Non
         log_weight = torch.log(weight)
     if mask is not None:
         keep = torch.as_tensor(mask, device=values.device).to(torch.bool)
-        check_weights(keep, values)
+        if keep.shape != values.shape:
+            raise LossError(f"expected one mask entry per loss, {tuple(values.shape)}, got {tuple(keep.shape)}")
         log_weight = torch.where(keep, 0.0 if log_weight is None else log_weight, -math.inf).to(values.dtype)
     return log_weight
 
@@ -203,6 +212,8 @@ class Tracked(nn.Module):
     ) -> None:
         super().__init__()
         self.ranks = Ranks(process_group)
+        if loss_bound is not None:
+            check_number("loss_bound", loss_bound)
         if loss_bound is not None and not 0.0 < loss_bound < math.inf:
             raise HyperparameterError(f"expected loss_bound > 0, an upper bound on every loss, got {loss_bound}")
         self.loss_bound, self.skip_nonfinite = loss_bound, skip_nonfinite
@@ -263,7 +274,9 @@ class Tracked(nn.Module):
         if log_weight is not None:
             log_mass = scalar(torch.logsumexp(log_weight, 0))
             _require(
-                log_mass > -math.inf, LossError, "expected sample weights with a positive sum, got none above zero"
+                log_mass > -math.inf,
+                LossError,
+                "expected at least one sample that counts, got a sample_weight or mask without a positive sum",
             )
         finite = _check_values(values, self.loss_bound, self.skip_nonfinite)
         return Batch(values, log_weight, log_mass, finite, joined_labels, share)
@@ -370,11 +383,14 @@ class RobustState(Tracked):
         check_trim(trim)
         if temperature.initial is not None and temperature.initial < lam0:
             raise HyperparameterError(f"expected an initial temperature >= lam0 = {lam0}, got {temperature.initial}")
-        if window is not None and (not isinstance(window, int) or window < 1):
-            raise HyperparameterError(f"expected a window of at least one loss, got {window}")
+        if window is not None and (isinstance(window, bool) or not hasattr(window, "__index__") or window < 1):
+            raise HyperparameterError(f"expected a window of at least one loss, an integer, got {window!r}")
+        check_number("mu", mu)
         if not 0.0 <= mu < math.inf:
             raise HyperparameterError(f"expected mu >= 0, got {mu}")
-        self.trim, self.mu = trim, mu
+        rho, lam0, mu = float(rho), float(lam0), float(mu)  # NumPy's numbers are slower, and float32 stays float32
+        loss_bound = None if loss_bound is None else float(loss_bound)
+        self.trim, self.mu = float(trim), mu
         self.temperature, self.tracker = copy.deepcopy(temperature), tracker  # a copy, since it may have state
         lam_max = math.inf if loss_bound is None or rho == 0 else lam0 + loss_bound / rho
         self.limits = LamRange(rho, lam0, lam_max, mu, loss_bound)
@@ -455,7 +471,7 @@ class RobustState(Tracked):
     def objective(self) -> Tensor:
         """The running robust objective as of the last batch."""
         _, lam_past, lam_log_s, _, _ = self.numbers()
-        return torch.as_tensor(self._objective(lam_log_s, lam_past), dtype=self.scalars.dtype).clone()
+        return vector([self._objective(lam_log_s, lam_past)], self.scalars)[0]
 
     @property
     def needs_whole_batch(self) -> bool:
@@ -481,10 +497,6 @@ class RobustState(Tracked):
     def _point(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> Point:
         """The batch at temperature lam. Losses above the ceiling are clipped to it, or with `trim` left out; q is then
         the batch's weights divided by 1 - trim."""
-        with nullcontext() if torch.compiler.is_compiling() else np.errstate(all="ignore"):  # bad batches are garbage
-            return self._tilted(batch, lam, ceiling)
-
-    def _tilted(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> Point:
         losses = on_host(batch.losses)
         clips = self.temperature.ceiling is not None and not self.trim
         joint = (minimum(losses, ceiling) if clips else losses) / lam
@@ -494,11 +506,13 @@ class RobustState(Tracked):
             return Point.of(joint, batch.log_mass)
         return Point.of(masked(joint, losses > ceiling, -math.inf), batch.log_mass + math.log1p(-self.trim))
 
+    @quietly
     def previous_point(self, batch: Batch) -> Point:
         """The batch, evaluated at the previous parameters, at the temperature used for past estimates."""
         lam, lam_past, _, ceiling, _ = self.numbers()
         return self._point(batch, lam if self.temperature.carries else lam_past, ceiling)
 
+    @quietly
     def estimate(
         self, batch: Batch, beta: float, *, old: tuple[Batch, Point] | None = None, staged: Estimate | None = None
     ) -> Estimate:
@@ -536,8 +550,8 @@ class RobustState(Tracked):
         log_q = log_weight - batch.log_mass
         lam = solve_lam(batch.losses, log_q, self.limits.rho, self.limits.lam0, mu=self.mu)
         value, _, _ = value_at(batch.losses, batch.losses, log_q, lam, self.limits.lam0)
-        step, weights = Advance(0.0, 0.0), torch.exp(log_q)
-        return Estimate(lam, lam, step, lam, batch.log_mass, weights, scalar(value), calibrating=True)
+        step, weights, unknown = Advance(0.0, 0.0), torch.exp(log_q), math.nan
+        return Estimate(lam, lam, step, unknown, batch.log_mass, weights, scalar(value), calibrating=True)
 
     def _soft_max(self, lam: Scalar, lam_log_s: Scalar, step: Advance, mean: Scalar | None, beta: float) -> Scalar:
         """lam log s, or the mean loss if lam is infinite."""
@@ -556,6 +570,7 @@ class RobustState(Tracked):
 
     # -- committing -----------------------------------------------------------------------------------------------
 
+    @quietly
     def commit(
         self, estimate: Estimate, *parts: Batch, lr: Scalar | None = None, only_if: Tensor | None = None
     ) -> None:
@@ -598,11 +613,12 @@ class RobustState(Tracked):
 
     # -- monitoring -----------------------------------------------------------------------------------------------
 
+    @quietly
     def monitor(self) -> tuple[Tensor, Tensor]:
         """KL and effective sample size (as a share) of the worst case on the recent losses; NaN before the first
         batch."""
         if not self.started:
-            return torch.full((2,), math.nan, dtype=self.dtype).unbind()  # type: ignore[return-value]
+            return self.scalars.new_full((2,), math.nan).unbind()  # type: ignore[return-value]
         lam, _, lam_log_s, ceiling, _ = self.numbers()
         window = self.window.without(ceiling) if self.trim else self.window
         at, _ = window.tilt(lam, lam_log_s)
@@ -623,7 +639,10 @@ def _settle(module: nn.Module, _: object) -> None:
     assert isinstance(module, RobustState)
     if module.scalars.is_meta:
         return  # torch has warned that nothing was loaded
-    module.scalars = module.scalars.clone()  # with assign=True it is the loaded state_dict's own tensor
+    for part in module.modules():  # with assign=True buffers are the loaded state_dict's own tensors, in its dtype
+        for name, buffer in part.named_buffers(recurse=False):
+            dtype = scalar_dtype(buffer.device) if buffer.is_floating_point() else buffer.dtype
+            setattr(part, name, buffer.to(dtype, copy=True))
     module.started = not math.isnan(module.scalars[2])
     if not module.started:
         module.scalars[:2] = module._lam_at_start()

@@ -91,10 +91,11 @@ class Accumulation:
     def stage(self, batch: Batch, beta: float) -> tuple[Estimate, Part]:
         gradients = self._gradients()
         self._drop_abandoned()
-        before, earlier = self._staged, self._parts[-1].batch.finite if self._parts else None
+        before = self._staged
+        earlier = self._parts[-1].batch.finite if self._parts else None
         if batch.finite is not None and earlier is not None:
             batch = batch._replace(finite=batch.finite & earlier)
-        part = Part(batch, beta)
+        part = Part(batch._replace(losses=batch.losses.clone()), beta)  # the user may write to their losses
         estimate = self._estimate(part, before)
         part.step = estimate.step
         if before is not None:
@@ -289,18 +290,22 @@ class KLRobustLoss(nn.Module):
             if trains:
                 self._judge(False)
             raise
-        shares = None if batch.log_weight is None else torch.exp(batch.log_weight - batch.log_mass)
+        shares = None
         if batch.labels is not None:
+            if batch.log_weight is not None:
+                shares = torch.exp(batch.log_weight - batch.log_mass)
             batch = batch._replace(losses=group_means(batch.losses, batch.labels, shares))
         if not trains:
             value, weights = self._exact(batch)
             return _with_gradient(losses, batch, value, _of_samples(weights, batch, shares))
-        if self.state.skip_nonfinite and host_reads(batch.losses) and not bool(batch.finite):
-            self.state.count_skipped(True)
-            self._judge(False)
-            # No graph: gradients stay None, so optimizers do nothing.
-            return torch.zeros((), dtype=_result_dtype(losses), device=losses.device, requires_grad=True)
-        self._judge(True if batch.finite is None or host_reads(batch.finite) else batch.finite)
+        if batch.finite is not None and host_reads(batch.finite):
+            if not bool(batch.finite):
+                self.state.count_skipped(True)
+                self._judge(False)
+                # No graph: gradients stay None, so optimizers do nothing.
+                return torch.zeros((), dtype=_result_dtype(losses), device=losses.device, requires_grad=True)
+            batch = batch._replace(finite=None)
+        self._judge(True if batch.finite is None else batch.finite)
         if self.accumulation is None:
             estimate = self.state.estimate(batch, self.beta)
             self.state.commit(estimate, batch)
@@ -431,6 +436,8 @@ def _with_gradient(losses: Tensor, batch: Batch, value: Scalar, weights: Tensor)
         losses = torch.where(batch.finite, losses, 0.0)
     surrogate = torch.dot(weights.to(dtype), losses.to(dtype))
     if isinstance(value, float):
+        if not abs(value) <= torch.finfo(dtype).max:
+            value *= math.inf  # or NaN
         surrogate.detach().fill_(value)  # the same memory; the gradient does not depend on it
         return surrogate
     return value.to(dtype) + (surrogate - surrogate.detach())

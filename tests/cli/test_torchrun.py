@@ -1,4 +1,4 @@
-"""`scdro train` and `scdro reproduce` under torchrun: two processes equal one, survive a kill, and fail as one."""
+"""`scdro train` and the reproduction under torchrun: two processes equal one, survive a kill, and fail as one."""
 
 import json
 import os

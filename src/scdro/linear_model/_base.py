@@ -138,7 +138,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
                 f"tol={self.tol}{known}. Raise max_iter, scale the features (sklearn.preprocessing.StandardScaler), or "
                 "lower C or rho.",
                 ConvergenceWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
 
     def _fit_stochastic(self, problem: Problem, W: Array | None) -> Solution:

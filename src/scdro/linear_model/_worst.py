@@ -86,7 +86,7 @@ def _tilt(x: Array, q: Array, lam: float) -> _Tilted:
     total, first = (sum(parts) for parts in zip(*in_blocks(fill, len(x), 16 * len(x)), strict=True))
     mean = first / total
     kl = mean - math.log(total)
-    if kl < 1e-3:  # NumPy's pairwise sums lose fewer digits than torch's
+    if kl < 1e-3:  # the difference above has lost digits
         mass = sum(in_blocks(lambda rows: float(q[rows].sum()), len(x), 16 * len(x)))  # one, up to rounding
         kl = float(divergence(torch.from_numpy(a - math.log(total / mass)), torch.from_numpy(q)).sum())
     p /= total

@@ -214,7 +214,11 @@ class ClosureOptimizer(Optimizer):
             value = self._value_if_skipped()
         else:
             self._after_step()
-        return value if isinstance(value, Tensor) else torch.tensor(value, dtype=self._tracked.dtype)
+        return (
+            value
+            if isinstance(value, Tensor)
+            else torch.tensor(value, dtype=self._tracked.dtype, device=self._tracked.skipped.device)
+        )
 
     def full_objective(self, losses: Tensor) -> Tensor:
         """The exact objective of the method, given the losses of all training samples."""

@@ -40,7 +40,8 @@ def about_rho(run: Run) -> str:
         return f"{run.method} has no rho; robust losses are at rho {rho:.4g}"
     if rho == 0.0:
         return "rho 0: the mean loss, no group is guarded"
-    return f"rho {rho:.4g}: bounds the training loss of every group of at least {math.exp(-rho):.2g} of the data, known or not"
+    share = f"{math.exp(-rho):.2g}"
+    return f"rho {rho:.4g}: bounds the training loss of every group of at least {share} of the data, known or not"
 
 
 def summary(fits: Sequence[Fit], data: OwnData) -> str:
