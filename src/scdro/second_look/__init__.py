@@ -1,0 +1,8 @@
+"""Find the group that a model fails, say who it is, and fix it: without group labels."""
+
+from scdro.second_look._estimator import SecondLook
+from scdro.second_look._folds import out_of_fold
+from scdro.second_look._verdict import Verdict
+from scdro.second_look._weights import second_look_weights
+
+__all__ = ["SecondLook", "Verdict", "out_of_fold", "second_look_weights"]
