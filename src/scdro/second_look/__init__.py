@@ -3,7 +3,8 @@
 from scdro.second_look._estimator import SecondLook
 from scdro.second_look._folds import out_of_fold
 from scdro.second_look._repair import Repaired, Scores, repair
+from scdro.second_look._slices import Slice, Slices, find_slices
 from scdro.second_look._verdict import Verdict
 from scdro.second_look._weights import second_look_weights
 
-__all__ = ["Repaired", "Scores", "SecondLook", "Verdict", "out_of_fold", "repair", "second_look_weights"]
+__all__ = ["Repaired", "Scores", "SecondLook", "Slice", "Slices", "Verdict", "find_slices", "out_of_fold", "repair", "second_look_weights"]

@@ -22,7 +22,7 @@ from sklearn.utils.validation import (
 
 from scdro.errors import HyperparameterError, ScdroWarning
 from scdro.second_look._cross_mistakes import cross_mistakes, mistake_weights
-from scdro.second_look._folds import Split, check_reference, check_takes_weights, cross_fit, fit_weighted, passes
+from scdro.second_look._folds import Split, check_reference, check_takes_weights, cross_fit, fit_weighted, partitions
 from scdro.second_look._verdict import (
     CLASS_WEIGHTS,
     HELPS,
@@ -83,7 +83,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         strategy: "half-rule", or "cross-mistakes": twins on two halves whose labels move to each other's predictions;
             class x mistake get equal weights (XRM).
         balance_classes: whether classes get equal totals, in the reference and in the second fit.
-        cv: folds, or a splitter; a repeated one averages the weights of its repetitions.
+        cv: folds, or a splitter whose test folds hold every sample once, or once in each repetition.
+        repeats: partitions into `cv` folds, where that is a number; weights and scores are averages over them.
         grid: settings of the second fit to choose among, as for `GridSearchCV`; None for the estimator as it is;
             "auto": its C times 1e-4 to 10, if it has one.
         budget: the most accuracy (a share, out of fold) that a second fit may cost; None for no bound.
@@ -126,6 +127,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         strategy: str = "half-rule",
         balance_classes: bool = True,
         cv: Any = 5,
+        repeats: int = 3,
         grid: Any = "auto",
         budget: float | None = None,
         groups: Any = None,
@@ -138,6 +140,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.strategy = strategy
         self.balance_classes = balance_classes
         self.cv = cv
+        self.repeats = repeats
         self.grid = grid
         self.budget = budget
         self.groups = groups
@@ -241,10 +244,9 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         share = balanced(base, y) if classifier and self.balance_classes else base * n / base.sum()
         reference = self.estimator if self.reference is None else self.reference
         rng = check_random_state(self.random_state)
-        partitions = passes(self.cv, X, labels, apart, rng.randint(2**31 - 1), classifier)
-        splits = partitions[0]
+        cuts = partitions(self.cv, self.repeats, X, labels, apart, rng.randint(2**31 - 1), classifier)
 
-        def again(weights: Array) -> Any:  # classes stay equal inside every training part
+        def balancing(weights: Array) -> Any:  # classes stay equal inside every training part
             if classifier and self.balance_classes:
                 return lambda rows: balanced(weights[rows], y[rows])
             return lambda rows: weights[rows]
@@ -253,36 +255,46 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             self._tell(what)
             return cross_fit(model, X, labels, folds, weights, classes)
 
-        firsts = [predicted(reference, folds, again(share), "reference") for folds in partitions]
-        of_label = np.mean([_of_label(first, y, classifier) for first in firsts], axis=0)
-        if self.strategy == "cross-mistakes":
-            found = self._mistaken(X, y, share, rng, reference)
-        else:
-            parts = [self._tilted(_of_label(first, y, classifier), y, base) for first in firsts]
-            alone = [part.left_alone for part in parts]
-            common = {name: why for name, why in alone[0].items() if all(name in other for other in alone)}
-            found = LookWeights(np.mean([part.weights for part in parts], axis=0), parts[0].lam, common)
-        weights = found.weights
-
-        before = np.mean([_right(first, y, classifier) for first in firsts], axis=0)
-        same = self.reference is None and np.allclose(share, base * n / base.sum())
-        if same:
-            plain = before.copy()
-        else:
-            plain = _right(predicted(self.estimator, splits, lambda rows: base[rows], "plain"), y, classifier)
-        tried = []
-        for settings in self._candidates():
+        def right(settings: dict[str, Any], weights: Any, what: str, times: int | None = None) -> Array:
             model = clone(self.estimator).set_params(**settings)
-            second = predicted(model, splits, again(weights), f"second look: {settings}")
-            tried.append(_Scores(_right(second, y, classifier), settings))
-        tested = ~np.isnan(before)
-        for scores in (before, plain, *(t.each for t in tried)):
-            scores[~tested] = 0.0
-        at, as_is = np.where(tested, weights, 0.0), np.where(tested, base, 0.0)
+            found = [_right(predicted(model, folds, weights, what), y, classifier) for folds in cuts[:times]]
+            return np.nan_to_num(np.mean(found, axis=0))
+
+        firsts = [predicted(reference, folds, balancing(share), "reference") for folds in cuts]
+        of_label = np.mean([_of_label(first, y, classifier) for first in firsts], axis=0)
+        found = self._weighted(X, y, base, share, firsts, reference, rng)
+        weights = found.weights
+        tested = ~np.isnan(of_label)
+        at, as_is, shared = (np.where(tested, w, 0.0) for w in (weights, base, share))
+
+        before = np.nan_to_num(np.mean([_right(first, y, classifier) for first in firsts], axis=0))
+        same = self.reference is None and np.allclose(share, base * n / base.sum())
+        plain = before if same else right({}, lambda rows: base[rows], "plain")
+        tried = [
+            _Scores(right(settings, balancing(weights), f"second look: {settings}", times=1), settings)
+            for settings in self._candidates()
+        ]
         best = self._choose(tried, plain, at, as_is, known)
-        self._right = {"plain": plain, "reference": before, "second": plain if best is None else best.each}
-        verdict = self._judged(best, plain, before, at, as_is, np.where(tested, share, 0.0), y, found, known)
-        return verdict, weights, best.settings if best else {}, of_label
+        self._right = {"plain": plain, "reference": before, "second": plain}
+        if best is None:
+            return self._judged(None, plain, before, before, at, as_is, shared, y, found, known), weights, {}, of_label
+        after = right(best.settings, balancing(weights), "second look, chosen")
+        control = right(best.settings, balancing(share), "without the weights")
+        self._right["second"] = after
+        best = _Scores(after, best.settings)
+        verdict = self._judged(best, plain, before, control, at, as_is, shared, y, found, known)
+        return verdict, weights, best.settings, of_label
+
+    def _weighted(
+        self, X: Any, y: Array, base: Array, share: Array, firsts: list[Array], reference: Any, rng: Any
+    ) -> LookWeights:
+        """By the strategy; the half rule's are averages over the partitions."""
+        if self.strategy == "cross-mistakes":
+            return self._mistaken(X, y, share, rng, reference)
+        parts = [self._tilted(_of_label(first, y, is_classifier(self.estimator)), y, base) for first in firsts]
+        alone = [part.left_alone for part in parts]
+        common = {name: why for name, why in alone[0].items() if all(name in other for other in alone)}
+        return LookWeights(np.mean([part.weights for part in parts], axis=0), parts[0].lam, common)
 
     def _tilted(self, p: Array, y: Array, base: Array) -> LookWeights:
         if is_classifier(self.estimator):
@@ -318,13 +330,15 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return max(tried, key=lambda t: float(np.average(t.each, weights=at)))
 
     def _judged(
-        self, best: _Scores | None, plain: Array, before: Array, at: Array, as_is: Array, share: Array,
+        self, best: _Scores | None, plain: Array, before: Array, control: Array, at: Array, as_is: Array, share: Array,
         y: Array, found: LookWeights, known: Array | None,
     ) -> Verdict:  # fmt: skip
+        """`control` has the settings of the best, without its weights: what a penalty alone gains does not count."""
         classifier = is_classifier(self.estimator)
         sign = 1.0 if classifier else -1.0
         after = plain if best is None else best.each
-        gain, error = paired(after, before, at)
+        rival = max(before, control, key=lambda scores: float(at @ scores))
+        gain, error = paired(after, rival, at)
         nothing = 1 / len(self.classes_) if classifier else -float(np.average(np.abs(y - np.median(y)), weights=as_is))
         kept = kept_share(after, before, share, nothing)
         note = ""
@@ -343,7 +357,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 answer = CLASS_WEIGHTS
         mean = lambda scores, w: sign * float(np.average(scores, weights=w))  # noqa: E731
         return Verdict(
-            answer, gain, error, kept, mean(plain, as_is), mean(after, as_is), mean(before, at), mean(after, at),
+            answer, gain, error, kept, mean(plain, as_is), mean(after, as_is), mean(rival, at), mean(after, at),
             effective_size(at), smallest_visible(at, error) if classifier else 0, found.left_alone,
             {} if best is None else best.settings, note, loss=not classifier,
         )  # fmt: skip

@@ -106,8 +106,8 @@ def _labels_of(dataset: Any) -> Array:
 # -- scikit-learn -----------------------------------------------------------------------------------------------------
 
 
-def passes(cv: Any, X: Any, y: Array, groups: Any, seed: Any, classifier: bool) -> list[list[Split]]:
-    """Partitions of the samples into folds: one, or as many as a repeated splitter makes.
+def partitions(cv: Any, repeats: int, X: Any, y: Array, groups: Any, seed: int, classifier: bool) -> list[list[Split]]:
+    """Partitions of the samples into folds: `repeats` where cv is a number, as many as it makes where it is a splitter.
 
     A class with fewer members than folds gets a member in as many folds as it has; one with a single member is seen
     by all models, and by none as a test.
@@ -116,7 +116,12 @@ def passes(cv: Any, X: Any, y: Array, groups: Any, seed: Any, classifier: bool) 
     if isinstance(cv, int | np.integer) and not isinstance(cv, bool) and groups is None:
         if not 2 <= cv <= n:
             raise HyperparameterError(f"expected cv of 2 to n_samples = {n} folds, or a splitter, got {cv}")
-        return [_stratified(y, int(cv), seed) if classifier else list(KFold(cv, shuffle=True, random_state=seed).split(y))]
+        if isinstance(repeats, bool) or not repeats >= 1:
+            raise HyperparameterError(f"expected repeats >= 1, got {repeats!r}")
+        seeds = [int(s) for s in np.random.RandomState(seed).randint(2**31 - 1, size=repeats)]
+        if classifier:
+            return [_stratified(y, int(cv), s) for s in seeds]
+        return [list(KFold(cv, shuffle=True, random_state=s).split(y)) for s in seeds]
     splitter = check_cv(cv, y, classifier=classifier)
     found: list[list[Split]] = [[]]
     covered = np.zeros(n, bool)
@@ -138,12 +143,12 @@ def passes(cv: Any, X: Any, y: Array, groups: Any, seed: Any, classifier: bool) 
     return found[:-1]
 
 
-def _stratified(y: Array, folds: int, seed: Any) -> list[Split]:
+def _stratified(y: Array, folds: int, seed: int) -> list[Split]:
     """Like StratifiedKFold, for classes of any size."""
     counts = np.unique(y, return_counts=True)[1]
     if counts.min() >= folds:
         return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(y, y))
-    rng = np.random.RandomState(seed) if not isinstance(seed, np.random.RandomState) else seed
+    rng = np.random.RandomState(seed)
     member = np.full(len(y), -1)
     start = 0
     for label in np.unique(y):

@@ -15,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import RepeatedStratifiedKFold
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.linear_model import KLDROClassifier
 from scdro.second_look._estimator import SecondLook
-from scdro.second_look._folds import cross_fit
+from scdro.second_look._folds import cross_fit, partitions
 from scdro.second_look._verdict import CLASS_WEIGHTS, NOTHING, Verdict
 from scdro.second_look._weights import balanced
 
@@ -33,7 +32,7 @@ Array = npt.NDArray[Any]
 # On features with mean zero and variance one. The first model should be sharp, the second strongly penalised.
 REFERENCE_PENALTIES = tuple(10.0**k for k in range(-4, 1))
 SECOND_PENALTIES = tuple(10.0**k for k in range(-7, 0))
-FOLDS, PASSES = 5, 3
+FOLDS = 5
 BY_HEART = 0.998  # of the samples right out of fold: the features have seen them
 
 
@@ -298,8 +297,7 @@ def _check_labels(y: Array, classes: int, name: str) -> None:
 
 def _reference_penalty(Z: Array, y: Array, seed: int, tell: Callable[[str], None]) -> tuple[float, float]:
     """The penalty with the best balanced accuracy out of fold, classes weighted equally; and its accuracy."""
-    folds = min(FOLDS, int(np.bincount(y).min()))
-    splits = list(RepeatedStratifiedKFold(n_splits=folds, n_repeats=1, random_state=seed).split(Z, y))
+    splits = partitions(FOLDS, 1, Z, y, None, seed, classifier=True)[0]
     classes = np.arange(int(y.max()) + 1)
     found = []
     for C in REFERENCE_PENALTIES:
@@ -318,11 +316,8 @@ def _head(C: float) -> LogisticRegression:
 def _looked(
     Z: Array, y: Array, penalty: float, seed: int, budget: float | None, refuse: bool, tell: Callable[[str], None]
 ) -> SecondLook:
-    folds = min(FOLDS, int(np.bincount(y).min()))
-    cv = RepeatedStratifiedKFold(n_splits=folds, n_repeats=PASSES, random_state=seed)
-    look = SecondLook(
-        _head(penalty), cv=cv, grid={"C": list(SECOND_PENALTIES)}, budget=budget, refuse=refuse, random_state=seed
-    )
+    grid = {"C": list(SECOND_PENALTIES)}
+    look = SecondLook(_head(penalty), cv=FOLDS, grid=grid, budget=budget, refuse=refuse, random_state=seed)
     look._tell = tell
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScdroWarning)  # repair tells it itself
