@@ -47,6 +47,7 @@ from torch import nn
 
 from scdro.linear_model import KLDROClassifier
 from scdro.second_look import SecondLook, repair
+from scdro.second_look._verdict import CLASS_WEIGHTS
 from scdro.second_look._weights import balanced, look_weights
 
 Array = npt.NDArray[Any]
@@ -198,11 +199,11 @@ class Methods:
         network = nn.Sequential(nn.Identity(), layer)
         data = torch.utils.data.TensorDataset(torch.tensor(self.X), torch.tensor(self.y))
         loader = torch.utils.data.DataLoader(data, batch_size=512)
-        fixed = repair(network, loader, seed=self.seed, progress=False)
-        forced = repair(network, loader, seed=self.seed, progress=False, refuse=False)
+        fixed = repair(network, loader, seed=self.seed, progress=False, refuse=False)
         with torch.no_grad():
-            found, always = (m(torch.tensor(self.test)).argmax(1).numpy() for m in (fixed.model, forced.model))
-        return found, {**_told(fixed.verdict), "always": always}
+            always = fixed.model(torch.tensor(self.test)).argmax(1).numpy()
+        refused = self.class_balanced()[0] if fixed.verdict.answer == CLASS_WEIGHTS else plain.predict(self.test)
+        return always if fixed.verdict.helps else refused, {**_told(fixed.verdict), "always": always}
 
 
 def estimator_copy(model: Any) -> Any:
