@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 ROOT = Path(__file__).parents[1]
 HIDDEN, KEPT = (2, 3, 8, 9), 8  # the digits that are almost missing from training, and what is left of each
 ROWS = 6_000  # of a large training part: enough for a linear model, and five seeds in an hour
-TUNING = ("digits", "dominoes", "waterbirds", "waterbirds-bootstrap", "flipped")
+TUNING = ("digits", "digits-splits", "dominoes", "waterbirds", "waterbirds-bootstrap", "flipped")
 FINAL = ("cifar10-st", "cifar100-hidden", "adult", "tweets", "diabetes130", "crashes", "redrawn")
 
 
@@ -41,13 +41,25 @@ class Task(NamedTuple):
 
 
 def digits(data: Path, cache: Path, seed: int) -> Task:
-    """Odd or even; digits 2, 3, 8 and 9 have 8 training samples each. Groups: the digit."""
+    """Odd or even; digits 2, 3, 8 and 9 have 8 training samples each. Groups: the digit.
+
+    The split is that of examples/hidden_digits.py: one test set, the seed decides which rare samples are kept.
+    """
+    return _digits("digits", 0, seed)
+
+
+def digits_splits(data: Path, cache: Path, seed: int) -> Task:
+    """The same, where the seed decides the test set too."""
+    return _digits("digits-splits", seed, seed)
+
+
+def _digits(name: str, split: int, seed: int) -> Task:
     source = load_digits()
     every = _part(source.data / 16.0, source.target % 2, source.target, digit=source.target)
-    train, test = train_test_split(np.arange(len(every.y)), test_size=0.4, stratify=source.target, random_state=seed)
+    train, test = train_test_split(np.arange(len(every.y)), test_size=0.4, stratify=source.target, random_state=split)
     rng = np.random.default_rng(seed)
     kept = [rng.permutation(train[source.target[train] == d])[: KEPT if d in HIDDEN else None] for d in range(10)]
-    return Task("digits", every.rows(rng.permutation(np.concatenate(kept))), every.rows(test))
+    return Task(name, every.rows(np.concatenate(kept)), every.rows(test))
 
 
 def waterbirds(data: Path, cache: Path, seed: int) -> Task:
@@ -201,6 +213,7 @@ def _split(name: str, part: Part, seed: int, together: Array | None) -> Task:
 
 LOADERS: dict[str, Callable[[Path, Path, int], Task]] = {
     "digits": digits,
+    "digits-splits": digits_splits,
     "waterbirds": waterbirds,
     "waterbirds-bootstrap": waterbirds_bootstrap,
     "cifar10-st": cifar10_st,

@@ -26,6 +26,7 @@ from scdro.second_look._folds import Split, check_reference, check_takes_weights
 from scdro.second_look._verdict import (
     CLASS_WEIGHTS,
     HELPS,
+    KEPT,
     NOTHING,
     WRONG_LABELS,
     Verdict,
@@ -78,7 +79,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         estimator: a classifier or regressor whose `fit` takes `sample_weight`; a Pipeline whose last step does.
-        reference: the model of the first fit, a classifier with `predict_proba`; None: the estimator.
+        reference: the model of the first fit, a classifier with `predict_proba`; None: the estimator. One that is given
+            is what a second fit must beat; otherwise it must beat the estimator at the best penalty of `grid` as well.
         rho: "half", or the radius of a KL ball around each class.
         strategy: "half-rule", or "cross-mistakes": twins on two halves whose labels move to each other's predictions;
             class x mistake get equal weights (XRM).
@@ -269,21 +271,22 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
         before = np.nan_to_num(np.mean([_right(first, y, classifier) for first in firsts], axis=0))
         same = self.reference is None and np.allclose(share, base * n / base.sum())
-        plain = before if same else right({}, lambda rows: base[rows], "plain")
+        plain = before if same else right({}, lambda rows: base[rows], "plain", times=1)
         tried = [
             _Scores(right(settings, balancing(weights), f"second look: {settings}", times=1), settings)
             for settings in self._candidates()
         ]
-        best = self._choose(tried, plain, at, as_is, known)
-        self._right = {"plain": plain, "reference": before, "second": plain}
-        if best is None:
-            return self._judged(None, plain, before, before, at, as_is, shared, y, found, known), weights, {}, of_label
-        after = right(best.settings, balancing(weights), "second look, chosen")
-        control = right(best.settings, balancing(share), "without the weights")
-        self._right["second"] = after
-        best = _Scores(after, best.settings)
-        verdict = self._judged(best, plain, before, control, at, as_is, shared, y, found, known)
-        return verdict, weights, best.settings, of_label
+        rivals = [before]
+        if self.reference is None and len(tried) > 1:
+            found_alone = [right(t.settings, balancing(share), f"without weights: {t.settings}", times=1) for t in tried]
+            k = int(np.argmax([float(shared @ scores) for scores in found_alone]))
+            rivals.append(right(tried[k].settings, balancing(share), "without weights, chosen"))
+        best = self._choose(tried, plain, before, at, as_is, shared, known, y)
+        if best is not None:
+            best = best._replace(each=right(best.settings, balancing(weights), "second look, chosen"))
+        self._right = {"plain": plain, "reference": before, "second": plain if best is None else best.each}
+        verdict = self._judged(best, plain, before, rivals, at, as_is, shared, y, found, known)
+        return verdict, weights, {} if best is None else best.settings, of_label
 
     def _weighted(
         self, X: Any, y: Array, base: Array, share: Array, firsts: list[Array], reference: Any, rng: Any
@@ -317,9 +320,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return mistake_weights(mistakes, y, share, self.balance_classes, SMALL)
 
     def _choose(
-        self, tried: list[_Scores], plain: Array, at: Array, as_is: Array, known: Array | None
-    ) -> _Scores | None:
-        """The best under the weights, or for the worst known group, of those within the budget."""
+        self, tried: list[_Scores], plain: Array, before: Array, at: Array, as_is: Array, share: Array,
+        known: Array | None, y: Array,
+    ) -> _Scores | None:  # fmt: skip
+        """The best under the weights of those that keep what the reference knows and stay within the budget."""
         if self.budget is not None:
             first = float(np.average(plain, weights=as_is))
             tried = [t for t in tried if first - float(np.average(t.each, weights=as_is)) <= self.budget]
@@ -327,20 +331,29 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             return None
         if known is not None:
             return max(tried, key=lambda t: _worst_group(t.each, known, as_is))
-        return max(tried, key=lambda t: float(np.average(t.each, weights=at)))
+        kept = [kept_share(t.each, before, share, self._knowing_nothing(y, as_is)) for t in tried]
+        if max(kept) < KEPT:
+            return tried[int(np.argmax(kept))]
+        return max((t for t, share_kept in zip(tried, kept, strict=True) if share_kept >= KEPT),
+                   key=lambda t: float(at @ t.each))  # fmt: skip
+
+    def _knowing_nothing(self, y: Array, as_is: Array) -> float:
+        """The score of a guess: one of the classes, or the median."""
+        if is_classifier(self.estimator):
+            return 1 / len(self.classes_)
+        return -float(np.average(np.abs(y - np.median(y)), weights=as_is))
 
     def _judged(
-        self, best: _Scores | None, plain: Array, before: Array, control: Array, at: Array, as_is: Array, share: Array,
-        y: Array, found: LookWeights, known: Array | None,
+        self, best: _Scores | None, plain: Array, before: Array, rivals: list[Array], at: Array, as_is: Array,
+        share: Array, y: Array, found: LookWeights, known: Array | None,
     ) -> Verdict:  # fmt: skip
-        """`control` has the settings of the best, without its weights: what a penalty alone gains does not count."""
+        """`rivals` are models without the weights: what a better penalty alone gains does not count."""
         classifier = is_classifier(self.estimator)
         sign = 1.0 if classifier else -1.0
         after = plain if best is None else best.each
-        rival = max(before, control, key=lambda scores: float(at @ scores))
+        rival = max(rivals, key=lambda scores: float(at @ scores))
         gain, error = paired(after, rival, at)
-        nothing = 1 / len(self.classes_) if classifier else -float(np.average(np.abs(y - np.median(y)), weights=as_is))
-        kept = kept_share(after, before, share, nothing)
+        kept = kept_share(after, before, share, self._knowing_nothing(y, as_is))
         note = ""
         if best is None:
             answer, note = NOTHING, f"No second fit stays within the budget of {self.budget:g}."

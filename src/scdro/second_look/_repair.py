@@ -31,7 +31,8 @@ Array = npt.NDArray[Any]
 
 # On features with mean zero and variance one. The first model should be sharp, the second strongly penalised.
 REFERENCE_PENALTIES = tuple(10.0**k for k in range(-4, 1))
-SECOND_PENALTIES = tuple(10.0**k for k in range(-7, 0))
+SECOND_PENALTIES = tuple(10.0**k for k in range(-7, -1))
+SHARPER = (1.0, 10**0.5, 10.0)  # a reference that fits too little takes the rule for the shortcut: a sharper one is tried
 FOLDS = 5
 BY_HEART = 0.998  # of the samples right out of fold: the features have seen them
 
@@ -86,9 +87,9 @@ def repair(
     """Fit the last linear layer of a trained network again, for whom it fails, without knowing who that is.
 
     The features in front of the layer are taken once. A reference head is fitted to them out of fold, with the
-    penalty that classifies best; `second_look_weights` say where it knows nothing; heads with these weights and
-    stronger penalties are tried out of fold; the best is solved exactly and put into a copy, if the verdict is that it
-    helps. The given model stays as it is, also when interrupted.
+    penalty of the least log loss; `second_look_weights` say where it knows nothing; heads with these weights and
+    penalties of their own are tried out of fold; the best is solved exactly and put into a copy, if the verdict is that
+    it helps. Where it is not, sharper references are tried. The given model stays as it is, also when interrupted.
 
     Args:
         model: a classifier whose output (or whose output's `logits`) is that of an `nn.Linear`.
@@ -127,7 +128,13 @@ def repair(
         Z = (X - centre) / scale
 
         penalty, accuracy = _reference_penalty(Z, y, seed, tell)
-        look = _looked(Z, y, penalty, seed, budget, refuse, tell)
+        for factor in SHARPER:
+            look = _looked(Z, y, factor * penalty, seed, budget, tell)
+            first = look if factor == 1.0 else first
+            if look.verdict_.helps:
+                break
+        else:
+            look = first
     verdict, right = look.verdict_, given
     if accuracy >= BY_HEART and refuse:
         note = (
@@ -296,17 +303,17 @@ def _check_labels(y: Array, classes: int, name: str) -> None:
 
 
 def _reference_penalty(Z: Array, y: Array, seed: int, tell: Callable[[str], None]) -> tuple[float, float]:
-    """The penalty with the best balanced accuracy out of fold, classes weighted equally; and its accuracy."""
+    """The penalty with the least log loss out of fold, classes weighted equally; and its accuracy."""
     splits = partitions(FOLDS, 1, Z, y, None, seed, classifier=True)[0]
     classes = np.arange(int(y.max()) + 1)
     found = []
     for C in REFERENCE_PENALTIES:
         tell(f"reference: C = {C:g}")
         proba = cross_fit(_head(C), Z, y, splits, lambda rows: balanced(np.ones(len(rows)), y[rows]), classes)
-        right = proba.argmax(1) == y
-        found.append((_balanced_mean(right, y), -C, float(right.mean())))
-    _, negative, accuracy = max(found)
-    return -negative, accuracy
+        losses = -np.log(proba[np.arange(len(y)), y].clip(1e-12))
+        found.append((_balanced_mean(losses, y), C, float((proba.argmax(1) == y).mean())))
+    _, penalty, accuracy = min(found)
+    return penalty, accuracy
 
 
 def _head(C: float) -> LogisticRegression:
@@ -314,10 +321,11 @@ def _head(C: float) -> LogisticRegression:
 
 
 def _looked(
-    Z: Array, y: Array, penalty: float, seed: int, budget: float | None, refuse: bool, tell: Callable[[str], None]
+    Z: Array, y: Array, penalty: float, seed: int, budget: float | None, tell: Callable[[str], None]
 ) -> SecondLook:
     grid = {"C": list(SECOND_PENALTIES)}
-    look = SecondLook(_head(penalty), cv=FOLDS, grid=grid, budget=budget, refuse=refuse, random_state=seed)
+    head = _head(penalty)
+    look = SecondLook(head, reference=head, cv=FOLDS, grid=grid, budget=budget, random_state=seed)
     look._tell = tell
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScdroWarning)  # repair tells it itself
