@@ -54,7 +54,7 @@ from scdro.second_look._weights import balanced, look_weights
 
 Array = npt.NDArray[Any]
 SEEDS = range(5)
-LEAST = 30  # test samples of a group that counts
+LEAST = 15  # test samples of a group that counts
 FEATURES = ("waterbirds", "waterbirds-bootstrap", "cifar10-st", "cifar100-hidden", "tweets")  # a frozen network's
 REDRAWN = ("digits", "waterbirds", "adult", "crashes", "tweets")
 

@@ -261,7 +261,7 @@ def _find_head(model: nn.Module, inputs: Any, device: torch.device) -> str:
     logits = getattr(result, "logits", result)
     for name, output in reversed(outputs.items()):
         if isinstance(logits, Tensor) and output.ndim == 2 and output.numel() == logits.numel():
-            if torch.equal(output.reshape(-1), logits.reshape(-1)):
+            if torch.equal(output.nan_to_num().reshape(-1), logits.nan_to_num().reshape(-1)):
                 return name
     known = [name for name in outputs] or "none"
     raise HyperparameterError(

@@ -26,7 +26,7 @@ CUTS = (0.1, 0.25, 0.5, 0.75, 0.9)  # quantiles at which numbers are cut
 FEW = 12  # distinct numbers that are values of their own
 VALUES = 40  # most frequent values, or words, of a column
 CANDIDATES = 10  # descriptions that one half sends to the other: the test is corrected for these
-SIMPLER = 1.2  # a second condition must raise the added weight by this factor
+SIMPLER = 1.2  # a second condition must raise the added weight over the root of the share by this factor
 
 
 class Slice(NamedTuple):
@@ -67,7 +67,7 @@ class Slice(NamedTuple):
 
 
 class Slices(tuple[Slice, ...]):
-    """Slices, the one with the most added weight first; printed, one sentence each.
+    """Slices, the one that stands out most first; printed, one sentence each.
 
     Example:
         >>> print(Slices())
@@ -158,7 +158,7 @@ def find_slices(
             key = frozenset(one.conditions)
             if key not in found or found[key].p_value > one.p_value:
                 found[key] = one
-    return Slices(_distinct(sorted(found.values(), key=lambda one: -one.added), conditions)[:most])
+    return Slices(_distinct(sorted(found.values(), key=lambda one: -one.added / math.sqrt(one.share)), conditions)[:most])
 
 
 def _columns(frame: Any, labels: Array | None, n: int) -> dict[str, Array]:
@@ -228,22 +228,26 @@ def _ranks(w: Array, labels: Array) -> Array:
 def _search(
     conditions: list[_Condition], w: Array, ranks: Array, half: Array, depth: int, least: int
 ) -> list[tuple[int, ...]]:
-    """The conjunctions with most added weight, of those that stand out by rank as well; numbers of their conditions."""
+    """The conjunctions with most added weight for their size, of those that stand out by rank as well.
+
+    Added weight over the root of the share is, up to a constant, how many standard errors the mean weight is above one.
+    """
     M = np.stack([condition.rows[half] for condition in conditions]).astype(float)
     n, mean = int(half.sum()), float(w[half].mean())
     sizes, weights, by_rank = M @ M.T, (M * w[half]) @ M.T, (M * ranks[half]) @ M.T
     with np.errstate(divide="ignore", invalid="ignore"):
         added = (weights / mean - sizes) / n
         z = _z(by_rank, sizes, n)
+        score = added / np.sqrt(sizes / n)
     good = (sizes >= least) & (added > 0) & (z > 2)
-    single = np.diag(np.where(good, added, 0.0)).copy()
+    single = np.diag(np.where(good, score, 0.0)).copy()
     pairs = []
     for i in range(len(conditions)):
         if single[i] > 0:
             pairs.append((float(single[i]), (i,)))
         for j in range(i + 1, len(conditions)) if depth == 2 else ():
-            if good[i, j] and added[i, j] > SIMPLER * max(single[i], single[j]):
-                pairs.append((float(added[i, j]), (i, j)))
+            if good[i, j] and score[i, j] > SIMPLER * max(single[i], single[j]):
+                pairs.append((float(score[i, j]), (i, j)))
     pairs.sort(key=lambda pair: (-pair[0], len(pair[1]), pair[1]))
     return [numbers for _, numbers in pairs[:CANDIDATES]]
 
