@@ -226,9 +226,10 @@ def _told(verdict: Any) -> dict[str, Any]:
     }
 
 
-METHODS = (
-    "second_look plain class_balanced cross_mistakes half_rule oracle minimax jtt afr score_scaling".split()
-)
+METHODS = [
+    *("second_look", "plain", "class_balanced", "cross_mistakes", "half_rule", "oracle"),
+    *("minimax", "jtt", "afr", "score_scaling"),
+]
 
 
 def tasks(half: str, data: Path, cache: Path, seed: int) -> Iterator[tuple[Task, list[str]]]:
@@ -269,7 +270,15 @@ def run(half: str, data: Path, cache: Path, out: Path, only: list[str], methods:
                     told["always"] = scores(told["always"] == task.test.y, task.test, task.train)
                 with out.open("a") as file:
                     file.write(json.dumps(row | {"told": told}) + "\n")
-                print(task.name, seed, name, round(row["worst"], 3), round(row["mean"], 3), told.get("answer", ""), flush=True)
+                print(
+                    task.name,
+                    seed,
+                    name,
+                    round(row["worst"], 3),
+                    round(row["mean"], 3),
+                    told.get("answer", ""),
+                    flush=True,
+                )
 
 
 def records(out: Path) -> list[dict[str, Any]]:
@@ -327,7 +336,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         looked = [row for row in rows if row["data"] == name and row["method"] == "second_look"]
         answers = [row["told"]["answer"] for row in looked]
         told = ", ".join(f"{answer} {answers.count(answer)}" for answer in dict.fromkeys(answers))
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {_cell([r['told']['always'] for r in looked])} | {told} |")
+        lines.append(
+            f"| {name} | " + " | ".join(cells) + f" | {_cell([r['told']['always'] for r in looked])} | {told} |"
+        )
     return "\n".join(lines)
 
 

@@ -100,12 +100,14 @@ def _features(name: str, seed: int) -> Task:
 
 def adult(data: Path, cache: Path, seed: int) -> Task:
     """Groups: sex x race x income; sex and race are no features."""
-    names = (
-        "age workclass fnlwgt education education-num marital-status occupation relationship race sex capital-gain "
-        "capital-loss hours-per-week native-country income"
-    ).split()
+    names = [
+        *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship"),
+        *("race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income"),
+    ]
     tables = [
-        pd.read_csv(data / "tabular" / f"adult.{half}.gz", names=names, skiprows=int(half == "test"), skipinitialspace=True)
+        pd.read_csv(
+            data / "tabular" / f"adult.{half}.gz", names=names, skiprows=int(half == "test"), skipinitialspace=True
+        )
         for half in ("data", "test")
     ]
     table = pd.concat(tables, ignore_index=True)

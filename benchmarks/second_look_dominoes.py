@@ -69,7 +69,12 @@ def train(data: Dominoes, seed: int, weights: Array | None = None) -> nn.Module:
     torch.manual_seed(seed)
     blocks: list[nn.Module] = []
     for before, after in ((3, 16), (16, 32), (32, 64)):
-        blocks += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
+        blocks += [
+            nn.Conv2d(before, after, 3, padding=1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
     net = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 2))
     w = torch.ones(len(data.y)) if weights is None else torch.tensor(weights / weights.mean(), dtype=torch.float32)
     steps = -(-len(data.y) // BATCH)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from scdro.functional import WorstCase, objective, rho_for_confidence, rho_for_group, worst_case
     from scdro.loss import KLRobustLoss
     from scdro.optim import ASCDRO, RASCDRO, RSCDRO, SCDRO, Stage, decay_stages, factor_stages, lemma_stages
+    from scdro.second_look import SecondLook, find_slices, out_of_fold, repair, second_look_weights
     from scdro.temperature import MovingAverage, NormalizedStorm, PrintedTemperature, Storm, WindowTemperature
 
 __version__ = "0.1.0"
@@ -46,6 +47,7 @@ __all__ = [
     "PrintedTemperature",
     "ScdroError",
     "ScdroWarning",
+    "SecondLook",
     "Stage",
     "Storm",
     "WindowTemperature",
@@ -53,10 +55,14 @@ __all__ = [
     "decay_stages",
     "evaluate",
     "factor_stages",
+    "find_slices",
     "lemma_stages",
     "objective",
+    "out_of_fold",
+    "repair",
     "rho_for_confidence",
     "rho_for_group",
+    "second_look_weights",
     "worst_case",
 ]
 
@@ -95,6 +101,13 @@ _NAMES = {
         "decay_stages",
         "factor_stages",
         "lemma_stages",
+    ),
+    "second_look": (
+        "SecondLook",
+        "find_slices",
+        "out_of_fold",
+        "repair",
+        "second_look_weights",
     ),
     "temperature": (
         "MovingAverage",

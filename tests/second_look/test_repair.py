@@ -23,7 +23,10 @@ def hidden_group(n=800, seed=0, classes=2):
     few = rng.random(n) < 0.05
     shortcut = np.where(few, (y + 1) % classes, y)
     X = np.concatenate(
-        [np.eye(classes)[shortcut] * 2 + 0.1 * rng.normal(size=(n, classes)), np.eye(classes)[y] + 0.25 * rng.normal(size=(n, classes))],
+        [
+            np.eye(classes)[shortcut] * 2 + 0.1 * rng.normal(size=(n, classes)),
+            np.eye(classes)[y] + 0.25 * rng.normal(size=(n, classes)),
+        ],
         1,
     )
     return torch.tensor(X, dtype=torch.float32), torch.tensor(y), few
@@ -117,7 +120,7 @@ def test_bit_for_bit_again_and_whether_or_not_the_loader_shuffles(repaired):
 
 def test_some_rows_of_a_shuffling_loader():
     X, y, _ = hidden_group()
-    _, features, labels = _features(trained(X, y), batches(X, y, sampler=SubsetRandomSampler([5, 3, 9])), None, None, print)
+    _, _, labels = _features(trained(X, y), batches(X, y, sampler=SubsetRandomSampler([5, 3, 9])), None, None, print)
     assert labels.tolist() == y[[3, 5, 9]].tolist()
     with pytest.warns(ScdroWarning, match="may repeat"):
         _features(trained(X, y), batches(X, y, sampler=WeightedRandomSampler(torch.ones(800), 800)), None, None, print)
@@ -183,7 +186,10 @@ def test_the_head_is_found_by_what_it_computes_or_named():
 
 def test_networks_without_a_linear_head():
     X, y = torch.randn(64, 4), torch.arange(64) % 2
-    for net in (nn.Sequential(nn.Linear(4, 2), nn.Tanh()), nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Conv1d(4, 2, 1), nn.Flatten())):
+    for net in (
+        nn.Sequential(nn.Linear(4, 2), nn.Tanh()),
+        nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Conv1d(4, 2, 1), nn.Flatten()),
+    ):
         with pytest.raises(HyperparameterError, match="head="):
             repair(net, batches(X, y), progress=False)
 
@@ -249,7 +255,10 @@ def test_hugging_faces_classifiers():
     y = torch.arange(120) % 2
     ids = torch.randint(2, 30, (120, 6))
     ids[:, 0] = y
-    data = [{"input_ids": ids[k : k + 40], "attention_mask": torch.ones(40, 6), "labels": y[k : k + 40]} for k in (0, 40, 80)]
+    data = [
+        {"input_ids": ids[k : k + 40], "attention_mask": torch.ones(40, 6), "labels": y[k : k + 40]}
+        for k in (0, 40, 80)
+    ]
     fixed = repair(model, data, progress=False, refuse=False)
     assert not torch.equal(fixed.model.classifier.weight, model.classifier.weight)
     assert torch.equal(fixed.model.pre_classifier.weight, model.pre_classifier.weight)

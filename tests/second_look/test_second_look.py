@@ -52,7 +52,7 @@ def hidden_group(n=600, seed=0, noise=0.25):
 
 @pytest.fixture(scope="module")
 def looked():
-    X, y, few = hidden_group()
+    X, y, _ = hidden_group()
     return SecondLook(LogisticRegression(), random_state=0).fit(X, y)
 
 
@@ -158,7 +158,9 @@ def test_pipelines_searches_and_cross_validation():
     assert "logisticregression__C" in inside.verdict_.chosen
     outside = make_pipeline(StandardScaler(), SecondLook(LogisticRegression(), random_state=0)).fit(X, y)
     assert outside.score(X[few], y[few]) > 0.9
-    search = GridSearchCV(SecondLook(LogisticRegression(), repeats=1, random_state=0), {"estimator__C": [0.1, 1.0]}, cv=2)
+    search = GridSearchCV(
+        SecondLook(LogisticRegression(), repeats=1, random_state=0), {"estimator__C": [0.1, 1.0]}, cv=2
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScdroWarning)
         assert search.fit(X, y).best_score_ > 0.8
@@ -184,7 +186,9 @@ def test_frames_keep_their_names():
     frame = pd.DataFrame(X, columns=["shortcut", "rule"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScdroWarning)
-        look = SecondLook(LogisticRegression(), repeats=1, random_state=0).fit(frame, pd.Series(y).map({0: "no", 1: "yes"}))
+        look = SecondLook(LogisticRegression(), repeats=1, random_state=0).fit(
+            frame, pd.Series(y).map({0: "no", 1: "yes"})
+        )
     assert look.feature_names_in_.tolist() == ["shortcut", "rule"]
     assert set(look.predict(frame)) <= {"no", "yes"}
     with pytest.raises(ValueError, match="feature names"):
@@ -206,7 +210,9 @@ def test_groups_go_to_the_splitter():
 
 def test_other_estimators():
     X, y, few = hidden_group()
-    forest = SecondLook(RandomForestClassifier(20, max_depth=3, random_state=0), repeats=1, random_state=0, refuse=False)
+    forest = SecondLook(
+        RandomForestClassifier(20, max_depth=3, random_state=0), repeats=1, random_state=0, refuse=False
+    )
     assert forest.fit(X, y).verdict_.chosen == {}
     svm = SecondLook(LinearSVC(), reference=LogisticRegression(), repeats=1, random_state=0, refuse=False).fit(X, y)
     assert not hasattr(svm, "predict_proba")

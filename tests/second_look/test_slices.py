@@ -69,7 +69,9 @@ def test_the_search_is_brute_force():
         for i, j in itertools.combinations(range(len(conditions)), 2)
         if score((i, j)) > SIMPLER * max(singles[(i,)], singles[(j,)])
     }
-    expected = sorted((k for k, v in (singles | pairs).items() if v > 0), key=lambda k: (-(singles | pairs)[k], len(k), k))
+    expected = sorted(
+        (k for k, v in (singles | pairs).items() if v > 0), key=lambda k: (-(singles | pairs)[k], len(k), k)
+    )
     assert _search(conditions, w, ranks, half, 2, 4) == expected[:10]
     assert expected
 
@@ -115,7 +117,7 @@ def test_numbers_and_words():
 
 
 def test_bad_input():
-    weights, frame, y, _, _ = planted(100)
+    weights, frame, _, _, _ = planted(100)
     with pytest.raises(DataError, match="rows"):
         find_slices(weights, frame.iloc[:50])
     with pytest.raises(DataError, match="DataFrame"):

@@ -7,4 +7,15 @@ from scdro.second_look._slices import Slice, Slices, find_slices
 from scdro.second_look._verdict import Verdict
 from scdro.second_look._weights import second_look_weights
 
-__all__ = ["Repaired", "Scores", "SecondLook", "Slice", "Slices", "Verdict", "find_slices", "out_of_fold", "repair", "second_look_weights"]
+__all__ = [
+    "Repaired",
+    "Scores",
+    "SecondLook",
+    "Slice",
+    "Slices",
+    "Verdict",
+    "find_slices",
+    "out_of_fold",
+    "repair",
+    "second_look_weights",
+]

@@ -202,7 +202,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             raise HyperparameterError(f"expected strategy to be one of {STRATEGIES}, got {self.strategy!r}")
         if self.strategy == "cross-mistakes" and not is_classifier(self.estimator):
             raise HyperparameterError('expected strategy="half-rule" for a regressor: mistakes are those of classes')
-        if self.budget is not None and not 0 <= self.budget:
+        if self.budget is not None and not self.budget >= 0:
             raise HyperparameterError(f"expected a budget >= 0, a share of accuracy, or None, got {self.budget!r}")
 
     def _known_groups(self, X: Any) -> Array | None:
@@ -215,8 +215,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         names = np.asarray(groups, dtype=object)
         if names.shape != (_num_samples(X),):
             raise ValueError(
-                f"expected one group for each of the {_num_samples(X)} rows, got shape {names.shape}; a Series with X's "
-                "index is looked up by it"
+                f"expected one group for each of the {_num_samples(X)} rows, got shape {names.shape}; a Series "
+                "with X's index is looked up by it"
             )
         names = np.array([None if name is None or name != name else name for name in names], dtype=object)
         if all(name is None for name in names):
@@ -278,7 +278,9 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         ]
         rivals = [before]
         if self.reference is None and len(tried) > 1:
-            found_alone = [right(t.settings, balancing(share), f"without weights: {t.settings}", times=1) for t in tried]
+            found_alone = [
+                right(t.settings, balancing(share), f"without weights: {t.settings}", times=1) for t in tried
+            ]
             k = int(np.argmax([float(shared @ scores) for scores in found_alone]))
             rivals.append(right(tried[k].settings, balancing(share), "without weights, chosen"))
         best = self._choose(tried, plain, before, at, as_is, shared, known, y)
@@ -365,10 +367,14 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             answer = NOTHING
         else:
             answer = judge(gain, error, kept)
-        if answer in (NOTHING, WRONG_LABELS) and known is None and classifier and self.balance_classes:
-            if not np.allclose(share / share.sum(), as_is / as_is.sum()) and class_weights_help(plain, before, y, as_is):
-                answer = CLASS_WEIGHTS
-        mean = lambda scores, w: sign * float(np.average(scores, weights=w))  # noqa: E731
+        unequal = not np.allclose(share / share.sum(), as_is / as_is.sum())
+        refused = answer in (NOTHING, WRONG_LABELS) and known is None
+        if refused and classifier and unequal and class_weights_help(plain, before, y, as_is):
+            answer = CLASS_WEIGHTS
+
+        def mean(scores: Array, w: Array) -> float:
+            return sign * float(np.average(scores, weights=w))
+
         return Verdict(
             answer, gain, error, kept, mean(plain, as_is), mean(after, as_is), mean(rival, at), mean(after, at),
             effective_size(at), smallest_visible(at, error) if classifier else 0, found.left_alone,

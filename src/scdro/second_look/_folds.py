@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from sklearn import get_config
 from sklearn.base import clone, is_classifier
 from sklearn.model_selection import KFold, StratifiedKFold, check_cv
 from sklearn.pipeline import Pipeline
-from sklearn import get_config
 from sklearn.utils._indexing import _safe_indexing
 from sklearn.utils.validation import has_fit_parameter
 from torch import Tensor, nn
@@ -174,8 +174,8 @@ def check_takes_weights(estimator: Any) -> None:
     last = estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator
     if not has_fit_parameter(last, "sample_weight") and not _passes_on(last):
         raise TypeError(
-            f"expected an estimator whose fit takes sample_weight, got {type(last).__name__}; a second look trains with "
-            "weights"
+            f"expected an estimator whose fit takes sample_weight, got {type(last).__name__}; a second look "
+            "trains with weights"
         )
 
 

@@ -32,7 +32,11 @@ Array = npt.NDArray[Any]
 # On features with mean zero and variance one. The first model should be sharp, the second strongly penalised.
 REFERENCE_PENALTIES = tuple(10.0**k for k in range(-4, 1))
 SECOND_PENALTIES = tuple(10.0**k for k in range(-7, -1))
-SHARPER = (1.0, 10**0.5, 10.0)  # a reference that fits too little takes the rule for the shortcut: a sharper one is tried
+SHARPER = (
+    1.0,
+    10**0.5,
+    10.0,
+)  # a reference that fits too little takes the rule for the shortcut: a sharper one is tried
 FOLDS = 5
 BY_HEART = 0.998  # of the samples right out of fold: the features have seen them
 
@@ -128,18 +132,17 @@ def repair(
         Z = (X - centre) / scale
 
         penalty, accuracy = _reference_penalty(Z, y, seed, tell)
+        looks = []
         for factor in SHARPER:
-            look = _looked(Z, y, factor * penalty, seed, budget, tell)
-            first = look if factor == 1.0 else first
-            if look.verdict_.helps:
+            looks.append(_looked(Z, y, factor * penalty, seed, budget, tell))
+            if looks[-1].verdict_.helps:
                 break
-        else:
-            look = first
+        look = looks[-1] if looks[-1].verdict_.helps else looks[0]
     verdict, right = look.verdict_, given
     if accuracy >= BY_HEART and refuse:
         note = (
-            f"Even out of fold, {100 * accuracy:.1f}% are right: the features may know these samples by heart. Give data "
-            "that the network was not trained on; refuse=False goes on."
+            f"Even out of fold, {100 * accuracy:.1f}% are right: the features may know these samples by heart. Give "
+            "data that the network was not trained on; refuse=False goes on."
         )
         verdict = replace(verdict, answer=NOTHING, note=note)
     new = copy.deepcopy(model)
@@ -206,8 +209,8 @@ def _ordered(loader: Any) -> Any:
         order = sorted(loader.sampler.indices)
     else:
         warnings.warn(
-            f"the loader's {type(loader.sampler).__name__} may repeat samples: copies on both sides of a fold look known; "
-            "give each sample once",
+            f"the loader's {type(loader.sampler).__name__} may repeat samples: copies on both sides of a fold look "
+            "known; give each sample once",
             ScdroWarning,
             stacklevel=4,
         )
@@ -260,14 +263,18 @@ def _find_head(model: nn.Module, inputs: Any, device: torch.device) -> str:
             hook.remove()
     logits = getattr(result, "logits", result)
     for name, output in reversed(outputs.items()):
-        if isinstance(logits, Tensor) and output.ndim == 2 and output.numel() == logits.numel():
-            if torch.equal(output.nan_to_num().reshape(-1), logits.nan_to_num().reshape(-1)):
-                return name
-    known = [name for name in outputs] or "none"
+        if isinstance(logits, Tensor) and output.ndim == 2 and _same(output, logits):
+            return name
+    known = list(outputs) or "none"
     raise HyperparameterError(
         "expected a network whose output is that of a linear layer, and found none; name the layer with head=..., "
         f"linear layers: {known}"
     )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Value by value, whatever the shapes."""
+    return a.numel() == b.numel() and torch.equal(a.nan_to_num().reshape(-1), b.nan_to_num().reshape(-1))
 
 
 def _inputs_of(model: nn.Module, name: str, inputs: Any, device: torch.device) -> Array:
@@ -293,7 +300,9 @@ def _inputs_of(model: nn.Module, name: str, inputs: Any, device: torch.device) -
 def _check_labels(y: Array, classes: int, name: str) -> None:
     counts = np.bincount(y, minlength=classes) if len(y) and y.min() >= 0 else np.zeros(0)
     if len(counts) != classes:
-        raise DataError(f"expected labels 0 to {classes - 1}, the outputs of {name!r}, got {np.unique(y)[:10].tolist()}")
+        raise DataError(
+            f"expected labels 0 to {classes - 1}, the outputs of {name!r}, got {np.unique(y)[:10].tolist()}"
+        )
     if counts.min() < 2:
         few = np.flatnonzero(counts < 2)[:10].tolist()
         raise DataError(f"expected at least two samples of every class of {name!r}, got fewer of {few}")

@@ -110,7 +110,7 @@ def find_slices(
     alpha: float = 0.01,
     seed: int = 0,
 ) -> Slices:
-    """Conjunctions of conditions on columns that hold most of the added weight, each tested on samples not used to find it.
+    """Conditions on columns that hold most of the added weight, each tested on samples that did not find it.
 
     Args:
         weights: of a second look, (n,).
@@ -158,7 +158,9 @@ def find_slices(
             key = frozenset(one.conditions)
             if key not in found or found[key].p_value > one.p_value:
                 found[key] = one
-    return Slices(_distinct(sorted(found.values(), key=lambda one: -one.added / math.sqrt(one.share)), conditions)[:most])
+    return Slices(
+        _distinct(sorted(found.values(), key=lambda one: -one.added / math.sqrt(one.share)), conditions)[:most]
+    )
 
 
 def _columns(frame: Any, labels: Array | None, n: int) -> dict[str, Array]:
@@ -213,7 +215,9 @@ def _words(name: str, texts: Array) -> Iterator[tuple[str, Array]]:
 
 
 def _missing(value: Any) -> bool:
-    return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    return (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
 
 
 def _ranks(w: Array, labels: Array) -> Array:
@@ -245,9 +249,9 @@ def _search(
     for i in range(len(conditions)):
         if single[i] > 0:
             pairs.append((float(single[i]), (i,)))
-        for j in range(i + 1, len(conditions)) if depth == 2 else ():
-            if good[i, j] and score[i, j] > SIMPLER * max(single[i], single[j]):
-                pairs.append((float(score[i, j]), (i, j)))
+        others = range(i + 1, len(conditions)) if depth == 2 else ()
+        better = [j for j in others if good[i, j] and score[i, j] > SIMPLER * max(single[i], single[j])]
+        pairs.extend((float(score[i, j]), (i, j)) for j in better)
     pairs.sort(key=lambda pair: (-pair[0], len(pair[1]), pair[1]))
     return [numbers for _, numbers in pairs[:CANDIDATES]]
 
@@ -270,9 +274,7 @@ def _tested(
     """Those that stand out on the other half as well: Holm's correction over all candidates."""
     n, total = int(half.sum()), float(w[half].sum())
     rows_of = [np.logical_and.reduce([conditions[k].rows for k in numbers]) & half for numbers in candidates]
-    raw = [
-        float(norm.sf(_z(ranks[rows].sum(), rows.sum(), n))) if least <= rows.sum() < n else 1.0 for rows in rows_of
-    ]
+    raw = [float(norm.sf(_z(ranks[rows].sum(), rows.sum(), n))) if least <= rows.sum() < n else 1.0 for rows in rows_of]
     corrected = 0.0
     for position, k in enumerate(np.argsort(raw, kind="stable")):
         corrected = max(corrected, min(1.0, raw[k] * (len(raw) - position)))

@@ -146,7 +146,9 @@ def kept_share(after: Array, before: Array, weights: Array, nothing: float) -> f
 
 def class_weights_help(plain: Array, balanced: Array, y: Array, base: Array) -> bool:
     """Whether balanced classes clearly raise the accuracy of the class that the plain model serves worst."""
-    rates = [(float(np.average(plain[y == k], weights=base[y == k])), k) for k in np.unique(y) if base[y == k].sum() > 0]
+    rates = [
+        (float(np.average(plain[y == k], weights=base[y == k])), k) for k in np.unique(y) if base[y == k].sum() > 0
+    ]
     rows = y == min(rates)[1]
     gain, error = paired(balanced[rows], plain[rows], base[rows])
     return gain > CLEARLY * error and gain > 0
