@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 HELPS, CLASS_WEIGHTS = "helps", "class weights suffice"
 NOTHING, WRONG_LABELS = "nothing stands out", "looks like wrong labels"
 
-SURE = 0.5  # standard errors of the gain
+SURE = 0.8  # standard errors of the gain
 KEPT = 0.8  # of the reference's knowledge
 CLEARLY = 2.0  # standard errors, to say that class weights help or that labels are wrong
 
