@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 CUTS = (0.1, 0.25, 0.5, 0.75, 0.9)  # quantiles at which numbers are cut
 FEW = 12  # distinct numbers that are values of their own
 VALUES = 40  # most frequent values, or words, of a column
-CANDIDATES = 10  # descriptions that one half sends to the other: the test is corrected for these
+CANDIDATES = 5  # descriptions that one half sends to the other: the test is corrected for these
 SIMPLER = 1.2  # a second condition must raise the added weight over the root of the share by this factor
 
 
@@ -106,7 +106,7 @@ def find_slices(
     after: Any = None,
     depth: int = 2,
     most: int = 5,
-    least: int = 4,
+    least: int = 3,
     alpha: float = 0.01,
     seed: int = 0,
 ) -> Slices:
@@ -150,7 +150,7 @@ def find_slices(
         return Slices()
     ranks = _ranks(w, np.zeros(len(w)) if labels is None else labels)
     right = [_right(p, labels, len(w)) for p in (proba, after)]
-    half = np.random.default_rng(seed).permutation(len(w)) % 2 == 0
+    half = _halves(ranks, seed)
     found: dict[frozenset[str], Slice] = {}
     for here, there in ((half, ~half), (~half, half)):
         candidates = _search(conditions, w, ranks, here, depth, least)
@@ -227,6 +227,14 @@ def _ranks(w: Array, labels: Array) -> Array:
         rows = labels == label
         ranks[rows] = (rankdata(w[rows]) - 0.5) / rows.sum()
     return ranks
+
+
+def _halves(ranks: Array, seed: int) -> Array:
+    """A random half, with one of any two neighbours by rank: both halves have hard samples."""
+    first = np.random.default_rng(seed).random((len(ranks) + 1) // 2) < 0.5
+    half = np.zeros(len(ranks), bool)
+    half[np.argsort(ranks, kind="stable")] = np.stack([first, ~first], 1).ravel()[: len(ranks)]
+    return half
 
 
 def _search(
