@@ -266,7 +266,12 @@ def run(half: str, data: Path, cache: Path, out: Path, only: list[str], methods:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     predicted, told = getattr(bench, name)()
-                row = {"data": task.name, "seed": seed, "method": name, "C": str(bench.model.get_params().get("C", ""))}
+                row: dict[str, Any] = {
+                    "data": task.name,
+                    "seed": seed,
+                    "method": name,
+                    "C": str(bench.model.get_params().get("C", "")),
+                }
                 row |= scores(predicted == task.test.y, task.test, task.train)
                 if "always" in told:
                     told["always"] = scores(told["always"] == task.test.y, task.test, task.train)

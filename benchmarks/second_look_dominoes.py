@@ -112,7 +112,8 @@ def weights_of(method: str, data: Dominoes, seed: int) -> Array | None:
         return None
     if method == "oracle":
         weights: Array = 1.0 / np.bincount(data.groups)[data.groups]
-        return weights / weights.mean()
+        weights /= weights.mean()
+        return weights
     seeds = iter(range(100 * seed, 100 * seed + 2))
     pairs = torch.utils.data.TensorDataset(data.x, data.y)
     proba = scdro.out_of_fold(lambda half: train(data.rows(half.indices), next(seeds)), pairs, folds=2, seed=seed)

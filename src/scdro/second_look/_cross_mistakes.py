@@ -37,13 +37,13 @@ def cross_mistakes(
         confidence = np.zeros(n)
         for seen, unseen in (halves, halves[::-1]):
             if len(np.unique(moved[seen])) < 2:  # one class is left: nothing more to learn from it
-                return predicted != y
+                return np.not_equal(predicted, y)
             twin = fit_weighted(estimator, _safe_indexing(X, seen), moved[seen], weights[seen])
             proba = twin.predict_proba(_safe_indexing(X, unseen))
             predicted[unseen] = twin.classes_[proba.argmax(1)]
             confidence[unseen] = (proba.max(1) - 1 / k) * k / (k - 1)
         moved = np.where(rng.random_sample(n) < confidence, predicted, moved)
-    return predicted != y
+    return np.not_equal(predicted, y)
 
 
 def mistake_weights(mistakes: Array, y: Array, base: Array, balance_classes: bool, least: int) -> LookWeights:

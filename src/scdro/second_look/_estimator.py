@@ -260,7 +260,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         def right(settings: dict[str, Any], weights: Any, what: str, times: int | None = None) -> Array:
             model = clone(self.estimator).set_params(**settings)
             found = [_right(predicted(model, folds, weights, what), y, classifier) for folds in cuts[:times]]
-            return np.nan_to_num(np.mean(found, axis=0))
+            scores: Array = np.nan_to_num(np.mean(found, axis=0))
+            return scores
 
         firsts = [predicted(reference, folds, balancing(share), "reference") for folds in cuts]
         of_label = np.mean([_of_label(first, y, classifier) for first in firsts], axis=0)
@@ -399,17 +400,17 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "estimator_")
         return self.estimator_.predict(X)
 
-    @available_if(_estimator_has("predict_proba"))
+    @available_if(_estimator_has("predict_proba"))  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Any:
         check_is_fitted(self, "estimator_")
         return self.estimator_.predict_proba(X)
 
-    @available_if(_estimator_has("predict_log_proba"))
+    @available_if(_estimator_has("predict_log_proba"))  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> Any:
         check_is_fitted(self, "estimator_")
         return self.estimator_.predict_log_proba(X)
 
-    @available_if(_estimator_has("decision_function"))
+    @available_if(_estimator_has("decision_function"))  # type: ignore[untyped-decorator]
     def decision_function(self, X: Any) -> Any:
         check_is_fitted(self, "estimator_")
         return self.estimator_.decision_function(X)
@@ -424,14 +425,16 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
 def _of_label(first: Array, y: Array, classifier: bool) -> Array:
     """The probability of each sample's label, or the absolute error."""
-    return first[np.arange(len(y)), y] if classifier else np.abs(first - y)
+    found: Array = first[np.arange(len(y)), y] if classifier else np.abs(first - y)
+    return found
 
 
 def _right(first: Array, y: Array, classifier: bool) -> Array:
     """1 or 0, or minus the absolute error; NaN for samples in no test fold."""
     if not classifier:
-        return -np.abs(first - y)
-    right = (first.argmax(1) == y).astype(float)
+        errors: Array = -np.abs(first - y)
+        return errors
+    right: Array = (first.argmax(1) == y).astype(float)
     right[np.isnan(first[:, 0])] = np.nan
     return right
 

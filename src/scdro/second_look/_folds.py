@@ -210,7 +210,8 @@ def _probabilities(model: Any, X: Any) -> Array:
     if hasattr(model, "predict_proba"):
         proba: Array = model.predict_proba(X)
         return proba
-    return (model.predict(X)[:, None] == model.classes_).astype(float)
+    certain: Array = (model.predict(X)[:, None] == model.classes_).astype(float)
+    return certain
 
 
 def check_reference(reference: Any) -> None:

@@ -157,8 +157,8 @@ def repair(
         warnings.warn(f"the given head is kept: {verdict.answer}; see the verdict", ScdroWarning, stacklevel=2)
     if solution is not None:
         _put(new.get_submodule(name), *solution, centre, scale)
-    scores = [Scores.of(each, y, look.weights_) for each in (given, right)]
-    return Repaired(new, verdict, *scores, look.weights_, look.reference_proba_)
+    before, after = (Scores.of(each, y, look.weights_) for each in (given, right))
+    return Repaired(new, verdict, before, after, look.weights_, look.reference_proba_)
 
 
 # -- features ---------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def _ordered(loader: Any) -> Any:
     if not isinstance(loader, DataLoader) or isinstance(loader.sampler, SequentialSampler) or loader.batch_size is None:
         return loader
     if isinstance(loader.sampler, RandomSampler) and not loader.sampler.replacement:
-        order: Any = range(len(loader.dataset))
+        order: Any = range(len(loader.sampler.data_source))
     elif isinstance(loader.sampler, SubsetRandomSampler):
         order = sorted(loader.sampler.indices)
     else:

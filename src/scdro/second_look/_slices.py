@@ -253,7 +253,7 @@ def _search(
         score = added / np.sqrt(sizes / n)
     good = (sizes >= least) & (added > 0) & (z > 2)
     single = np.diag(np.where(good, score, 0.0)).copy()
-    pairs = []
+    pairs: list[tuple[float, tuple[int, ...]]] = []
     for i in range(len(conditions)):
         if single[i] > 0:
             pairs.append((float(single[i]), (i,)))
@@ -319,7 +319,9 @@ def _right(proba: Any, labels: Array | None, n: int) -> Array | None:
         if len(names) > p.shape[1]:
             raise DataError(f"expected probabilities of {len(names)} classes, got {p.shape[1]} columns")
         numbers = labels if labels.dtype.kind in "iu" and labels.max() < p.shape[1] else np.searchsorted(names, labels)
-        return (p.argmax(1) == numbers).astype(float)
+        right: Array = (p.argmax(1) == numbers).astype(float)
+        return right
     if p.shape != (n,):
         raise DataError(f"expected one probability per sample, ({n},), got shape {p.shape}; y is needed for (n, k)")
-    return (p > 0.5).astype(float)
+    sure: Array = (p > 0.5).astype(float)
+    return sure

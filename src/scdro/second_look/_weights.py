@@ -183,7 +183,8 @@ def _root(miss: Callable[[float], tuple[float, float]], low: float, high: float)
 
 def _tilted(p: Array, q: Array, sharpness: float) -> Array:
     w: Array = q * np.exp(-sharpness * (p - p.min()))
-    return w / w.sum()
+    w /= w.sum()
+    return w
 
 
 def effective_size(weights: Array) -> float:
@@ -196,7 +197,8 @@ def balanced(weights: Array, y: Array) -> Array:
     _, member = np.unique(y, return_inverse=True)
     totals = np.bincount(member, weights)
     shared: Array = weights / np.where(totals > 0, totals, 1.0)[member]
-    return shared * len(y) / shared.sum()
+    shared *= len(y) / shared.sum()
+    return shared
 
 
 # -- what comes in ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The picture of docs/second_look.md: python docs/tools/pictures/second_look.py"""
+"""The picture of docs/second_look.md: python docs/tools/pictures/find_explain_fix.py"""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def main() -> None:
     kept = [rng.permutation(train[digits.target[train] == d])[: KEPT if d in HIDDEN else None] for d in range(10)]
     rows = np.concatenate(kept)
     digit = digits.target[rows]
-    model = make_pipeline(Nystroem(gamma=0.05, n_components=300, random_state=0), LogisticRegression(C=10, max_iter=1000))
+    model = make_pipeline(
+        Nystroem(gamma=0.05, n_components=300, random_state=0), LogisticRegression(C=10, max_iter=1000)
+    )
     look = scdro.SecondLook(model, random_state=0).fit(X[rows], y[rows])
     print(look.verdict_)
     slices = scdro.find_slices(look.weights_, {"digit": digit}, y=y[rows], proba=look.reference_proba_)
@@ -37,7 +39,7 @@ def main() -> None:
         p = look.reference_proba_[who]
         axes[0].hist(p, bins, weights=look.weights_[who], color=colour, alpha=0.8, label=name)
     axes[0].set(xlabel="reference's probability of the label, out of fold", ylabel="weight of the second look")
-    axes[0].set_title("Find: half of the weight where it is wrong", fontsize=9)
+    axes[0].set_title("Find: where the reference is unsure or wrong", fontsize=9)
     axes[0].legend(fontsize=8)
 
     lift = [look.weights_[digit == d].mean() for d in range(10)]
