@@ -145,10 +145,13 @@ def kept_share(after: Array, before: Array, weights: Array, nothing: float) -> f
 
 
 def class_weights_help(plain: Array, balanced: Array, y: Array, base: Array) -> bool:
-    """Whether balanced classes clearly raise the accuracy of the class that the plain model serves worst."""
-    rates = [
-        (float(np.average(plain[y == k], weights=base[y == k])), k) for k in np.unique(y) if base[y == k].sum() > 0
-    ]
-    rows = y == min(rates)[1]
-    gain, error = paired(balanced[rows], plain[rows], base[rows])
-    return gain > CLEARLY * error and gain > 0
+    """Whether balanced classes clearly serve the plain model's worst class better, and no class then worse than it."""
+
+    def rates(scores: Array) -> dict[int, float]:
+        present = [int(k) for k in np.unique(y) if base[y == k].sum() > 0]
+        return {k: float(np.average(scores[y == k], weights=base[y == k])) for k in present}
+
+    before, after = rates(plain), rates(balanced)
+    worst = min(before, key=lambda k: before[k])
+    gain, error = paired(balanced[y == worst], plain[y == worst], base[y == worst])
+    return gain > CLEARLY * error and gain > 0 and min(after.values()) > before[worst]
