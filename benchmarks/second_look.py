@@ -34,7 +34,7 @@ import argparse
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -248,9 +248,11 @@ def tasks(half: str, data: Path, cache: Path, seed: int) -> Iterator[tuple[Task,
                 yield LOADERS[source](data, cache, seed)._replace(name=f"redrawn {source}"), METHODS[:2]
 
 
-def run(half: str, data: Path, cache: Path, out: Path, only: list[str], methods: list[str]) -> None:
+def run(
+    half: str, data: Path, cache: Path, out: Path, only: list[str], methods: list[str], seeds: Iterable[int] = SEEDS
+) -> None:
     done = {(r["data"], r["seed"], r["method"]) for r in records(out)}
-    for seed in SEEDS:
+    for seed in seeds:
         for task, wanted in tasks(half, data, cache, seed):
             names = [m for m in wanted if (task.name, seed, m) not in done and (not methods or m in methods)]
             if not names or (only and not any(o in task.name for o in only)):
@@ -322,11 +324,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/second_look.jsonl"))
     parser.add_argument("--only", nargs="*", default=[], help="parts of data sets' names")
     parser.add_argument("--methods", nargs="*", default=[])
+    parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
     args = parser.parse_args()
     if args.what == "embed":
         embed(args.data, args.cache)
     elif args.what == "run":
-        run(args.half, args.data, args.cache, args.out, args.only, args.methods)
+        run(args.half, args.data, args.cache, args.out, args.only, args.methods, args.seeds)
     else:
         print(table(records(args.out)))
 

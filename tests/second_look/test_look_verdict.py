@@ -47,6 +47,8 @@ def test_the_smallest_group_is_the_first_that_shows():
         (0.05, 0.02, 0.95, HELPS),
         (0.05, 0.10, 0.95, NOTHING),
         (-0.05, 0.02, 0.95, NOTHING),
+        (0.07, 0.10, 0.95, NOTHING),
+        (0.07, 0.10, 0.99, HELPS),  # costs nothing
         (-0.05, 0.02, 0.3, WRONG_LABELS),
         (0.01, 0.02, KEPT - 0.01, WRONG_LABELS),
         (0.10, 0.02, 0.3, NOTHING),  # a price too high, but no sign of wrong labels
