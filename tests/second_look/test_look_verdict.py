@@ -6,10 +6,10 @@ import pytest
 from scdro.second_look import Verdict
 from scdro.second_look._verdict import (
     CLASS_WEIGHTS,
+    CLEARLY,
     HELPS,
     KEPT,
     NOTHING,
-    SURE,
     WRONG_LABELS,
     class_weights_help,
     judge,
@@ -36,7 +36,7 @@ def test_the_smallest_group_is_the_first_that_shows():
     weights = np.r_[np.full(950, 0.5), np.full(50, 10.5)]
     error = 0.03
     w = 10.5 / weights.sum()
-    shows = [m for m in range(1, 200) if (m * w) / np.sqrt(error**2 + m * w**2) >= SURE]
+    shows = [m for m in range(1, 200) if (m * w) / np.sqrt(error**2 + m * w**2) >= CLEARLY]
     assert smallest_visible(weights, error) == shows[0] > 1
     assert smallest_visible(np.ones(10), 100.0) == 11
 
@@ -74,7 +74,15 @@ def test_class_weights_help_the_class_that_is_served_worst():
 
 
 def test_printed():
-    numbers = dict(gain=0.04, gain_error=0.02, kept=0.9, before=0.96, after=0.93, hard_before=0.47, hard_after=0.51)
+    numbers = {
+        "gain": 0.04,
+        "gain_error": 0.02,
+        "kept": 0.9,
+        "before": 0.96,
+        "after": 0.93,
+        "hard_before": 0.47,
+        "hard_after": 0.51,
+    }
     texts = {
         answer: str(Verdict(answer, **numbers, effective_size=300.0, smallest_group=9, left_alone={"cat": "too few"}))
         for answer in (HELPS, CLASS_WEIGHTS, NOTHING, WRONG_LABELS)
@@ -83,4 +91,4 @@ def test_printed():
     for text in texts.values():
         assert "from 47.0% to 51.0%" in text
         assert "cat (too few)" in text
-        assert "fewer than about 9 samples" in text
+        assert "fewer than about 9 samples could not" in text

@@ -27,7 +27,7 @@ NOTHING, WRONG_LABELS = "nothing stands out", "looks like wrong labels"
 SURE = 0.8  # standard errors of the gain
 FREE, FREE_SURE = 0.98, 0.5  # a second fit that keeps nearly all costs nothing, and needs less proof
 KEPT = 0.8  # of the reference's knowledge
-CLEARLY = 2.0  # standard errors, to say that class weights help or that labels are wrong
+CLEARLY = 2.0  # standard errors, to say that class weights help, that labels are wrong, or that a group would show
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Verdict:
         hard_after: that of the new model.
         effective_size: how many samples the weights are worth.
         smallest_group: a group of fewer samples than this, even if always wrong before and always right after, would
-            not have shown.
+            clearly have shown (two standard errors).
         left_alone: classes whose weights stay uniform, and why.
         chosen: settings of the new model that were chosen among others.
         note: what else is worth saying.
@@ -96,7 +96,7 @@ class Verdict:
             f"{100 * self.kept:.0f}% of what the first model knows is kept."
         )
         if self.smallest_group:
-            text.append(f"A group of fewer than about {self.smallest_group} samples could not have shown.")
+            text.append(f"A group of fewer than about {self.smallest_group} samples could not clearly have shown.")
         if self.left_alone:
             named = "; ".join(f"{name} ({why})" for name, why in list(self.left_alone.items())[:5])
             more = f"; and {len(self.left_alone) - 5} more" if len(self.left_alone) > 5 else ""
@@ -131,10 +131,10 @@ def paired(after: Array, before: Array, weights: Array) -> tuple[float, float]:
 
 
 def smallest_visible(weights: Array, error: float) -> int:
-    """Members of the smallest group that shows: m w >= SURE sqrt(error^2 + m w^2), with the largest weight w."""
+    """Members of the smallest group that shows: m w >= CLEARLY sqrt(error^2 + m w^2), with the largest weight w."""
     w = float(weights.max() / weights.sum())
     for m in range(1, len(weights) + 1):
-        if m * w >= SURE * math.sqrt(error**2 + m * w * w):
+        if m * w >= CLEARLY * math.sqrt(error**2 + m * w * w):
             return m
     return len(weights) + 1
 
