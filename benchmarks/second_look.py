@@ -335,20 +335,17 @@ def main() -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Mean worst group (and mean accuracy) over the seeds, in per cent."""
-    names = list(dict.fromkeys(row["data"] for row in rows))
-    lines = ["| data | " + " | ".join(METHODS) + " | always | verdicts |", "|" + "---|" * (len(METHODS) + 3)]
-    for name in names:
-        cells = []
-        for method in METHODS:
-            found = [row for row in rows if row["data"] == name and row["method"] == method]
-            cells.append(_cell(found))
+    """Mean worst group (and mean accuracy, groups as in training) over the seeds, in per cent; verdicts."""
+    methods = [m for m in METHODS if any(row["method"] == m for row in rows)]
+    lines = ["| data | seeds | " + " | ".join(methods) + " | second look, never refused | verdicts |"]
+    lines.append("|" + "---|" * (len(methods) + 4))
+    for name in dict.fromkeys(row["data"] for row in rows):
+        cells = [_cell([row for row in rows if row["data"] == name and row["method"] == method]) for method in methods]
         looked = [row for row in rows if row["data"] == name and row["method"] == "second_look"]
         answers = [row["told"]["answer"] for row in looked]
         told = ", ".join(f"{answer} {answers.count(answer)}" for answer in dict.fromkeys(answers))
-        lines.append(
-            f"| {name} | " + " | ".join(cells) + f" | {_cell([r['told']['always'] for r in looked])} | {told} |"
-        )
+        always = _cell([row["told"]["always"] for row in looked])
+        lines.append(f"| {name} | {len(looked)} | " + " | ".join(cells) + f" | {always} | {told} |")
     return "\n".join(lines)
 
 

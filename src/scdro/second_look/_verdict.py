@@ -46,7 +46,7 @@ class Verdict:
         hard_after: that of the new model.
         effective_size: how many samples the weights are worth.
         smallest_group: a group of fewer samples than this, even if always wrong before and always right after, would
-            clearly have shown (two standard errors).
+            not clearly have shown (two standard errors).
         left_alone: classes whose weights stay uniform, and why.
         chosen: settings of the new model that were chosen among others.
         note: what else is worth saying.
