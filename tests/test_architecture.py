@@ -36,6 +36,7 @@ LEVELS = [
     {"_state"},
     {"loss", "evaluation", "metrics", "optim", "contrastive", "data"},
     {"linear_model"},
+    {"second_look"},
     {"integrations", "application"},
     {"cli"},
     {"__main__", "__init__"},

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from scdro import loss as loss
     from scdro import metrics as metrics
     from scdro import optim as optim
+    from scdro import second_look as second_look
     from scdro import temperature as temperature
     from scdro.errors import ScdroError, ScdroWarning
     from scdro.evaluation import evaluate
     from scdro.functional import rho_for_group, worst_case
     from scdro.loss import KLRobustLoss
     from scdro.optim import ASCDRO, SCDRO
+    from scdro.second_look import SecondLook, find_slices, out_of_fold, repair, second_look_weights
 
 __version__ = "0.1.0"
 
@@ -34,8 +36,13 @@ __all__ = [
     "KLRobustLoss",
     "ScdroError",
     "ScdroWarning",
+    "SecondLook",
     "evaluate",
+    "find_slices",
+    "out_of_fold",
+    "repair",
     "rho_for_group",
+    "second_look_weights",
     "worst_case",
 ]
 
@@ -46,8 +53,13 @@ _HOMES = {
     "KLRobustLoss": "loss",
     "ScdroError": "errors",
     "ScdroWarning": "errors",
+    "SecondLook": "second_look",
     "evaluate": "evaluation",
+    "find_slices": "second_look",
+    "out_of_fold": "second_look",
+    "repair": "second_look",
     "rho_for_group": "functional",
+    "second_look_weights": "second_look",
     "worst_case": "functional",
 }
 _MODULES = (
@@ -61,6 +73,7 @@ _MODULES = (
     "loss",
     "metrics",
     "optim",
+    "second_look",
     "temperature",
 )
 

@@ -1,0 +1,21 @@
+"""Find the group that a model fails, say who it is, and fix it: without group labels."""
+
+from scdro.second_look._estimator import SecondLook
+from scdro.second_look._folds import out_of_fold
+from scdro.second_look._repair import Repaired, Scores, repair
+from scdro.second_look._slices import Slice, Slices, find_slices
+from scdro.second_look._verdict import Verdict
+from scdro.second_look._weights import second_look_weights
+
+__all__ = [
+    "Repaired",
+    "Scores",
+    "SecondLook",
+    "Slice",
+    "Slices",
+    "Verdict",
+    "find_slices",
+    "out_of_fold",
+    "repair",
+    "second_look_weights",
+]

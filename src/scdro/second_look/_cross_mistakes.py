@@ -1,0 +1,60 @@
+"""Groups from the mistakes that two models make about each other's samples (XRM), for any estimator.
+
+Twins are fitted to two halves of the data. Each then predicts the other's half, and every label there moves to the
+prediction with a probability that grows with its confidence: what was learned from the easy majority is repeated, and
+the twins rely on it more and more. In the end a sample is a mistake if the twin that has not seen it gets its *given*
+label wrong. Class x mistake are the inferred groups, and each weighs the same.
+
+Reference: Pezeshki et al., Discovering environments with XRM, ICML 2024. There the twins are networks that take one
+step between two moves of the labels; here they are fitted again in each of a few rounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.utils._indexing import _safe_indexing
+
+from scdro.second_look._folds import fit_weighted
+from scdro.second_look._weights import LookWeights, balanced, effective_size
+
+__all__ = ["cross_mistakes", "mistake_weights"]
+
+Array = npt.NDArray[Any]
+ROUNDS = 5
+
+
+def cross_mistakes(
+    estimator: Any, X: Any, y: Array, weights: Array, halves: tuple[Array, Array], rng: np.random.RandomState
+) -> Array:
+    """Whether the twin that has not seen a sample gets its label wrong, (n,). y: 0 to k - 1, both halves have all."""
+    n, k = len(y), int(y.max()) + 1
+    moved = y.copy()
+    predicted = y.copy()
+    for _ in range(ROUNDS):
+        confidence = np.zeros(n)
+        for seen, unseen in (halves, halves[::-1]):
+            if len(np.unique(moved[seen])) < 2:  # one class is left: nothing more to learn from it
+                return np.not_equal(predicted, y)
+            twin = fit_weighted(estimator, _safe_indexing(X, seen), moved[seen], weights[seen])
+            proba = twin.predict_proba(_safe_indexing(X, unseen))
+            predicted[unseen] = twin.classes_[proba.argmax(1)]
+            confidence[unseen] = (proba.max(1) - 1 / k) * k / (k - 1)
+        moved = np.where(rng.random_sample(n) < confidence, predicted, moved)
+    return np.not_equal(predicted, y)
+
+
+def mistake_weights(mistakes: Array, y: Array, base: Array, balance_classes: bool, least: int) -> LookWeights:
+    """Equal totals for right and wrong inside each class, where both are worth `least` samples."""
+    weights, left_alone, totals = base.astype(float), {}, np.bincount(y, base)
+    for label in np.unique(y):
+        parts = [np.flatnonzero((y == label) & (mistakes == wrong) & (base > 0)) for wrong in (False, True)]
+        if min(len(rows) and effective_size(base[rows]) for rows in parts) < least:
+            left_alone[int(label)] = f"fewer than {least} mistakes, or fewer than {least} samples that are none"
+            continue
+        for rows in parts:
+            weights[rows] *= totals[label] / 2 / base[rows].sum()
+    weights = balanced(weights, y) if balance_classes else weights * len(y) / weights.sum()
+    return LookWeights(weights, {}, left_alone)

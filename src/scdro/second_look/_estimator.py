@@ -1,0 +1,458 @@
+"""SecondLook: fit, look where the fit knows nothing, fit again with these weights, and say whether it was worth it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier, is_regressor
+from sklearn.model_selection import ParameterGrid
+from sklearn.utils import check_random_state, get_tags, indexable
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    _num_samples,
+    check_is_fitted,
+    column_or_1d,
+)
+
+from scdro.errors import HyperparameterError, ScdroWarning
+from scdro.second_look._cross_mistakes import cross_mistakes, mistake_weights
+from scdro.second_look._folds import Split, check_reference, check_takes_weights, cross_fit, fit_weighted, partitions
+from scdro.second_look._verdict import (
+    CLASS_WEIGHTS,
+    HELPS,
+    KEPT,
+    NOTHING,
+    WRONG_LABELS,
+    Verdict,
+    class_weights_help,
+    judge,
+    kept_share,
+    paired,
+    smallest_visible,
+)
+from scdro.second_look._weights import (
+    SMALL,
+    LookWeights,
+    balanced,
+    check_rho,
+    effective_size,
+    look_weights,
+    tilted_to,
+)
+
+__all__ = ["SecondLook"]
+
+Array = npt.NDArray[Any]
+STRATEGIES = ("half-rule", "cross-mistakes")
+PENALTIES = tuple(10.0**k for k in range(-4, 2))  # factors of the estimator's C
+
+
+class _Scores(NamedTuple):
+    """What a model gets right out of fold: 1 or 0 for each sample, or minus its absolute error."""
+
+    each: Array
+    settings: dict[str, Any]
+
+
+def _estimator_has(name: str) -> Any:
+    def check(self: SecondLook) -> bool:
+        getattr(self.estimator_ if hasattr(self, "estimator_") else self.estimator, name)
+        return True
+
+    return check
+
+
+class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
+    r"""Fit twice: the second time with weights under which the first fit knows nothing, if that helps.
+
+    A reference, fitted out of fold, gives each sample's label a probability p_i. The weights w_i ~ exp(-p_i/lam),
+    inside each class and with equal totals of the classes, have mean p of 1/2 (`second_look_weights`). The estimator is
+    fitted again with them, with the penalty that is best under them out of fold. Whether that helps is decided out of
+    fold too, without group labels: see `verdict_`. For regressors, out-of-fold absolute errors take the part of 1 - p:
+    their weighted mean is that of always predicting the median.
+
+    Args:
+        estimator: a classifier or regressor whose `fit` takes `sample_weight`; a Pipeline whose last step does.
+        reference: the model of the first fit, a classifier with `predict_proba`; None: the estimator. One that is given
+            is what a second fit must beat; otherwise it must beat the estimator at the best penalty of `grid` as well.
+        rho: "half", or the radius of a KL ball around each class.
+        strategy: "half-rule", or "cross-mistakes": twins on two halves whose labels move to each other's predictions;
+            class x mistake get equal weights (XRM).
+        balance_classes: whether classes get equal totals, in the reference and in the second fit.
+        cv: folds, or a splitter whose test folds hold every sample once, or once in each repetition.
+        repeats: partitions into `cv` folds, where that is a number; weights and scores are averages over them.
+        grid: settings of the second fit to choose among, as for `GridSearchCV`; None for the estimator as it is;
+            "auto": its C times 1e-4 to 10, if it has one.
+        budget: the most accuracy (a share, out of fold) that a second fit may cost; None for no bound.
+        groups: known group labels of the rows of X, None or NaN where unknown; a Series is looked up by X's index.
+            Then the worst group's accuracy on the known ones chooses and decides.
+        refuse: whether the plain model is kept, with a warning, when the verdict is no; where class weights suffice,
+            they are used.
+        random_state: of the folds.
+
+    Attributes:
+        verdict_: a `Verdict`; `print(look.verdict_)`.
+        weights_: of the samples, (n,), with mean one.
+        reference_proba_: the out-of-fold probability of each sample's label, (n,); absolute errors for regressors.
+        estimator_: the fitted model that predicts.
+        plain_: the model fitted once.
+        classes_: as in scikit-learn.
+        n_features_in_: as in scikit-learn.
+        feature_names_in_: as in scikit-learn.
+
+    Example:
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> rng = np.random.default_rng(0)
+        >>> y = np.repeat([0, 1], 300)
+        >>> shortcut = np.where(rng.random(600) < 0.95, y, 1 - y)  # says the class, but for a few
+        >>> X = np.c_[shortcut + 0.1 * rng.normal(size=600), y + 0.25 * rng.normal(size=600)]
+        >>> look = SecondLook(LogisticRegression(), random_state=0).fit(X, y)
+        >>> look.verdict_.answer
+        'helps'
+        >>> few = shortcut != y
+        >>> round(look.plain_.score(X[few], y[few]), 2), round(look.score(X[few], y[few]), 2)
+        (0.74, 1.0)
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        *,
+        reference: Any = None,
+        rho: Any = "half",
+        strategy: str = "half-rule",
+        balance_classes: bool = True,
+        cv: Any = 5,
+        repeats: int = 3,
+        grid: Any = "auto",
+        budget: float | None = None,
+        groups: Any = None,
+        refuse: bool = True,
+        random_state: Any = None,
+    ) -> None:
+        self.estimator = estimator
+        self.reference = reference
+        self.rho = rho
+        self.strategy = strategy
+        self.balance_classes = balance_classes
+        self.cv = cv
+        self.repeats = repeats
+        self.grid = grid
+        self.budget = budget
+        self.groups = groups
+        self.refuse = refuse
+        self.random_state = random_state
+
+    _tell: Callable[[str], None] = staticmethod(lambda what: None)  # repair shows progress by it
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        inner = get_tags(self.estimator)
+        tags.estimator_type = inner.estimator_type
+        tags.classifier_tags = inner.classifier_tags
+        tags.regressor_tags = inner.regressor_tags
+        tags.target_tags = inner.target_tags
+        tags.target_tags.multi_output = tags.target_tags.two_d_labels = False
+        tags.input_tags = inner.input_tags
+        return tags
+
+    # -- fitting ------------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> SecondLook:
+        """Fit. `groups` go to the splitter `cv`, as in scikit-learn: samples that must stay together."""
+        self._check_settings()
+        X, y, groups = indexable(X, y, groups)
+        y = column_or_1d(y, warn=True)
+        classifier = is_classifier(self.estimator)
+        if classifier:
+            check_classification_targets(y)
+            self.classes_ = np.unique(y)
+        base = _check_sample_weight(sample_weight, np.empty((_num_samples(X), 1)), dtype=np.float64)
+        if not ((base >= 0).all() and base.sum() > 0):
+            raise ValueError("expected sample weights >= 0, not all zero")
+        known = self._known_groups(X)
+        self.plain_ = fit_weighted(self.estimator, X, y, base)
+        for name in ("n_features_in_", "feature_names_in_"):
+            self.__dict__.pop(name, None)
+            if hasattr(self.plain_, name):
+                setattr(self, name, getattr(self.plain_, name))
+
+        target = np.searchsorted(self.classes_, y) if classifier else y.astype(float)
+        found = self._look(X, y, target, base, groups, known)
+        self.verdict_, self.weights_, self._settings, self.reference_proba_ = found
+        self.estimator_ = self._final(X, y, base)
+        return self
+
+    def _check_settings(self) -> None:
+        if not (is_classifier(self.estimator) or is_regressor(self.estimator)):
+            raise TypeError(f"expected a classifier or regressor, got {type(self.estimator).__name__}")
+        check_takes_weights(self.estimator)
+        if self.reference is not None:
+            check_takes_weights(self.reference)
+        if is_classifier(self.estimator):
+            check_reference(self.estimator if self.reference is None else self.reference)
+        check_rho(self.rho)
+        if self.strategy not in STRATEGIES:
+            raise HyperparameterError(f"expected strategy to be one of {STRATEGIES}, got {self.strategy!r}")
+        if self.strategy == "cross-mistakes" and not is_classifier(self.estimator):
+            raise HyperparameterError('expected strategy="half-rule" for a regressor: mistakes are those of classes')
+        if self.budget is not None and not self.budget >= 0:
+            raise HyperparameterError(f"expected a budget >= 0, a share of accuracy, or None, got {self.budget!r}")
+
+    def _known_groups(self, X: Any) -> Array | None:
+        """Group names, None where unknown."""
+        if self.groups is None:
+            return None
+        groups = self.groups
+        if hasattr(groups, "reindex") and hasattr(X, "index"):
+            groups = groups.reindex(X.index)
+        names = np.asarray(groups, dtype=object)
+        if names.shape != (_num_samples(X),):
+            raise ValueError(
+                f"expected one group for each of the {_num_samples(X)} rows, got shape {names.shape}; a Series "
+                "with X's index is looked up by it"
+            )
+        names = np.array([None if name is None or name != name else name for name in names], dtype=object)
+        if all(name is None for name in names):
+            raise ValueError("expected some known groups, got none; leave groups=None out")
+        return names
+
+    def _candidates(self) -> list[dict[str, Any]]:
+        """Settings of the second fit; the first are the estimator's own."""
+        if self.grid is None:
+            return [{}]
+        if not isinstance(self.grid, str):
+            return list(ParameterGrid(self.grid))
+        if self.grid != "auto":
+            raise HyperparameterError(f'expected grid to be "auto", None or a grid of settings, got {self.grid!r}')
+        settings = self.estimator.get_params()
+        names = [n for n, v in settings.items() if (n == "C" or n.endswith("__C")) and isinstance(v, int | float)]
+        if len(names) != 1 or not np.isfinite(settings[names[0]]):
+            return [{}]
+        return [{names[0]: float(settings[names[0]]) * factor} for factor in PENALTIES]
+
+    def _look(
+        self, X: Any, labels: Array, y: Array, base: Array, apart: Any, known: Array | None
+    ) -> tuple[Verdict, Array, dict[str, Any], Array]:
+        """The verdict, the weights, settings of the second fit, what the reference gave to the labels."""
+        classifier, n = is_classifier(self.estimator), len(y)
+        classes = self.classes_ if classifier else None
+        share = balanced(base, y) if classifier and self.balance_classes else base * n / base.sum()
+        reference = self.estimator if self.reference is None else self.reference
+        rng = check_random_state(self.random_state)
+        cuts = partitions(self.cv, self.repeats, X, labels, apart, rng.randint(2**31 - 1), classifier)
+
+        def balancing(weights: Array) -> Any:  # classes stay equal inside every training part
+            if classifier and self.balance_classes:
+                return lambda rows: balanced(weights[rows], y[rows])
+            return lambda rows: weights[rows]
+
+        def predicted(model: Any, folds: list[Split], weights: Any, what: str) -> Array:
+            self._tell(what)
+            return cross_fit(model, X, labels, folds, weights, classes)
+
+        def right(settings: dict[str, Any], weights: Any, what: str, times: int | None = None) -> Array:
+            model = clone(self.estimator).set_params(**settings)
+            found = [_right(predicted(model, folds, weights, what), y, classifier) for folds in cuts[:times]]
+            scores: Array = np.nan_to_num(np.mean(found, axis=0))
+            return scores
+
+        firsts = [predicted(reference, folds, balancing(share), "reference") for folds in cuts]
+        of_label = np.mean([_of_label(first, y, classifier) for first in firsts], axis=0)
+        found = self._weighted(X, y, base, share, firsts, reference, rng)
+        weights = found.weights
+        tested = ~np.isnan(of_label)
+        at, as_is, shared = (np.where(tested, w, 0.0) for w in (weights, base, share))
+
+        before = np.nan_to_num(np.mean([_right(first, y, classifier) for first in firsts], axis=0))
+        same = self.reference is None and np.allclose(share, base * n / base.sum())
+        plain = before if same else right({}, lambda rows: base[rows], "plain", times=1)
+        tried = [
+            _Scores(right(settings, balancing(weights), f"second look: {settings}", times=1), settings)
+            for settings in self._candidates()
+        ]
+        rivals = [before]
+        if self.reference is None and len(tried) > 1:
+            found_alone = [
+                right(t.settings, balancing(share), f"without weights: {t.settings}", times=1) for t in tried
+            ]
+            k = int(np.argmax([float(shared @ scores) for scores in found_alone]))
+            rivals.append(right(tried[k].settings, balancing(share), "without weights, chosen"))
+        best = self._choose(tried, plain, before, at, as_is, shared, known, y)
+        if best is not None:
+            best = best._replace(each=right(best.settings, balancing(weights), "second look, chosen"))
+        self._right = {"plain": plain, "reference": before, "second": plain if best is None else best.each}
+        verdict = self._judged(best, plain, before, rivals, at, as_is, shared, y, found, known)
+        return verdict, weights, {} if best is None else best.settings, of_label
+
+    def _weighted(
+        self, X: Any, y: Array, base: Array, share: Array, firsts: list[Array], reference: Any, rng: Any
+    ) -> LookWeights:
+        """By the strategy; the half rule's are averages over the partitions."""
+        if self.strategy == "cross-mistakes":
+            return self._mistaken(X, y, share, rng, reference)
+        parts = [self._tilted(_of_label(first, y, is_classifier(self.estimator)), y, base) for first in firsts]
+        alone = [part.left_alone for part in parts]
+        common = {name: why for name, why in alone[0].items() if all(name in other for other in alone)}
+        return LookWeights(np.mean([part.weights for part in parts], axis=0), parts[0].lam, common)
+
+    def _tilted(self, p: Array, y: Array, base: Array) -> LookWeights:
+        if is_classifier(self.estimator):
+            tested = ~np.isnan(p)  # a class with one member has no test
+            found = look_weights(
+                np.where(tested, p, 1.0), y, rho=self.rho, balance_classes=self.balance_classes, sample_weight=base
+            )
+            names = {self.classes_[k].item() if hasattr(self.classes_[k], "item") else self.classes_[k]: why
+                     for k, why in found.left_alone.items()}  # fmt: skip
+            return found._replace(left_alone=names)
+        return _tilted_errors(p, y, base, self.rho)
+
+    def _mistaken(self, X: Any, y: Array, share: Array, rng: Any, reference: Any) -> LookWeights:
+        from sklearn.model_selection import StratifiedKFold
+
+        if np.bincount(y).min() < 2:
+            raise ValueError("expected at least two samples of every class for cross-mistakes: one for each twin")
+        halves = next(iter(StratifiedKFold(2, shuffle=True, random_state=rng.randint(2**31 - 1)).split(y, y)))
+        mistakes = cross_mistakes(reference, X, y, share, halves, rng)
+        return mistake_weights(mistakes, y, share, self.balance_classes, SMALL)
+
+    def _choose(
+        self, tried: list[_Scores], plain: Array, before: Array, at: Array, as_is: Array, share: Array,
+        known: Array | None, y: Array,
+    ) -> _Scores | None:  # fmt: skip
+        """The best under the weights of those that keep what the reference knows and stay within the budget."""
+        if self.budget is not None:
+            first = float(np.average(plain, weights=as_is))
+            tried = [t for t in tried if first - float(np.average(t.each, weights=as_is)) <= self.budget]
+        if not tried:
+            return None
+        if known is not None:
+            return max(tried, key=lambda t: _worst_group(t.each, known, as_is))
+        kept = [kept_share(t.each, before, share, self._knowing_nothing(y, as_is)) for t in tried]
+        if max(kept) < KEPT:
+            return tried[int(np.argmax(kept))]
+        return max((t for t, share_kept in zip(tried, kept, strict=True) if share_kept >= KEPT),
+                   key=lambda t: float(at @ t.each))  # fmt: skip
+
+    def _knowing_nothing(self, y: Array, as_is: Array) -> float:
+        """The score of a guess: one of the classes, or the median."""
+        if is_classifier(self.estimator):
+            return 1 / len(self.classes_)
+        return -float(np.average(np.abs(y - np.median(y)), weights=as_is))
+
+    def _judged(
+        self, best: _Scores | None, plain: Array, before: Array, rivals: list[Array], at: Array, as_is: Array,
+        share: Array, y: Array, found: LookWeights, known: Array | None,
+    ) -> Verdict:  # fmt: skip
+        """`rivals` are models without the weights: what a better penalty alone gains does not count."""
+        classifier = is_classifier(self.estimator)
+        sign = 1.0 if classifier else -1.0
+        after = plain if best is None else best.each
+        rival = max(rivals, key=lambda scores: float(at @ scores))
+        gain, error = paired(after, rival, at)
+        kept = kept_share(after, before, share, self._knowing_nothing(y, as_is))
+        note = ""
+        if best is None:
+            answer, note = NOTHING, f"No second fit stays within the budget of {self.budget:g}."
+        elif known is not None:
+            first, then = (_worst_group(scores, known, as_is) for scores in (plain, after))
+            answer = HELPS if then > first else NOTHING
+            note = f"Worst known group: {100 * first:.1f}% before, {100 * then:.1f}% after."
+        elif effective_size(at) > 0.999 * effective_size(share):  # every class was left alone
+            answer = NOTHING
+        else:
+            answer = judge(gain, error, kept)
+        unequal = not np.allclose(share / share.sum(), as_is / as_is.sum())
+        refused = answer in (NOTHING, WRONG_LABELS) and known is None
+        if refused and classifier and unequal and class_weights_help(plain, before, y, as_is):
+            answer = CLASS_WEIGHTS
+
+        def mean(scores: Array, w: Array) -> float:
+            return sign * float(np.average(scores, weights=w))
+
+        return Verdict(
+            answer, gain, error, kept, mean(plain, as_is), mean(after, as_is), mean(rival, at), mean(after, at),
+            effective_size(at), smallest_visible(at, error) if classifier else 0, found.left_alone,
+            {} if best is None else best.settings, note, loss=not classifier,
+        )  # fmt: skip
+
+    def _final(self, X: Any, y: Array, base: Array) -> Any:
+        if self.verdict_.helps or not self.refuse:
+            return fit_weighted(clone(self.estimator).set_params(**self._settings), X, y, self.weights_)
+        if self.verdict_.answer == CLASS_WEIGHTS:
+            return fit_weighted(self.estimator, X, y, balanced(base, y))
+        warnings.warn(
+            f"the plain model is kept: {self.verdict_.answer} (see verdict_); refuse=False takes the second fit anyway",
+            ScdroWarning,
+            stacklevel=3,
+        )
+        return self.plain_
+
+    # -- predicting ---------------------------------------------------------------------------------------------------
+
+    def predict(self, X: Any) -> Any:
+        check_is_fitted(self, "estimator_")
+        return self.estimator_.predict(X)
+
+    @available_if(_estimator_has("predict_proba"))  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> Any:
+        check_is_fitted(self, "estimator_")
+        return self.estimator_.predict_proba(X)
+
+    @available_if(_estimator_has("predict_log_proba"))  # type: ignore[untyped-decorator]
+    def predict_log_proba(self, X: Any) -> Any:
+        check_is_fitted(self, "estimator_")
+        return self.estimator_.predict_log_proba(X)
+
+    @available_if(_estimator_has("decision_function"))  # type: ignore[untyped-decorator]
+    def decision_function(self, X: Any) -> Any:
+        check_is_fitted(self, "estimator_")
+        return self.estimator_.decision_function(X)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy, or R^2 for regressors: what the estimator's own `score` says."""
+        check_is_fitted(self, "estimator_")
+        if sample_weight is None:
+            return float(self.estimator_.score(X, y))
+        return float(self.estimator_.score(X, y, sample_weight=sample_weight))
+
+
+def _of_label(first: Array, y: Array, classifier: bool) -> Array:
+    """The probability of each sample's label, or the absolute error."""
+    found: Array = first[np.arange(len(y)), y] if classifier else np.abs(first - y)
+    return found
+
+
+def _right(first: Array, y: Array, classifier: bool) -> Array:
+    """1 or 0, or minus the absolute error; NaN for samples in no test fold."""
+    if not classifier:
+        errors: Array = -np.abs(first - y)
+        return errors
+    right: Array = (first.argmax(1) == y).astype(float)
+    right[np.isnan(first[:, 0])] = np.nan
+    return right
+
+
+def _tilted_errors(errors: Array, y: Array, base: Array, rho: Any) -> LookWeights:
+    """For regressors: weights ~ exp(error/lam) whose mean error is that of always predicting the median."""
+    from scdro.functional import worst_case
+
+    q = base / base.sum()
+    if rho != "half":
+        return LookWeights(worst_case(errors, rho, sample_weight=q).weights * len(y), {}, {})
+    ignorant = float(q @ np.abs(y - np.median(y)))
+    if len(y) < SMALL or not float(q @ errors) < ignorant < float(errors.max()):
+        return LookWeights(q * len(y), {}, {"all": "no weights make the first model as bad as the median"})
+    weights, lam = tilted_to(-errors, q, -ignorant, SMALL)
+    return LookWeights(weights * len(y), {"all": lam}, {})
+
+
+def _worst_group(scores: Array, known: Array, weights: Array) -> float:
+    names = {name for name, w in zip(known, weights, strict=True) if name is not None and w > 0}
+    return min(float(np.average(scores[known == name], weights=weights[known == name])) for name in names)

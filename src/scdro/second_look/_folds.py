@@ -1,0 +1,222 @@
+"""Predictions by models that have not seen the sample: for scikit-learn's estimators, and for torch training loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn import get_config
+from sklearn.base import clone, is_classifier
+from sklearn.model_selection import KFold, StratifiedKFold, check_cv
+from sklearn.pipeline import Pipeline
+from sklearn.utils._indexing import _safe_indexing
+from sklearn.utils.validation import has_fit_parameter
+from torch import Tensor, nn
+
+from scdro.errors import DataError, HyperparameterError
+
+__all__ = ["out_of_fold"]
+
+Array = npt.NDArray[Any]
+Split = tuple[Array, Array]
+
+
+def out_of_fold(
+    train: Callable[[Any], nn.Module],
+    dataset: Any,
+    folds: int = 2,
+    *,
+    labels: Any = None,
+    batch_size: int = 256,
+    seed: int = 0,
+) -> Tensor:
+    """Class probabilities of every sample, (n, classes), by networks that were not trained on it.
+
+    The samples are cut into `folds` parts, each with its share of every class. For each part, `train` gets a
+    `torch.utils.data.Subset` of the others and returns a network, which then sees the part in evaluation mode.
+
+    Args:
+        train: a function of a data set that returns a trained network; it is called `folds` times.
+        dataset: of pairs (input, label), with a length: `dataset[i]` is sample i at every call.
+        folds: parts, >= 2. Two are enough: the reference need not be as good as the final network.
+        labels: of the whole data set; None reads them from it, or from its `targets`.
+        batch_size: of the predictions.
+        seed: of the cut.
+
+    Example:
+        >>> x = torch.linspace(-1, 1, 40)[:, None]
+        >>> data = torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long())
+        >>> def train(subset):
+        ...     net = nn.Linear(1, 2)
+        ...     with torch.no_grad():
+        ...         net.weight.copy_(torch.tensor([[-9.0], [9.0]])); net.bias.zero_()
+        ...     return net
+        >>> proba = out_of_fold(train, data)
+        >>> from scdro.second_look import second_look_weights
+        >>> proba.shape, second_look_weights(proba, data.tensors[1]).shape
+        (torch.Size([40, 2]), torch.Size([40]))
+    """
+    n = len(dataset)
+    y = np.asarray(_labels_of(dataset) if labels is None else torch.as_tensor(labels).cpu().numpy())
+    if y.shape != (n,):
+        raise DataError(f"expected one label for each of the {n} samples, got shape {y.shape}")
+    if isinstance(folds, bool) or not 2 <= folds <= n:
+        raise HyperparameterError(f"expected 2 to {n} folds, as many as samples at most, got {folds!r}")
+    found: Tensor | None = None
+    for seen, unseen in _stratified(y, folds, seed):
+        network = train(torch.utils.data.Subset(dataset, seen.tolist()))
+        if not isinstance(network, nn.Module):
+            raise TypeError(f"expected train(subset) to return a torch network, got {type(network).__name__}")
+        proba = _predicted(network, dataset, unseen, batch_size)
+        found = torch.zeros(n, proba.shape[1]) if found is None else found
+        if proba.shape[1] != found.shape[1]:
+            raise DataError(f"expected networks with {found.shape[1]} outputs for every fold, got {proba.shape[1]}")
+        found[torch.as_tensor(unseen)] = proba
+    assert found is not None
+    return found
+
+
+@torch.no_grad()
+def _predicted(network: nn.Module, dataset: Any, rows: Array, batch_size: int) -> Tensor:
+    """Probabilities, on the CPU; the network's mode is put back."""
+    device = next((p.device for p in network.parameters()), torch.device("cpu"))
+    training = network.training
+    network.eval()
+    try:
+        parts = []
+        for at in range(0, len(rows), batch_size):
+            inputs = torch.utils.data.default_collate([dataset[i][0] for i in rows[at : at + batch_size].tolist()])
+            parts.append(network(inputs.to(device)).float().softmax(1).cpu())
+    finally:
+        network.train(training)
+    return torch.cat(parts)
+
+
+def _labels_of(dataset: Any) -> Array:
+    if hasattr(dataset, "targets"):
+        return np.asarray(dataset.targets)
+    if isinstance(dataset, torch.utils.data.TensorDataset):
+        return np.asarray(dataset.tensors[-1])
+    return np.array([int(dataset[i][1]) for i in range(len(dataset))])
+
+
+# -- scikit-learn -----------------------------------------------------------------------------------------------------
+
+
+def partitions(cv: Any, repeats: int, X: Any, y: Array, groups: Any, seed: int, classifier: bool) -> list[list[Split]]:
+    """Partitions of the samples into folds: `repeats` where cv is a number, as many as it makes where it is a splitter.
+
+    A class with fewer members than folds gets a member in as many folds as it has; one with a single member is seen
+    by all models, and by none as a test.
+    """
+    n = len(y)
+    if isinstance(cv, int | np.integer) and not isinstance(cv, bool) and groups is None:
+        if not 2 <= cv <= n:
+            raise HyperparameterError(f"expected cv of 2 to n_samples = {n} folds, or a splitter, got {cv}")
+        if isinstance(repeats, bool) or not repeats >= 1:
+            raise HyperparameterError(f"expected repeats >= 1, got {repeats!r}")
+        seeds = [int(s) for s in np.random.RandomState(seed).randint(2**31 - 1, size=repeats)]
+        if classifier:
+            return [_stratified(y, int(cv), s) for s in seeds]
+        return [list(KFold(cv, shuffle=True, random_state=s).split(y)) for s in seeds]
+    splitter = check_cv(cv, y, classifier=classifier)
+    found: list[list[Split]] = [[]]
+    covered = np.zeros(n, bool)
+    for seen, unseen in splitter.split(X, y, groups):
+        if covered[unseen].any():
+            raise HyperparameterError(
+                f"expected cv to put every sample into one test fold (of each repetition), got {cv!r}, which does not"
+            )
+        covered[unseen] = True
+        found[-1].append((np.asarray(seen), np.asarray(unseen)))
+        if covered.all():
+            found.append([])
+            covered[:] = False
+    if found[-1]:
+        missing = int((~covered).sum())
+        raise HyperparameterError(
+            f"expected cv to put every sample into one test fold, got {cv!r}, which leaves out {missing} of {n}"
+        )
+    return found[:-1]
+
+
+def _stratified(y: Array, folds: int, seed: int) -> list[Split]:
+    """Like StratifiedKFold, for classes of any size."""
+    counts = np.unique(y, return_counts=True)[1]
+    if counts.min() >= folds:
+        return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(y, y))
+    rng = np.random.RandomState(seed)
+    member = np.full(len(y), -1)
+    start = 0
+    for label in np.unique(y):
+        rows = rng.permutation(np.flatnonzero(y == label))
+        if len(rows) > 1:
+            member[rows] = (start + np.arange(len(rows))) % folds
+            start += len(rows)
+    numbers = np.arange(len(y))
+    return [(numbers[member != k], numbers[member == k]) for k in range(folds) if (member == k).any()]
+
+
+def fit_weighted(estimator: Any, X: Any, y: Array, weights: Array) -> Any:
+    """A clone, fitted with sample weights; those of a Pipeline go to its last step."""
+    model = clone(estimator)
+    if isinstance(model, Pipeline) and not get_config()["enable_metadata_routing"]:
+        name, last = model.steps[-1]
+        check_takes_weights(last)
+        return model.fit(X, y, **{f"{name}__sample_weight": weights})
+    return model.fit(X, y, sample_weight=weights)
+
+
+def check_takes_weights(estimator: Any) -> None:
+    last = estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator
+    if not has_fit_parameter(last, "sample_weight") and not _passes_on(last):
+        raise TypeError(
+            f"expected an estimator whose fit takes sample_weight, got {type(last).__name__}; a second look "
+            "trains with weights"
+        )
+
+
+def _passes_on(estimator: Any) -> bool:
+    """Whether it is a search over an estimator with sample weights: it passes them on."""
+    inner = getattr(estimator, "estimator", None)
+    return inner is not None and (has_fit_parameter(inner, "sample_weight") or _passes_on(inner))
+
+
+def cross_fit(
+    estimator: Any, X: Any, y: Array, splits: Sequence[Split], weights: Callable[[Array], Array], classes: Array | None
+) -> Array:
+    """Out-of-fold predictions: probabilities (n, k) where `classes` are given, else what `predict` says, (n,).
+
+    `weights(rows)` are those of a training part. Samples in no test fold get NaN.
+    """
+    found = np.full(len(y) if classes is None else (len(y), len(classes)), np.nan)
+    for seen, unseen in splits:
+        model = fit_weighted(estimator, _safe_indexing(X, seen), y[seen], weights(seen))
+        part = _safe_indexing(X, unseen)
+        if classes is None:
+            found[unseen] = model.predict(part)
+        else:
+            found[unseen] = 0.0  # of a class that the training part does not have
+            columns = np.searchsorted(classes, model.classes_)
+            found[np.ix_(unseen, columns)] = _probabilities(model, part)
+    return found
+
+
+def _probabilities(model: Any, X: Any) -> Array:
+    """Those of the model; certainty about what it predicts, where it has none: enough to say whether it is right."""
+    if hasattr(model, "predict_proba"):
+        proba: Array = model.predict_proba(X)
+        return proba
+    certain: Array = (model.predict(X)[:, None] == model.classes_).astype(float)
+    return certain
+
+
+def check_reference(reference: Any) -> None:
+    if is_classifier(reference) and not hasattr(reference, "predict_proba"):
+        raise TypeError(
+            f"expected a reference with predict_proba, got {type(reference).__name__}; give another one, such as "
+            "reference=LogisticRegression(), or wrap it in CalibratedClassifierCV"
+        )

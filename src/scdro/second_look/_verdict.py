@@ -1,0 +1,159 @@
+"""Whether a second look helps, from what both models get right out of fold. No group label is needed.
+
+Two questions decide, both answered by samples that the model in question has not seen:
+
+1. *Gain.* Under the weights, where the reference knows nothing, does the new model do better than the reference?
+2. *Kept.* Of what the reference knows about the data as they are, how much does the new model, trained on the hard
+   samples, still know? Hard samples of a group that was overlooked obey a rule that holds for the others as well, and
+   most is kept. Wrong labels obey none: a model trained on them knows little of anything.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Verdict", "judge"]
+
+Array = npt.NDArray[Any]
+
+HELPS, CLASS_WEIGHTS = "helps", "class weights suffice"
+NOTHING, WRONG_LABELS = "nothing stands out", "looks like wrong labels"
+
+SURE = 0.8  # standard errors of the gain
+FREE, FREE_SURE = 0.98, 0.5  # a second fit that keeps nearly all costs nothing, and needs less proof
+KEPT = 0.8  # of the reference's knowledge
+CLEARLY = 2.0  # standard errors, to say that class weights help, that labels are wrong, or that a group would show
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a second look would do, in numbers; printed, a short paragraph. All measured out of fold.
+
+    Attributes:
+        answer: "helps", "class weights suffice", "nothing stands out" or "looks like wrong labels".
+        gain: of the new model over the reference, under the weights: accuracy, or fall of the loss for regressors.
+        gain_error: standard error of the gain.
+        kept: the share of the reference's knowledge (its lead over knowing nothing) that the new model keeps on the
+            data as they are, classes counting the same.
+        before: score of the plain model on the data as they are: accuracy, or mean absolute error for regressors.
+        after: that of the new model.
+        hard_before: score of the reference under the weights.
+        hard_after: that of the new model.
+        effective_size: how many samples the weights are worth.
+        smallest_group: a group of fewer samples than this, even if always wrong before and always right after, would
+            not clearly have shown (two standard errors).
+        left_alone: classes whose weights stay uniform, and why.
+        chosen: settings of the new model that were chosen among others.
+        note: what else is worth saying.
+
+    Example:
+        >>> verdict = Verdict("nothing stands out", -0.02, 0.03, 0.97, 0.95, 0.93, 0.5, 0.48, 60.0, 12)
+        >>> print(verdict)
+        Nothing stands out. ...
+    """
+
+    answer: str
+    gain: float
+    gain_error: float
+    kept: float
+    before: float
+    after: float
+    hard_before: float
+    hard_after: float
+    effective_size: float
+    smallest_group: int
+    left_alone: dict[Any, str] = field(default_factory=dict)
+    chosen: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+    loss: bool = False  # scores are losses: less is better
+
+    @property
+    def helps(self) -> bool:
+        return self.answer == HELPS
+
+    def __str__(self) -> str:
+        lines = {
+            HELPS: "A second look helps.",
+            CLASS_WEIGHTS: "Class weights suffice: beyond equal weights of the classes, nothing stands out.",
+            NOTHING: "Nothing stands out.",
+            WRONG_LABELS: "The hard samples look like wrong labels: a model trained on them loses the rule that holds "
+            "for the others.",
+        }
+        text = [lines[self.answer]]
+        say = _as_loss if self.loss else _as_share
+        text.append(
+            f"Where the first model knows nothing (samples weighted, worth {self.effective_size:.0f}), the score goes "
+            f"from {say(self.hard_before)} to {say(self.hard_after)} "
+            f"(gain {say(self.gain)}, standard error {say(self.gain_error)})."
+        )
+        text.append(
+            f"On the data as they are it goes from {say(self.before)} to {say(self.after)}; "
+            f"{100 * self.kept:.0f}% of what the first model knows is kept."
+        )
+        if self.smallest_group:
+            text.append(f"A group of fewer than about {self.smallest_group} samples could not clearly have shown.")
+        if self.left_alone:
+            named = "; ".join(f"{name} ({why})" for name, why in list(self.left_alone.items())[:5])
+            more = f"; and {len(self.left_alone) - 5} more" if len(self.left_alone) > 5 else ""
+            text.append(f"Classes left alone: {named}{more}.")
+        if self.note:
+            text.append(self.note)
+        return " ".join(text)
+
+
+def _as_share(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def _as_loss(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def judge(gain: float, error: float, kept: float) -> str:
+    """The answer, class weights apart."""
+    sure = FREE_SURE if kept >= FREE else SURE
+    if gain > sure * error and kept >= KEPT:
+        return HELPS
+    return WRONG_LABELS if kept < KEPT and gain < CLEARLY * error else NOTHING
+
+
+def paired(after: Array, before: Array, weights: Array) -> tuple[float, float]:
+    """Weighted mean of the differences, and its standard error."""
+    w = weights / weights.sum()
+    difference = after - before
+    mean = float(w @ difference)
+    return mean, math.sqrt(float((w * w) @ (difference - mean) ** 2))
+
+
+def smallest_visible(weights: Array, error: float) -> int:
+    """Members of the smallest group that shows: m w >= CLEARLY sqrt(error^2 + m w^2), with the largest weight w."""
+    w = float(weights.max() / weights.sum())
+    for m in range(1, len(weights) + 1):
+        if m * w >= CLEARLY * math.sqrt(error**2 + m * w * w):
+            return m
+    return len(weights) + 1
+
+
+def kept_share(after: Array, before: Array, weights: Array, nothing: float) -> float:
+    """(mean after - nothing)/(mean before - nothing)."""
+    w = weights / weights.sum()
+    known = float(w @ before) - nothing
+    return (float(w @ after) - nothing) / known if known > 0 else 0.0
+
+
+def class_weights_help(plain: Array, balanced: Array, y: Array, base: Array) -> bool:
+    """Whether balanced classes clearly serve the plain model's worst class better, and no class then worse than it."""
+
+    def rates(scores: Array) -> dict[int, float]:
+        present = [int(k) for k in np.unique(y) if base[y == k].sum() > 0]
+        return {k: float(np.average(scores[y == k], weights=base[y == k])) for k in present}
+
+    before, after = rates(plain), rates(balanced)
+    worst = min(before, key=lambda k: before[k])
+    gain, error = paired(balanced[y == worst], plain[y == worst], base[y == worst])
+    return gain > CLEARLY * error and gain > 0 and min(after.values()) > before[worst]

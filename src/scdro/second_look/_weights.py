@@ -1,0 +1,254 @@
+r"""Weights under which a reference model knows nothing about the class: the worst case of 1 - p, at a radius it finds.
+
+With p_i the reference's out-of-fold probability of sample i's label, the worst case of the losses 1 - p_i is
+
+    w_i ~ q_i exp(-p_i / lam),
+
+q the base weights. The half rule chooses lam so that sum_i w_i p_i = 1/2: the reference is then as often sure of the
+label as of its contrary. In 1/lam the mean falls (its derivative is -Var_w(p)), so the root is unique.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from scdro._validation import check_number
+from scdro.errors import HyperparameterError, LossError
+from scdro.functional import worst_case
+
+__all__ = ["LookWeights", "look_weights", "second_look_weights"]
+
+Array = npt.NDArray[Any]
+HALF, SMALL = 0.5, 20  # the reference's mean probability of the label; the least (effective) size of a class
+
+
+class LookWeights(NamedTuple):
+    """Weights with mean one, the temperature of each class (inf where it was left alone), and which classes were.
+
+    Example:
+        >>> found = look_weights(np.r_[np.full(30, 0.9), np.full(30, 0.1)], np.zeros(60))
+        >>> found.lam, found.left_alone
+        ({0.0: inf}, {0.0: 'the reference is right no more than half of the time'})
+    """
+
+    weights: Array
+    lam: dict[Any, float]
+    left_alone: dict[Any, str]
+
+
+def second_look_weights(
+    proba: Any,
+    y: Any,
+    *,
+    rho: Any = "half",
+    balance_classes: bool = True,
+    least: int = SMALL,
+    sample_weight: Any = None,
+) -> Any:
+    r"""Sample weights for a second training, with mean one: w_i ~ exp(-p_i/lam) inside each class.
+
+    lam is such that the mean of p under the weights is 1/2 in each class (the half rule), and classes have equal
+    totals. A class keeps uniform weights where that has no answer: mean p at most 1/2, no p below 1/2, or fewer than
+    `least` samples. lam rises where fewer than `least` samples would otherwise count, by effective size
+    (sum w)^2/sum w^2, so that no lone hard sample takes its class over.
+
+    Args:
+        proba: the probability that a reference, which has not seen the sample, gives to its label, (n,); or those of
+            all classes, (n, k), with labels 0 to k - 1. See `out_of_fold`.
+        y: the labels, (n,).
+        rho: "half", or the radius of a KL ball: the worst case of 1 - p at this radius, in each class.
+        balance_classes: whether classes get equal totals; otherwise they keep their sizes.
+        least: as above.
+        sample_weight: base weights q >= 0.
+
+    Returns:
+        An array, or a tensor where `proba` is one.
+
+    Example:
+        >>> proba = np.r_[np.full(80, 0.9), np.full(20, 0.1)]  # one class; the reference fails a fifth of it
+        >>> second_look_weights(proba, np.zeros(100))[[0, -1]].round(3)
+        array([0.625, 2.5  ])
+
+    Reference: the exponential weights within classes are those of AFR (Qiu et al., ICML 2023), whose temperature is
+    tuned with group labels.
+    """
+    found = look_weights(proba, y, rho=rho, balance_classes=balance_classes, least=least, sample_weight=sample_weight)
+    if isinstance(proba, torch.Tensor):
+        return torch.as_tensor(found.weights, dtype=proba.dtype, device=proba.device)
+    return found.weights
+
+
+def look_weights(
+    proba: Any,
+    y: Any,
+    *,
+    rho: Any = "half",
+    balance_classes: bool = True,
+    least: int = SMALL,
+    sample_weight: Any = None,
+) -> LookWeights:
+    """`second_look_weights`, with the temperatures and the classes left alone."""
+    labels = _as_array(y)
+    p = read_probabilities(proba, labels)
+    q = read_weights(sample_weight, len(p))
+    check_rho(rho)
+    if isinstance(least, bool) or not least >= 1:
+        raise HyperparameterError(f"expected least >= 1, the least effective size of a class, got {least!r}")
+    weights = np.zeros(len(p))
+    lam: dict[Any, float] = {}
+    left_alone: dict[Any, str] = {}
+    for label in np.unique(labels):
+        rows = np.flatnonzero((labels == label) & (q > 0))
+        if len(rows) == 0:
+            continue
+        name = label.item() if hasattr(label, "item") else label
+        inside, temperature, reason = _in_class(p[rows], q[rows], rho, least)
+        weights[rows] = inside * (1.0 if balance_classes else q[rows].sum())
+        lam[name] = temperature
+        if reason:
+            left_alone[name] = reason
+    return LookWeights(weights * len(p) / weights.sum(), lam, left_alone)
+
+
+def _in_class(p: Array, q: Array, rho: Any, least: float) -> tuple[Array, float, str]:
+    """Weights of one class, with sum one; their temperature; why they are uniform, where they are."""
+    q = q / q.sum()
+    mean = float(q @ p)
+    if len(p) < least or effective_size(q) < least:
+        return q, math.inf, f"fewer than {least} samples"
+    if rho == "half":
+        if mean <= HALF:
+            return q, math.inf, "the reference is right no more than half of the time"
+        if p.min() >= HALF:
+            return q, math.inf, "no sample that the reference fails"
+        weights, lam = tilted_to(p, q, HALF, least)
+        return weights, lam, ""
+    found = worst_case(1.0 - p, rho, sample_weight=q)
+    if effective_size(found.weights) >= least:
+        return found.weights, float(found.lam), ""
+    weights, lam = _at_size(p, q, least, 1.0 / float(found.lam))
+    return weights, lam, ""
+
+
+def tilted_to(p: Array, q: Array, target: float, least: float = 1.0) -> tuple[Array, float]:
+    """Weights ~ q exp(-p/lam) with mean p of `target`, between the least and the mean of p; of size `least` or more.
+
+    Newton in 1/lam, inside a bracket: d/d(1/lam) sum w p = -Var_w(p).
+    """
+
+    def miss(sharpness: float) -> tuple[float, float]:
+        w = _tilted(p, q, sharpness)
+        mean = float(w @ p)
+        return mean - target, -float(w @ (p - mean) ** 2)
+
+    low, high = 0.0, 1.0 / max(float(q @ p) - float(p.min()), 1e-300)
+    while miss(high)[0] > 0:
+        low, high = high, 2 * high
+        if not math.isfinite(high):
+            raise LossError(f"expected a mean between the least and the mean of p, got {target}")
+    sharpness = _root(miss, low, high)
+    if effective_size(_tilted(p, q, sharpness)) < least:
+        return _at_size(p, q, least, sharpness)
+    return _tilted(p, q, sharpness), 1.0 / sharpness
+
+
+def _at_size(p: Array, q: Array, least: float, sharpest: float) -> tuple[Array, float]:
+    """The sharpest weights worth `least` samples. The size falls in 1/lam: its log has derivative 2(E_2b p - E_b p)."""
+
+    def miss(sharpness: float) -> tuple[float, float]:
+        return effective_size(_tilted(p, q, sharpness)) - least, 0.0
+
+    sharpness = _root(miss, 0.0, sharpest)
+    return _tilted(p, q, sharpness), 1.0 / sharpness if sharpness > 0 else math.inf
+
+
+def _root(miss: Callable[[float], tuple[float, float]], low: float, high: float) -> float:
+    """Of a function that falls from a value >= 0 at `low` to one <= 0 at `high`; a slope of zero is an unknown one."""
+    x = high
+    for _ in range(200):
+        value, slope = miss(x)
+        low, high = (x, high) if value > 0 else (low, x)
+        if value == 0 or high - low <= 4e-16 * high:
+            break
+        newton = x - value / slope if slope < 0 else low
+        x = newton if low < newton < high else 0.5 * (low + high)
+    return x
+
+
+def _tilted(p: Array, q: Array, sharpness: float) -> Array:
+    w: Array = q * np.exp(-sharpness * (p - p.min()))
+    w /= w.sum()
+    return w
+
+
+def effective_size(weights: Array) -> float:
+    """How many equally weighted samples these are worth, (sum w)^2/sum w^2."""
+    return float(weights.sum() ** 2 / (weights @ weights))
+
+
+def balanced(weights: Array, y: Array) -> Array:
+    """The weights, with equal totals of all classes and mean one."""
+    _, member = np.unique(y, return_inverse=True)
+    totals = np.bincount(member, weights)
+    shared: Array = weights / np.where(totals > 0, totals, 1.0)[member]
+    shared *= len(y) / shared.sum()
+    return shared
+
+
+# -- what comes in ----------------------------------------------------------------------------------------------------
+
+
+def read_probabilities(proba: Any, labels: Array) -> Array:
+    """The probability of each sample's label, in double precision."""
+    p = _as_array(proba).astype(np.float64)
+    if labels.ndim != 1 or len(labels) == 0:
+        raise LossError(f"expected labels as a vector, not empty, got shape {labels.shape}")
+    if p.ndim == 2 and len(p) == len(labels):
+        if labels.dtype.kind not in "iub" or labels.min() < 0 or labels.max() >= p.shape[1]:
+            raise LossError(
+                f"expected labels 0 to {p.shape[1] - 1} for probabilities of {p.shape[1]} classes, got "
+                f"{np.unique(labels)[:5].tolist()}...; or give the probability of each sample's own label, (n,)"
+            )
+        p = p[np.arange(len(p)), labels.astype(int)]
+    if p.shape != labels.shape:
+        raise LossError(f"expected one probability per label, {labels.shape}, got shape {p.shape}")
+    bad = ~((p >= -1e-6) & (p <= 1 + 1e-6))
+    if bad.any():
+        raise LossError(
+            f"expected probabilities in [0, 1], got {int(bad.sum())} others (NaN counts), such as {p[bad][0]}; "
+            "logits need a softmax first"
+        )
+    return p.clip(0.0, 1.0)
+
+
+def read_weights(sample_weight: Any, n: int) -> Array:
+    """Base weights, finite, >= 0, not all zero; ones where there are none."""
+    q = np.ones(n) if sample_weight is None else _as_array(sample_weight).astype(np.float64)
+    if q.shape != (n,):
+        raise LossError(f"expected one sample weight per sample, ({n},), got shape {q.shape}")
+    if not (np.isfinite(q).all() and (q >= 0).all() and q.sum() > 0):
+        raise LossError("expected finite sample weights >= 0, not all zero; got NaN, infinite, negative or only zeros")
+    return q
+
+
+def check_rho(rho: Any) -> None:
+    if isinstance(rho, str) and rho == "half":
+        return
+    if isinstance(rho, str):
+        raise HyperparameterError(f'expected rho to be "half" or a radius >= 0, got {rho!r}')
+    check_number("rho", rho)
+    if not 0.0 <= rho < math.inf:
+        raise HyperparameterError(f'expected rho to be "half" or a radius >= 0, got {rho!r}')
+
+
+def _as_array(values: Any) -> Array:
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        values = values.double().numpy() if values.is_floating_point() else values.numpy()
+    return np.asarray(values)

@@ -1,0 +1,94 @@
+"""The verdict: its numbers against other ways to get them, its words."""
+
+import numpy as np
+import pytest
+
+from scdro.second_look import Verdict
+from scdro.second_look._verdict import (
+    CLASS_WEIGHTS,
+    CLEARLY,
+    HELPS,
+    KEPT,
+    NOTHING,
+    WRONG_LABELS,
+    class_weights_help,
+    judge,
+    kept_share,
+    paired,
+    smallest_visible,
+)
+
+
+def test_the_standard_error_is_that_of_many_draws():
+    """Of a weighted mean over samples drawn with replacement, weights and all."""
+    rng = np.random.default_rng(0)
+    n = 400
+    weights = rng.exponential(size=n)
+    after, before = rng.integers(0, 2, n).astype(float), rng.integers(0, 2, n).astype(float)
+    gain, error = paired(after, before, weights)
+    draws = rng.integers(0, n, (4000, n))
+    means = ((after - before)[draws] * weights[draws]).sum(1) / weights[draws].sum(1)
+    assert gain == pytest.approx(np.average(after - before, weights=weights))
+    assert error == pytest.approx(means.std(), rel=0.05)
+
+
+def test_the_smallest_group_is_the_first_that_shows():
+    weights = np.r_[np.full(950, 0.5), np.full(50, 10.5)]
+    error = 0.03
+    w = 10.5 / weights.sum()
+    shows = [m for m in range(1, 200) if (m * w) / np.sqrt(error**2 + m * w**2) >= CLEARLY]
+    assert smallest_visible(weights, error) == shows[0] > 1
+    assert smallest_visible(np.ones(10), 100.0) == 11
+
+
+@pytest.mark.parametrize(
+    ("gain", "error", "kept", "answer"),
+    [
+        (0.05, 0.02, 0.95, HELPS),
+        (0.05, 0.10, 0.95, NOTHING),
+        (-0.05, 0.02, 0.95, NOTHING),
+        (0.07, 0.10, 0.95, NOTHING),
+        (0.07, 0.10, 0.99, HELPS),  # costs nothing
+        (-0.05, 0.02, 0.3, WRONG_LABELS),
+        (0.01, 0.02, KEPT - 0.01, WRONG_LABELS),
+        (0.10, 0.02, 0.3, NOTHING),  # a price too high, but no sign of wrong labels
+    ],
+)
+def test_answers(gain, error, kept, answer):
+    assert judge(gain, error, kept) == answer
+
+
+def test_what_is_kept():
+    before, after = np.r_[np.ones(9), 0.0], np.r_[np.ones(7), np.zeros(3)]
+    assert kept_share(after, before, np.ones(10), 0.5) == pytest.approx(0.2 / 0.4)
+    assert kept_share(after, np.zeros(10), np.ones(10), 0.5) == 0.0
+
+
+def test_class_weights_help_the_class_that_is_served_worst():
+    y = np.repeat([0, 1], [900, 100])
+    plain = np.r_[np.ones(900), np.zeros(70), np.ones(30)]
+    balanced = np.r_[np.ones(800), np.zeros(100), np.ones(100)]
+    assert class_weights_help(plain, balanced, y, np.ones(1000))
+    assert not class_weights_help(balanced, plain, y, np.ones(1000))
+    assert not class_weights_help(plain, plain, y, np.ones(1000))
+
+
+def test_printed():
+    numbers = {
+        "gain": 0.04,
+        "gain_error": 0.02,
+        "kept": 0.9,
+        "before": 0.96,
+        "after": 0.93,
+        "hard_before": 0.47,
+        "hard_after": 0.51,
+    }
+    texts = {
+        answer: str(Verdict(answer, **numbers, effective_size=300.0, smallest_group=9, left_alone={"cat": "too few"}))
+        for answer in (HELPS, CLASS_WEIGHTS, NOTHING, WRONG_LABELS)
+    }
+    assert len({text.split(".")[0] for text in texts.values()}) == 4
+    for text in texts.values():
+        assert "from 47.0% to 51.0%" in text
+        assert "cat (too few)" in text
+        assert "fewer than about 9 samples could not" in text

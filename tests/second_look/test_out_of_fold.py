@@ -1,0 +1,111 @@
+"""Predictions by networks, and estimators, that have not seen the sample."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.model_selection import GroupKFold, RepeatedStratifiedKFold, ShuffleSplit
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from scdro.errors import DataError, HyperparameterError
+from scdro.second_look import out_of_fold
+from scdro.second_look._folds import partitions
+
+
+class Memory(nn.Module):
+    """Sure of class 1 for inputs that it was trained on, of class 0 for others: shows who has seen what."""
+
+    def __init__(self, subset):
+        super().__init__()
+        self.seen = {round(float(x)) for x, _ in subset}
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        known = torch.tensor([round(float(v)) in self.seen for v in x])
+        return 50 * torch.stack([~known, known], 1).float() * self.scale
+
+
+@pytest.mark.parametrize("folds", [2, 5])
+def test_no_network_has_seen_the_sample(folds):
+    y = torch.arange(60) % 3
+    sizes = []
+
+    def train(subset):
+        sizes.append(len(subset))
+        return Memory(subset)
+
+    proba = out_of_fold(train, TensorDataset(torch.arange(60.0), y), folds=folds)
+    assert proba[:, 1].max() < 1e-6
+    assert sizes == [60 - 60 // folds] * folds
+
+
+def test_modes_of_the_networks_are_put_back_and_evaluation_is_used():
+    nets = []
+
+    def train(subset):
+        net = nn.Sequential(nn.Dropout(0.9), nn.Linear(4, 2)).train()
+        nets.append(net)
+        return net
+
+    torch.manual_seed(0)
+    x = torch.randn(40, 4)
+    proba = out_of_fold(train, TensorDataset(x, torch.arange(40) % 2))
+    assert all(net.training for net in nets)
+    with torch.no_grad():
+        by_linear = torch.stack([net[1](x).softmax(1) for net in nets])
+    assert torch.minimum((proba - by_linear[0]).abs(), (proba - by_linear[1]).abs()).max() < 1e-6
+
+
+class Plain(Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        return torch.ones(3) * i, i % 2
+
+
+def test_labels_are_read_from_any_data_set():
+    proba = out_of_fold(lambda subset: nn.Linear(3, 2), Plain())
+    assert proba.shape == (20, 2)
+    given = out_of_fold(lambda subset: nn.Linear(3, 2), Plain(), labels=[i % 2 for i in range(20)])
+    assert given.shape == (20, 2)
+
+
+def test_bad_calls():
+    with pytest.raises(HyperparameterError, match="folds"):
+        out_of_fold(lambda subset: nn.Linear(3, 2), Plain(), folds=1)
+    with pytest.raises(TypeError, match="network"):
+        out_of_fold(lambda subset: None, Plain())
+    with pytest.raises(DataError, match="label"):
+        out_of_fold(lambda subset: nn.Linear(3, 2), Plain(), labels=[0, 1])
+
+
+def test_every_sample_is_tested_once_in_each_partition():
+    y = np.repeat([0, 1, 2], [50, 30, 3])
+    found = partitions(5, 3, y, y, None, 0, classifier=True)
+    assert len(found) == 3
+    for splits in found:
+        assert sorted(np.concatenate([unseen for _, unseen in splits])) == list(range(83))
+        for seen, unseen in splits:
+            assert not set(seen) & set(unseen)
+            assert len(np.unique(y[seen])) == 3
+    assert not np.array_equal(found[0][0][1], found[1][0][1])
+
+
+def test_a_class_with_one_member_is_always_seen():
+    y = np.r_[np.zeros(20, int), np.ones(20, int), 2]
+    for splits in partitions(5, 2, y, y, None, 0, classifier=True):
+        assert all(40 in seen for seen, _ in splits)
+        assert sorted(np.concatenate([unseen for _, unseen in splits])) == list(range(40))
+
+
+def test_splitters_of_the_user():
+    y = np.arange(40) % 2
+    assert len(partitions(RepeatedStratifiedKFold(n_splits=4, n_repeats=2), 9, y, y, None, 0, True)) == 2
+    groups = np.arange(40) // 4
+    (splits,) = partitions(GroupKFold(5), 1, y, y, groups, 0, True)
+    assert all(not set(groups[seen]) & set(groups[unseen]) for seen, unseen in splits)
+    with pytest.raises(HyperparameterError, match="every sample into one test fold"):
+        partitions(ShuffleSplit(3, random_state=0), 1, y, y, None, 0, True)
+    with pytest.raises(HyperparameterError, match="folds"):
+        partitions(1, 1, y, y, None, 0, True)

@@ -1,0 +1,290 @@
+"""SecondLook: scikit-learn to the letter, and what it does to hidden groups and to wrong labels."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, make_regression
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import LinearSVC
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from scdro.errors import HyperparameterError, ScdroWarning
+from scdro.second_look import SecondLook
+
+COUNTS_SAMPLES = "folds and effective sizes count samples, so two copies are more than a weight of two"
+
+
+def xfail(estimator):
+    return {
+        "check_sample_weight_equivalence_on_dense_data": COUNTS_SAMPLES,
+        "check_sample_weight_equivalence_on_sparse_data": COUNTS_SAMPLES,
+    }
+
+
+@pytest.mark.filterwarnings("ignore::scdro.errors.ScdroWarning")
+@parametrize_with_checks(
+    [
+        SecondLook(LogisticRegression(), cv=2, repeats=1, grid=None, random_state=0),
+        SecondLook(Ridge(), cv=2, repeats=1, random_state=0),
+    ],
+    expected_failed_checks=xfail,
+)
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+def hidden_group(n=600, seed=0, noise=0.25):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, n)
+    shortcut = np.where(rng.random(n) < 0.95, y, 1 - y)
+    X = np.c_[shortcut + 0.1 * rng.normal(size=n), y + noise * rng.normal(size=n)]
+    return X, y, shortcut != y
+
+
+@pytest.fixture(scope="module")
+def looked():
+    X, y, _ = hidden_group()
+    return SecondLook(LogisticRegression(), random_state=0).fit(X, y)
+
+
+def test_the_group_that_was_overlooked_is_served(looked):
+    X, y, few = hidden_group(seed=1, n=3000)
+    assert looked.verdict_.helps
+    assert looked.score(X[few], y[few]) > looked.plain_.score(X[few], y[few]) + 0.2
+    assert looked.score(X, y) > 0.9
+
+
+def test_what_is_fitted(looked):
+    X, y, few = hidden_group()
+    assert looked.weights_.mean() == pytest.approx(1)
+    assert looked.weights_[few].mean() > 4 * looked.weights_[~few].mean()
+    assert ((looked.reference_proba_ >= 0) & (looked.reference_proba_ <= 1)).all()
+    again = LogisticRegression(C=looked.verdict_.chosen["C"]).fit(X, y, sample_weight=looked.weights_)
+    assert looked.estimator_.coef_ == pytest.approx(again.coef_)
+    assert looked.n_features_in_ == 2
+    assert looked.predict_proba(X).shape == (600, 2)
+    assert "A second look helps." in str(looked.verdict_)
+
+
+def test_the_same_seed_gives_the_same_bits(looked):
+    X, y, _ = hidden_group()
+    again = SecondLook(LogisticRegression(), random_state=0).fit(X, y)
+    assert np.array_equal(again.weights_, looked.weights_)
+    assert np.array_equal(again.estimator_.coef_, looked.estimator_.coef_)
+
+
+def breast_cancer(flipped, seed=0):
+    X, y = load_breast_cancer(return_X_y=True)
+    rng = np.random.default_rng(seed)
+    y = np.where(rng.random(len(y)) < flipped, 1 - y, y)
+    return StandardScaler().fit_transform(X), y
+
+
+@pytest.mark.parametrize("flipped", [0.0, 0.1, 0.2])
+def test_wrong_labels_and_easy_data_get_no(flipped):
+    X, y = breast_cancer(flipped)
+    look = SecondLook(LogisticRegression(), random_state=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        look.fit(X, y)
+    assert not look.verdict_.helps
+    if look.verdict_.answer == "class weights suffice":
+        assert look.estimator_ is not look.plain_
+    else:
+        assert look.estimator_ is look.plain_
+        assert any("plain model is kept" in str(w.message) for w in caught if w.category is ScdroWarning)
+
+
+def test_not_refused():
+    X, y = breast_cancer(0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ScdroWarning)
+        look = SecondLook(LogisticRegression(), random_state=0, refuse=False).fit(X, y)
+    assert look.estimator_ is not look.plain_
+    assert not look.verdict_.helps
+
+
+def test_class_weights_suffice():
+    rng = np.random.default_rng(0)
+    y = (rng.random(2000) < 0.1).astype(int)
+    X = rng.normal(size=(2000, 3)) + 1.2 * y[:, None]
+    look = SecondLook(LogisticRegression(), random_state=0).fit(X, y)
+    assert look.verdict_.answer == "class weights suffice"
+    balanced = LogisticRegression(class_weight="balanced").fit(X, y)
+    assert look.estimator_.coef_ == pytest.approx(balanced.coef_, rel=1e-4)
+
+
+def test_a_budget_bounds_the_price():
+    X, y, _ = hidden_group(noise=0.3)
+    free = SecondLook(LogisticRegression(C=0.1), random_state=0, refuse=False).fit(X, y)
+    price = free.verdict_.before - free.verdict_.after
+    assert price > 0.01
+    with pytest.warns(ScdroWarning, match="plain model"):
+        none = SecondLook(LogisticRegression(C=0.1), random_state=0, budget=0.0, grid={"C": [1.0]}).fit(X, y)
+    assert "budget" in str(none.verdict_)
+    some = SecondLook(LogisticRegression(C=0.1), random_state=0, budget=1.0).fit(X, y)
+    assert some.verdict_.chosen == free.verdict_.chosen
+
+
+def test_known_groups_choose():
+    X, y, few = hidden_group()
+    names = np.full(600, None, dtype=object)
+    names[:300] = np.where(few[:300], "few", "many")
+    look = SecondLook(LogisticRegression(), groups=names, random_state=0).fit(X, y)
+    assert look.verdict_.helps
+    assert "Worst known group" in str(look.verdict_)
+    frame = pd.DataFrame(X, index=[f"row {i}" for i in range(600)])
+    series = pd.Series(names[:300], index=frame.index[:300])
+    same = SecondLook(LogisticRegression(), groups=series, random_state=0).fit(frame.set_axis(["a", "b"], axis=1), y)
+    assert same.verdict_.gain == pytest.approx(look.verdict_.gain)
+    with pytest.raises(ValueError, match="known groups"):
+        SecondLook(LogisticRegression(), groups=[None] * 600).fit(X, y)
+    with pytest.raises(ValueError, match="one group"):
+        SecondLook(LogisticRegression(), groups=["a"]).fit(X, y)
+
+
+def test_pipelines_searches_and_cross_validation():
+    X, y, few = hidden_group()
+    inside = SecondLook(make_pipeline(StandardScaler(), LogisticRegression()), random_state=0).fit(X, y)
+    assert "logisticregression__C" in inside.verdict_.chosen
+    outside = make_pipeline(StandardScaler(), SecondLook(LogisticRegression(), random_state=0)).fit(X, y)
+    assert outside.score(X[few], y[few]) > 0.9
+    search = GridSearchCV(
+        SecondLook(LogisticRegression(), repeats=1, random_state=0), {"estimator__C": [0.1, 1.0]}, cv=2
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScdroWarning)
+        assert search.fit(X, y).best_score_ > 0.8
+        assert cross_val_score(SecondLook(LogisticRegression(), repeats=1), X, y, cv=2).min() > 0.8
+        over = SecondLook(GridSearchCV(LogisticRegression(), {"C": [0.1, 1.0]}, cv=2), repeats=1, cv=2, random_state=0)
+        assert over.fit(X, y).score(X, y) > 0.8
+    assert clone(inside).get_params()["estimator__logisticregression__C"] == 1.0
+
+
+def test_metadata_routing():
+    X, y, _ = hidden_group(200)
+    weights = np.r_[np.ones(100), np.zeros(100)]
+    with sklearn.config_context(enable_metadata_routing=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScdroWarning)
+        look = SecondLook(LogisticRegression(), repeats=1, random_state=0).set_fit_request(sample_weight=True)
+        scaler = StandardScaler().set_fit_request(sample_weight=False)
+        routed = make_pipeline(scaler, look).fit(X, y, sample_weight=weights)
+    assert (routed[-1].weights_[100:] == 0).all()
+
+
+def test_frames_keep_their_names():
+    X, y, _ = hidden_group(200)
+    frame = pd.DataFrame(X, columns=["shortcut", "rule"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScdroWarning)
+        look = SecondLook(LogisticRegression(), repeats=1, random_state=0).fit(
+            frame, pd.Series(y).map({0: "no", 1: "yes"})
+        )
+    assert look.feature_names_in_.tolist() == ["shortcut", "rule"]
+    assert set(look.predict(frame)) <= {"no", "yes"}
+    with pytest.raises(ValueError, match="feature names"):
+        look.predict(frame[["rule", "shortcut"]])
+
+
+def test_groups_go_to_the_splitter():
+    X, y, _ = hidden_group()
+    seen = []
+
+    class Spy(GroupKFold):
+        def split(self, X, y=None, groups=None):
+            seen.append(np.asarray(groups))
+            return super().split(X, y, groups)
+
+    SecondLook(LogisticRegression(), cv=Spy(3), random_state=0, refuse=False).fit(X, y, groups=np.arange(600) // 3)
+    assert np.array_equal(seen[0], np.arange(600) // 3)
+
+
+def test_other_estimators():
+    X, y, few = hidden_group()
+    forest = SecondLook(
+        RandomForestClassifier(20, max_depth=3, random_state=0), repeats=1, random_state=0, refuse=False
+    )
+    assert forest.fit(X, y).verdict_.chosen == {}
+    svm = SecondLook(LinearSVC(), reference=LogisticRegression(), repeats=1, random_state=0, refuse=False).fit(X, y)
+    assert not hasattr(svm, "predict_proba")
+    assert svm.score(X[few], y[few]) > 0.5
+
+
+def test_many_classes_some_of_them_tiny():
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1, 2, 3], [200, 200, 3, 1])
+    X = rng.normal(size=(404, 4)) + np.eye(4)[y] * 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScdroWarning)
+        look = SecondLook(LogisticRegression(), repeats=1, random_state=0).fit(X, y)
+    assert {2, 3} <= set(look.verdict_.left_alone)
+    assert np.isnan(look.reference_proba_[-1])  # seen by every model
+    assert np.isfinite(look.weights_).all()
+    assert look.weights_.sum() == pytest.approx(404)
+    assert look.predict(X).shape == (404,)
+
+
+def test_regressors():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 1))
+    few = rng.random(400) < 0.1
+    X = np.c_[x, np.where(few, x[:, 0], 0.0)]  # a group with a slope of its own, which a penalty does not fit
+    y = np.where(few, -2.0, 2.0) * x[:, 0] + 0.1 * rng.normal(size=400)
+    look = SecondLook(Ridge(alpha=30.0), random_state=0, refuse=False).fit(X, y)
+    ignorant = np.abs(y - np.median(y)).mean()
+    assert look.weights_ @ look.reference_proba_ / 400 == pytest.approx(ignorant, rel=0.05)
+    assert look.weights_[few].mean() > 3 * look.weights_[~few].mean()
+    error, before = (np.abs(m.predict(X) - y)[few].mean() for m in (look, look.plain_))
+    assert error < 0.7 * before
+    X, y = make_regression(100, 5, noise=1.0, random_state=0)
+    with pytest.warns(ScdroWarning, match="plain model"):
+        assert not SecondLook(LinearRegression(), random_state=0).fit(X, y).verdict_.helps
+
+
+@pytest.mark.parametrize(
+    ("look", "error", "match"),
+    [
+        (SecondLook(KNeighborsClassifier()), TypeError, "sample_weight"),
+        (SecondLook(LinearSVC()), TypeError, "predict_proba"),
+        (SecondLook(StandardScaler()), TypeError, "classifier or regressor"),
+        (SecondLook(make_pipeline(StandardScaler(), KNeighborsClassifier())), TypeError, "sample_weight"),
+        (SecondLook(LogisticRegression(), reference=LinearSVC()), TypeError, "predict_proba"),
+        (SecondLook(LogisticRegression(), rho="quarter"), HyperparameterError, "rho"),
+        (SecondLook(LogisticRegression(), strategy="jtt"), HyperparameterError, "strategy"),
+        (SecondLook(LogisticRegression(), grid="none"), HyperparameterError, "grid"),
+        (SecondLook(LogisticRegression(), cv=1), HyperparameterError, "cv"),
+        (SecondLook(LogisticRegression(), repeats=0), HyperparameterError, "repeats"),
+        (SecondLook(LogisticRegression(), budget=-0.1), HyperparameterError, "budget"),
+    ],
+)
+def test_bad_settings(look, error, match):
+    X, y, _ = hidden_group(60)
+    with pytest.raises(error, match=match):
+        look.fit(X, y)
+
+
+def test_bad_weights():
+    X, y, _ = hidden_group(60)
+    for bad in (np.full(60, np.nan), -np.ones(60), np.zeros(60)):
+        with pytest.raises(ValueError, match=r"weight|NaN"):
+            SecondLook(LogisticRegression()).fit(X, y, sample_weight=bad)
+
+
+def test_saved_without_pickle(looked, tmp_path):
+    skops = pytest.importorskip("skops.io")
+    skops.dump(looked, tmp_path / "look.skops")
+    unknown = skops.get_untrusted_types(file=tmp_path / "look.skops")
+    assert all(name.startswith("scdro.second_look.") for name in unknown)
+    again = skops.load(tmp_path / "look.skops", trusted=unknown)
+    X, _, _ = hidden_group()
+    assert np.array_equal(again.predict_proba(X), looked.predict_proba(X))
+    assert str(again.verdict_) == str(looked.verdict_)
