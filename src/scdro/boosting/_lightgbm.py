@@ -16,7 +16,7 @@ from lightgbm import Booster, CVBooster, Dataset, LGBMClassifier, LGBMRegressor
 
 from scdro.boosting._losses import Array, lightgbm_loss
 from scdro.boosting._metric import RobustValue, check_rho, split_metrics
-from scdro.boosting._worst import worst_case
+from scdro.boosting._worst import first_ratio, worst_case
 
 __all__ = ["KLDROLGBMClassifier", "KLDROLGBMRegressor", "LightGBMWorstCase", "lightgbm_metric", "lightgbm_objective"]
 
@@ -28,8 +28,8 @@ class LightGBMWorstCase:
 
         p  =  argmax_{KL(p, q) <= rho} sum_i p_i l_i,   p_i ~ q_i exp(l_i/lam)
 
-    so that gradients and Hessians are those of the robust value at these p. The first round, which has no losses yet,
-    is LightGBM's own. After each round the samples have their own weights again, and metrics are what they always are.
+    so that gradients and Hessians are those of the robust value at these p. A classifier starts from the constant of
+    least robust value. After each round the samples have their own weights again: metrics are what they always are.
 
     Args:
         rho: radius of the KL ball, >= 0; 0 changes nothing.
@@ -65,22 +65,29 @@ class LightGBMWorstCase:
         data = booster.train_set
         y = data.get_label()
         loss = lightgbm_loss(params, y)
-        if data.get_weight() is None:
-            # The objective reads weights where they were when it was made: make them, then the objective again.
-            data.set_field("weight", np.ones(len(y), dtype=np.float32))
-            booster.reset_parameter({"objective": params["objective"]})
-        if booster.current_iteration() == 0 and data.get_init_score() is None:
-            return
         own = data.get_weight()
+        if own is None:
+            own = np.ones(len(y), dtype=np.float32)
         factor = loss.factor(y)
-        losses = loss.losses(y, booster._Booster__inner_predict(data_idx=0))
-        worst = worst_case(losses, own if factor is None else own * factor, self.rho, start=self.lam)
-        self.lam, self.value = worst.lam, worst.value
-        weight = (own * worst.ratio).astype(np.float32)
+        q = own if factor is None else own * factor
+        first = booster.current_iteration() == 0
+        if first and data.get_init_score() is None and params.get("boost_from_average", True):
+            ratio = first_ratio(loss, y, q, self.rho)
+        else:
+            losses = loss.of_samples(y, booster._Booster__inner_predict(data_idx=0))
+            worst = worst_case(losses, q, self.rho, start=self.lam)
+            ratio, self.lam, self.value = worst.ratio, worst.lam, worst.value
+        weight = own if ratio is None else (own * ratio).astype(np.float32)
 
         def update(*args: Any, **kwargs: Any) -> Any:
             del booster.update  # once: the method is the class's again
             data.set_field("weight", weight)
+            if first and any(data.feature_num_bin(k) for k in range(data.num_feature())):
+                # The objective reads weights, and starts from the average, where they were when it was made. (Where no
+                # column can be split there is nothing to weight, and LightGBM would not make it.)
+                booster.reset_parameter(
+                    {"objective": params["objective"], "num_class": booster.num_model_per_iteration()}
+                )
             try:
                 return booster.update(*args, **kwargs)
             finally:
@@ -118,7 +125,7 @@ def lightgbm_objective(
     def robust(scores: Array, data: Dataset) -> tuple[Array, Array]:
         nonlocal lam
         y, weight = data.get_label(), data.get_weight()
-        worst = worst_case(loss.losses(y, loss.prediction(scores)), weight, rho, start=lam)
+        worst = worst_case(loss.of_samples(y, loss.prediction(scores)), weight, rho, start=lam)
         lam = worst.lam
         share = worst.ratio if weight is None else weight * worst.ratio
         first, second = loss.derivatives(y, scores)

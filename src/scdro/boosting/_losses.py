@@ -44,9 +44,14 @@ class Loss(ABC):
         """What the library predicts where its trees sum to `scores`."""
         return scores
 
+    def of_samples(self, y: Array, prediction: Array) -> Array:
+        """One for each sample, (n,): where it has several targets, their sum."""
+        losses = self.losses(y, prediction)
+        return losses.sum(1) if losses.ndim == 2 else losses
+
     @abstractmethod
     def losses(self, y: Array, prediction: Array) -> Array:
-        """(n,), in double precision."""
+        """In double precision."""
 
     @abstractmethod
     def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
@@ -74,7 +79,14 @@ class Logistic(Loss):
         return p - y, p * (1.0 - p)
 
     def factor(self, y: Array) -> Array | None:
-        return None if self.scale_pos_weight == 1.0 else np.where(y > 0, self.scale_pos_weight, 1.0)
+        if self.scale_pos_weight == 1.0:
+            return None
+        if y.ndim == 2:
+            raise HyperparameterError(
+                f"expected scale_pos_weight=1 where samples have several labels, got {self.scale_pos_weight}: the worst "
+                "case weighs samples, not labels"
+            )
+        return np.where(y > 0, self.scale_pos_weight, 1.0)
 
 
 class Softmax(Loss):
@@ -206,7 +218,16 @@ def _log(p: Array) -> Array:
 # -- by the names that the libraries give them ------------------------------------------------------------------------
 
 # LightGBM's own names and aliases.
-_SQUARED = "regression regression_l2 l2 mean_squared_error mse l2_root root_mean_squared_error rmse".split()
+_SQUARED = [
+    "regression",
+    "regression_l2",
+    "l2",
+    "mean_squared_error",
+    "mse",
+    "l2_root",
+    "root_mean_squared_error",
+    "rmse",
+]
 _LIGHTGBM: dict[str, type[Loss]] = {
     "binary": Logistic,
     **dict.fromkeys(["multiclass", "softmax"], Softmax),

@@ -42,7 +42,7 @@ class RobustValue:
         factor = self.loss.factor(y)
         if factor is not None:
             weight = factor if weight is None else weight * factor
-        return worst_case(self.loss.losses(y, prediction), weight, self.rho, reduce=self.reduce).value
+        return worst_case(self.loss.of_samples(y, prediction), weight, self.rho, reduce=self.reduce).value
 
 
 def radius(name: Any, rho: float) -> float | None:
@@ -61,7 +61,13 @@ def radius(name: Any, rho: float) -> float | None:
 
 def split_metrics(metrics: Any, rho: float) -> tuple[dict[str, float], list[Any]]:
     """Names of ours with their radii, and the library's own metrics, of an `eval_metric`."""
-    given = [] if metrics is None else list(metrics) if isinstance(metrics, Sequence | set) and not isinstance(metrics, str) else [metrics]
+    given = (
+        []
+        if metrics is None
+        else list(metrics)
+        if isinstance(metrics, Sequence | set) and not isinstance(metrics, str)
+        else [metrics]
+    )
     radii = {name: radius(name, rho) for name in given if isinstance(name, str)}
     ours = {name: value for name, value in radii.items() if value is not None}
     return ours, [metric for metric in given if not (isinstance(metric, str) and metric in ours)]

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
 
 from scdro._kl import solve_root
 from scdro._scalar import Scalar
-from scdro.boosting._losses import Array
+from scdro.boosting._losses import Array, Logistic, Loss, OneVsAll, Softmax
 from scdro.errors import NonFiniteLossError
 
-__all__ = ["Reduce", "WorstCase", "alone", "worst_case"]
+__all__ = ["Reduce", "WorstCase", "alone", "first_ratio", "tempered", "worst_case"]
 
 # (values, "sum" or "max") -> the same of all workers, entry by entry.
 Reduce = Callable[[Array, str], Array]
@@ -87,3 +88,58 @@ def worst_case(
     lam = float(solve_root(kl_and_var, mean, std, rho, -_LEAST * mean, start=start, tol=1e-9))
     kl_and_var(lam)
     return WorstCase(np.exp(x / lam) / norm, top + lam * tilted_mean, lam)
+
+
+# -- the first round --------------------------------------------------------------------------------------------------
+
+
+def first_ratio(loss: Loss, y: Array, weight: Array | None, rho: float, reduce: Reduce = alone) -> Array | None:
+    """p_i/q_i before there are losses; None for ones.
+
+    A library starts from the average of the labels by their weights. With these weights that is, for a classifier, the
+    constant of least robust value: where a class is rare, starting from its plain share would give its samples all the
+    weight and a curvature near zero, and Newton's step would overshoot by orders of magnitude.
+    """
+    weight = np.ones(len(y)) if weight is None else weight
+    if isinstance(loss, Logistic) and y.ndim == 1:
+        masses = np.array([_dot(weight, 1.0 - y), _dot(weight, y)])
+        negative, positive = _ratios(reduce(masses, "sum"), rho)
+        return negative + (positive - negative) * y
+    if isinstance(loss, Softmax | OneVsAll):
+        classes = int(reduce(np.array([y.max(initial=0.0)]), "max")[0]) + 1
+        masses = np.bincount(y.astype(np.intp), weight, minlength=classes)
+        ratios: Array = _ratios(reduce(masses, "sum"), rho)[y.astype(np.intp)]
+        return ratios
+    return None
+
+
+def _ratios(masses: Array, rho: float) -> Array:
+    q = masses / masses.sum()
+    return tempered(q, rho) / np.maximum(q, np.finfo(float).tiny)
+
+
+def tempered(q: Array, rho: float) -> Array:
+    r"""The class shares p with which a constant prediction has its least robust value: p_k ~ q_k^a, KL(p, q) = rho.
+
+    The best constant for shares p predicts p, and so has losses -log p_k; their worst case is p_k ~ q_k p_k^(-1/lam).
+    The two are equal at a = lam/(1 + lam). Where even equal shares, a = 0, are within rho, they are the answer.
+
+    Example:
+        >>> tempered(np.array([0.9, 0.1]), rho=0.1).round(3)
+        array([0.74, 0.26])
+    """
+    live = q > 0
+    log_q = np.log(q[live])
+
+    def shares(a: float) -> Array:
+        p: Array = np.exp(a * (log_q - log_q.max()))
+        return p / p.sum()
+
+    def excess(a: float) -> float:
+        p = shares(a)
+        return float(p @ (np.log(np.maximum(p, np.finfo(float).tiny)) - log_q)) - rho
+
+    a = brentq(excess, 0.0, 1.0, xtol=1e-12) if excess(0.0) > 0.0 else 0.0
+    p = np.zeros_like(q)
+    p[live] = shares(a)
+    return p

@@ -18,7 +18,7 @@ from xgboost.callback import TrainingCallback
 
 from scdro.boosting._losses import Array, Loss, xgboost_loss
 from scdro.boosting._metric import RobustValue, check_rho, split_metrics
-from scdro.boosting._worst import worst_case
+from scdro.boosting._worst import first_ratio, worst_case
 from scdro.errors import HyperparameterError
 
 __all__ = ["KLDROXGBClassifier", "KLDROXGBRegressor", "XGBoostWorstCase", "xgboost_metric", "xgboost_objective"]
@@ -32,14 +32,17 @@ def among_workers(values: Array, operation: str) -> Array:
     return collective.allreduce(np.ascontiguousarray(values, dtype=np.float64), op)
 
 
-def _loss_of(booster: Booster) -> Loss:
-    """That of the objective a booster is configured for."""
-    objective = json.loads(booster.save_config())["learner"]["objective"]
+def _configured(booster: Booster) -> tuple[Loss, bool]:
+    """The loss of a booster's objective, and whether it starts from the average."""
+    learner = json.loads(booster.save_config())["learner"]
+    objective = learner["objective"]
     own: dict[str, Any] = {}
     for group in ("reg_loss_param", "quantile_loss_param", "pseudo_huber_param"):
         own |= objective.get(group, {})
-    known = {name: json.loads(own[name]) for name in ("scale_pos_weight", "quantile_alpha", "huber_slope") if name in own}
-    return xgboost_loss(objective["name"], **known)
+    known = {
+        name: json.loads(own[name]) for name in ("scale_pos_weight", "quantile_alpha", "huber_slope") if name in own
+    }
+    return xgboost_loss(objective["name"], **known), learner["learner_model_param"]["boost_from_average"] == "1"
 
 
 class XGBoostWorstCase(TrainingCallback):
@@ -49,8 +52,8 @@ class XGBoostWorstCase(TrainingCallback):
 
         p  =  argmax_{KL(p, q) <= rho} sum_i p_i l_i,   p_i ~ q_i exp(l_i/lam)
 
-    so that gradients and Hessians are those of the robust value at these p. The first round, which has no losses yet,
-    is XGBoost's own. After each round the samples have their own weights again, and metrics are what they always are.
+    so that gradients and Hessians are those of the robust value at these p. A classifier starts from the constant of
+    least robust value. After each round the samples have their own weights again: metrics are what they always are.
     Works in `xgboost.train`, `xgboost.cv` and, for the worst case over all workers, `xgboost.dask`.
 
     Args:
@@ -74,11 +77,12 @@ class XGBoostWorstCase(TrainingCallback):
         self.lam: float | None = None
         self.value = float("nan")
         self._loss: Loss | None = None
+        self._from_average = True
 
     def before_training(self, model: Any) -> Any:
         self.lam = None
         if self.rho > 0.0:
-            self._loss = _loss_of(_boosters(model)[0])
+            self._loss, self._from_average = _configured(_boosters(model)[0])
         return model
 
     def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
@@ -96,12 +100,8 @@ class XGBoostWorstCase(TrainingCallback):
                     "expected one of XGBoost's own objectives, got a function; weigh its gradients by "
                     "scdro.worst_case, or use xgboost_objective"
                 )
-            weight = self._weight(booster, data)
-            if weight is None:
-                booster.update(data, iteration)
-                return
             own = data.get_weight()
-            data.set_weight(weight)
+            data.set_weight(self._weight(booster, data))
             try:
                 booster.update(data, iteration)
             finally:
@@ -109,20 +109,22 @@ class XGBoostWorstCase(TrainingCallback):
 
         booster.update = update
 
-    def _weight(self, booster: Booster, data: DMatrix) -> Array | None:
-        """The weights of the next round; None for the data's own."""
+    def _weight(self, booster: Booster, data: DMatrix) -> Array:
+        """The weights of the next round."""
         assert self._loss is not None
-        if booster.num_boosted_rounds() == 0 and not data.get_base_margin().size:
-            return None
         y, own = data.get_label(), data.get_weight()
-        base = own if own.size else np.ones(len(y), dtype=np.float32)
+        if not own.size:
+            own = np.ones(len(y), dtype=np.float32)
         factor = self._loss.factor(y)
+        q = own if factor is None else own * factor
+        if booster.num_boosted_rounds() == 0 and self._from_average and not data.get_base_margin().size:
+            ratio = first_ratio(self._loss, y, q, self.rho, among_workers)
+            return own if ratio is None else own * ratio
         scores = booster.predict(data, output_margin=True).astype(np.float64)
-        losses = self._loss.losses(y, self._loss.prediction(scores))
-        q = base if factor is None else base * factor
+        losses = self._loss.of_samples(y, self._loss.prediction(scores))
         worst = worst_case(losses, q, self.rho, start=self.lam, reduce=among_workers)
         self.lam, self.value = worst.lam, worst.value
-        return base * worst.ratio
+        return own * worst.ratio
 
 
 def _boosters(model: Any) -> list[Booster]:
@@ -157,7 +159,7 @@ def xgboost_objective(
         nonlocal lam
         y, weight, double = data.get_label(), data.get_weight(), scores.astype(np.float64)
         base = weight if weight.size else np.ones(len(y), dtype=np.float32)
-        worst = worst_case(loss.losses(y, loss.prediction(double)), base, rho, start=lam, reduce=among_workers)
+        worst = worst_case(loss.of_samples(y, loss.prediction(double)), base, rho, start=lam, reduce=among_workers)
         lam = worst.lam
         share = base * worst.ratio
         first, second = loss.derivatives(y, double)
@@ -228,7 +230,9 @@ class _Named:
     def __call__(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> float:
         params = self.model.get_params()
         many = getattr(self.model, "n_classes_", 2) > 2
-        known = {name: params[name] for name in ("scale_pos_weight", "quantile_alpha", "huber_slope") if params.get(name)}
+        known = {
+            name: params[name] for name in ("scale_pos_weight", "quantile_alpha", "huber_slope") if params.get(name)
+        }
         loss = xgboost_loss("multi:softprob" if many else params["objective"], **known)
         return RobustValue(self.__name__, self.rho, loss, reduce=among_workers)(y_true, y_pred, sample_weight)
 
