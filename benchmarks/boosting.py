@@ -82,25 +82,12 @@ def read(path: Path, **kwargs: Any) -> pd.DataFrame:
     return frame
 
 
+ADULT = ["age", "workclass", "fnlwgt", "education", "education_num", "marital", "occupation", "relationship"]
+ADULT += ["race", "sex", "gain", "loss", "hours", "country", "y"]
+
+
 def adult(data: Path) -> Table:
-    names = [
-        "age",
-        "workclass",
-        "fnlwgt",
-        "education",
-        "education_num",
-        "marital",
-        "occupation",
-        "relationship",
-        "race",
-        "sex",
-        "gain",
-        "loss",
-        "hours",
-        "country",
-        "y",
-    ]
-    settings: dict[str, Any] = {"names": names, "skipinitialspace": True, "na_values": "?"}
+    settings: dict[str, Any] = {"names": ADULT, "skipinitialspace": True, "na_values": "?"}
     train = pd.read_csv(data / "adult.data.gz", **settings)
     test = pd.read_csv(data / "adult.test.gz", skiprows=1, **settings)
     frame = pd.concat([train, test], ignore_index=True)
@@ -434,12 +421,8 @@ def report(path: Path, costs: Path) -> str:
         ("Classification", CLASSIFICATION, COLUMNS),
         ("Wages: log income, years up to 2000 against later ones", {"wages": wages}, WAGES),
     ):
-        lines += [
-            f"## {title}",
-            "",
-            f"| table | method | rho | {' | '.join(columns)} | seeds |",
-            "|---" * (len(columns) + 4) + "|",
-        ]
+        lines += [f"## {title}", "", f"| table | method | rho | {' | '.join(columns)} | seeds |"]
+        lines.append("|---" * (len(columns) + 4) + "|")
         for name in tables:
             lines += _rows(frame[frame["table"] == name], name, columns)
         lines.append("")
@@ -476,7 +459,7 @@ def _by_year(own: pd.DataFrame) -> Iterator[str]:
 
 
 def _costs(frame: pd.DataFrame) -> Iterator[str]:
-    yield "| library | objective | seconds a round | against built-in | against custom | peak memory, MB | against custom |"
+    yield "| library | objective | seconds a round | against built-in | against custom | peak MB | against custom |"
     yield "|---|---|---|---|---|---|---|"
     best = frame.assign(each=frame["seconds"] / frame["rounds"]).groupby(["library", "kind"])[["each", "MB"]].min()
     for library, kind in product(("lightgbm", "xgboost"), COSTS):

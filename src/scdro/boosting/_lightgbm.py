@@ -85,9 +85,8 @@ class LightGBMWorstCase:
             if first and any(data.feature_num_bin(k) for k in range(data.num_feature())):
                 # The objective reads weights, and starts from the average, where they were when it was made. (Where no
                 # column can be split there is nothing to weight, and LightGBM would not make it.)
-                booster.reset_parameter(
-                    {"objective": params["objective"], "num_class": booster.num_model_per_iteration()}
-                )
+                again = {"objective": params["objective"], "num_class": booster.num_model_per_iteration()}
+                booster.reset_parameter(again)
             try:
                 return booster.update(*args, **kwargs)
             finally:

@@ -83,8 +83,8 @@ class Logistic(Loss):
             return None
         if y.ndim == 2:
             raise HyperparameterError(
-                f"expected scale_pos_weight=1 where samples have several labels, got {self.scale_pos_weight}: the worst "
-                "case weighs samples, not labels"
+                f"expected scale_pos_weight=1 where samples have several labels, got {self.scale_pos_weight}: the "
+                "worst case weighs samples, not labels"
             )
         return np.where(y > 0, self.scale_pos_weight, 1.0)
 
@@ -218,7 +218,8 @@ def _log(p: Array) -> Array:
 # -- by the names that the libraries give them ------------------------------------------------------------------------
 
 # LightGBM's own names and aliases.
-_SQUARED = [
+_SQUARED = ["regression", "regression_l2", "l2", "mean_squared_error", "mse"]
+_SQUARED += ["l2_root", "root_mean_squared_error", "rmse"]
     "regression",
     "regression_l2",
     "l2",
@@ -290,7 +291,7 @@ def _kind(objective: Any, known: Mapping[str, type[Loss]], library: str) -> type
     if not isinstance(objective, str) or objective not in known:
         name = objective if isinstance(objective, str) else f"the function {getattr(objective, '__name__', objective)}"
         raise HyperparameterError(
-            f"expected one of {library}'s objectives {', '.join(known)}, got {name}; the worst case needs the losses of "
-            "samples, and knows those of these only (rho=0 takes any)"
+            f"expected one of {library}'s objectives {', '.join(known)}, got {name}; the worst case needs the losses "
+            "of samples, and knows those of these only (rho=0 takes any)"
         )
     return known[objective]

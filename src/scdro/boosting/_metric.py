@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -61,13 +60,12 @@ def radius(name: Any, rho: float) -> float | None:
 
 def split_metrics(metrics: Any, rho: float) -> tuple[dict[str, float], list[Any]]:
     """Names of ours with their radii, and the library's own metrics, of an `eval_metric`."""
-    given = (
-        []
-        if metrics is None
-        else list(metrics)
-        if isinstance(metrics, Sequence | set) and not isinstance(metrics, str)
-        else [metrics]
-    )
-    radii = {name: radius(name, rho) for name in given if isinstance(name, str)}
-    ours = {name: value for name, value in radii.items() if value is not None}
-    return ours, [metric for metric in given if not (isinstance(metric, str) and metric in ours)]
+    given = [] if metrics is None else list(metrics) if isinstance(metrics, list | tuple | set) else [metrics]
+    ours, others = {}, []
+    for metric in given:
+        asked = radius(metric, rho)
+        if asked is None:
+            others.append(metric)
+        else:
+            ours[metric] = asked
+    return ours, others

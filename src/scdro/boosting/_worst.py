@@ -126,7 +126,7 @@ def tempered(q: Array, rho: float) -> Array:
 
     Example:
         >>> tempered(np.array([0.9, 0.1]), rho=0.1).round(3)
-        array([0.74, 0.26])
+        array([0.743, 0.257])
     """
     live = q > 0
     log_q = np.log(q[live])

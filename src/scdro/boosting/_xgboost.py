@@ -23,6 +23,8 @@ from scdro.errors import HyperparameterError
 
 __all__ = ["KLDROXGBClassifier", "KLDROXGBRegressor", "XGBoostWorstCase", "xgboost_metric", "xgboost_objective"]
 
+_SETTINGS = ("scale_pos_weight", "quantile_alpha", "huber_slope")  # that a loss depends on
+
 
 def among_workers(values: Array, operation: str) -> Array:
     """The sum or maximum over the workers of `xgboost.dask`; over one process, itself."""
@@ -39,9 +41,7 @@ def _configured(booster: Booster) -> tuple[Loss, bool]:
     own: dict[str, Any] = {}
     for group in ("reg_loss_param", "quantile_loss_param", "pseudo_huber_param"):
         own |= objective.get(group, {})
-    known = {
-        name: json.loads(own[name]) for name in ("scale_pos_weight", "quantile_alpha", "huber_slope") if name in own
-    }
+    known = {name: json.loads(own[name]) for name in _SETTINGS if name in own}
     return xgboost_loss(objective["name"], **known), learner["learner_model_param"]["boost_from_average"] == "1"
 
 
@@ -230,9 +230,7 @@ class _Named:
     def __call__(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> float:
         params = self.model.get_params()
         many = getattr(self.model, "n_classes_", 2) > 2
-        known = {
-            name: params[name] for name in ("scale_pos_weight", "quantile_alpha", "huber_slope") if params.get(name)
-        }
+        known = {name: params[name] for name in _SETTINGS if params.get(name) is not None}
         loss = xgboost_loss("multi:softprob" if many else params["objective"], **known)
         return RobustValue(self.__name__, self.rho, loss, reduce=among_workers)(y_true, y_pred, sample_weight)
 
