@@ -220,15 +220,6 @@ def _log(p: Array) -> Array:
 # LightGBM's own names and aliases.
 _SQUARED = ["regression", "regression_l2", "l2", "mean_squared_error", "mse"]
 _SQUARED += ["l2_root", "root_mean_squared_error", "rmse"]
-    "regression",
-    "regression_l2",
-    "l2",
-    "mean_squared_error",
-    "mse",
-    "l2_root",
-    "root_mean_squared_error",
-    "rmse",
-]
 _LIGHTGBM: dict[str, type[Loss]] = {
     "binary": Logistic,
     **dict.fromkeys(["multiclass", "softmax"], Softmax),
