@@ -35,7 +35,7 @@ LEVELS = [
     {"_buffers", "_plateau"},
     {"_state"},
     {"loss", "evaluation", "metrics", "optim", "contrastive", "data"},
-    {"linear_model"},
+    {"linear_model", "boosting"},
     {"integrations", "application"},
     {"cli"},
     {"__main__", "__init__"},

@@ -105,7 +105,7 @@ _NAMES = {
     ),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
-_MODULES = (*_NAMES, "contrastive", "data", "distributed", "linear_model", "metrics")
+_MODULES = (*_NAMES, "boosting", "contrastive", "data", "distributed", "linear_model", "metrics")
 
 
 def __getattr__(name: str) -> Any:

@@ -59,9 +59,9 @@ class LightGBMWorstCase:
         if self.rho == 0.0:
             return
         for booster in env.model.boosters if isinstance(env.model, CVBooster) else [env.model]:
-            self._weigh_next_round(booster, env.params)
+            self._weigh_next_round(booster, env.params, first=env.iteration == env.begin_iteration)
 
-    def _weigh_next_round(self, booster: Booster, params: dict[str, Any]) -> None:
+    def _weigh_next_round(self, booster: Booster, params: dict[str, Any], first: bool) -> None:
         data = booster.train_set
         y = data.get_label()
         loss = lightgbm_loss(params, y)
@@ -70,7 +70,6 @@ class LightGBMWorstCase:
             own = np.ones(len(y), dtype=np.float32)
         factor = loss.factor(y)
         q = own if factor is None else own * factor
-        first = booster.current_iteration() == 0
         if first and data.get_init_score() is None and params.get("boost_from_average", True):
             ratio = first_ratio(loss, y, q, self.rho)
         else:
@@ -85,7 +84,10 @@ class LightGBMWorstCase:
             if first and any(data.feature_num_bin(k) for k in range(data.num_feature())):
                 # The objective reads weights, and starts from the average, where they were when it was made. (Where no
                 # column can be split there is nothing to weight, and LightGBM would not make it.)
-                again = {"objective": params["objective"], "num_class": booster.num_model_per_iteration()}
+                again = {
+                    "objective": params.get("objective") or "regression",
+                    "num_class": booster.num_model_per_iteration(),
+                }
                 booster.reset_parameter(again)
             try:
                 return booster.update(*args, **kwargs)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, softmax, xlogy
+from scipy.special import expit, softmax, xlogy  # untyped: their results are arrays
 
 from scdro.errors import DataError, HyperparameterError
 
@@ -46,7 +46,8 @@ class Loss(ABC):
 
     def of_samples(self, y: Array, prediction: Array) -> Array:
         """One for each sample, (n,): where it has several targets, their sum."""
-        losses = self.losses(y, prediction)
+        with np.errstate(over="ignore", invalid="ignore"):  # the worst case tells of losses that are not finite
+            losses = self.losses(y, prediction)
         return losses.sum(1) if losses.ndim == 2 else losses
 
     @abstractmethod
@@ -244,7 +245,11 @@ _XGBOOST: dict[str, type[Loss]] = {
 
 def lightgbm_loss(params: Mapping[str, Any], y: Array | None = None) -> Loss:
     """The loss of LightGBM's parameters; with `is_unbalance`, the labels y say how much positives count."""
-    kind = _kind(params.get("objective", "regression"), _LIGHTGBM, "LightGBM")
+    kind = _kind(params.get("objective") or "regression", _LIGHTGBM, "LightGBM")
+    if "rf" in (params.get(name) for name in ("boosting", "boosting_type", "boost")):
+        raise HyperparameterError(
+            'expected boosting "gbdt" or "dart", got "rf": a forest takes its gradients only once'
+        )
     if params.get("reg_sqrt"):
         raise HyperparameterError("expected reg_sqrt=False, got True; fit the square roots of y instead")
     if kind is Logistic:

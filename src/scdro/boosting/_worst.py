@@ -56,18 +56,19 @@ def worst_case(
     """Exact, up to rounding; `weight` is q up to a factor, `start` a guess of lam, `reduce` joins workers."""
     weight = np.ones(len(losses)) if weight is None else weight.astype(np.float64)
     live = losses if weight.all() else losses[weight > 0]
-    top = float(reduce(np.array([live.max(initial=-math.inf)]), "max")[0])
-    mass = float(reduce(np.array([weight.sum()]), "sum")[0])
-    q = weight / mass if mass > 0 else weight
-    x = np.minimum(losses - top, 0.0)  # above the top are only samples of weight zero
-    mean, square, mass = (float(total) for total in reduce(np.array([_dot(q, x), _dot(q, x * x), q.sum()]), "sum"))
-    if not math.isfinite(top + mean):
+    diverged = not np.isfinite(live).all()
+    top, somewhere = reduce(np.array([live.max(initial=-math.inf), diverged], dtype=np.float64), "max")
+    if somewhere:
         raise NonFiniteLossError(
-            f"expected finite losses, got a hardest one of {top} and a mean of {top + mean}; the model diverges: lower "
-            "learning_rate, or scale y"
+            "expected finite losses, got NaN or infinite ones: the model diverges; lower learning_rate, or scale y"
         )
+    mass = float(reduce(np.array([weight.sum()]), "sum")[0])
+    if mass == 0.0:
+        return WorstCase(np.ones_like(losses), math.nan, math.inf)
+    q, x = weight / mass, np.minimum(losses - top, 0.0)  # above the top are only samples of weight zero
+    mean, square, mass = (float(total) for total in reduce(np.array([_dot(q, x), _dot(q, x * x), q.sum()]), "sum"))
     if rho == 0.0 or mean == 0.0:
-        return WorstCase(np.ones_like(x), top + mean, math.inf)
+        return WorstCase(np.ones_like(x), float(top) + mean, math.inf)
 
     norm, tilted_mean = 1.0, mean
 
@@ -87,7 +88,7 @@ def worst_case(
     std = math.sqrt(max(square - mean**2, 0.0))
     lam = float(solve_root(kl_and_var, mean, std, rho, -_LEAST * mean, start=start, tol=1e-9))
     kl_and_var(lam)
-    return WorstCase(np.exp(x / lam) / norm, top + lam * tilted_mean, lam)
+    return WorstCase(np.exp(x / lam) / norm, float(top) + lam * tilted_mean, lam)
 
 
 # -- the first round --------------------------------------------------------------------------------------------------

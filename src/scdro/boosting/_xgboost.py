@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from xgboost import Booster, DMatrix, XGBClassifier, XGBRegressor, collective
 from xgboost.callback import TrainingCallback
+from xgboost.core import XGBoostError
 
 from scdro.boosting._losses import Array, Loss, xgboost_loss
 from scdro.boosting._metric import RobustValue, check_rho, split_metrics
@@ -31,7 +32,13 @@ def among_workers(values: Array, operation: str) -> Array:
     if collective.get_world_size() == 1:
         return values
     op = collective.Op.SUM if operation == "sum" else collective.Op.MAX
-    return collective.allreduce(np.ascontiguousarray(values, dtype=np.float64), op)
+    try:
+        return collective.allreduce(np.ascontiguousarray(values, dtype=np.float64), op)
+    except XGBoostError as error:
+        raise RuntimeError(
+            f"expected an answer from all {collective.get_world_size()} workers, got none from some: one has died or "
+            "raised an error of its own; look at the workers' logs, and train again"
+        ) from error
 
 
 def _configured(booster: Booster) -> tuple[Loss, bool]:
