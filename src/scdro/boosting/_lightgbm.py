@@ -84,11 +84,8 @@ class LightGBMWorstCase:
             if first and any(data.feature_num_bin(k) for k in range(data.num_feature())):
                 # The objective reads weights, and starts from the average, where they were when it was made. (Where no
                 # column can be split there is nothing to weight, and LightGBM would not make it.)
-                again = {
-                    "objective": params.get("objective") or "regression",
-                    "num_class": booster.num_model_per_iteration(),
-                }
-                booster.reset_parameter(again)
+                objective = params.get("objective") or "regression"
+                booster.reset_parameter({"objective": objective, "num_class": booster.num_model_per_iteration()})
             try:
                 return booster.update(*args, **kwargs)
             finally:

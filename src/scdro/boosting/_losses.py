@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, softmax, xlogy  # untyped: their results are arrays
+from scipy.special import expit, softmax, xlogy
 
 from scdro.errors import DataError, HyperparameterError
 
@@ -35,6 +35,16 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
+
+
+def _sigmoid(scores: Array) -> Array:
+    p: Array = expit(scores)
+    return p
+
+
+def _softmax(scores: Array) -> Array:
+    p: Array = softmax(scores, axis=1)
+    return p
 
 
 class Loss(ABC):
@@ -69,14 +79,14 @@ class Logistic(Loss):
     scale_pos_weight: float = 1.0
 
     def prediction(self, scores: Array) -> Array:
-        return expit(scores)
+        return _sigmoid(scores)
 
     def losses(self, y: Array, prediction: Array) -> Array:
         p, not_p = _log(prediction), _log(1.0 - prediction)
         return -(y * p + (1.0 - y) * not_p)
 
     def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
-        p = expit(scores)
+        p = _sigmoid(scores)
         return p - y, p * (1.0 - p)
 
     def factor(self, y: Array) -> Array | None:
@@ -94,7 +104,7 @@ class Softmax(Loss):
     """-log p_y, p = softmax(scores); scores and probabilities are (n, classes)."""
 
     def prediction(self, scores: Array) -> Array:
-        return softmax(scores, axis=1)
+        return _softmax(scores)
 
     def losses(self, y: Array, prediction: Array) -> Array:
         if prediction.ndim != 2:
@@ -105,7 +115,7 @@ class Softmax(Loss):
         return -_log(np.take_along_axis(prediction, y.astype(np.intp)[:, None], 1)[:, 0])
 
     def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
-        p = softmax(scores, axis=1)
+        p = _softmax(scores)
         second = p * (1.0 - p)
         p[np.arange(len(y)), y.astype(np.intp)] -= 1.0
         return p, second
@@ -115,14 +125,14 @@ class OneVsAll(Loss):
     """The logistic losses of all classes, each against the rest, summed."""
 
     def prediction(self, scores: Array) -> Array:
-        return expit(scores)
+        return _sigmoid(scores)
 
     def losses(self, y: Array, prediction: Array) -> Array:
         own = y[:, None] == np.arange(prediction.shape[1])
-        return -_log(np.where(own, prediction, 1.0 - prediction)).sum(1)
+        return np.asarray(-_log(np.where(own, prediction, 1.0 - prediction)).sum(1))
 
     def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
-        p = expit(scores)
+        p = _sigmoid(scores)
         return p - (y[:, None] == np.arange(p.shape[1])), p * (1.0 - p)
 
 
@@ -200,7 +210,8 @@ class Poisson(Loss):
 
     def losses(self, y: Array, prediction: Array) -> Array:
         y = y.astype(np.float64)
-        return np.maximum(xlogy(y, y) - y * _log(prediction) - y + prediction, 0.0)
+        entropy: Array = xlogy(y, y)
+        return np.maximum(entropy - y * _log(prediction) - y + prediction, 0.0)
 
     def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
         mean = np.exp(scores)
@@ -213,7 +224,7 @@ def _residual(y: Array, prediction: Array) -> Array:
 
 def _log(p: Array) -> Array:
     """log p, where p has rounded to zero that of the last bit: a confident mistake costs much, not everything."""
-    return np.log(np.maximum(p, np.finfo(p.dtype).eps), dtype=np.float64)
+    return np.asarray(np.log(np.maximum(p, np.finfo(p.dtype).eps), dtype=np.float64))
 
 
 # -- by the names that the libraries give them ------------------------------------------------------------------------
@@ -247,9 +258,7 @@ def lightgbm_loss(params: Mapping[str, Any], y: Array | None = None) -> Loss:
     """The loss of LightGBM's parameters; with `is_unbalance`, the labels y say how much positives count."""
     kind = _kind(params.get("objective") or "regression", _LIGHTGBM, "LightGBM")
     if "rf" in (params.get(name) for name in ("boosting", "boosting_type", "boost")):
-        raise HyperparameterError(
-            'expected boosting "gbdt" or "dart", got "rf": a forest takes its gradients only once'
-        )
+        raise HyperparameterError('expected boosting "gbdt" or "dart", got "rf": a forest takes gradients only once')
     if params.get("reg_sqrt"):
         raise HyperparameterError("expected reg_sqrt=False, got True; fit the square roots of y instead")
     if kind is Logistic:
