@@ -230,7 +230,7 @@ def dro_fit(library: str) -> Callable[..., Fitted]:
 def codes(X: pd.DataFrame) -> np.ndarray:
     """Numbers only: categories by their code, missing values as -1."""
     numbers = X.apply(lambda column: column.cat.codes if isinstance(column.dtype, pd.CategoricalDtype) else column)
-    return numbers.fillna(-1).to_numpy(np.float32)
+    return np.asarray(numbers.fillna(-1).to_numpy(np.float32))
 
 
 METHODS: dict[str, Callable[..., Fitted]] = {
@@ -245,7 +245,7 @@ METHODS: dict[str, Callable[..., Fitted]] = {
 
 
 def log_losses(p: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return -np.log(np.maximum(p[np.arange(len(y)), y].astype(float), 1e-15))
+    return np.asarray(-np.log(np.maximum(p[np.arange(len(y)), y].astype(float), 1e-15)))
 
 
 def worst(losses: np.ndarray, share: float = 0.05) -> float:

@@ -68,7 +68,7 @@ def test_every_public_module_has_a_page():
     index = (ROOT / "docs" / "api" / "index.md").read_text()
     assert set(re.findall(r"\]\(([\w.]+)\.md\)", index)) == set(PAGES)
     offered = ["optim", "functional", "errors", "distributed"]
-    for name in ("contrastive", "data", "linear_model", "metrics"):
+    for name in ("boosting", "contrastive", "data", "linear_model", "metrics"):
         assert getattr(scdro, name)
         offered.append(name)
     assert {"scdro", *offered, *OPTIONAL} == set(PAGES)

@@ -206,12 +206,13 @@ class Poisson(Loss):
     """y log(y/mean) - y + mean, mean = exp(score): half the deviance, the likelihood less that of a perfect fit."""
 
     def prediction(self, scores: Array) -> Array:
-        return np.exp(scores)
+        with np.errstate(over="ignore"):  # of a model that diverges, as the worst case will tell
+            return np.exp(scores)
 
     def losses(self, y: Array, prediction: Array) -> Array:
         y = y.astype(np.float64)
         entropy: Array = xlogy(y, y)
-        return np.maximum(entropy - y * _log(prediction) - y + prediction, 0.0)
+        return np.asarray(np.maximum(entropy - y * _log(prediction) - y + prediction, 0.0))
 
     def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
         mean = np.exp(scores)

@@ -105,18 +105,17 @@ def first_ratio(loss: Loss, y: Array, weight: Array | None, rho: float, reduce: 
     if isinstance(loss, Logistic) and y.ndim == 1:
         masses = np.array([_dot(weight, 1.0 - y), _dot(weight, y)])
         negative, positive = _ratios(reduce(masses, "sum"), rho)
-        return negative + (positive - negative) * y
+        return np.asarray(negative + (positive - negative) * y)
     if isinstance(loss, Softmax | OneVsAll):
         classes = int(reduce(np.array([y.max(initial=0.0)]), "max")[0]) + 1
         masses = np.bincount(y.astype(np.intp), weight, minlength=classes)
-        ratios: Array = _ratios(reduce(masses, "sum"), rho)[y.astype(np.intp)]
-        return ratios
+        return np.asarray(_ratios(reduce(masses, "sum"), rho)[y.astype(np.intp)])
     return None
 
 
 def _ratios(masses: Array, rho: float) -> Array:
     q = masses / masses.sum()
-    return tempered(q, rho) / np.maximum(q, np.finfo(float).tiny)
+    return np.asarray(tempered(q, rho) / np.maximum(q, np.finfo(float).tiny))
 
 
 def tempered(q: Array, rho: float) -> Array:
@@ -133,8 +132,8 @@ def tempered(q: Array, rho: float) -> Array:
     log_q = np.log(q[live])
 
     def shares(a: float) -> Array:
-        p: Array = np.exp(a * (log_q - log_q.max()))
-        return p / p.sum()
+        p = np.exp(a * (log_q - log_q.max()))
+        return np.asarray(p / p.sum())
 
     def excess(a: float) -> float:
         p = shares(a)

@@ -33,7 +33,8 @@ def among_workers(values: Array, operation: str) -> Array:
         return values
     op = collective.Op.SUM if operation == "sum" else collective.Op.MAX
     try:
-        return collective.allreduce(np.ascontiguousarray(values, dtype=np.float64), op)
+        total: Array = collective.allreduce(np.ascontiguousarray(values, dtype=np.float64), op)
+        return total
     except XGBoostError as error:
         raise RuntimeError(
             f"expected an answer from all {collective.get_world_size()} workers, got none from some: one has died or "
@@ -126,12 +127,12 @@ class XGBoostWorstCase(TrainingCallback):
         q = own if factor is None else own * factor
         if booster.num_boosted_rounds() == 0 and self._from_average and not data.get_base_margin().size:
             ratio = first_ratio(self._loss, y, q, self.rho, among_workers)
-            return own if ratio is None else own * ratio
+            return np.asarray(own if ratio is None else own * ratio)
         scores = booster.predict(data, output_margin=True).astype(np.float64)
         losses = self._loss.of_samples(y, self._loss.prediction(scores))
         worst = worst_case(losses, q, self.rho, start=self.lam, reduce=among_workers)
         self.lam, self.value = worst.lam, worst.value
-        return own * worst.ratio
+        return np.asarray(own * worst.ratio)
 
 
 def _boosters(model: Any) -> list[Booster]:
