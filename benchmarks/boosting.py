@@ -322,7 +322,7 @@ def run_all(args: argparse.Namespace) -> None:
     done = {(r["table"], r["method"], r["rho"], r["seed"]) for r in records(args.out)}
     for name in args.tables:
         table = None
-        for method, rho, seed in product(args.methods, args.rho, range(args.seeds)):
+        for method, seed, rho in product(args.methods, range(args.seeds), args.rho):
             key = (name, method, 0.0 if method.startswith("dro-") else rho, seed)
             if key in done or (method.startswith("dro-") and name in ("covertype", "wages")):
                 continue
@@ -398,7 +398,8 @@ def _trivial(y: np.ndarray) -> Callable[[np.ndarray, Any], tuple[np.ndarray, np.
 
 def cost_all(args: argparse.Namespace) -> None:
     """Each fit in a process of its own, so that its peak of memory is its own."""
-    for repeat, library, kind in product(range(args.repeats), ("lightgbm", "xgboost"), COSTS):
+    libraries = [method for method in args.methods if not method.startswith("dro-")]
+    for repeat, library, kind in product(range(args.repeats), libraries, COSTS):
         command = [sys.executable, __file__, "cost", "--data", str(args.data), "--rounds", str(args.rounds)]
         line = subprocess.run([*command, "--only", library, kind], check=True, capture_output=True, text=True).stdout
         record = json.loads(line.splitlines()[-1]) | {"repeat": repeat}
