@@ -32,7 +32,7 @@ LEVELS = [
     {"_kl", "_validation"},
     {"distributed"},
     {"temperature", "functional"},
-    {"_buffers", "_plateau"},
+    {"_buffers", "_group_metrics", "_plateau"},
     {"_state"},
     {"loss", "evaluation", "metrics", "optim", "contrastive", "data"},
     {"linear_model", "boosting"},

@@ -10,6 +10,8 @@ import polars as pl
 import pytest
 from scipy.special import expit
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV
 from tables import frame, table, worst_weights
 
@@ -274,6 +276,16 @@ def test_a_search_over_the_radius():
     X, y, _ = table(200)
     search = GridSearchCV(KLDROLGBMClassifier(**QUIET), {"rho": [0.0, 0.1], "num_leaves": [4]}, cv=2).fit(X, y)
     assert search.best_params_["rho"] in (0.0, 0.1)
+
+
+def test_recalibrated_out_of_fold():
+    X, y, _ = table(2000)
+    y = y | (X[:, 0] > -1)  # rarer
+    train, test = slice(0, 1200), slice(1200, None)
+    robust = KLDROLGBMClassifier(rho=0.5, **{**QUIET, "n_estimators": 40}).fit(X[train], y[train])
+    for method in ("isotonic", "sigmoid"):
+        calibrated = CalibratedClassifierCV(clone(robust), method=method, cv=4).fit(X[train], y[train])
+        assert log_loss(y[test], calibrated.predict_proba(X[test])) < log_loss(y[test], robust.predict_proba(X[test]))
 
 
 # -- loops of one's own -----------------------------------------------------------------------------------------------
