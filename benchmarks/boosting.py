@@ -8,7 +8,7 @@ Six tables to classify (FOLDER holds adult.data.gz and so on), and wages to pred
 on a validation set by its own metric, searches the same learning rates and numbers of leaves, and the setting that is
 best by that metric on the validation set is tested. Seeds change the split and the model. Adult has a test set of its
 own; crashes, NHANES and wages are split by time; diabetes130 by patient. Of Covertype's 581,012 rows a sample serves:
-`--covertype` rows, 20,000 unless told otherwise, of which a fifth for the search, at most 100 rounds, and 50,000 rows to
+`--covertype` rows, 20,000 unless told otherwise, a fifth of them for the search, at most 100 rounds, and 50,000 rows to
 test.
 
 `dro`'s KLDRO_LGBM and KLDRO_XGB, where importable, have neither early stopping, nor missing values, nor categories, nor

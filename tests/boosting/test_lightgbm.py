@@ -215,6 +215,8 @@ def test_a_metric_among_the_parameters_stays():
     X, y, _ = table()
     model = KLDROLGBMClassifier(rho=0.2, metric="auc", **QUIET).fit(X, y, eval_set=[(X, y)])
     assert set(model.evals_result_["training"]) == {"auc"}
+    model.fit(X, y, eval_set=[(X, y)], eval_metric="robust@1")
+    assert set(model.evals_result_["training"]) == {"auc", "robust@1"}
 
 
 def test_categories_missing_values_and_names_of_columns():

@@ -12,7 +12,7 @@ from sklearn.metrics import (
 
 from scdro.boosting import _losses as module
 from scdro.boosting._losses import lightgbm_loss, xgboost_loss
-from scdro.boosting._worst import worst_case
+from scdro.boosting._worst import worst_ratio
 from scdro.errors import DataError, HyperparameterError
 
 RNG = np.random.default_rng(0)
@@ -38,7 +38,7 @@ CASES = {
 def test_derivatives_of_the_robust_value_at_fixed_weights(case):
     loss, y, k, curved = CASES[case]
     scores = RNG.normal(size=(40, k) if k > 1 else 40)
-    p = worst_case(loss.of_samples(y, loss.prediction(scores)), None, 0.3).ratio / 40
+    p = worst_ratio(loss.of_samples(y, loss.prediction(scores)), None, 0.3).ratio / 40
 
     def value(scores):
         return p @ loss.of_samples(y, loss.prediction(scores))

@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 
 import scdro
 from scdro.boosting._losses import Logistic, Softmax, Squared
-from scdro.boosting._worst import first_ratio, tempered, worst_case
+from scdro.boosting._worst import first_ratio, tempered, worst_ratio
 from scdro.errors import NonFiniteLossError
 
 RNG = np.random.default_rng(0)
@@ -36,7 +36,7 @@ def test_lam_is_the_root_of_kl(rho, weighted, start):
     weight = WEIGHT if weighted else np.ones(500)
     live = weight > 0
     q = weight[live] / weight.sum()
-    found = worst_case(LOSSES, weight if weighted else None, rho, start=start)
+    found = worst_ratio(LOSSES, weight if weighted else None, rho, start=start)
     assert found.lam == pytest.approx(lam_by_scipy(LOSSES[live], q, rho), rel=1e-6)
     p = q * found.ratio[live]
     assert p.sum() == pytest.approx(1)
@@ -45,39 +45,39 @@ def test_lam_is_the_root_of_kl(rho, weighted, start):
 
 
 def test_the_same_as_the_library():
-    found, exact = worst_case(LOSSES, WEIGHT, 0.3), scdro.worst_case(LOSSES, 0.3, 1e-12, sample_weight=WEIGHT)
+    found, exact = worst_ratio(LOSSES, WEIGHT, 0.3), scdro.worst_case(LOSSES, 0.3, 1e-12, sample_weight=WEIGHT)
     assert found.value == pytest.approx(exact.value)
     assert found.ratio * WEIGHT / WEIGHT.sum() == pytest.approx(exact.weights)
 
 
 @pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
 def test_units_of_the_losses_do_not_matter(unit):
-    assert worst_case(unit * LOSSES, None, 0.3).ratio == pytest.approx(worst_case(LOSSES, None, 0.3).ratio, rel=1e-6)
+    assert worst_ratio(unit * LOSSES, None, 0.3).ratio == pytest.approx(worst_ratio(LOSSES, None, 0.3).ratio, rel=1e-6)
 
 
 def test_no_radius_and_no_difference():
-    assert worst_case(LOSSES, None, 0.0).ratio.tolist() == [1.0] * 500
-    flat = worst_case(np.full(5, 2.0), None, 1.0)
+    assert worst_ratio(LOSSES, None, 0.0).ratio.tolist() == [1.0] * 500
+    flat = worst_ratio(np.full(5, 2.0), None, 1.0)
     assert flat.ratio.tolist() == [1.0] * 5
     assert flat.value == 2.0
 
 
 def test_more_than_can_be_spent_goes_to_the_hardest():
-    found = worst_case(np.array([0.0, 1.0, 2.0]), None, 5.0)
+    found = worst_ratio(np.array([0.0, 1.0, 2.0]), None, 5.0)
     assert found.ratio == pytest.approx([0, 0, 3])
     assert found.value == pytest.approx(2)
 
 
 def test_samples_without_weight_do_not_count():
     losses, weight = np.append(LOSSES, 1e6), np.append(np.ones(500), 0.0)
-    found = worst_case(losses, weight, 0.3)
-    assert found.value == pytest.approx(worst_case(LOSSES, None, 0.3).value)
+    found = worst_ratio(losses, weight, 0.3)
+    assert found.value == pytest.approx(worst_ratio(LOSSES, None, 0.3).value)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_model_that_diverges_is_told(bad):
     with pytest.raises(NonFiniteLossError, match="learning_rate"):
-        worst_case(np.array([1.0, bad]), None, 0.3)
+        worst_ratio(np.array([1.0, bad]), None, 0.3)
 
 
 @pytest.mark.parametrize("rho", [1e-6, 0.3])
@@ -93,11 +93,11 @@ def test_workers_with_uneven_parts_agree_with_one(rho):
             met.wait(10)
             return total
 
-        return worst_case(LOSSES[parts[k]], WEIGHT[parts[k]], rho, reduce=reduce)
+        return worst_ratio(LOSSES[parts[k]], WEIGHT[parts[k]], rho, reduce=reduce)
 
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(work, range(3)))
-    one = worst_case(LOSSES, WEIGHT, rho)
+    one = worst_ratio(LOSSES, WEIGHT, rho)
     assert np.concatenate([part.ratio for part in found]) == pytest.approx(one.ratio)
     assert found[0].lam == pytest.approx(one.lam)
     assert len({part.lam for part in found}) == 1

@@ -16,7 +16,7 @@ from lightgbm import Booster, CVBooster, Dataset, LGBMClassifier, LGBMRegressor
 
 from scdro.boosting._losses import Array, lightgbm_loss
 from scdro.boosting._metric import RobustValue, check_rho, split_metrics
-from scdro.boosting._worst import first_ratio, worst_case
+from scdro.boosting._worst import first_ratio, worst_ratio
 
 __all__ = ["KLDROLGBMClassifier", "KLDROLGBMRegressor", "LightGBMWorstCase", "lightgbm_metric", "lightgbm_objective"]
 
@@ -74,7 +74,7 @@ class LightGBMWorstCase:
             ratio = first_ratio(loss, y, q, self.rho)
         else:
             losses = loss.of_samples(y, booster._Booster__inner_predict(data_idx=0))
-            worst = worst_case(losses, q, self.rho, start=self.lam)
+            worst = worst_ratio(losses, q, self.rho, start=self.lam)
             ratio, self.lam, self.value = worst.ratio, worst.lam, worst.value
         weight = own if ratio is None else (own * ratio).astype(np.float32)
 
@@ -123,7 +123,7 @@ def lightgbm_objective(
     def robust(scores: Array, data: Dataset) -> tuple[Array, Array]:
         nonlocal lam
         y, weight = data.get_label(), data.get_weight()
-        worst = worst_case(loss.of_samples(y, loss.prediction(scores)), weight, rho, start=lam)
+        worst = worst_ratio(loss.of_samples(y, loss.prediction(scores)), weight, rho, start=lam)
         lam = worst.lam
         share = worst.ratio if weight is None else weight * worst.ratio
         first, second = loss.derivatives(y, scores)
@@ -186,12 +186,12 @@ def _on_the_worst_case(fit: Callable[..., Any]) -> Callable[..., Any]:
         metrics = given.get("eval_metric")
         if self.rho > 0.0:
             given["callbacks"] = [*(given.get("callbacks") or ()), LightGBMWorstCase(self.rho)]
-            if metrics is None and not {"metric", "metrics", "metric_types"} & set(self.get_params()):
+            if metrics is None and not self._has_metric():
                 metrics = "robust"
         ours, others = split_metrics(metrics, self.rho)
         if ours:
             given["eval_metric"] = [*(_Named(name, rho, self) for name, rho in ours.items()), *others]
-            self._no_default_metric = not others
+            self._no_default_metric = not others and not self._has_metric()
         try:
             return fit(**given)
         finally:
@@ -202,6 +202,10 @@ def _on_the_worst_case(fit: Callable[..., Any]) -> Callable[..., Any]:
 
 class _Reweighted:
     """What `rho` adds to LightGBM's estimators."""
+
+    def _has_metric(self) -> bool:
+        """Whether a metric is among the parameters, by any of its names."""
+        return bool({"metric", "metrics", "metric_types"} & set(self.get_params()))  # type: ignore[attr-defined]
 
     def _process_params(self, stage: str) -> dict[str, Any]:
         params: dict[str, Any] = super()._process_params(stage)  # type: ignore[misc]

@@ -8,7 +8,7 @@ import numpy as np
 
 from scdro._validation import check_number
 from scdro.boosting._losses import Array, Loss
-from scdro.boosting._worst import Reduce, alone, worst_case
+from scdro.boosting._worst import Reduce, alone, worst_ratio
 from scdro.errors import HyperparameterError
 
 __all__ = ["RobustValue", "check_rho", "radius", "split_metrics"]
@@ -41,7 +41,7 @@ class RobustValue:
         factor = self.loss.factor(y)
         if factor is not None:
             weight = factor if weight is None else weight * factor
-        return worst_case(self.loss.of_samples(y, prediction), weight, self.rho, reduce=self.reduce).value
+        return worst_ratio(self.loss.of_samples(y, prediction), weight, self.rho, reduce=self.reduce).value
 
 
 def radius(name: Any, rho: float) -> float | None:

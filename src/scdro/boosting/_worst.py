@@ -19,7 +19,7 @@ from scdro._scalar import Scalar
 from scdro.boosting._losses import Array, Logistic, Loss, OneVsAll, Softmax
 from scdro.errors import NonFiniteLossError
 
-__all__ = ["Reduce", "WorstCase", "alone", "first_ratio", "tempered", "worst_case"]
+__all__ = ["Reduce", "WorstRatio", "alone", "first_ratio", "tempered", "worst_ratio"]
 
 # (values, "sum" or "max") -> the same of all workers, entry by entry.
 Reduce = Callable[[Array, str], Array]
@@ -37,7 +37,7 @@ def alone(values: Array, operation: str) -> Array:
     return values
 
 
-class WorstCase(NamedTuple):
+class WorstRatio(NamedTuple):
     """`ratio` is p_i/q_i: what the worst case multiplies a sample's weight by."""
 
     ratio: Array
@@ -50,9 +50,9 @@ def _dot(a: Array, b: Array) -> float:
     return float(np.einsum("n,n->", a, b))
 
 
-def worst_case(
+def worst_ratio(
     losses: Array, weight: Array | None, rho: float, *, start: float | None = None, reduce: Reduce = alone
-) -> WorstCase:
+) -> WorstRatio:
     """Exact, up to rounding; `weight` is q up to a factor, `start` a guess of lam, `reduce` joins workers."""
     weight = np.ones(len(losses)) if weight is None else weight.astype(np.float64)
     live = losses if weight.all() else losses[weight > 0]
@@ -64,11 +64,11 @@ def worst_case(
         )
     mass = float(reduce(np.array([weight.sum()]), "sum")[0])
     if mass == 0.0:
-        return WorstCase(np.ones_like(losses), math.nan, math.inf)
+        return WorstRatio(np.ones_like(losses), math.nan, math.inf)
     q, x = weight / mass, np.minimum(losses - top, 0.0)  # above the top are only samples of weight zero
     mean, square, mass = (float(total) for total in reduce(np.array([_dot(q, x), _dot(q, x * x), q.sum()]), "sum"))
     if rho == 0.0 or mean == 0.0:
-        return WorstCase(np.ones_like(x), float(top) + mean, math.inf)
+        return WorstRatio(np.ones_like(x), float(top) + mean, math.inf)
 
     norm, tilted_mean = 1.0, mean
 
@@ -88,7 +88,7 @@ def worst_case(
     std = math.sqrt(max(square - mean**2, 0.0))
     lam = float(solve_root(kl_and_var, mean, std, rho, -_LEAST * mean, start=start, tol=1e-9))
     kl_and_var(lam)
-    return WorstCase(np.exp(x / lam) / norm, float(top) + lam * tilted_mean, lam)
+    return WorstRatio(np.exp(x / lam) / norm, float(top) + lam * tilted_mean, lam)
 
 
 # -- the first round --------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from xgboost.core import XGBoostError
 
 from scdro.boosting._losses import Array, Loss, xgboost_loss
 from scdro.boosting._metric import RobustValue, check_rho, split_metrics
-from scdro.boosting._worst import first_ratio, worst_case
+from scdro.boosting._worst import first_ratio, worst_ratio
 from scdro.errors import HyperparameterError
 
 __all__ = ["KLDROXGBClassifier", "KLDROXGBRegressor", "XGBoostWorstCase", "xgboost_metric", "xgboost_objective"]
@@ -130,7 +130,7 @@ class XGBoostWorstCase(TrainingCallback):
             return np.asarray(own if ratio is None else own * ratio)
         scores = booster.predict(data, output_margin=True).astype(np.float64)
         losses = self._loss.of_samples(y, self._loss.prediction(scores))
-        worst = worst_case(losses, q, self.rho, start=self.lam, reduce=among_workers)
+        worst = worst_ratio(losses, q, self.rho, start=self.lam, reduce=among_workers)
         self.lam, self.value = worst.lam, worst.value
         return np.asarray(own * worst.ratio)
 
@@ -167,7 +167,7 @@ def xgboost_objective(
         nonlocal lam
         y, weight, double = data.get_label(), data.get_weight(), scores.astype(np.float64)
         base = weight if weight.size else np.ones(len(y), dtype=np.float32)
-        worst = worst_case(loss.of_samples(y, loss.prediction(double)), base, rho, start=lam, reduce=among_workers)
+        worst = worst_ratio(loss.of_samples(y, loss.prediction(double)), base, rho, start=lam, reduce=among_workers)
         lam = worst.lam
         share = base * worst.ratio
         first, second = loss.derivatives(y, double)
