@@ -182,6 +182,12 @@ def test_categories_missing_values_and_names_of_columns():
     assert list(model.feature_names_in_) == list(X.columns)
     assert model.predict(X).shape == y.shape
     assert len(model.feature_importances_) == X.shape[1]
+
+
+@pytest.mark.integration  # XGBoost reads polars by way of pyarrow
+def test_polars():
+    pytest.importorskip("pyarrow")
+    X, y = frame()
     numbers = X.drop(columns="kind")
     pandas = KLDROXGBClassifier(rho=0.2, **QUIET).fit(numbers, y).predict_proba(numbers)
     columns = pl.DataFrame({name: numbers[name].to_numpy() for name in numbers})
