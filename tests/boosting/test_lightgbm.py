@@ -274,6 +274,13 @@ def test_training_goes_on_from_a_model():
     assert further.predict_proba(X) == pytest.approx(whole.predict_proba(X), abs=1e-5)
 
 
+def test_the_library_does_not_hear_of_the_radius(capfd):
+    X, y, _ = table()
+    KLDROLGBMClassifier(rho=0.2, n_estimators=2, n_jobs=1, verbose=0).fit(X, y).predict(X)
+    out, err = capfd.readouterr()
+    assert "rho" not in out + err
+
+
 def test_a_search_over_the_radius():
     X, y, _ = table(200)
     search = GridSearchCV(KLDROLGBMClassifier(**QUIET), {"rho": [0.0, 0.1], "num_leaves": [4]}, cv=2).fit(X, y)

@@ -231,6 +231,12 @@ def test_training_goes_on_from_a_model():
     assert further.predict_proba(X) == pytest.approx(whole.predict_proba(X), abs=1e-5)
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_library_does_not_hear_of_the_radius():
+    X, y, _ = table()
+    KLDROXGBClassifier(rho=0.2, **QUIET).fit(X, y, eval_set=[(X, y)], verbose=False)
+
+
 def test_a_search_over_the_radius():
     X, y, _ = table(200)
     search = GridSearchCV(KLDROXGBClassifier(**QUIET), {"rho": [0.0, 0.1], "max_depth": [2]}, cv=2).fit(X, y)
