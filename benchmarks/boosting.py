@@ -442,7 +442,8 @@ def _rows(own: pd.DataFrame, name: str, columns: dict[str, str]) -> Iterator[str
             cell = form.format(runs[column].mean())
             if rho > 0 and len(plain):
                 difference = (runs[column] - plain[column]).dropna()
-                cell += f" ({form.format(difference.mean()).replace('-', '−')} ± {form.format(difference.std())})"
+                change = form.format(difference.mean()).replace("-", "−")
+                cell += f" ({change} ± {form.format(difference.std())})" if len(difference) > 1 else f" ({change})"
             cells.append(cell)
         kind = "at its default" if method.startswith("dro-") else f"{rho:g}"
         yield f"| {name} | {method} | {kind} | {' | '.join(cells)} | {len(runs)} |"
