@@ -33,7 +33,7 @@ test-cpus: $(VENV)/.dev  ## The tests with the kernels of other CPUs, which roun
 test-slow: $(VENV)/.dev  ## The tests that take minutes
 	$(BIN)/python -m pytest -n 2 -m slow --timeout 1800
 
-test-integrations: $(VENV)/.integrations  ## The tests with Lightning, transformers, accelerate, skorch and tensorboard installed
+test-integrations: $(VENV)/.integrations  ## The tests with Lightning, transformers, accelerate, skorch, tensorboard and Dask installed
 	$(BIN)/python -m pytest -n 2 -m integration tests reproduction
 	$(BIN)/python -m pytest -o addopts="-q --doctest-modules" src/scdro/integrations
 

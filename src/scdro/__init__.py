@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from scdro import boosting as boosting
     from scdro import contrastive as contrastive
     from scdro import data as data
     from scdro import distributed as distributed
@@ -63,6 +64,7 @@ _HOMES = {
     "worst_case": "functional",
 }
 _MODULES = (
+    "boosting",
     "contrastive",
     "data",
     "distributed",

@@ -9,7 +9,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from sklearn.metrics import make_scorer
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, column_or_1d
 from torch import Tensor
 
+from scdro._group_metrics import metrics_by_group
 from scdro._validation import as_labels
 from scdro.errors import DataError, HyperparameterError
 from scdro.functional import worst_case
@@ -253,21 +254,67 @@ class GroupRow(NamedTuple):
     accuracy: float
 
 
-def group_table(y_true: Any, y_pred: Any, groups: Any, sample_weight: Any = None) -> list[GroupRow]:
-    """Accuracy of every group, worst first. Groups of zero total weight are left out.
+@overload
+def group_table(y_true: Any, y_pred: Any, groups: Any, sample_weight: Any = ...) -> list[GroupRow]: ...
+@overload
+def group_table(
+    y_true: Any,
+    y_pred: Any,
+    groups: Any,
+    sample_weight: Any = ...,
+    *,
+    metrics: Any,
+    bootstrap: int = ...,
+    level: float = ...,
+    random_state: Any = ...,
+) -> Any: ...
+def group_table(
+    y_true: Any,
+    y_pred: Any,
+    groups: Any,
+    sample_weight: Any = None,
+    *,
+    metrics: Any = None,
+    bootstrap: int = 200,
+    level: float = 0.95,
+    random_state: Any = 0,
+) -> Any:
+    """Accuracy of every group, worst first; with `metrics` a DataFrame of any metrics, with intervals.
+
+    Groups whose samples all weigh zero are left out.
 
     Args:
-        y_true, y_pred: labels, (n,).
-        groups: the group of each sample: labels, (n,), or several columns, (n, m), for their combinations. Samples
-            with a missing label (None, NaN) form the group None.
-        sample_weight: weights >= 0, (n,).
+        y_true, y_pred: labels, (n,). With `metrics`, y_pred may also be probabilities, of the second label, (n,), or of
+            all of them, (n, labels); or numbers, for metrics of regression.
+        groups: to which group each sample belongs: labels, (n,), or several columns, (n, m), for their combinations.
+            Samples whose label is missing (None, NaN) are a group of their own, None.
+        sample_weight: at least 0, (n,).
+        metrics: one or several of "accuracy", "roc_auc", "log_loss", "brier", "calibration_error", names of functions
+            in sklearn.metrics such as "f1_score", and functions (y_true, y_pred, sample_weight); or a dict of them by
+            name. NaN where a group has no value, such as AUC with one class. The first one orders the rows.
+        bootstrap: of how many samples drawn from each group the interval is made; 0 for no intervals.
+        level: of the intervals, percentiles of the bootstrap. Those of few samples are too narrow: look at `size`.
+        random_state: of the bootstrap.
+
+    Returns:
+        A list of `GroupRow`; with `metrics` a DataFrame with columns group, size, share, and for each metric its value,
+        `_low` and `_high`.
 
     Example:
         >>> for row in group_table([0, 1, 1, 0], [0, 1, 0, 0], ["a", "a", "b", "b"]):
         ...     print(row)
         GroupRow(group='b', size=2, share=0.5, accuracy=0.5)
         GroupRow(group='a', size=2, share=0.5, accuracy=1.0)
+        >>> p = [0.2, 0.9, 0.4, 0.3]
+        >>> group_table([0, 1, 1, 0], p, ["a", "a", "b", "b"], metrics=["log_loss", "roc_auc"], bootstrap=0).round(3)
+          group  size  share  log_loss  roc_auc
+        0     b     2    0.5     0.636      1.0
+        1     a     2    0.5     0.164      1.0
     """
+    if metrics is not None:
+        labels = column_or_1d(y_true)
+        weight = _weights(sample_weight, labels)
+        return metrics_by_group(labels, y_pred, *_members(groups), weight, metrics, bootstrap, level, random_state)
     right, weight = _right(y_true, y_pred, sample_weight)
     names, member = _members(groups)
     check_consistent_length(right, member)
@@ -401,10 +448,16 @@ def _right(y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Array, Array]:
             "expected labels of one type in y_true and y_pred, got strings and other types, which never match: "
             f"{y_true.dtype}, {y_pred.dtype}"
         )
-    weight = _check_sample_weight(sample_weight, y_true.reshape(-1, 1), dtype=np.float64, ensure_non_negative=True)
+    return (y_true == y_pred).astype(np.float64), _weights(sample_weight, y_true)
+
+
+def _weights(sample_weight: Any, y_true: Array) -> Array:
+    weight: Array = _check_sample_weight(
+        sample_weight, y_true.reshape(-1, 1), dtype=np.float64, ensure_non_negative=True
+    )
     if not weight.sum() > 0:
         raise ValueError("expected sample weights with a positive sum, got only zeros")
-    return (y_true == y_pred).astype(np.float64), weight
+    return weight
 
 
 def _members(groups: Any) -> tuple[list[Any], Array]:

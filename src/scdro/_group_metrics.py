@@ -1,0 +1,224 @@
+"""Any metric on every group, with bootstrap intervals: what `scdro.metrics.group_table(..., metrics=...)` computes."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sklearn.metrics
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_consistent_length
+
+from scdro.errors import DataError, HyperparameterError
+
+__all__ = ["calibration_error", "metrics_by_group"]
+
+Array = npt.NDArray[Any]
+Metric = Callable[[Array, Array, Array], float]  # labels, predictions, weights
+
+_ERRORS = ("loss", "error", "deviance", "brier")  # what a metric's name ends with, if less of it is better
+_LARGE = 0.5  # share of bootstrap samples that must have a value for an interval to be given
+
+
+def metrics_by_group(
+    y_true: Array,
+    y_pred: Array,
+    names: Sequence[Any],
+    member: Array,
+    weight: Array,
+    metrics: Any,
+    bootstrap: int,
+    level: float,
+    random_state: Any,
+) -> Any:
+    """A DataFrame: a row for each group, worst first by the first metric."""
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "expected pandas to be installed, for a table of metrics; pip install pandas"
+        ) from error
+    if not isinstance(bootstrap, int | np.integer) or bootstrap < 0:
+        raise HyperparameterError(f"expected bootstrap, a whole number of at least 0, got {bootstrap!r}")
+    if not 0.0 < level < 1.0:
+        raise HyperparameterError(f"expected a confidence level in (0, 1), got {level}")
+    y_pred = np.asarray(y_pred)
+    check_consistent_length(y_true, y_pred, member)
+    functions = _functions(metrics, y_true, y_pred)
+    rng = check_random_state(random_state)
+    rows = []
+    for g, name in enumerate(names):
+        own = np.flatnonzero((member == g) & (weight > 0))
+        if len(own) == 0:
+            continue
+        row = {"group": name, "size": int((member == g).sum()), "share": weight[own].sum() / weight.sum()}
+        draws = rng.randint(len(own), size=(bootstrap, len(own)))
+        for metric, function in functions.items():
+            row[metric] = _value(function, y_true, y_pred, weight, own)
+            if bootstrap:
+                values = np.array([_value(function, y_true, y_pred, weight, own[draw]) for draw in draws])
+                row[f"{metric}_low"], row[f"{metric}_high"] = _interval(values, level)
+        rows.append(row)
+    first = next(iter(functions))
+    return pd.DataFrame(rows).sort_values(first, ascending=not first.endswith(_ERRORS), ignore_index=True)
+
+
+def _value(function: Metric, y_true: Array, y_pred: Array, weight: Array, rows: Array) -> float:
+    """NaN where the rows do not have one, such as AUC where all are of one class."""
+    try:
+        return float(function(y_true[rows], y_pred[rows], weight[rows]))
+    except _Undefined:
+        return math.nan
+
+
+class _Undefined(ValueError):
+    """The rows have no such value."""
+
+
+def _interval(values: Array, level: float) -> tuple[float, float]:
+    known = values[np.isfinite(values)]
+    if len(known) < _LARGE * len(values):
+        return math.nan, math.nan
+    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+# -- metrics by name --------------------------------------------------------------------------------------------------
+
+
+def calibration_error(y_true: Array, probabilities: Array, sample_weight: Array | None = None, bins: int = 10) -> float:
+    """Mean distance of confidence and share of right answers, over equal bins of the confidence.
+
+    For two classes, confidence is the probability of the second, (n,) or the last column of (n, 2), and right is its
+    label; for more, the largest probability, and whether its class is the label. Labels are class numbers. In a small
+    group the bins are nearly empty, and the error of even a calibrated model is large.
+
+    Example:
+        >>> round(calibration_error(np.array([0, 1, 1, 1]), np.array([0.25, 0.75, 0.75, 0.75])), 3)
+        0.25
+
+    References:
+        Guo et al., On calibration of modern neural networks, ICML 2017.
+    """
+    y_true, probabilities = np.asarray(y_true), np.asarray(probabilities, dtype=np.float64)
+    weight = np.ones(len(y_true)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+    if probabilities.ndim == 2 and probabilities.shape[1] == 2:
+        probabilities = probabilities[:, 1]
+    confidence, right = probabilities, y_true == 1
+    if probabilities.ndim == 2:
+        confidence, right = probabilities.max(1), probabilities.argmax(1) == y_true
+    which = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = np.bincount(which, weight * (right - confidence), bins)
+    return float(np.abs(gaps).sum() / weight.sum())
+
+
+def _functions(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, Metric]:
+    """By name: names of ours or of functions in sklearn.metrics, and functions (y_true, y_pred[, sample_weight])."""
+    if isinstance(metrics, str) or callable(metrics):
+        metrics = [metrics]
+    if not isinstance(metrics, Mapping):
+        metrics = {metric if isinstance(metric, str) else metric.__name__: metric for metric in metrics}
+    if not metrics:
+        raise HyperparameterError("expected at least one metric, got none")
+    probabilities = _Probabilities(y_true, y_pred)
+    found = {}
+    for name, metric in metrics.items():
+        if callable(metric):
+            found[name] = _weighted(metric)
+        elif metric in probabilities.known:
+            found[name] = probabilities.known[metric]
+        elif isinstance(metric, str) and callable(getattr(sklearn.metrics, metric, None)):
+            found[name] = probabilities.of_labels(_weighted(getattr(sklearn.metrics, metric)))
+        else:
+            known = ", ".join(probabilities.known)
+            raise HyperparameterError(
+                f"expected a metric among {known}, the name of a function in sklearn.metrics, or a function, got "
+                f"{metric!r}"
+            )
+    return found
+
+
+def _weighted(metric: Callable[..., float]) -> Metric:
+    """A metric that takes weights, and knows what to do without where all are equal."""
+    takes = "sample_weight" in inspect.signature(metric).parameters
+
+    def value(y_true: Array, y_pred: Array, weight: Array) -> float:
+        if takes:
+            return metric(y_true, y_pred, sample_weight=weight)
+        if (weight != weight[0]).any():
+            name = getattr(metric, "__name__", metric)
+            raise HyperparameterError(f"expected a metric with sample_weight, since there are weights, got {name}")
+        return metric(y_true, y_pred)
+
+    return value
+
+
+class _Probabilities:
+    """The metrics of a classifier's probabilities: of the second class, (n,), or of all of them, (n, classes)."""
+
+    def __init__(self, y_true: Array, y_pred: Array) -> None:
+        discrete = y_true.dtype.kind in "biuOUS" or bool(np.equal(np.mod(y_true, 1), 0).all())
+        self.classes = np.unique(y_true) if discrete else np.empty(0)
+        self.given = discrete and y_pred.dtype.kind == "f" and bool(((y_pred >= 0) & (y_pred <= 1)).all())
+        if self.given and y_pred.ndim == 2 and y_pred.shape[1] != len(self.classes):
+            raise DataError(
+                f"expected a probability for each of the {len(self.classes)} labels in y_true, got {y_pred.shape[1]}; "
+                "give a function as metric that knows the others"
+            )
+        self.known: dict[str, Metric] = {
+            "accuracy": self.of_labels(_weighted(sklearn.metrics.accuracy_score)),
+            "roc_auc": self._auc,
+            "log_loss": self._log_loss,
+            "brier": self._brier,
+            "calibration_error": self._calibration_error,
+        }
+
+    def of_labels(self, metric: Metric) -> Metric:
+        """Of the likeliest labels, where predictions are probabilities; otherwise of predictions as they are."""
+
+        def value(y_true: Array, y_pred: Array, weight: Array) -> float:
+            if self.given:
+                y_pred = self.classes[self._all(y_pred).argmax(1)]
+            return metric(y_true, y_pred, weight)
+
+        return value
+
+    def _all(self, y_pred: Array) -> Array:
+        """(n, classes)."""
+        if not self.given:
+            raise DataError(
+                "expected probabilities as y_pred, (n,) of the second label or (n, labels), for AUC, log loss, Brier "
+                "score and calibration error, got labels or other numbers; give predict_proba(X)"
+            )
+        return y_pred if y_pred.ndim == 2 else np.stack([1.0 - y_pred, y_pred], 1)
+
+    def _auc(self, y_true: Array, y_pred: Array, weight: Array) -> float:
+        p = self._all(y_pred)
+        if len(np.unique(y_true)) < len(self.classes):
+            raise _Undefined
+        if len(self.classes) == 2:
+            return float(sklearn.metrics.roc_auc_score(y_true == self.classes[1], p[:, 1], sample_weight=weight))
+        settings = {"multi_class": "ovr", "labels": self.classes, "sample_weight": weight}
+        return float(sklearn.metrics.roc_auc_score(y_true, p, **settings))
+
+    def _log_loss(self, y_true: Array, y_pred: Array, weight: Array) -> float:
+        p = self._all(y_pred)
+        own = np.maximum(p[np.arange(len(p)), self._numbers(y_true)], np.finfo(p.dtype).eps)
+        return float(np.average(-np.log(own), weights=weight))
+
+    def _brier(self, y_true: Array, y_pred: Array, weight: Array) -> float:
+        """Of two classes the squared error of the second one's probability; of more the sum over classes."""
+        p = self._all(y_pred).copy()
+        p[np.arange(len(p)), self._numbers(y_true)] -= 1.0
+        squares = (p**2).sum(1) if p.shape[1] > 2 else p[:, 1] ** 2
+        return float(np.average(squares, weights=weight))
+
+    def _calibration_error(self, y_true: Array, y_pred: Array, weight: Array) -> float:
+        return calibration_error(self._numbers(y_true), self._all(y_pred), weight)
+
+    def _numbers(self, y_true: Array) -> Array:
+        return np.searchsorted(self.classes, y_true)

@@ -1,0 +1,303 @@
+"""The losses behind the objectives of LightGBM and XGBoost, one for each sample, and their derivatives.
+
+A boosting library needs derivatives only; the worst case needs the losses themselves. They are functions of the
+*prediction*, as the library gives it (a probability, a mean); derivatives are in the *score*, the sum of the trees.
+Each is zero for a perfect prediction, so that losses of different samples compare.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit, softmax, xlogy
+
+from scdro.errors import DataError, HyperparameterError
+
+__all__ = [
+    "Absolute",
+    "Array",
+    "Huber",
+    "Logistic",
+    "Loss",
+    "OneVsAll",
+    "Pinball",
+    "Poisson",
+    "PseudoHuber",
+    "Softmax",
+    "Squared",
+    "lightgbm_loss",
+    "xgboost_loss",
+]
+
+Array = npt.NDArray[Any]
+
+
+def _sigmoid(scores: Array) -> Array:
+    p: Array = expit(scores)
+    return p
+
+
+def _softmax(scores: Array) -> Array:
+    p: Array = softmax(scores, axis=1)
+    return p
+
+
+class Loss(ABC):
+    """l(y, prediction) of each sample. `factor` is what the library multiplies a sample's gradient by on its own."""
+
+    def prediction(self, scores: Array) -> Array:
+        """What the library predicts where its trees sum to `scores`."""
+        return scores
+
+    def of_samples(self, y: Array, prediction: Array) -> Array:
+        """One for each sample, (n,): where it has several targets, their sum."""
+        with np.errstate(over="ignore", invalid="ignore"):  # the worst case tells of losses that are not finite
+            losses = self.losses(y, prediction)
+        return losses.sum(1) if losses.ndim == 2 else losses
+
+    @abstractmethod
+    def losses(self, y: Array, prediction: Array) -> Array:
+        """In double precision."""
+
+    @abstractmethod
+    def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
+        """First and second, in the shape of the scores."""
+
+    def factor(self, y: Array) -> Array | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Logistic(Loss):
+    """-y log p - (1 - y) log(1 - p), p = 1/(1 + exp(-score))."""
+
+    scale_pos_weight: float = 1.0
+
+    def prediction(self, scores: Array) -> Array:
+        return _sigmoid(scores)
+
+    def losses(self, y: Array, prediction: Array) -> Array:
+        p, not_p = _log(prediction), _log(1.0 - prediction)
+        return -(y * p + (1.0 - y) * not_p)
+
+    def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
+        p = _sigmoid(scores)
+        return p - y, p * (1.0 - p)
+
+    def factor(self, y: Array) -> Array | None:
+        if self.scale_pos_weight == 1.0:
+            return None
+        if y.ndim == 2:
+            raise HyperparameterError(
+                f"expected scale_pos_weight=1 where samples have several labels, got {self.scale_pos_weight}: the "
+                "worst case weighs samples, not labels"
+            )
+        return np.where(y > 0, self.scale_pos_weight, 1.0)
+
+
+class Softmax(Loss):
+    """-log p_y, p = softmax(scores); scores and probabilities are (n, classes)."""
+
+    def prediction(self, scores: Array) -> Array:
+        return _softmax(scores)
+
+    def losses(self, y: Array, prediction: Array) -> Array:
+        if prediction.ndim != 2:
+            raise DataError(
+                f"expected probabilities (n, classes), got shape {prediction.shape}; with XGBoost choose the objective "
+                "multi:softprob instead of multi:softmax"
+            )
+        return -_log(np.take_along_axis(prediction, y.astype(np.intp)[:, None], 1)[:, 0])
+
+    def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
+        p = _softmax(scores)
+        second = p * (1.0 - p)
+        p[np.arange(len(y)), y.astype(np.intp)] -= 1.0
+        return p, second
+
+
+class OneVsAll(Loss):
+    """The logistic losses of all classes, each against the rest, summed."""
+
+    def prediction(self, scores: Array) -> Array:
+        return _sigmoid(scores)
+
+    def losses(self, y: Array, prediction: Array) -> Array:
+        own = y[:, None] == np.arange(prediction.shape[1])
+        return np.asarray(-_log(np.where(own, prediction, 1.0 - prediction)).sum(1))
+
+    def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
+        p = _sigmoid(scores)
+        return p - (y[:, None] == np.arange(p.shape[1])), p * (1.0 - p)
+
+
+class Squared(Loss):
+    """r^2/2, r = prediction - y."""
+
+    def losses(self, y: Array, prediction: Array) -> Array:
+        r = _residual(y, prediction)
+        return 0.5 * r * r
+
+    def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
+        return _residual(y, scores), np.ones_like(scores)
+
+
+class Absolute(Loss):
+    """|r|. Its second derivative, zero, is given as one, as both libraries do."""
+
+    def losses(self, y: Array, prediction: Array) -> Array:
+        return np.abs(_residual(y, prediction))
+
+    def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
+        return np.sign(_residual(y, scores)), np.ones_like(scores)
+
+
+@dataclass(frozen=True)
+class Pinball(Loss):
+    """max(-quantile r, (1 - quantile) r). Its second derivative, zero, is given as one."""
+
+    quantile: float
+
+    def losses(self, y: Array, prediction: Array) -> Array:
+        r = _residual(y, prediction)
+        return np.maximum(-self.quantile * r, (1.0 - self.quantile) * r)
+
+    def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
+        return np.where(_residual(y, scores) >= 0, 1.0 - self.quantile, -self.quantile), np.ones_like(scores)
+
+
+@dataclass(frozen=True)
+class Huber(Loss):
+    """r^2/2 up to |r| = delta, linear beyond. Its second derivative is given as one there too."""
+
+    delta: float
+
+    def losses(self, y: Array, prediction: Array) -> Array:
+        r = np.abs(_residual(y, prediction))
+        near = np.minimum(r, self.delta)
+        return near * (r - 0.5 * near)
+
+    def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
+        return np.clip(_residual(y, scores), -self.delta, self.delta), np.ones_like(scores)
+
+
+@dataclass(frozen=True)
+class PseudoHuber(Loss):
+    """delta^2 (sqrt(1 + (r/delta)^2) - 1)."""
+
+    delta: float
+
+    def losses(self, y: Array, prediction: Array) -> Array:
+        r = _residual(y, prediction) / self.delta
+        return self.delta**2 * r * r / (np.sqrt(1.0 + r * r) + 1.0)
+
+    def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
+        r = _residual(y, scores)
+        root = np.sqrt(1.0 + (r / self.delta) ** 2)
+        return r / root, root**-3.0
+
+
+class Poisson(Loss):
+    """y log(y/mean) - y + mean, mean = exp(score): half the deviance, the likelihood less that of a perfect fit."""
+
+    def prediction(self, scores: Array) -> Array:
+        with np.errstate(over="ignore"):  # of a model that diverges, as the worst case will tell
+            return np.exp(scores)
+
+    def losses(self, y: Array, prediction: Array) -> Array:
+        y = y.astype(np.float64)
+        entropy: Array = xlogy(y, y)
+        return np.asarray(np.maximum(entropy - y * _log(prediction) - y + prediction, 0.0))
+
+    def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
+        mean = np.exp(scores)
+        return mean - y, mean
+
+
+def _residual(y: Array, prediction: Array) -> Array:
+    return np.subtract(prediction, y, dtype=np.float64)
+
+
+def _log(p: Array) -> Array:
+    """log p, where p has rounded to zero that of the last bit: a confident mistake costs much, not everything."""
+    return np.asarray(np.log(np.maximum(p, np.finfo(p.dtype).eps), dtype=np.float64))
+
+
+# -- by the names that the libraries give them ------------------------------------------------------------------------
+
+# LightGBM's own names and aliases.
+_SQUARED = ["regression", "regression_l2", "l2", "mean_squared_error", "mse"]
+_SQUARED += ["l2_root", "root_mean_squared_error", "rmse"]
+_LIGHTGBM: dict[str, type[Loss]] = {
+    "binary": Logistic,
+    **dict.fromkeys(["multiclass", "softmax"], Softmax),
+    **dict.fromkeys(["multiclassova", "multiclass_ova", "ova", "ovr"], OneVsAll),
+    **dict.fromkeys(_SQUARED, Squared),
+    **dict.fromkeys(["regression_l1", "l1", "mean_absolute_error", "mae"], Absolute),
+    "quantile": Pinball,
+    "huber": Huber,
+    "poisson": Poisson,
+}
+_XGBOOST: dict[str, type[Loss]] = {
+    "binary:logistic": Logistic,
+    "multi:softprob": Softmax,
+    "multi:softmax": Softmax,
+    "reg:squarederror": Squared,
+    "reg:absoluteerror": Absolute,
+    "reg:quantileerror": Pinball,
+    "reg:pseudohubererror": PseudoHuber,
+    "count:poisson": Poisson,
+}
+
+
+def lightgbm_loss(params: Mapping[str, Any], y: Array | None = None) -> Loss:
+    """The loss of LightGBM's parameters; with `is_unbalance`, the labels y say how much positives count."""
+    kind = _kind(params.get("objective") or "regression", _LIGHTGBM, "LightGBM")
+    if "rf" in (params.get(name) for name in ("boosting", "boosting_type", "boost")):
+        raise HyperparameterError('expected boosting "gbdt" or "dart", got "rf": a forest takes gradients only once')
+    if params.get("reg_sqrt"):
+        raise HyperparameterError("expected reg_sqrt=False, got True; fit the square roots of y instead")
+    if kind is Logistic:
+        if float(params.get("sigmoid", 1.0)) != 1.0:
+            raise HyperparameterError(f"expected sigmoid=1, got {params['sigmoid']}; change learning_rate instead")
+        scale = float(params.get("scale_pos_weight", 1.0))
+        if y is not None and params.get("is_unbalance", params.get("unbalance", params.get("unbalanced_sets"))):
+            positive = float((y > 0).sum())
+            # LightGBM raises the rarer class to the weight of the other; to scale negatives is to scale positives
+            # by the inverse, up to a factor that the worst case does not see.
+            scale *= (len(y) - positive) / max(positive, 1.0)
+        return Logistic(scale)
+    alpha = float(params.get("alpha", 0.9))
+    return Pinball(alpha) if kind is Pinball else Huber(alpha) if kind is Huber else kind()
+
+
+def xgboost_loss(
+    objective: Any, *, scale_pos_weight: float = 1.0, quantile_alpha: Any = 0.5, huber_slope: float = 1.0
+) -> Loss:
+    """The loss of one of XGBoost's objectives."""
+    kind = _kind(objective, _XGBOOST, "XGBoost")
+    if kind is Pinball:
+        quantiles = np.atleast_1d(np.asarray(quantile_alpha, dtype=np.float64))
+        if len(quantiles) != 1:
+            raise HyperparameterError(
+                f"expected one quantile_alpha, got {quantiles.tolist()}: their worst cases differ; fit a model for each"
+            )
+        return Pinball(float(quantiles[0]))
+    if kind is Logistic:
+        return Logistic(float(scale_pos_weight))
+    return PseudoHuber(float(huber_slope)) if kind is PseudoHuber else kind()
+
+
+def _kind(objective: Any, known: Mapping[str, type[Loss]], library: str) -> type[Loss]:
+    if not isinstance(objective, str) or objective not in known:
+        name = objective if isinstance(objective, str) else f"the function {getattr(objective, '__name__', objective)}"
+        raise HyperparameterError(
+            f"expected one of {library}'s objectives {', '.join(known)}, got {name}; the worst case needs the losses "
+            "of samples, and knows those of these only (rho=0 takes any)"
+        )
+    return known[objective]

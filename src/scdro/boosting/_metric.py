@@ -1,0 +1,71 @@
+"""The robust value as a metric: "robust" at the radius of the model, "robust@0.5" at another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from scdro._validation import check_number
+from scdro.boosting._losses import Array, Loss
+from scdro.boosting._worst import Reduce, alone, worst_ratio
+from scdro.errors import HyperparameterError
+
+__all__ = ["RobustValue", "check_rho", "radius", "split_metrics"]
+
+
+def check_rho(rho: Any) -> None:
+    check_number("rho", rho)
+    if not 0.0 <= rho < float("inf"):
+        raise HyperparameterError(
+            f"expected a radius rho >= 0, got {rho}; scdro.rho_for_group(alpha) gives one from the size of a group"
+        )
+
+
+class RobustValue:
+    """max over KL(p, q) <= rho of sum p l, as a function of labels, predictions and weights; lower is better.
+
+    Args:
+        raw: predictions are scores, as a library gives them where the objective is a function.
+    """
+
+    def __init__(self, name: str, rho: float, loss: Loss, *, raw: bool = False, reduce: Reduce = alone) -> None:
+        self.__name__ = name
+        self.rho, self.loss, self.raw, self.reduce = rho, loss, raw, reduce
+
+    def __call__(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> float:
+        y, prediction = np.asarray(y_true), np.asarray(y_pred)
+        if self.raw:
+            prediction = self.loss.prediction(prediction.astype(np.float64))
+        weight = None if sample_weight is None or not len(sample_weight) else np.asarray(sample_weight, np.float64)
+        factor = self.loss.factor(y)
+        if factor is not None:
+            weight = factor if weight is None else weight * factor
+        return worst_ratio(self.loss.of_samples(y, prediction), weight, self.rho, reduce=self.reduce).value
+
+
+def radius(name: Any, rho: float) -> float | None:
+    """The radius that a metric's name asks for; None if it names no metric of ours."""
+    if not isinstance(name, str) or name.partition("@")[0] != "robust":
+        return None
+    if name == "robust":
+        return rho
+    try:
+        asked = float(name.partition("@")[2])
+    except ValueError:
+        raise HyperparameterError(f'expected a metric "robust" or "robust@0.5", got {name!r}') from None
+    check_rho(asked)
+    return asked
+
+
+def split_metrics(metrics: Any, rho: float) -> tuple[dict[str, float], list[Any]]:
+    """Names of ours with their radii, and the library's own metrics, of an `eval_metric`."""
+    given = [] if metrics is None else list(metrics) if isinstance(metrics, list | tuple | set) else [metrics]
+    ours, others = {}, []
+    for metric in given:
+        asked = radius(metric, rho)
+        if asked is None:
+            others.append(metric)
+        else:
+            ours[metric] = asked
+    return ours, others
