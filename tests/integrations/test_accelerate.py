@@ -7,6 +7,7 @@ pytest.importorskip("accelerate")
 pytestmark = pytest.mark.integration
 
 from accelerate_loop import train  # noqa: E402
+
 from equality import assert_identical  # noqa: E402
 
 
