@@ -160,7 +160,7 @@ def _log_weight(values: Tensor, sample_weight: Tensor | None, mask: Tensor | Non
     if mask is not None:
         keep = torch.as_tensor(mask, device=values.device).to(torch.bool)
         if keep.shape != values.shape:
-            raise LossError(f"expected one mask entry per loss, {tuple(values.shape)}, got {tuple(keep.shape)}")
+            raise LossError(f"expected one mask entry per loss, shape {tuple(values.shape)}, got {tuple(keep.shape)}")
         log_weight = torch.where(keep, 0.0 if log_weight is None else log_weight, -math.inf).to(values.dtype)
     return log_weight
 
@@ -276,7 +276,7 @@ class Tracked(nn.Module):
             _require(
                 log_mass > -math.inf,
                 LossError,
-                "expected at least one sample that counts, got a sample_weight or mask without a positive sum",
+                "expected sample weights (or a mask) with a positive sum, got none above zero",
             )
         finite = _check_values(values, self.loss_bound, self.skip_nonfinite)
         return Batch(values, log_weight, log_mass, finite, joined_labels, share)
