@@ -23,7 +23,7 @@ Written down before any number of this benchmark was looked at:
 * (Added after the first look at the tuning half: digits with the test set of examples/hidden_digits.py are "digits",
   those whose test set changes with the seed are "digits-splits". Success is asked of the former, both are shown.
   Redrawn labels of digits and Waterbirds were seen while the verdict was designed, those of the other data were not.
-  Large training sets were cut to 6,000 rows for want of time.)
+  Large training sets were cut to 6,000 rows to save time.)
 * The yardstick is regret: the best of the candidate settings as chosen with group labels, less the choice made
   without.
 """

@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 
 
 def table(n=400, seed=0, classes=2, values=None):
-    """Features, labels and a real target; with `values`, features of so many different values."""
+    """Features, labels and a real target; with `values`, features with that number of distinct values."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, 5)) if values is None else rng.integers(0, values, size=(n, 5)) / 4.0
     rare = rng.random(n) < 0.1

@@ -17,7 +17,7 @@ from scdro.second_look._repair import _features
 
 
 def hidden_group(n=800, seed=0, classes=2):
-    """Ten features, of which the first say a shortcut and the next the class; 5% have another's shortcut."""
+    """Ten features: the first carry a shortcut, the next the class; 5% have the other class's shortcut."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, classes, n)
     few = rng.random(n) < 0.05

@@ -176,7 +176,7 @@ def _columns(frame: Any, labels: Array | None, n: int) -> dict[str, Array]:
 
 
 def _conditions(name: str, values: Array, least: int) -> Iterator[_Condition]:
-    """What can be said about a column, of at least `least` samples and of all but so many."""
+    """What can be said about a column, each covering at least `least` samples and leaving out at least as many."""
     for text, rows in _statements(name, values):
         if least <= rows.sum() <= len(rows) - least:
             yield _Condition(text, name, rows)
