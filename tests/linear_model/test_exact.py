@@ -246,7 +246,7 @@ def test_warm_start():
     np.testing.assert_allclose(warm.coef_, coef, atol=1e-6)
     warm.set_params(rho=0.12).fit(X, y)
     np.testing.assert_allclose(warm.coef_, KLDROClassifier(rho=0.12).fit(X, y).coef_, atol=1e-4)
-    warm.fit(X[:, :2], y)  # another shape starts anew
+    warm.fit(X[:, :2], y)  # another shape starts over
     assert warm.coef_.shape == (1, 2)
 
 
