@@ -58,7 +58,7 @@ benchmarks: $(VENV)/.dev  ## Measure what the docs claim about stability and cos
 	$(BIN)/python benchmarks/pipeline.py
 
 docs: $(VENV)/.docs  ## Build the documentation site, site/index.html; warnings are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python docs/tools/build_site.py
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --no-isolation
