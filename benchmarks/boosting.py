@@ -468,11 +468,11 @@ def _by_year(own: pd.DataFrame) -> Iterator[str]:
 
 def _costs(frame: pd.DataFrame) -> Iterator[str]:
     """Medians over the repeats, of ratios to the fits of the same repeat."""
-    yield "| library | objective | seconds a round | against built-in | against custom | peak MB | against custom | repeats |"
+    yield "| library | objective | seconds a round | to built-in | to custom | peak MB | to custom | repeats |"
     yield "|---" * 8 + "|"
     frame = frame.assign(each=frame["seconds"] / frame["rounds"])
     for library, own in frame.groupby("library"):
-        each, memory = (own.pivot(index="repeat", columns="kind", values=value)[list(COSTS)] for value in ("each", "MB"))
+        each, memory = (own.pivot(index="repeat", columns="kind", values=value) for value in ("each", "MB"))
         for kind in COSTS:
             ratios = [each[kind] / each["built-in"], each[kind] / each["custom objective"]]
             of_memory = (memory[kind] / memory["custom objective"]).median()
