@@ -157,10 +157,12 @@ class Methods:
                 return balanced(self.one[rows], self.y[rows])
 
             classes = np.unique(self.y)
-            found = cross_fit(self.model, self.X, self.y, self.folds, weights, classes)
-            return found[np.arange(len(self.y)), np.searchsorted(classes, self.y)]
+            proba = cross_fit(self.model, self.X, self.y, self.folds, weights, classes)
+            of_label: Array = proba[np.arange(len(self.y)), np.searchsorted(classes, self.y)]
+            return of_label
 
-        return self.once("proba", make)
+        found: Array = self.once("proba", make)
+        return found
 
     # -- without group labels -----------------------------------------------------------------------------------------
 
@@ -185,7 +187,7 @@ class Methods:
 
     def _best_weights(self, named: dict[Any, Array]) -> Any:
         def maker(weights: Array) -> Callable[[Array | None], Predict]:
-            return lambda rows: self.fitted(weights, rows).predict  # type: ignore[no-any-return]
+            return lambda rows: self.fitted(weights, rows).predict
 
         return self._best_class({setting: maker(weights) for setting, weights in named.items()})
 
@@ -268,7 +270,8 @@ class Methods:
         with torch.no_grad():
             always = fixed.model(torch.tensor(self.test)).argmax(1).numpy()
         refused = self.class_balanced()[0] if fixed.verdict.answer == CLASS_WEIGHTS else self.plain()[0]
-        others = [self.fitted(fixed.weights, **{str(self.penalty): C}).predict(self.test) for C in SECOND_PENALTIES]
+        grid: list[dict[str, Any]] = [{str(self.penalty): C} for C in SECOND_PENALTIES]
+        others = [self.fitted(fixed.weights, **settings).predict(self.test) for settings in grid]
         others += [always, self.plain()[0], self.class_balanced()[0]]
         return always if fixed.verdict.helps else refused, others, {**_told(fixed.verdict), "always": always}
 

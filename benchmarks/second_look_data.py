@@ -87,9 +87,10 @@ def dominoes_frozen(data: Path, cache: Path, seed: int) -> Task:
     if not file.exists():
         from second_look_dominoes import features_of_half
 
-        np.savez_compressed(file, **features_of_half(cache / "cifar-10-batches-py", cache / "mnist", seed))
-    with np.load(file) as found:
-        train, test = (_part(*(found[f"{half}_{what}"] for what in ("X", "y", "groups"))) for half in ("train", "test"))
+        found = features_of_half(cache / "cifar-10-batches-py", cache / "mnist", seed)
+        np.savez_compressed(file, **found)  # type: ignore[arg-type]
+    with np.load(file) as saved:
+        train, test = (_part(*(saved[f"{half}_{what}"] for what in ("X", "y", "groups"))) for half in ("train", "test"))
     return Task("dominoes-frozen", train, test)
 
 

@@ -3,7 +3,7 @@
 Two questions decide, both answered by samples that the model in question has not seen:
 
 1. *Gain.* Under the weights, where the reference knows nothing, does the new model do better than the reference, by
-   more than a standard error? Samples about which a model is unsure count as half right (`surely_right`).
+   more than half a standard error? Samples about which a model is unsure count as half right (`surely_right`).
 2. *Kept.* Of what the reference knows about the data as they are, how much does the new model, trained on the hard
    samples, still know? Hard samples of a group that was overlooked obey a rule that holds for the others as well, and
    most is kept. Wrong labels obey none: a model trained on them knows little of anything.
@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 HELPS, CLASS_WEIGHTS = "helps", "class weights suffice"
 NOTHING, WRONG_LABELS = "nothing stands out", "looks like wrong labels"
 
-SURE = 1.0  # standard errors of the gain
+SURE = 0.5  # standard errors of the gain
 UNSURE = 0.2  # of a model's median log odds: closer to zero, a sample is neither right nor wrong but in between
 KEPT = 0.8  # of the reference's knowledge
 CLEARLY = 2.0  # standard errors, to say that class weights help, that labels are wrong, or that a group would show
@@ -91,7 +91,8 @@ class Verdict:
         text.append(
             f"Where the first model knows nothing (samples weighted, worth {self.effective_size:.0f}), the score goes "
             f"from {say(self.hard_before)} to {say(self.hard_after)} "
-            f"(gain {say(self.gain)}, standard error {say(self.gain_error)})."
+            f"(gain {say(self.gain)}, standard error {say(self.gain_error)}"
+            f"{'' if self.loss else ', unsure samples counted as half right'})."
         )
         text.append(
             f"On the data as they are it goes from {say(self.before)} to {say(self.after)}; "
