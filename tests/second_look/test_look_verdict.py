@@ -49,8 +49,8 @@ def test_the_smallest_group_is_the_first_that_shows():
         (0.05, 0.02, 0.95, HELPS),
         (0.03, 0.10, 0.95, NOTHING),
         (-0.05, 0.02, 0.95, NOTHING),
-        (0.04, 0.10, 0.99, NOTHING),
-        (0.06, 0.10, KEPT, HELPS),
+        (0.06, 0.10, 0.99, NOTHING),
+        (0.08, 0.10, KEPT, HELPS),
         (-0.05, 0.02, 0.3, WRONG_LABELS),
         (0.01, 0.02, KEPT - 0.01, WRONG_LABELS),
         (0.10, 0.02, 0.3, NOTHING),  # a price too high, but no sign of wrong labels
