@@ -108,12 +108,12 @@ def test_bad_input():
         worst_group_accuracy([0, 1], [0, 1], ["a"])
     with pytest.raises(ValueError, match="inconsistent"):
         robust_accuracy([0, 1], [0], 0.1)
-    with pytest.raises(ValueError, match="non-zero"):
+    with pytest.raises(ValueError, match="positive"):
         robust_accuracy([0, 1], [0, 1], 0.1, [0.0, 0.0])
-    with pytest.raises(TypeError, match="rows of a fold"):
+    with pytest.raises(HyperparameterError, match="rows of a fold"):
         WorstGroupScorer(np.zeros(3))
     scorer = WorstGroupScorer(pytest.importorskip("pandas").Series([0]))
-    with pytest.raises(TypeError, match="DataFrame"):
+    with pytest.raises(DataError, match="DataFrame"):
         scorer(KLDROClassifier(), np.zeros((1, 1)), [0])
     with pytest.raises(ValueError, match="columns"):
         group_table([0], [0], np.zeros((1, 1, 1)))

@@ -43,17 +43,19 @@ from scdro._scalar import (
     where,
 )
 from scdro._validation import (
-    LARGEST,
-    as_weights,
     check_beta,
+    check_losses,
+    check_mass,
     check_number,
+    check_optional,
     check_radius,
-    check_shape,
     check_trim,
-    check_weights,
+    check_values,
+    check_whole,
+    log_weights,
 )
 from scdro.distributed import ALONE, Group, Ranks, Share
-from scdro.errors import CheckpointError, HyperparameterError, LossError, NonFiniteLossError
+from scdro.errors import CheckpointError, LossError
 from scdro.temperature import Advance, Estimate, LamRange, Temperature, Tracker, Window, default_size
 
 __all__ = [
@@ -136,65 +138,6 @@ def _log_count(losses: Tensor) -> Scalar:
     return torch.log(torch.full((), len(losses), dtype=losses.dtype, device=losses.device))  # one graph for all sizes
 
 
-def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = None) -> None:
-    if not isinstance(losses, Tensor):
-        raise LossError(f"expected a tensor with one loss per sample, got {type(losses).__name__}")
-    check_shape(losses, may_be_empty, second)
-    if not losses.is_floating_point():
-        raise LossError(f"expected floating-point losses, got {losses.dtype}")
-    if losses.layout != torch.strided:
-        raise LossError("expected a dense vector of losses, got a sparse one; call to_dense()")
-
-
-def _log_weight(values: Tensor, sample_weight: Tensor | None, mask: Tensor | None) -> Tensor | None:
-    log_weight = None
-    if sample_weight is not None:
-        weight = as_weights(sample_weight, values.device, values.dtype)
-        check_weights(weight, values)
-        _require(
-            ((weight >= 0) & (weight < math.inf)).all(),
-            LossError,
-            "expected sample weights >= 0, got negative or non-finite values",
-        )
-        log_weight = torch.log(weight)
-    if mask is not None:
-        keep = torch.as_tensor(mask, device=values.device).to(torch.bool)
-        if keep.shape != values.shape:
-            raise LossError(f"expected one mask entry per loss, shape {tuple(values.shape)}, got {tuple(keep.shape)}")
-        log_weight = torch.where(keep, 0.0 if log_weight is None else log_weight, -math.inf).to(values.dtype)
-    return log_weight
-
-
-def _check_values(values: Tensor, bound: float | None, skip_nonfinite: bool) -> Tensor | None:
-    size = torch.dot(values, values)
-    if not skip_nonfinite and bound is None and host_reads(size) and size.item() < LARGEST**2:
-        return None
-    finite = size < LARGEST**2
-    if not skip_nonfinite:
-        _require(
-            finite,
-            NonFiniteLossError,
-            "expected finite losses, got NaN or infinity (or values beyond 1e100); lower the learning rate, look for "
-            "overflow in the model, or pass skip_nonfinite=True to skip such batches",
-        )
-    if bound is not None:
-        low, high = torch.aminmax(values)
-        _require(
-            ((low >= 0) & (high <= bound)) | ~finite,
-            LossError,
-            f"expected losses in [0, loss_bound] = [0, {bound}], got one outside; raise loss_bound or omit it",
-        )
-    return finite if skip_nonfinite else None
-
-
-def _require(condition: Tensor | bool, error: type[LossError], message: str) -> None:
-    """Raise if the host can read the flag for free; on an accelerator or in a compiled graph, assert on the device."""
-    if isinstance(condition, Tensor) and not host_reads(condition):
-        torch._assert_async(condition, message)
-    elif not bool(condition):
-        raise error(message)
-
-
 # -- the state of any method ------------------------------------------------------------------------------------------
 
 
@@ -212,10 +155,7 @@ class Tracked(nn.Module):
     ) -> None:
         super().__init__()
         self.ranks = Ranks(process_group)
-        if loss_bound is not None:
-            check_number("loss_bound", loss_bound)
-        if loss_bound is not None and not 0.0 < loss_bound < math.inf:
-            raise HyperparameterError(f"expected loss_bound > 0, an upper bound on every loss, got {loss_bound}")
+        check_optional("loss_bound", loss_bound, "> 0", "an upper bound on every loss")
         self.loss_bound, self.skip_nonfinite = loss_bound, skip_nonfinite
         # A Python flag, so that choosing the first batch's code path does not wait for the device.
         self.started = False
@@ -264,7 +204,7 @@ class Tracked(nn.Module):
                 move = self.to_empty if self.skipped.is_meta else self.to
                 move(device=losses.device)
             values = losses.detach().to(scalar_dtype(losses.device))
-            log_weight = _log_weight(values, sample_weight, mask)
+            log_weight = log_weights(values, sample_weight, mask, may_be_zero=True)
             if log_weight is not None:  # a loss of weight zero may have any value
                 values = torch.where(log_weight > -math.inf, values, 0.0)
             own = None if labels is None else labels().to(losses.device)
@@ -273,12 +213,8 @@ class Tracked(nn.Module):
         log_mass = _log_count(values)
         if log_weight is not None:
             log_mass = scalar(torch.logsumexp(log_weight, 0))
-            _require(
-                log_mass > -math.inf,
-                LossError,
-                "expected sample weights (or a mask) with a positive sum, got none above zero",
-            )
-        finite = _check_values(values, self.loss_bound, self.skip_nonfinite)
+            check_mass(log_mass)
+        finite = check_values(values, self.loss_bound, self.skip_nonfinite)
         return Batch(values, log_weight, log_mass, finite, joined_labels, share)
 
     def _mark(self) -> Tensor | None:
@@ -381,13 +317,10 @@ class RobustState(Tracked):
         super().__init__(loss_bound=loss_bound, skip_nonfinite=skip_nonfinite, process_group=process_group)
         check_radius(rho, lam0)
         check_trim(trim)
-        if temperature.initial is not None and temperature.initial < lam0:
-            raise HyperparameterError(f"expected an initial temperature >= lam0 = {lam0}, got {temperature.initial}")
-        if window is not None and (isinstance(window, bool) or not hasattr(window, "__index__") or window < 1):
-            raise HyperparameterError(f"expected a window of at least one loss, an integer, got {window!r}")
-        check_number("mu", mu)
-        if not 0.0 <= mu < math.inf:
-            raise HyperparameterError(f"expected mu >= 0, got {mu}")
+        check_optional("initial", temperature.initial, f">= lam0 = {lam0}", "the first temperature")
+        if window is not None:
+            check_whole("window", window, meaning="the number of recent losses")
+        check_number("mu", mu, ">= 0")
         rho, lam0, mu = float(rho), float(lam0), float(mu)  # NumPy's numbers are slower, and float32 stays float32
         loss_bound = None if loss_bound is None else float(loss_bound)
         self.trim, self.mu = float(trim), mu

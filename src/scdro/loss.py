@@ -15,10 +15,10 @@ from scdro._buffers import Watch
 from scdro._kl import solve_lam, trimmed_log_weights, value_at
 from scdro._scalar import Scalar, exp, host_reads, where
 from scdro._state import Batch, RobustState
-from scdro._validation import check_beta
+from scdro._validation import check_beta, check_groups
 from scdro.distributed import Group
 from scdro.errors import HyperparameterError
-from scdro.functional import check_groups, group_means, group_weights
+from scdro.functional import group_means, group_weights
 from scdro.temperature import Advance, Estimate, PrintedTemperature, Temperature, given_or_default
 
 __all__ = [

@@ -6,7 +6,6 @@ For choosing rho with scikit-learn's `GridSearchCV`, see `robust_accuracy_scorer
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, overload
@@ -17,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import brentq
 from sklearn.metrics import make_scorer
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length, column_or_1d
+from sklearn.utils.validation import check_consistent_length, column_or_1d
 from torch import Tensor
 
 from scdro._group_metrics import metrics_by_group
-from scdro._validation import as_labels
+from scdro._validation import array_weights, as_labels, check_rho
 from scdro.errors import DataError, HyperparameterError
 from scdro.functional import worst_case
 
@@ -313,7 +312,7 @@ def group_table(
     """
     if metrics is not None:
         labels = column_or_1d(y_true)
-        weight = _weights(sample_weight, labels)
+        weight = array_weights(sample_weight, len(labels))
         return metrics_by_group(labels, y_pred, *_members(groups), weight, metrics, bootstrap, level, random_state)
     right, weight = _right(y_true, y_pred, sample_weight)
     names, member = _members(groups)
@@ -351,7 +350,7 @@ def robust_accuracy(y_true: Any, y_pred: Any, rho: float, sample_weight: Any = N
         >>> round(robust_accuracy([0, 1, 1, 0, 1], [0, 1, 1, 0, 0], rho=0.1), 4)
         0.6048
     """
-    _check_rho(rho)
+    check_rho(rho)
     right, weight = _right(y_true, y_pred, sample_weight)
     accuracy = float(weight @ right / weight.sum())
     if rho == 0.0 or accuracy in (0.0, 1.0):
@@ -376,7 +375,7 @@ def robust_accuracy_scorer(rho: float) -> Callable[..., float]:
         >>> search = GridSearchCV(KLDROClassifier(), {"rho": [0.0, 0.1]}, scoring=robust_accuracy_scorer(rho=0.1))
         >>> search = search.fit(*load_iris(return_X_y=True))
     """
-    _check_rho(rho)
+    check_rho(rho)
     scorer: Callable[..., float] = make_scorer(robust_accuracy, rho=rho)
     return scorer
 
@@ -397,12 +396,12 @@ class WorstGroupScorer:
 
     def __init__(self, groups: Callable[[Any], Any] | Any) -> None:
         if not callable(groups) and not hasattr(groups, "loc"):
-            raise TypeError(
+            raise HyperparameterError(
                 f"expected groups as a function of X, or a pandas Series with X's index, got {type(groups).__name__}; "
                 "an array cannot be matched with the rows of a fold"
             )
         if not callable(groups) and not groups.index.is_unique:
-            raise ValueError(
+            raise DataError(
                 "expected groups with a unique index, got duplicate labels, so that a row's group is ambiguous; "
                 "reset the index of X and of groups"
             )
@@ -419,19 +418,14 @@ class WorstGroupScorer:
         elif hasattr(X, "index"):
             unknown = X.index.difference(self.groups.index)
             if len(unknown):
-                raise ValueError(
+                raise DataError(
                     f"expected groups for all rows of X, got none for {len(unknown)} of {len(X)}, such as "
                     f"{unknown[0]!r}; use the index of X for groups"
                 )
             groups = self.groups.loc[X.index]
         else:
-            raise TypeError(f"expected X as a DataFrame, to look up the groups of its rows, got {type(X).__name__}")
+            raise DataError(f"expected X as a DataFrame, to look up the groups of its rows, got {type(X).__name__}")
         return worst_group_accuracy(y, estimator.predict(X), groups, sample_weight)
-
-
-def _check_rho(rho: Any) -> None:
-    if not isinstance(rho, numbers.Real) or not 0.0 <= float(rho) < math.inf:
-        raise HyperparameterError(f"expected a radius rho >= 0, got {rho!r}")
 
 
 def _right(y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Array, Array]:
@@ -441,23 +435,14 @@ def _right(y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Array, Array]:
     texts = []
     for name, y in (("y_true", y_true), ("y_pred", y_pred)):
         if (y.dtype.kind == "f" and np.isnan(y).any()) or (y.dtype.kind == "O" and any(map(_missing, y))):
-            raise ValueError(f"expected a label for every sample in {name}, got missing values")
+            raise DataError(f"expected a label for every sample in {name}, got missing values")
         texts.append(y.dtype.kind in "US" or (y.dtype.kind == "O" and all(isinstance(label, str) for label in y)))
     if texts[0] != texts[1]:
-        raise ValueError(
+        raise DataError(
             "expected labels of one type in y_true and y_pred, got strings and other types, which never match: "
             f"{y_true.dtype}, {y_pred.dtype}"
         )
-    return (y_true == y_pred).astype(np.float64), _weights(sample_weight, y_true)
-
-
-def _weights(sample_weight: Any, y_true: Array) -> Array:
-    weight: Array = _check_sample_weight(
-        sample_weight, y_true.reshape(-1, 1), dtype=np.float64, ensure_non_negative=True
-    )
-    if not weight.sum() > 0:
-        raise ValueError("expected sample weights with a positive sum, got only zeros")
-    return weight
+    return (y_true == y_pred).astype(np.float64), array_weights(sample_weight, len(y_true))
 
 
 def _members(groups: Any) -> tuple[list[Any], Array]:
@@ -468,7 +453,7 @@ def _members(groups: Any) -> tuple[list[Any], Array]:
     if columns.ndim == 1:
         return _factorised(columns)
     if columns.ndim != 2:
-        raise ValueError(f"expected groups as one label per sample, or several columns, got shape {columns.shape}")
+        raise DataError(f"expected groups as one label per sample, or several columns, got shape {columns.shape}")
     parts = [_factorised(column) for column in columns.T]
     codes, member = np.unique(np.stack([code for _, code in parts], 1), axis=0, return_inverse=True)
     return [tuple(names[j] for (names, _), j in zip(parts, row, strict=True)) for row in codes], member.ravel()

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from scdro._kl import Tilt, attainable, effective_size, mass_and_size, newton_step, solve_lam, tilt, trimmed_log_weights
 from scdro._scalar import Scalar, clamp, exp, log, logaddexp, masked, maximum, on_host, scalar, scalar_dtype, where
-from scdro.errors import HyperparameterError
+from scdro._validation import check_is, check_number, check_optional
 
 __all__ = [
     "MovingAverage",
@@ -106,11 +106,6 @@ def _subtracted(at: Estimate) -> Scalar:
     return 0.0 if at.mean_old is None else at.step.old * at.mean_old
 
 
-def _check_cap(cap: float | None) -> None:
-    if cap is not None and not cap >= 1.0:
-        raise HyperparameterError(f"expected cap >= 1, how many batches one batch may count for at most, got {cap}")
-
-
 @dataclass(frozen=True)
 class MovingAverage:
     r"""s <- (1-beta) s + beta ghat   (Algorithm 1, line 6), and with `cap`, s <- max(that, ghat / cap).
@@ -129,7 +124,8 @@ class MovingAverage:
     two_points = False
 
     def __post_init__(self) -> None:
-        _check_cap(self.cap)
+        meaning = "how many batches one batch may count for at most, or None for no bound"
+        check_optional("cap", self.cap, ">= 1", meaning, infinite=True)
 
     def log_s(self, log_s: Scalar, log_mean: Scalar, beta: float) -> Scalar:
         moved = _averaged(log_s, log_mean, beta)
@@ -208,8 +204,7 @@ class NormalizedStorm(MovingAverage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.clip is not None and not self.clip >= 0.0:
-            raise HyperparameterError(f"expected clip >= 0, or None for no bound, got {self.clip}")
+        check_optional("clip", self.clip, ">= 0", "or None for no bound", infinite=True)
 
     def advance(self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float) -> Advance:
         assert log_mean_old is not None
@@ -410,12 +405,10 @@ class WindowTemperature(Temperature):
         lag: float | None = 1.25,
     ) -> None:
         super().__init__()
-        _check_initial(initial)
+        check_optional("initial", initial, "> 0", "the first temperature lam, or None to find it")
         NormalizedStorm(cap, clip)  # validates both
-        if ceiling is not None and not 0.0 <= ceiling < math.inf:
-            raise HyperparameterError(f"expected ceiling >= 0, in units of lam, or None for no bound, got {ceiling}")
-        if lag is not None and not lag >= 1.0:
-            raise HyperparameterError(f"expected lag >= 1, or None for no bound, got {lag}")
+        check_optional("ceiling", ceiling, ">= 0", "in units of lam, or None for no bound")
+        check_optional("lag", lag, ">= 1", "or None for no bound", infinite=True)
         self.initial, self.cap, self.clip, self.ceiling, self.lag = initial, cap, clip, ceiling, lag
 
     def one_point_tracker(self) -> Tracker:
@@ -461,9 +454,8 @@ class PrintedTemperature(Temperature):
 
     def __init__(self, initial: float = 1.0, *, lr: float | None = None) -> None:
         super().__init__()
-        _check_initial(initial)
-        if lr is not None and not 0.0 <= lr < math.inf:
-            raise HyperparameterError(f"expected a step size lr >= 0 for lam, got {lr}")
+        check_number("initial", initial, "> 0", "the first temperature lam")
+        check_optional("lr", lr, ">= 0", "the step size for lam, or None for the optimizer's")
         self.initial, self.lr = initial, lr
         self.register_buffer("tracked", torch.zeros(1, dtype=scalar_dtype(torch.get_default_device())))
 
@@ -490,13 +482,5 @@ class PrintedTemperature(Temperature):
 def given_or_default(temperature: Temperature | None) -> Temperature:
     if temperature is None:
         return WindowTemperature()
-    if not isinstance(temperature, Temperature):
-        raise HyperparameterError(
-            f"expected a temperature such as WindowTemperature() or PrintedTemperature(), got {temperature!r}"
-        )
+    check_is(temperature, Temperature, "a temperature such as WindowTemperature() or PrintedTemperature()")
     return temperature
-
-
-def _check_initial(initial: float | None) -> None:
-    if initial is not None and not 0.0 < initial < math.inf:
-        raise HyperparameterError(f"expected an initial temperature lam > 0, got {initial}")

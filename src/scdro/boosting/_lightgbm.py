@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from lightgbm import Booster, CVBooster, Dataset, LGBMClassifier, LGBMRegressor
 
+from scdro._validation import check_rho
 from scdro.boosting._losses import Array, lightgbm_loss
-from scdro.boosting._metric import RobustValue, check_rho, split_metrics
+from scdro.boosting._metric import RobustValue, split_metrics
 from scdro.boosting._worst import first_ratio, worst_ratio
 
 __all__ = ["KLDROLGBMClassifier", "KLDROLGBMRegressor", "LightGBMWorstCase", "lightgbm_metric", "lightgbm_objective"]

@@ -6,20 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from scdro._validation import check_number
+from scdro._validation import check_rho
 from scdro.boosting._losses import Array, Loss
 from scdro.boosting._worst import Reduce, alone, worst_ratio
 from scdro.errors import HyperparameterError
 
-__all__ = ["RobustValue", "check_rho", "radius", "split_metrics"]
-
-
-def check_rho(rho: Any) -> None:
-    check_number("rho", rho)
-    if not 0.0 <= rho < float("inf"):
-        raise HyperparameterError(
-            f"expected a radius rho >= 0, got {rho}; scdro.rho_for_group(alpha) gives one from the size of a group"
-        )
+__all__ = ["RobustValue", "radius", "split_metrics"]
 
 
 class RobustValue:

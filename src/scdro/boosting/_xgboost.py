@@ -17,8 +17,9 @@ from xgboost import Booster, DMatrix, XGBClassifier, XGBRegressor, collective
 from xgboost.callback import TrainingCallback
 from xgboost.core import XGBoostError
 
+from scdro._validation import check_rho
 from scdro.boosting._losses import Array, Loss, xgboost_loss
-from scdro.boosting._metric import RobustValue, check_rho, split_metrics
+from scdro.boosting._metric import RobustValue, split_metrics
 from scdro.boosting._worst import first_ratio, worst_ratio
 from scdro.errors import HyperparameterError
 

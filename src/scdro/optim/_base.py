@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from scdro._buffers import Buffers, Modules
 from scdro._scalar import Scalar, scalar_dtype
 from scdro._state import Batch, RobustState, Tracked, check_fits
-from scdro._validation import check_beta, check_parameters, check_steps
+from scdro._validation import check_beta, check_closure, check_number, check_optional, check_parameters, check_steps
 from scdro.distributed import Group, Ranks, full, is_sharded, like
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError
 from scdro.functional import worst_case
@@ -51,8 +51,7 @@ class Ball:
     """The Euclidean ball of radius R around zero, over all parameters together (the paper's W)."""
 
     def __init__(self, radius: float) -> None:
-        if not 0.0 < radius < math.inf:
-            raise HyperparameterError(f"expected a radius R > 0 for the ball of the model, got {radius}")
+        check_number("radius", radius, "> 0", "the radius R of the ball of the model")
         self.radius = radius
 
     @torch.no_grad()
@@ -81,8 +80,7 @@ class Gradients:
         self.max_norm: float | None = None
 
     def begin(self, scaler: GradScaler | None, max_norm: float | None) -> None:
-        if max_norm is not None and not 0.0 < max_norm < math.inf:
-            raise HyperparameterError(f"expected max_grad_norm > 0, or None for no bound, got {max_norm}")
+        check_optional("max_grad_norm", max_norm, "> 0", "or None for no bound")
         self.scaler, self.max_norm = scaler, max_norm
 
     def end(self) -> None:
@@ -200,8 +198,7 @@ class ClosureOptimizer(Optimizer):
             The method's estimate of its objective, a 0-d tensor: a running estimate if it keeps one, else the value on
             this batch.
         """
-        if closure is None or not callable(closure):
-            _refuse_closure(closure)
+        closure = check_closure(closure)
         self._gradients.begin(grad_scaler, max_grad_norm)
         try:
             with self._buffers.during_step() if self._buffers.modules else nullcontext():
@@ -518,18 +515,6 @@ def _refuse_state(expected: str, key: str) -> NoReturn:
     raise CheckpointError(
         f"expected a state_dict of {expected}, got one of another optimizer, or one saved with another first trainable "
         "parameter; load it into that optimizer, or make the same parameters trainable"
-    )
-
-
-def _refuse_closure(came: object) -> NoReturn:
-    if came is not None:
-        raise ClosureError(
-            f"expected step(closure) with a closure that returns per-sample losses, got a {type(came).__name__}; pass "
-            "a function: opt.step(lambda: losses(model(x), y)), or use KLRobustLoss with any torch optimizer"
-        )
-    raise ClosureError(
-        "expected step(closure) with a closure that returns per-sample losses, got none; if your loop calls "
-        "backward() itself, use KLRobustLoss with any torch optimizer"
     )
 
 

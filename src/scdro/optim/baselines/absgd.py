@@ -11,9 +11,8 @@ from torch import Tensor
 from scdro._buffers import Modules
 from scdro._scalar import logaddexp, unpacked
 from scdro._state import Batch, Tracked
-from scdro._validation import check_same_temperature
+from scdro._validation import check_number, check_same_temperature
 from scdro.distributed import Group
-from scdro.errors import HyperparameterError
 from scdro.functional import objective
 from scdro.optim.baselines.erm import Weighed, WeightingOptimizer, point_at
 
@@ -67,10 +66,8 @@ class ABSGD(WeightingOptimizer):
         module: Modules = None,
         process_group: Group = None,
     ) -> None:
-        if not 0.0 < lam < math.inf:
-            raise HyperparameterError(f"expected a temperature lam > 0, got {lam}")
-        if not 0.0 < gamma <= 1.0:
-            raise HyperparameterError(f"expected gamma in (0, 1], the weight of the new batch in u, got {gamma}")
+        check_number("lam", lam, "> 0", "a temperature")
+        check_number("gamma", gamma, "in (0, 1]", "the weight of the new batch in u")
         self._lam, self._gamma = lam, gamma
         tracked = _AbsgdState(skip_nonfinite, process_group)
         super().__init__(

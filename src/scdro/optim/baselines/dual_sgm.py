@@ -11,9 +11,8 @@ from torch import Tensor
 from scdro._buffers import Modules
 from scdro._scalar import maximum, scalar, unpacked
 from scdro._state import Batch, Tracked
-from scdro._validation import check_radius, check_steps
+from scdro._validation import check_number, check_optional, check_radius
 from scdro.distributed import Group
-from scdro.errors import HyperparameterError
 from scdro.functional import worst_case
 from scdro.optim.baselines.erm import Weighed, WeightingOptimizer, base_weights, point_at
 
@@ -86,12 +85,9 @@ class DualSGM(WeightingOptimizer):
         process_group: Group = None,
     ) -> None:
         check_radius(rho, lam0)
-        if not lam0 <= lam < math.inf:
-            raise HyperparameterError(f"expected an initial temperature lam >= lam0 = {lam0}, got {lam}")
-        if dual_lr is not None:
-            check_steps({"dual_lr": dual_lr})
-        if not 0.0 < cap < 700.0:
-            raise HyperparameterError(f"expected a cap on (l - eta)/lam in (0, 700), got {cap}")
+        check_number("lam", lam, f">= lam0 = {lam0}", "the first temperature")
+        check_optional("dual_lr", dual_lr, ">= 0")
+        check_number("cap", cap, "in (0, 700)", "a bound on (l - eta)/lam")
         self._rho, self._lam0, self._dual_lr, self._cap = rho, lam0, dual_lr, cap
         tracked = _DualState(lam, skip_nonfinite, process_group)
         super().__init__(
