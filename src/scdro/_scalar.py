@@ -147,7 +147,7 @@ def minimum(a: Array, b: Scalar) -> Array: ...
 def minimum(a: Scalar | Vector, b: Scalar) -> Scalar | Vector:
     if isinstance(a, float) and isinstance(b, float):
         return a if a <= b or a != a else b
-    return -maximum(-a, -b)
+    return np.minimum(a, b) if isinstance(a, np.ndarray) else -maximum(-a, -b)
 
 
 def clamp(x: Scalar, low: Scalar, high: Scalar) -> Scalar:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +28,6 @@ from scdro._scalar import (
     clamp,
     dot,
     exp,
-    host_reads,
     log,
     logaddexp,
     masked,
@@ -60,9 +60,9 @@ from scdro.temperature import Advance, Estimate, LamRange, Temperature, Tracker,
 
 __all__ = [
     "Batch",
+    "MethodState",
     "Point",
     "RobustState",
-    "Tracked",
     "check_fits",
 ]
 
@@ -103,9 +103,15 @@ class Point(NamedTuple):
     @classmethod
     def of(cls, joint: Vector, log_mass: Scalar) -> Point:
         """`joint` is l/lam plus the log weights, -inf for samples left out; the weights sum to exp(log_mass)."""
-        top = maximum(scalar(joint.max()), -1e300)
-        terms = exp(joint - top)
-        return cls(terms, top - log_mass, top - log_mass + log(scalar(terms.sum())))
+        if isinstance(joint, Tensor):
+            top = maximum(scalar(joint.max()), -1e300)
+            terms: Vector = torch.exp(joint - top)
+            total = scalar(terms.sum())
+        else:
+            top = maximum(np.maximum.reduce(joint).item(), -1e300)
+            terms = np.exp(joint - top)
+            total = np.add.reduce(terms).item()
+        return cls(terms, top - log_mass, top - log_mass + log(total))
 
     def weights(self, log_s: Scalar) -> Tensor:
         """q exp(l/lam)/s."""
@@ -141,7 +147,7 @@ def _log_count(losses: Tensor) -> Scalar:
 # -- the state of any method ------------------------------------------------------------------------------------------
 
 
-class Tracked(nn.Module):
+class MethodState(nn.Module):
     """The state of a method, stored in buffers that move to the model's device but keep their dtype.
 
     `reset_parameters` initialises them. It also runs when torch leaves buffers uninitialised, that is when they leave
@@ -265,13 +271,13 @@ class Tracked(nn.Module):
         return self
 
 
-def _before_loading(module: Tracked, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
+def _before_loading(module: MethodState, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
     came = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
     if came:
         check_fits(module, came)
 
 
-def check_fits(module: Tracked, came: dict[str, Any]) -> None:
+def check_fits(module: MethodState, came: dict[str, Any]) -> None:
     """Raise if a state does not fit, before any of it is loaded."""
     shapes = {k: getattr(v, "shape", None) for k, v in came.items()}
     if shapes != {k: v.shape for k, v in module.state_dict().items()}:
@@ -289,7 +295,7 @@ def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 # -- lam, s and the recent losses -------------------------------------------------------------------------------------
 
 
-class RobustState(Tracked):
+class RobustState(MethodState):
     """lam, lam log s, the recent losses and the counters. All are buffers, so all are in `state_dict`.
 
     The scalars share one vector because torch.compile (2.13) loses writes to buffers that are 0-d float64 tensors.
@@ -324,30 +330,29 @@ class RobustState(Tracked):
         rho, lam0, mu = float(rho), float(lam0), float(mu)  # NumPy's numbers are slower, and float32 stays float32
         loss_bound = None if loss_bound is None else float(loss_bound)
         self.trim, self.mu = float(trim), mu
-        self.temperature, self.tracker = copy.deepcopy(temperature), tracker  # a copy, since it may have state
+        self.temperature, self.tracker = copy.copy(temperature), tracker  # a copy, since its settings may be changed
         lam_max = math.inf if loss_bound is None or rho == 0 else lam0 + loss_bound / rho
         self.limits = LamRange(rho, lam0, lam_max, mu, loss_bound)
         # rho = 0 means the plain average, lam = inf. The printed update has no such case.
         self.plain = rho == 0.0 and temperature.carries
         dtype = scalar_dtype(torch.get_default_device())
-        self.register_buffer("scalars", torch.empty(5, dtype=dtype))
+        self.register_buffer("scalars", torch.empty(6, dtype=dtype))
         self.register_buffer("resets", torch.empty(1, dtype=torch.int64))
         self.register_buffer("recent", torch.empty(2, window or default_size(rho), dtype=dtype))
         self.register_buffer("kind", torch.empty(4, dtype=torch.int64))
         self.reset_parameters()
-        self.register_load_state_dict_post_hook(_settle)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_after_loading)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
         start = self._lam_at_start()
-        first = [start, start, math.nan, math.inf, math.inf]
+        first = [start, start, math.nan, math.inf, math.inf, 0.0]
         self.scalars.copy_(torch.tensor(first, dtype=self.scalars.dtype, device="cpu"))
         self.resets.zero_()
         self.plateau, self._commits = Plateau(), 0
-        Window(self.recent).clear_()
+        self.window.clear_()
         self.kind.copy_(torch.tensor(self._kind(), device="cpu"))
-        self.temperature.reset_parameters()
 
     def _lam_at_start(self) -> float:
         initial = self.temperature.initial
@@ -383,12 +388,12 @@ class RobustState(Tracked):
 
     def numbers(self) -> Sequence[Scalar]:
         """lam for the next batch, lam of the last batch, lam log s, the loss above which samples are trimmed or
-        clipped, and the upper bound of lam log s at the next batch."""
+        clipped, the upper bound of lam log s at the next batch, and `Estimate.kept`."""
         return unpacked(pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars)
 
     @property
     def window(self) -> Window:
-        return Window(self.recent)
+        return Window(on_host(self.recent))
 
     @property
     def lam(self) -> Tensor:
@@ -403,7 +408,7 @@ class RobustState(Tracked):
     @property
     def objective(self) -> Tensor:
         """The running robust objective as of the last batch."""
-        _, lam_past, lam_log_s, _, _ = self.numbers()
+        _, lam_past, lam_log_s, *_ = self.numbers()
         return vector([self._objective(lam_log_s, lam_past)], self.scalars)[0]
 
     @property
@@ -442,7 +447,7 @@ class RobustState(Tracked):
     @quietly
     def previous_point(self, batch: Batch) -> Point:
         """The batch, evaluated at the previous parameters, at the temperature used for past estimates."""
-        lam, lam_past, _, ceiling, _ = self.numbers()
+        lam, lam_past, _, ceiling, *_ = self.numbers()
         return self._point(batch, lam if self.temperature.carries else lam_past, ceiling)
 
     @quietly
@@ -454,7 +459,7 @@ class RobustState(Tracked):
         `old` is the same batch at the previous point, for two-point trackers.
         """
         check_beta(beta)
-        lam, lam_past, lam_log_s, ceiling, lam_log_s_max = self.numbers()
+        lam, lam_past, lam_log_s, ceiling, lam_log_s_max, kept = self.numbers()
         if not self.started and staged is None:
             lam, ceiling = self._first(batch, lam, ceiling)
         if self.temperature.carries or not self.started:
@@ -475,7 +480,7 @@ class RobustState(Tracked):
             mean_old = None if old is None else old[1].mean(old[0].losses)
         lam_log_s = self._soft_max(lam, lam_log_s, step, mean, beta)
         weights, objective = point.weights(step.log_s), self._objective(lam_log_s, lam)
-        return Estimate(lam, lam_past, step, lam_log_s, log_mass, weights, objective, mean, mean_old)
+        return Estimate(lam, lam_past, step, lam_log_s, log_mass, weights, objective, kept, mean, mean_old)
 
     def observe(self, batch: Batch) -> Estimate:
         """A part of the first batch, before lam_1 is known: all samples get the same weight."""
@@ -513,26 +518,26 @@ class RobustState(Tracked):
         """
         if isinstance(estimate.lam, Tensor):
             estimate = estimate.read()
-        pushed = window = self.window.pushed(*_joined_parts(parts))
+        recent = self.recent  # Attributes of a module that are buffers are slow to look up.
+        pushed = window = Window(on_host(recent)).pushed(*_joined_parts(parts))
         ceiling = _UNBOUNDED
         if self.trim:
             ceiling = window.quantile(self.trim)
             window = window.without(ceiling)
-        extra: list[tuple[Tensor, list[Scalar]]] = []
-        lam, lam_log_s, lam_log_s_max = estimate.lam, estimate.lam_log_s, _UNBOUNDED
+        lam, lam_log_s, lam_log_s_max, kept = estimate.lam, estimate.lam_log_s, _UNBOUNDED, estimate.kept
         if estimate.calibrating:
             lam = lam_next = self._calibrated(window)
             lam_log_s = window.mean() if self.plain else lam * window.log_mean(lam)
         else:
-            lam_next, lam_log_s_max, extra = self.temperature.advance(estimate, window, self.limits, self.tracker, lr)
+            lam_next, lam_log_s_max, kept = self.temperature.advance(estimate, window, self.limits, self.tracker, lr)
         if self.temperature.ceiling is not None and not self.trim and not self.plain:
             ceiling = window.top() + self.temperature.ceiling * lam_next
-        extra.append((self.scalars, [lam_next, lam, lam_log_s, ceiling, lam_log_s_max]))
-        new = [(self.recent, pushed.rows), *((buffer, vector(value, buffer)) for buffer, value in extra)]
+        scalars = vector([lam_next, lam, lam_log_s, ceiling, lam_log_s_max, kept], self.scalars)
+        new = [(recent, as_tensor(pushed.rows)), (self.scalars, scalars)]
         if estimate.step.reset is not None:
             new.append((self.resets, self.resets + estimate.step.reset))
         self.store(new, parts[-1], only_if)
-        if host_reads(self.recent):
+        if not isinstance(pushed.rows, Tensor):
             self._commits += 1
             if self._commits % EVERY == 0:
                 self.plateau.look(self.window, self._commits)
@@ -552,7 +557,7 @@ class RobustState(Tracked):
         batch."""
         if not self.started:
             return self.scalars.new_full((2,), math.nan).unbind()  # type: ignore[return-value]
-        lam, _, lam_log_s, ceiling, _ = self.numbers()
+        lam, _, lam_log_s, ceiling, *_ = self.numbers()
         window = self.window.without(ceiling) if self.trim else self.window
         at, _ = window.tilt(lam, lam_log_s)
         q = torch.softmax(window.log_weight, 0)
@@ -567,7 +572,7 @@ def _mean_of_parts(mean: Scalar, staged: Estimate | None, log_sum: Scalar) -> Sc
     return mean + share * (staged.mean - mean)
 
 
-def _settle(module: nn.Module, _: object) -> None:
+def _after_loading(module: nn.Module, _: object) -> None:
     """After loading, set `started` and clamp lam to the range of this object's settings."""
     assert isinstance(module, RobustState)
     if module.scalars.is_meta:

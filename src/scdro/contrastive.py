@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from scdro._kl import attainable, divergence, newton_step, solve_root
 from scdro._scalar import Scalar, as_tensor, scalar_dtype
-from scdro._state import Tracked
+from scdro._state import MethodState
 from scdro._validation import (
     check_beta,
     check_choice,
@@ -310,7 +310,7 @@ _SMALLEST = ">= 1e-15"  # similarities divided by tau, and their squares, stay f
 # -- the state --------------------------------------------------------------------------------------------------------
 
 
-class AnchorState(Tracked):
+class AnchorState(MethodState):
     """One row per anchor, NaN until it is seen. With several processes, each keeps a block of the anchors.
 
     `anchors` is in the state_dict and moves with the model to its device, but it is not a buffer, because DDP would
@@ -332,7 +332,7 @@ class AnchorState(Tracked):
         self.last.fill_(math.nan)
         self.anchors = self.last.new_full((self.parts.count, len(Anchors._fields)), math.nan)
 
-    def settle(self) -> None:
+    def divide(self) -> None:
         """Divide the anchors over the current processes. With one process this object had all of them."""
         if self.parts.size == 1 < self.ranks.size:
             self.parts = Sharding(self.parts.n, self.ranks)
@@ -359,7 +359,7 @@ class AnchorState(Tracked):
 
     def whole(self) -> dict[str, Tensor]:
         """The entries for all anchors, to replace this process's in a state_dict. All processes must call it."""
-        self.settle()
+        self.divide()
         return {"anchors": self.parts.whole(self.anchors), "part": self._part(0, self.parts.n)}
 
     def _part(self, start: int, stop: int) -> Tensor:
@@ -372,7 +372,7 @@ class AnchorState(Tracked):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Accept either all anchors or only this process's."""
-        self.settle()
+        self.divide()
         anchors, part = (state_dict.get(prefix + name) for name in ("anchors", "part"))
         if isinstance(anchors, Tensor) and isinstance(part, Tensor):
             state_dict = {**state_dict, prefix + "anchors": self._fitting(anchors, part.tolist())}
@@ -486,7 +486,7 @@ class RobustContrastiveLoss(nn.Module):
         if self.state.last.device != first.device:
             self.state.to(first.device)
         if trains:
-            self.state.settle()
+            self.state.divide()
         cut = ranks.cut(len(index), first.device, first.shape[1], float(self.state.last) if ranks.size > 1 else 0.0)
         with torch.autocast(first.device.type, enabled=False):  # Half precision is too coarse at a small tau.
             losses, counts = self._losses((first, second), index, cut)

@@ -19,7 +19,7 @@ from scdro.errors import DataError
 from scdro.linear_model._exact import Solution, certificate, solve, start
 from scdro.linear_model._losses import Loss
 from scdro.linear_model._problem import Problem
-from scdro.linear_model._stochastic import ALGORITHMS, Progress, Rows, Stream, batches
+from scdro.linear_model._stochastic import ALGORITHMS, Progress, Samples, Stream, batches
 from scdro.linear_model._worst import Array, worst
 
 __all__ = ["KLDROLinearModel"]
@@ -178,7 +178,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
                 f"expected the settings of the first call, {progress.settings}, got {self._stream_settings()}"
                 f"; only {', '.join(_FREE)} may change from call to call"
             )
-        rows = Rows(X, y, weight)
+        rows = Samples(X, y, weight)
         if not weight.all():
             rows = rows[np.flatnonzero(weight)]
         if progress.waiting is not None:
@@ -194,7 +194,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
     def _stream_settings(self) -> dict[str, Any]:
         return {name: value for name, value in self.get_params().items() if name not in _FREE}
 
-    def _begun(self, progress: Progress, rows: Rows) -> Rows:
+    def _begun(self, progress: Progress, rows: Samples) -> Samples:
         """Begin the stream once there are enough rows. Returns the rows that are left for it.
 
         Until then the model is the solution for the rows so far, or the earlier fit if it continues from one.
@@ -217,7 +217,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
             progress.solved = len(rows)
         return rows
 
-    def _advanced(self, stream: Stream, rows: Rows) -> Rows:
+    def _advanced(self, stream: Stream, rows: Samples) -> Samples:
         """Step over whole batches, with the penalty for the total weight so far. Returns the remaining rows."""
         whole = len(rows) // self.batch_size * self.batch_size
         for i in range(0, whole, self.batch_size):

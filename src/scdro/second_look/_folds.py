@@ -114,7 +114,7 @@ def partitions(cv: Any, repeats: int, X: Any, y: Array, groups: Any, seed: int, 
     """
     n = len(y)
     if isinstance(cv, int | np.integer) and not isinstance(cv, bool) and groups is None:
-        check_whole("cv", cv, 2, n, "n_samples at most, or a splitter")
+        check_whole("cv", cv, 2, n, f"folds, n_samples = {n} at most, or a splitter")
         check_whole("repeats", repeats)
         seeds = [int(s) for s in np.random.RandomState(seed).randint(2**31 - 1, size=repeats)]
         if classifier:

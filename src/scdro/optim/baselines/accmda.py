@@ -94,15 +94,15 @@ class AccMDA(TwoPoints, PrimalDual):
         )
 
     def _primal_dual_step(self, closure: Closure, index: Tensor | None) -> Scalar | None:
-        tracked, old = self._tracked, None
+        method_state, old = self._method_state, None
         if self._t:
             with self._at_previous_point():
                 old_losses = self._losses(closure)
-                old = tracked.read(old_losses, labels=lambda: check_index(index, self._parts.n, old_losses))
+                old = method_state.read(old_losses, labels=lambda: check_index(index, self._parts.n, old_losses))
                 self._backward(old_losses, old, self._weights(self._y_previous, old))
         old_gradients = self._kept_gradients()
         losses = self._replayed_losses(closure)
-        batch = tracked.read(losses, labels=lambda: check_index(index, self._parts.n, losses))
+        batch = method_state.read(losses, labels=lambda: check_index(index, self._parts.n, losses))
         if old is not None:
             batch = matched(batch, old)
         if self._skips(None if batch.finite is None else batch.finite.cpu()):
@@ -114,7 +114,7 @@ class AccMDA(TwoPoints, PrimalDual):
         keep = 1.0 - self._share()
         self._descend(old_gradients, keep)
         self._ascend(_positions(batch), batch.losses.cpu(), None if old is None else old.losses.cpu(), keep)
-        tracked.store([], batch)
+        method_state.store([], batch)
         self._t += 1
         return torch.dot(weights, batch.losses)
 

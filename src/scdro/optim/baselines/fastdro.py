@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scdro._buffers import Modules
 from scdro._scalar import scalar
-from scdro._state import Batch, Tracked
+from scdro._state import Batch, MethodState
 from scdro._validation import check_samples, check_whole
 from scdro.distributed import ALONE, Group
 from scdro.errors import HyperparameterError, LossError
@@ -190,9 +190,9 @@ class FastDRO(WeightingOptimizer):
         self.multilevel = multilevel
         if multilevel is not None:
             multilevel.check()
-        tracked = Tracked(skip_nonfinite=skip_nonfinite, process_group=process_group)
+        method_state = MethodState(skip_nonfinite=skip_nonfinite, process_group=process_group)
         super().__init__(
-            params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+            params, lr, method_state, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
         )
 
     def batch_sampler(self, *, n: int, steps: int | None = None, seed: int = 0, joint: bool = False) -> DrawnBatches:

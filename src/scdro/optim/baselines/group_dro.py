@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scdro._buffers import Modules
 from scdro._scalar import scalar
-from scdro._state import Batch, Tracked
+from scdro._state import Batch, MethodState
 from scdro._validation import as_labels, check_groups, check_number, check_positions, check_whole
 from scdro.distributed import ALONE, Group
 from scdro.errors import ClosureError, HyperparameterError
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-class _GroupState(Tracked):
+class _GroupState(MethodState):
     log_q: Tensor
 
     def __init__(self, count: int, skip_nonfinite: bool, process_group: Group) -> None:
@@ -69,7 +69,7 @@ class GroupDRO(WeightingOptimizer):
         ...     )
     """
 
-    _tracked: _GroupState
+    _method_state: _GroupState
     _own_attributes = (*WeightingOptimizer._own_attributes, "_groups", "_dual_lr")
 
     def __init__(
@@ -94,9 +94,9 @@ class GroupDRO(WeightingOptimizer):
         else:
             self._groups = as_labels(groups, what="the groups of all samples", least=0)
             count = int(self._groups.max()) + 1
-        tracked = _GroupState(count, skip_nonfinite, process_group)
+        method_state = _GroupState(count, skip_nonfinite, process_group)
         super().__init__(
-            params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+            params, lr, method_state, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
         )
 
     @torch.no_grad()
@@ -137,13 +137,13 @@ class GroupDRO(WeightingOptimizer):
     def _group_of_each(self, losses: Tensor, groups: Tensor | None) -> Tensor:
         assert groups is not None
         check_groups(groups, losses)
-        count = len(self._tracked.log_q)
+        count = len(self._method_state.log_q)
         if bool((groups < 0).any() | (groups >= count).any()):
             raise ClosureError(f"expected groups from 0 to {count - 1}, got values outside")
         return groups
 
     def _weigh(self, batch: Batch) -> Weighed:
-        log_q = self._tracked.log_q
+        log_q = self._method_state.log_q
         assert batch.labels is not None
         member = batch.labels.to(log_q.device, torch.int64)
         shares = base_weights(batch)
@@ -167,4 +167,4 @@ class GroupDRO(WeightingOptimizer):
     @property
     def group_weights(self) -> Tensor:
         """q."""
-        return torch.exp(self._tracked.log_q)
+        return torch.exp(self._method_state.log_q)
