@@ -146,7 +146,7 @@ class BestResponse(NamedTuple):
 
     Example:
         >>> found = cvar([0.0, 1.0, 2.0, 3.0], alpha=0.5)
-        >>> float(found.value), found.weights.tolist(), found.eta
+        >>> found.value, found.weights.tolist(), found.eta
         (2.5, [0.0, 0.0, 0.5, 0.5], 2.0)
     """
 
@@ -161,7 +161,7 @@ def cvar(losses: Any, alpha: float, *, sample_weight: Any = None) -> BestRespons
     p = q/alpha on the hardest samples until it sums to one; the sample at the boundary counts in part.
 
     Example:
-        >>> float(cvar([1.0, 2.0, 3.0, 4.0], alpha=0.5).value)
+        >>> cvar([1.0, 2.0, 3.0, 4.0], alpha=0.5).value
         3.5
     """
     check_number("alpha", alpha, "in (0, 1]", "a fraction of the samples")
@@ -197,7 +197,7 @@ def chi2_constrained(losses: Any, rho: float, *, sample_weight: Any = None) -> B
     """max_p sum p l over D(p) <= rho: p_i ~ q_i (l_i - eta)_+, with eta such that D(p) = rho.
 
     Example:
-        >>> float(chi2_constrained([1.0, 2.0, 3.0, 4.0], rho=0.1).value.round(4))
+        >>> round(chi2_constrained([1.0, 2.0, 3.0, 4.0], rho=0.1).value, 4)
         3.0
     """
     check_rho(rho)
@@ -272,7 +272,7 @@ def _answer(
     p = torch.zeros_like(q).scatter(0, order, p_sorted)
     value = torch.dot(p, vector.to(double.dtype)) - cost(p_sorted, q[order])
     if as_array:
-        return BestResponse(value.numpy()[()], p.numpy(), float(eta))
+        return BestResponse(float(value), p.numpy(), float(eta))
     return BestResponse(value.to(vector.dtype), p.to(vector.dtype), eta.to(vector.dtype))
 
 
@@ -334,7 +334,7 @@ def worst_case(
 
     Example:
         >>> wc = worst_case([0.0, 1.0, 2.0, 3.0], rho=0.1)
-        >>> round(float(wc.value), 6), round(float(wc.lam), 6)
+        >>> round(wc.value, 6), round(wc.lam, 6)
         (1.994174, 2.413506)
         >>> wc.weights.round(3)
         array([0.121, 0.183, 0.277, 0.419])

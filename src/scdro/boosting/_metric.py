@@ -18,7 +18,7 @@ class RobustValue:
     """max over KL(p, q) <= rho of sum p l, as a function of labels, predictions and weights; lower is better.
 
     Args:
-        raw: predictions are scores, as a library gives them where the objective is a function.
+        raw: whether predictions are raw scores, as they are if the objective is a function.
     """
 
     def __init__(self, name: str, rho: float, loss: Loss, *, raw: bool = False, reduce: Reduce = alone) -> None:
@@ -37,7 +37,7 @@ class RobustValue:
 
 
 def radius(name: Any, rho: float) -> float | None:
-    """The radius that a metric's name asks for; None if it names no metric of ours."""
+    """The radius in the name of a metric; None if it is not one of ours."""
     if not isinstance(name, str) or name.partition("@")[0] != "robust":
         return None
     if name == "robust":
@@ -51,7 +51,7 @@ def radius(name: Any, rho: float) -> float | None:
 
 
 def split_metrics(metrics: Any, rho: float) -> tuple[dict[str, float], list[Any]]:
-    """Names of ours with their radii, and the library's own metrics, of an `eval_metric`."""
+    """Split an `eval_metric` into our metrics, with their radii, and the library's own."""
     given = [] if metrics is None else list(metrics) if isinstance(metrics, list | tuple | set) else [metrics]
     ours, others = {}, []
     for metric in given:

@@ -256,13 +256,14 @@ class KLDROXGBClassifier(_Reweighted, XGBClassifier):
     r"""`xgboost.XGBClassifier` on the worst case: binary or multiclass log loss.
 
     min over trees of  max_{KL(p, q) <= rho} sum_i p_i l_i:  each round takes the exact worst case p of the losses so
-    far, and weights gradients and Hessians by it. All else is XGBoost's: every parameter, categorical columns, missing
-    values, early stopping, `get_booster()`, SHAP, its file format. With rho = 0 it is `XGBClassifier`, bit for bit.
+    far, and weights gradients and Hessians by it. Everything else is XGBoost's: every parameter, categorical columns,
+    missing values, early stopping, `get_booster()`, SHAP, its file format. With rho = 0 it is `XGBClassifier`, bit for
+    bit.
 
-    `eval_metric` knows "robust", the robust value at this rho, and "robust@0.5", that at another; where none is given,
-    "robust" comes after log loss, and so decides early stopping.
+    `eval_metric` also accepts "robust", the robust value at this rho, and "robust@0.5", that at another. By default,
+    "robust" is added after log loss, so it decides early stopping.
 
-    Probabilities lean towards the worst case: calibrate them where they are to be probabilities of the data.
+    Predicted probabilities are those of the worst case; calibrate them if you need those of the data.
 
     Args:
         rho: radius of the KL ball, >= 0.
