@@ -116,7 +116,7 @@ def calibration_error(y_true: Array, probabilities: Array, sample_weight: Array 
 
 
 def _functions(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, Metric]:
-    """By name: names of ours or of functions in sklearn.metrics, and functions (y_true, y_pred[, sample_weight])."""
+    """The metrics by name: ours, functions of sklearn.metrics, and functions (y_true, y_pred[, sample_weight])."""
     if isinstance(metrics, str) or callable(metrics):
         metrics = [metrics]
     if not isinstance(metrics, Mapping):

@@ -29,8 +29,9 @@ class LightGBMWorstCase:
 
         p  =  argmax_{KL(p, q) <= rho} sum_i p_i l_i,   p_i ~ q_i exp(l_i/lam)
 
-    so that gradients and Hessians are those of the robust value at these p. A classifier starts from the constant of
-    least robust value. After each round the samples have their own weights again: metrics are what they always are.
+    so that gradients and Hessians are those of the robust value at these p. A classifier starts from the
+    constant with the smallest robust value. After each round the samples get their own weights back, so metrics are
+    not affected.
 
     Args:
         rho: radius of the KL ball, >= 0; 0 changes nothing.
@@ -80,7 +81,7 @@ class LightGBMWorstCase:
         weight = own if ratio is None else (own * ratio).astype(np.float32)
 
         def update(*args: Any, **kwargs: Any) -> Any:
-            del booster.update  # once: the method is the class's again
+            del booster.update  # back to the method of the class
             data.set_field("weight", weight)
             if first and any(data.feature_num_bin(k) for k in range(data.num_feature())):
                 # The objective reads weights, and starts from the average, where they were when it was made. (Where no
@@ -92,7 +93,7 @@ class LightGBMWorstCase:
             finally:
                 data.set_field("weight", own)
 
-        # The metrics of the training data follow right after the update, before any callback: hence around it.
+        # The metrics of the training data follow right after the update, before any callback, so this wraps it.
         booster.update = update
 
 
