@@ -239,7 +239,7 @@ def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor
 
     Returns the losses with their graph, the losses detached in float64, log q, and whether the input was not a tensor.
     """
-    vector = losses if isinstance(losses, Tensor) else torch.from_numpy(np.array(losses, dtype=np.float64))
+    vector = losses if isinstance(losses, Tensor) else torch.from_numpy(np.array(np.asarray(losses), dtype=np.float64))
     _check_shape(vector)
     if vector.is_complex():
         raise LossError(f"expected real losses, got {vector.dtype}")
@@ -272,7 +272,7 @@ _ALL_ZERO = "expected sample weights (or a mask) with a positive sum, got none a
 def as_weights(values: Any, losses: Tensor) -> Tensor:
     """Sample weights of a vector of losses, with its device and dtype."""
     # By way of NumPy, which reads a list of floats as float64; torch would read float32.
-    tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values, dtype=np.float64))
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(np.asarray(values), dtype=np.float64))
     weight = tensor.detach().to(losses.device, losses.dtype)
     if weight.shape != losses.shape:
         raise LossError(f"expected one sample weight per loss, shape {tuple(losses.shape)}, got {tuple(weight.shape)}")
@@ -308,7 +308,7 @@ def array_weights(sample_weight: Any, n: int, *, may_be_zero: bool = False) -> n
     if isinstance(sample_weight, Tensor):
         sample_weight = sample_weight.detach().cpu().numpy()
     try:
-        weight = np.array(sample_weight, dtype=np.float64)
+        weight = np.array(np.asarray(sample_weight), dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise LossError(f"expected sample weights as numbers, got {_kind(sample_weight)}: {error}") from error
     if weight.ndim == 0:
