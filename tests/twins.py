@@ -220,7 +220,7 @@ class Default(Twin):
         self.ceiling_lams, self.topped = ceiling_lams, 0
         self.capped = self.clipped = False
         self.lag, self.newest_mean = INF if lag is None else lag, 1.0
-        self.empty = self.late = 0
+        self.empty = self.late = self.unbounded = 0
 
     def move(self, evaluate, weight):
         losses, gradients = evaluate(self.w)
@@ -265,6 +265,7 @@ class Default(Twin):
         self.recent.extend(zip(losses[live], weight[live], strict=True))
         self.lam = min(max(lam * math.exp(self.newton(lam)), self.lam0), self.lam_max)
         self.newest_mean = max(self.newest_quarter(lam), ghat)
+        self.unbounded += self.newest_mean == INF
         if not self.trim and self.ceiling_lams is not None:
             self.top = max(l for l, _ in self.recent) + self.ceiling_lams * self.lam
 
@@ -288,7 +289,6 @@ class Default(Twin):
         if kl <= 0.0 or var == 0.0:
             return -1.0
         return min(max(math.log(kl / target) / (var / kl + self.mu * lam / target), -1.0), 1.0)
-
 
     def newest_quarter(self, lam):
         newest = [(l, w) for l, w in list(self.recent)[-math.ceil(self.recent.maxlen / 4) :] if l <= self.ceiling]
