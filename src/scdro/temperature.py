@@ -267,17 +267,17 @@ class Window(NamedTuple):
         return Window(_live_last(torch.cat([self.rows, batch], 1))[:, -size:])
 
     def tilt(self, lam: Scalar, shift: Scalar) -> tuple[Tilt, Scalar, Scalar]:
-        """The tilt of the recent losses at temperature lam, their effective number, and the mean of exp(l/lam) over the
-        newest quarter of the slots, divided by that over all of them (infinite if the quarter is empty).
+        """The tilt of the recent losses at temperature lam, their effective number, and the log of the mean of
+        exp(l/lam) over the newest quarter of the slots, relative to all of them (inf if the quarter is empty).
 
         `shift` is any value near their maximum.
         """
         losses, log_weight = on_host(self.rows)
         log_total, size = mass_and_size(log_weight)
         at = tilt(losses - shift, log_weight, lam, log_total)
-        quarter = -(-len(losses) // 4)
-        share = exp(log_weight[-quarter:] - log_total).sum()
-        return at, size, scalar((at.weights[-quarter:].sum() + 1e-300) / share)
+        newest = slice(-math.ceil(len(losses) / 4), None)
+        p, q = scalar(at.weights[newest].sum()), scalar(exp(log_weight[newest] - log_total).sum())
+        return at, size, where(q > 0.0, log(maximum(p, 1e-300)) - log(q), math.inf)
 
     def effective_size(self) -> Scalar:
         return effective_size(self.log_weight)
@@ -441,7 +441,7 @@ class WindowTemperature(Temperature):
         if self.lag is None:
             return lam, math.inf, []
         # lam log mean exp(l/lam) of the newest losses; like lam log s, it hardly depends on lam.
-        soft_max = estimate.lam_log_s + estimate.lam * (at.mean - at.kl + log(newest))
+        soft_max = estimate.lam_log_s + estimate.lam * (at.mean - at.kl + newest)
         soft_max = maximum(soft_max, estimate.lam * estimate.step.log_mean)
         return lam, soft_max + lam * math.log(self.lag), []
 
