@@ -13,7 +13,6 @@ from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV
-from tables import frame, table, worst_weights
 
 import scdro
 from scdro.boosting import (
@@ -25,6 +24,7 @@ from scdro.boosting import (
 )
 from scdro.boosting._worst import tempered
 from scdro.errors import HyperparameterError, NonFiniteLossError
+from tables import frame, table, worst_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:The argument 'eval_set'")
 QUIET = {"n_jobs": 1, "verbose": -1, "n_estimators": 12}

@@ -10,7 +10,6 @@ import xgboost as xgb
 from scipy.special import expit
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
-from tables import frame, table, worst_weights
 
 import scdro
 from scdro.boosting import (
@@ -22,6 +21,7 @@ from scdro.boosting import (
 )
 from scdro.boosting._worst import tempered
 from scdro.errors import DataError, HyperparameterError
+from tables import frame, table, worst_weights
 
 QUIET = {"n_jobs": 1, "n_estimators": 12, "max_depth": 3}
 PARAMS = {"nthread": 1, "max_depth": 3}
