@@ -8,6 +8,7 @@ import lightgbm as lgb
 import numpy as np
 import polars as pl
 import pytest
+from boosting_tables import frame, table, worst_weights
 from scipy.special import expit
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
