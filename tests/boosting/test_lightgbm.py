@@ -25,7 +25,6 @@ from scdro.boosting import (
 )
 from scdro.boosting._worst import tempered
 from scdro.errors import HyperparameterError, NonFiniteLossError
-from tables import frame, table, worst_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:The argument 'eval_set'")
 QUIET = {"n_jobs": 1, "verbose": -1, "n_estimators": 12}

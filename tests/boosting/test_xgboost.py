@@ -22,7 +22,6 @@ from scdro.boosting import (
 )
 from scdro.boosting._worst import tempered
 from scdro.errors import DataError, HyperparameterError
-from tables import frame, table, worst_weights
 
 QUIET = {"n_jobs": 1, "n_estimators": 12, "max_depth": 3}
 PARAMS = {"nthread": 1, "max_depth": 3}
