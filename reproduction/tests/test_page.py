@@ -1,22 +1,11 @@
-"""The report's page: its files are in the wheel, its colours differ."""
+"""The report's page: its colours differ."""
 
 import re
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-import scdro
-
-
-def test_the_wheel_is_the_library_alone_with_the_files_of_the_page():
-    builders = pytest.importorskip("hatchling.builders.wheel")
-    root = Path(__file__).parents[3]
-    files = {file.distribution_path for file in builders.WheelBuilder(str(root)).recurse_included_files()}
-    assert all(name.startswith("scdro/") for name in files)
-    own = {f"scdro/application/report/{p.name}" for p in (root / "src/scdro/application/report").glob("*.*")}
-    assert {name.rpartition(".")[2] for name in own} == {"py", "html", "css", "js"}
-    assert own <= files
+from reproduction.engine import report
 
 
 def test_colours_differ_for_all_eyes():
@@ -26,7 +15,7 @@ def test_colours_differ_for_all_eyes():
         [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
         [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
     )
-    style = (Path(scdro.__file__).parent / "application" / "report" / "page.css").read_text()
+    style = (Path(report.__file__).parent / "page.css").read_text()
     for theme in style.split("\n* {")[0].split("@media"):
         known = dict(re.findall(r"--(\w+): #(\w{6})", theme))
         colours = np.array([list(bytes.fromhex(known[f"c{k}"])) for k in range(8)]) / 255

@@ -187,7 +187,14 @@ def test_new_rows_that_do_not_fit(place, tmp_path, capsys):
     )
     assert (status, "'colour'" in said) == (1, True)
     status, said = told(
-        capsys, "predict", place / "run", write_csv(tmp_path / "m.csv", rows(10)), "--out", tmp_path / "p.csv", "--id", "x"
+        capsys,
+        "predict",
+        place / "run",
+        write_csv(tmp_path / "m.csv", rows(10)),
+        "--out",
+        tmp_path / "p.csv",
+        "--id",
+        "x",
     )
     assert status == 1
     assert not (tmp_path / "p.csv").exists()
@@ -247,7 +254,9 @@ def hostile_images():
     yield "header alone", png(16, 16)
 
 
-@pytest.mark.parametrize(("what", "content"), hostile_images(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("what", "content"), hostile_images(), ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_hostile_images_get_a_line(images, tmp_path, capsys, what, content):
     (images / "a" / "evil.png").write_bytes(content)
     status, said = told(capsys, "train", images, "--size", "16", "--out", tmp_path / "run")

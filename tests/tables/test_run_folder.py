@@ -13,11 +13,11 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from test_study import spoilt
 
 from scdro.errors import CheckpointError, DataError, ScdroError
 from scdro.tables import load, train
 from scdro.tables._folder import locked, seal, write_file
-from test_study import spoilt
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,15 @@ def test_a_flipped_bit_anywhere_is_an_error(name, request, tmp_path):
     load(folder)
 
 
+def refusal(folder):
+    """What is said when a run is opened and used, None where it works."""
+    try:
+        load(folder).predict(spoilt(5))
+    except ScdroError as error:
+        return str(error)
+    return None
+
+
 def test_damaged_and_hostile_json_with_right_checksums(linear, tmp_path):
     """Whoever can write the checksums can write anything; still one line, never a traceback."""
     folder = copied(linear, tmp_path / "run")
@@ -77,12 +86,9 @@ def test_damaged_and_hostile_json_with_right_checksums(linear, tmp_path):
                 damaged = damaged[: rng.randrange(len(damaged))]
             path.write_bytes(damaged)
             seal(folder)
-            try:
-                run = load(folder)
-                run.predict(spoilt(5))
-            except ScdroError as error:
-                problems += 1
-                assert "\n" not in str(error)
+            said = refusal(folder)
+            problems += said is not None
+            assert "\n" not in (said or "")
         path.write_bytes(before)
     assert problems > 60
 
@@ -139,11 +145,13 @@ def test_files_outside_of_the_folder_are_refused(linear, tmp_path):
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (folder / "model.json").unlink()
     (folder / "model.json").symlink_to(secret)
-    with pytest.raises(CheckpointError, match="model.json"):
+    with pytest.raises(CheckpointError, match=r"model\.json"):
         load(folder)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 1}', '{"format": 2, "files": {}}', "null", "[" * 10_000])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"format": 1}', '{"format": 2, "files": {}}', "null", "[" * 10_000]
+)
 def test_wrong_manifests(linear, tmp_path, content):
     folder = copied(linear, tmp_path / "run")
     (folder / "manifest.json").write_text(content)

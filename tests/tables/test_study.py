@@ -5,13 +5,12 @@ import json
 import numpy as np
 import polars as pl
 import pytest
+from test_summary import mismatch
 
 import scdro
 from scdro.errors import HyperparameterError
-from scdro.tables import audit, load, train
-from scdro.tables import _folder
+from scdro.tables import _folder, audit, load, train
 from scdro.tables._summary import Summary
-from test_summary import mismatch
 
 
 def spoilt(n=1500, seed=0, share=0.05):
@@ -42,7 +41,7 @@ def linear():
 def test_the_summary_is_as_the_schema_says(linear):
     summary = json.loads(json.dumps(linear.summary, allow_nan=False))
     assert mismatch(summary, Summary) is None
-    assert [method["name"] for method in summary["methods"]][0] == "plain"
+    assert summary["methods"][0]["name"] == "plain"
     for curve in summary["curves"]:
         assert sum(point["chosen"] for point in curve["points"]) == 1
         assert len(curve["points"]) <= summary["settings"]["budget"]

@@ -14,8 +14,7 @@ def render(summary: Summary) -> str:
     """HTML: the verdict, and all numbers below it."""
     verdict = summary["verdict"]
     title, headline, text = (
-        html.escape(part)
-        for part in (summary["title"] or "scdro", verdict["headline"], " ".join(verdict["sentences"]))
+        html.escape(part) for part in (summary["title"] or "scdro", verdict["headline"], " ".join(verdict["sentences"]))
     )
     numbers = html.escape("".join(c if c.isprintable() or c == "\n" else " " for c in json.dumps(summary, indent=1)))
     return (

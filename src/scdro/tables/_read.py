@@ -160,7 +160,9 @@ def _check(raw: bytes, delimiter: str, path: Path) -> bool:
     if at >= 0:
         line = raw.count(b"\n", 0, at) + 1
         raise DataError(f"expected text in {shown(path)}, got a NUL in line {line}")
-    reader = csv.reader(io.TextIOWrapper(io.BufferedReader(_Chunks(raw)), "utf-8-sig", newline=""), delimiter=delimiter, strict=True)
+    reader = csv.reader(
+        io.TextIOWrapper(io.BufferedReader(_Chunks(raw)), "utf-8-sig", newline=""), delimiter=delimiter, strict=True
+    )
     rows, width, blank, line = 0, 0, False, 0
     try:
         for row in reader:

@@ -346,7 +346,7 @@ class _Words:
             "degenerate": f"Robust training ({how}) says the same to everybody; the plain model is kept.",
         }[answer]  # fmt: skip
         said = [
-            f"Best robust method: {how}. The worst-case loss (rho {self.options.rho:g}) goes from {value['before']:.3f} "
+            f"Best robust: {how}. The worst-case loss (rho {self.options.rho:g}) goes from {value['before']:.3f} "
             f"to {value['after']:.3f}{_interval(value, '{:+.3f}')}; {tails}.",
             f"{self.score.capitalize() if self.problem.classes else 'R2'} goes from {_share(price['before'])} to "
             f"{_share(price['after'])}{_interval(price, '{:+.2f} points', 100.0)}.",
