@@ -44,7 +44,7 @@ _shtab_scdro_audit_options=(
   "--folds[of the cross-validation (default 3)]:folds:"
   "--least-group[smaller groups never decide (default 30)]:least_group:"
   "--seed[of splits and models (default 0)]:seed:"
-  "--threads[default\: 1 below 20,000 rows, all cores beyond]:threads:"
+  "--threads[default\: 1 below 20,000 rows, all free cores beyond]:threads:"
   "--out[folder for the report page and the numbers]:out:"
   ":CSV or Parquet file (train\: or a folder with a subfolder of images for each class):"
 )
@@ -97,7 +97,7 @@ _shtab_scdro_train_options=(
   "--folds[of the cross-validation (default 3)]:folds:"
   "--least-group[smaller groups never decide (default 30)]:least_group:"
   "--seed[of splits and models (default 0)]:seed:"
-  "--threads[default\: 1 below 20,000 rows, all cores beyond]:threads:"
+  "--threads[default\: 1 below 20,000 rows, all free cores beyond]:threads:"
   "--out[folder of the run]:out:"
   "--split-after[test on the rows after a value, or the last fifth]:COLUMN[=VALUE]:"
   "--test[test on the rows of another file]:FILE:"

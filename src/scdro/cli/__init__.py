@@ -157,7 +157,7 @@ def _add_data(made: argparse.ArgumentParser) -> None:
     made.add_argument("--folds", type=int, default=3, help="of the cross-validation (default 3)")
     made.add_argument("--least-group", type=int, default=30, help="smaller groups never decide (default 30)")
     made.add_argument("--seed", type=int, default=0, help="of splits and models (default 0)")
-    made.add_argument("--threads", type=int, help="default: 1 below 20,000 rows, all cores beyond")
+    made.add_argument("--threads", type=int, help="default: 1 below 20,000 rows, all free cores beyond")
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:

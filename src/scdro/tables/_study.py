@@ -137,7 +137,7 @@ def train(
         folds: of the cross-validation.
         budget: candidates of every method.
         least_group: groups with fewer test rows are shown, but never decide.
-        threads: of the models; None: 1 below 20,000 rows, all cores beyond.
+        threads: of the models; None: 1 below 20,000 rows, all free cores beyond.
         out: folder of the run; one that was killed goes on there.
         title: for the report.
         progress: called with (done, total, text).
@@ -234,7 +234,7 @@ def _options(
         raise HyperparameterError(f"expected rho >= 0 and a price in [0, 1], got rho = {rho}, price = {price}")
     seeds = (3 if n <= 5000 else 1) if seeds is None else seeds
     cores = os.cpu_count() or 1
-    threads = (1 if n < 20_000 else cores) if threads is None else threads
+    threads = (1 if n < 20_000 else _free(cores)) if threads is None else threads
     for what, value, most in (
         ("folds", folds, 20), ("budget", budget, 6), ("seed", seed, 2**31 - 1), ("seeds", seeds, 100),
         ("least_group", least_group, n), ("threads", threads, 4 * cores),
@@ -251,6 +251,12 @@ def _options(
     return Options(
         model, tuple(wanted), float(rho), float(price), folds, budget, seed, seeds, least_group, threads, audit
     )
+
+
+def _free(cores: int) -> int:
+    """Cores that nobody uses: LightGBM's threads wait for each other, and two on one core are slower than one."""
+    busy = int(os.getloadavg()[0]) if hasattr(os, "getloadavg") else 0
+    return max(1, cores - busy)
 
 
 def _in_folder(problem: Problem, options: Options, out: Any, title: str, progress: Progress | None) -> Run:
