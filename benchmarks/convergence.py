@@ -42,8 +42,10 @@ _LR = (0.01, 0.05, 0.1, 0.5, 1.0)
 _FINE_LR = tuple(round(10 ** (-2.5 + 3 * k / 14), 4) for k in range(15))
 _DUAL_LR = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 1e-1)
 _MOMENTUM = (0.0, 0.5, 0.9)
+_BETA = tuple(k / 10 for k in range(1, 10))
 # If the paper's grid has fewer than 45 points, it is made finer or longer; if it has more, beta gets fewer values.
 GRIDS: dict[str, Mapping[str, Sequence[Any]]] = {
+    **{name: {"lr": _LR, "beta": _BETA} for name in ("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO")},
     **{key: {"lr": _FINE_LR, "momentum": _MOMENTUM} for key in ("ERM", "FastDRO", "FastDRO-chi2")},
     **{
         name: {"lr": _LR, "beta": (0.1, 0.5, 0.9), "lam": (0.1, 1.0, 10.0)}
@@ -55,6 +57,7 @@ GRIDS: dict[str, Mapping[str, Sequence[Any]]] = {
     "FastDRO-CVaR": {"lr": _LR, "alpha": (0.1, 0.2, 0.5), "momentum": _MOMENTUM},
     "FastDRO-chi2-penalty": {"lr": _LR, "reg": (0.1, 1.0, 10.0), "momentum": _MOMENTUM},
     "DualSGM": {"lr": _LR, "lam": (0.1, 1.0, 10.0), "dual_lr": (0.01, 0.1, 1.0)},
+    "ABSGD": {"lr": _LR, "lam": (0.1, 1.0, 10.0), "gamma": (0.1, 0.5, 0.9)},
     "RECOVER": {"lr": _LR, "beta": (0.1, 0.5, 0.9), "lam": (1.0, 50.0, 100.0)},
     "TERM": {"lr": _LR, "lam": (0.1, 1.0, 10.0), "gamma": (1.0,), "momentum": _MOMENTUM},
     "Focal": {"lr": _LR, "gamma": (0.5, 2.0, 5.0), "momentum": _MOMENTUM},
@@ -63,7 +66,7 @@ GRIDS: dict[str, Mapping[str, Sequence[Any]]] = {
 
 
 def trials(name: str) -> list[dict[str, Any]]:
-    grid = GRIDS.get(name, REGISTRY[name].grid)
+    grid = GRIDS[name]
     every = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     assert len(every) == TRIALS, (name, len(every))
     return every

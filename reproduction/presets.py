@@ -163,11 +163,11 @@ def _shortened(whole: Study, scale: str) -> Study:
 
 def _known(grid: Grid, methods: tuple[str, ...]) -> Grid:
     """The entries that concern these methods."""
-    from scdro.optim import REGISTRY
+    from reproduction.grids import GRIDS
 
     def concerns(key: str) -> bool:
         method, _, setting = key.rpartition(".")
-        return any(m == (method or m) and setting in REGISTRY[m].grid for m in methods)
+        return any(m == (method or m) and setting in GRIDS[m] for m in methods)
 
     return tuple((key, values) for key, values in grid if concerns(key))
 

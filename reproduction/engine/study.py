@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from reproduction.grids import GRIDS, trials
 from scdro.errors import HyperparameterError
 from scdro.optim import REGISTRY
 
@@ -100,7 +101,7 @@ class Study:
                 raise HyperparameterError(f"expected a radius rho >= 0, got {radius}")
         for key, values in self.grid:
             method, _, setting = key.rpartition(".")
-            known = [m for m in self.methods if m == (method or m) and setting in REGISTRY[m].grid]
+            known = [m for m in self.methods if m == (method or m) and setting in GRIDS[m]]
             if not known or not values:
                 raise HyperparameterError(f"expected a grid of values for a setting of a method, got {key}={values}")
             if not all(map(math.isfinite, values)):
@@ -134,7 +135,7 @@ class Study:
         values = dict(self._own_grid(arm.method))
         if "rho" in method.needs:
             values["rho"] = self.rho if arm.rho is None else (self.tune_rho or arm.rho,)
-        tried = method.trials(self.trials or None, values=values)
+        tried = trials(arm.method, self.trials or None, values=values)
         return [Run(self, arm.method, settings, TUNING_SEED) for settings in tried]
 
     @property
@@ -148,7 +149,7 @@ class Study:
         return [Run(self, arm.method, at, seed) for seed in seeds or range(1, self.seeds + 1)]
 
     def _own_grid(self, method: str) -> Mapping[str, Sequence[Any]]:
-        general = {key: values for key, values in self.grid if key in REGISTRY[method].grid}
+        general = {key: values for key, values in self.grid if key in GRIDS[method]}
         return general | {key.split(".")[1]: v for key, v in self.grid if key.split(".")[0] == method and "." in key}
 
 
