@@ -30,6 +30,7 @@ def imported(path, when_loaded=False):
 # From the mathematics up: a module imports what is below it, or what is in its own package.
 LEVELS = [
     {"errors"},
+    {"_files"},
     {"_scalar", "_frames"},
     {"_kl", "_validation"},
     {"distributed"},
