@@ -118,7 +118,9 @@ def test_fixed_temperatures_are_the_papers(paper, t, tmp_path):
     expected = gradient_of(trainer.model, theirs)
     ours = trainer.compute_loss(trainer.model, batch)
     torch.testing.assert_close(ours.double(), value, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(gradient_of(trainer.model, ours), expected, rtol=1e-4, atol=1e-5 * expected.norm().item())
+    torch.testing.assert_close(
+        gradient_of(trainer.model, ours), expected, rtol=1e-4, atol=1e-5 * expected.norm().item()
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,9 @@ def test_without_a_reference(tmp_path):
 
 def texts(n):
     words = example.pairs(n)
-    longer = [f"{row['prompt']} {row['chosen']} {row['prompt']}" if i % 3 else row["prompt"] for i, row in enumerate(words)]
+    longer = [
+        f"{row['prompt']} {row['chosen']} {row['prompt']}" if i % 3 else row["prompt"] for i, row in enumerate(words)
+    ]
     return Dataset.from_dict({"text": longer})
 
 
@@ -295,7 +299,7 @@ def test_a_fixed_temperature_is_positive(t):
 
 
 def test_a_plain_checkpoint_is_refused(tmp_path):
-    plain = dpo(tmp_path, None, kind=DPOTrainer, **{"save_strategy": "steps", "save_steps": 1})
+    plain = dpo(tmp_path, None, kind=DPOTrainer, save_strategy="steps", save_steps=1)
     plain.train()
     with pytest.raises(CheckpointError, match="RobustTrainerLoss"):
         dpo(tmp_path, robust_loss(), max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
@@ -305,7 +309,11 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     """Of the example itself, in processes of its own."""
     root = Path(__file__).parents[2]
     command = [sys.executable, str(root / "examples" / "trl_preferences.py"), "--steps", "24", "--save-steps", "6"]
-    settings = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    settings = {
+        "env": {**os.environ, "OMP_NUM_THREADS": "1"},
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+    }
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     kill_after_a_checkpoint([*command, "--out", killed], killed, 0.05, name="trainer_state.json", **settings)
     assert not (killed / "checkpoint-24").exists()

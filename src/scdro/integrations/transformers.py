@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ __all__ = ["RobustTrainerLoss", "language_model_losses", "sequence_losses", "tok
 
 Losses = Tensor | tuple[Tensor, Tensor | None]
 _VERSION = 1
+_LOG = logging.getLogger(__name__)
 
 
 def sequence_losses(outputs: Any, labels: Tensor) -> Losses:
@@ -93,8 +95,8 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
     Args:
         robust: the loss.
         losses: a function of the model's outputs and the labels that returns per-sample losses, or a pair of losses and
-            a mask that is False for ignored samples: `sequence_losses`, `token_losses`, `language_model_losses`, or
-            your own.
+            sample weights, or a mask that is False for ignored samples: `sequence_losses`, `token_losses`,
+            `language_model_losses`, or your own. With rho = 0 it is a plain loss with these weights.
         best_case: the smallest weighted loss in the KL ball instead of the largest: hard samples count less. For wrong
             labels, as in Dr.DPO.
         loggers: where the first process writes lam, KL, the effective sample size and a histogram of the recent losses,
@@ -125,22 +127,25 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
                 "Trainer would multiply a mean over samples by the number of processes"
             )
         found = self.losses(outputs, labels)
-        losses, mask = found if isinstance(found, tuple) else (found, None)
+        losses, weights = found if isinstance(found, tuple) else (found, None)
         if torch.is_grad_enabled():
             self._spread = _spread(outputs)
-        return self.objective(losses, mask)
+        return self.objective(losses, weights)
 
-    def objective(self, losses: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The robust objective of per-sample losses; in training, its gradient is this part's share of the batch's."""
+    def objective(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The robust objective of per-sample losses; in training, its gradient is this part's share of the batch's.
+
+        `weights` are sample weights, or a mask.
+        """
         if not (self.robust.training and torch.is_grad_enabled()):
-            return self._value_of(losses, mask)
+            return self._value_of(losses, weights)
         if not self._attached:
             raise ClosureError(
                 "expected this object as a callback of the Trainer too, got it only as compute_loss_func; "
                 "pass callbacks=[robust] as well"
             )
         self._used = True
-        value = self._value_of(losses, mask)
+        value = self._value_of(losses, weights)
         if value.grad_fn is None:  # a bad batch that was skipped
             return value
         part: Tensor = value * self._share()
@@ -148,8 +153,8 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         before, self._value = self._value, value.detach()
         return part + (self._value - before - part).detach()
 
-    def _value_of(self, losses: Tensor, mask: Tensor | None) -> Tensor:
-        value: Tensor = -self.robust(-losses, mask=mask) if self.best_case else self.robust(losses, mask=mask)
+    def _value_of(self, losses: Tensor, weights: Tensor | None) -> Tensor:
+        value: Tensor = -self.robust(-losses, weights) if self.best_case else self.robust(losses, weights)
         return value
 
     def _share(self) -> Scalar:
@@ -168,6 +173,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         self._averages = args.world_size > 1 and args.average_tokens_across_devices
         if state.global_step:
             self._resume(state.stateful_callbacks.get(type(self).__name__))
+            _LOG.info("resumed the loss at step %d: %s", state.global_step, self.numbers())
         self.robust.attach(known["optimizer"])
         self._attached, self._used = True, False
 
