@@ -28,7 +28,7 @@ def imported(path):
 # From the mathematics up: a module imports what is below it, or what is in its own package.
 LEVELS = [
     {"errors"},
-    {"_scalar"},
+    {"_scalar", "_frames"},
     {"_kl", "_validation"},
     {"distributed"},
     {"temperature", "functional"},
@@ -37,7 +37,7 @@ LEVELS = [
     {"loss", "evaluation", "metrics", "optim", "contrastive", "data"},
     {"linear_model", "boosting"},
     {"second_look"},
-    {"integrations", "application"},
+    {"integrations", "application", "tables"},
     {"cli"},
     {"__main__", "__init__"},
 ]
