@@ -2,7 +2,8 @@
 
 A tiny language model, created from a configuration, learns which of two answers is preferred. One prompt in ten is of a
 rare kind, for which the other answer is preferred. After 20 steps plain DPO knows the frequent kind only; the worst
-case also half of the rare one. (After 40 both know both.) An interrupted run continues from its last checkpoint with the same result.
+case also half of the rare one. (After 40 both know both.) An interrupted run continues from its last checkpoint with
+the same result.
 
     python examples/trl_preferences.py
     python examples/trl_preferences.py --plain

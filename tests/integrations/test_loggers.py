@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,7 +122,7 @@ def test_mlflow(tmp_path, monkeypatch):
         history = client.get_metric_history(run.info.run_id, "robust/lam")
         assert [(m.step, m.value) for m in history] == [(1, 0.5), (2, 1.0)]
         path = client.download_artifacts(run.info.run_id, "robust/hardest/00000002.json", str(tmp_path))
-        assert json.loads(open(path).read())["rows"] == ROWS
+        assert json.loads(Path(path).read_text())["rows"] == ROWS
     finally:
         mlflow.set_tracking_uri(before)
 

@@ -261,9 +261,12 @@ class MLflowLogger:
 
     Example:
         >>> import tempfile, mlflow
-        >>> mlflow.set_tracking_uri(f"sqlite:///{tempfile.mkdtemp()}/mlflow.db")  # doctest: +SKIP
-        >>> with mlflow.start_run():  # doctest: +SKIP
+        >>> os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # a folder; a database needs SQLAlchemy
+        >>> mlflow.set_tracking_uri(tempfile.mkdtemp())
+        >>> with mlflow.start_run() as run:
         ...     MLflowLogger().scalars({"lam": 0.5}, step=3)
+        >>> mlflow.get_run(run.info.run_id).data.metrics
+        {'lam': 0.5}
     """
 
     def __init__(self, run_id: str | None = None, client: Any = None) -> None:
