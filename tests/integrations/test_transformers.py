@@ -282,8 +282,11 @@ def test_a_step_that_was_skipped_leaves_no_share_behind():
 
 def test_several_processes_must_not_average_tokens():
     arguments = SimpleNamespace(world_size=2, average_tokens_across_devices=True)
+    model, robust = torch.nn.Linear(4, 3), robust_for("sequences")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    robust.on_train_begin(arguments, SimpleNamespace(global_step=0), None, optimizer=optimizer)
     with pytest.raises(HyperparameterError, match="average_tokens_across_devices=False"):
-        robust_for("sequences").on_train_begin(arguments, SimpleNamespace(global_step=0), None)
+        robust({"logits": model(torch.zeros(2, 4))}, torch.zeros(2).long())
 
 
 @pytest.mark.parametrize(("constant", "times"), [(True, 1), (False, 0)])
@@ -351,6 +354,11 @@ def test_recipes_without_radius_are_the_usual_losses(recipe, parts, tmp_path):
     torch.optim.SGD(twin.parameters(), lr=0.1).step()
     for key, value in twin.state_dict().items():
         torch.testing.assert_close(model.state_dict()[key], value, rtol=1e-9, atol=1e-11, msg=key)
+
+
+def test_a_radius_instead_of_a_loss_is_an_error():
+    with pytest.raises(HyperparameterError, match="KLRobustLoss"):
+        RobustTrainerLoss(0.5)
 
 
 def test_the_best_case_is_minus_the_worst_of_minus(tmp_path):

@@ -114,6 +114,8 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         best_case: bool = False,
         loggers: Sequence[Logger] = (),
     ) -> None:
+        if not isinstance(robust, KLRobustLoss):
+            raise HyperparameterError(f"expected KLRobustLoss(rho=...), got {robust!r}")
         self.robust, self.losses, self.best_case, self.loggers = robust, losses, best_case, tuple(loggers)
         self._attached, self._used, self._averages = False, False, False
         self._value = torch.zeros(())  # the objective of the current batch's parts so far
