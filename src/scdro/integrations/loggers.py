@@ -183,7 +183,7 @@ class TensorBoardLogger:
         if isinstance(writer, str | os.PathLike):
             from torch.utils.tensorboard import SummaryWriter
 
-            writer = SummaryWriter(os.fspath(writer))  # type: ignore[no-untyped-call]
+            writer = SummaryWriter(os.fspath(writer))
         self.writer = writer
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
@@ -225,7 +225,7 @@ class WandbLogger:
     def __init__(self, run: Any = None) -> None:
         import wandb
 
-        self.run = wandb.run if run is None else run
+        self.run: Any = wandb.run if run is None else run
         if self.run is None:
             raise HyperparameterError("expected a W&B run, got none; call wandb.init() first, or pass run=...")
         self.run.define_metric("scdro/step", hidden=True)

@@ -63,7 +63,7 @@ class _Robust:
         **settings: Any,
     ) -> None:
         self.robust_loss = RobustTrainerLoss(robust, best_case=best_case, loggers=loggers)
-        super().__init__(*args, callbacks=[*(callbacks or ()), self.robust_loss], **settings)
+        super().__init__(*args, callbacks=[*(callbacks or ()), self.robust_loss], **settings)  # type: ignore[call-arg]
 
     def log(self, logs: dict[str, float], *args: Any, **settings: Any) -> None:
         if "loss" in logs:  # before the other callbacks see it
