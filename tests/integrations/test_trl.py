@@ -128,6 +128,7 @@ def test_fixed_temperatures_are_the_papers(paper, t, tmp_path):
     [
         {"loss_type": "ipo"},
         {"loss_type": ["sigmoid", "hinge"], "loss_weights": [0.7, 0.3]},
+        {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]},  # averages tokens too
         {"loss_type": "sigmoid", "f_divergence_type": "js_divergence"},
         {"loss_type": "apo_zero", "use_weighting": True},
     ],
