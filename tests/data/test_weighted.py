@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from scdro import second_look_weights
 from scdro.data import Weighted, WeightedSampler
-from scdro.errors import DataError, HyperparameterError
+from scdro.errors import HyperparameterError, LossError
 from scdro.functional import class_balanced_weights
 
 
@@ -54,12 +54,12 @@ def test_a_column():
 
 @pytest.mark.parametrize("weights", [[], [[1.0]], [0.0, 0.0], [1.0, -1.0], [1.0, np.nan], [np.inf, 1.0]])
 def test_wrong_weights(weights):
-    with pytest.raises(DataError):
+    with pytest.raises(LossError):
         WeightedSampler(weights)
 
 
 def test_wrong_numbers():
-    with pytest.raises(DataError, match="2"):
+    with pytest.raises(LossError, match="2"):
         Weighted(TensorDataset(torch.zeros(2)), [1.0])
     for size in (0, True, 2.0):
         with pytest.raises(HyperparameterError):

@@ -5,26 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset, WeightedRandomSampler
 
-from scdro.errors import DataError, HyperparameterError
+from scdro._validation import array_weights, check_whole
 
 __all__ = ["Weighted", "WeightedSampler"]
-
-
-def _read(weights: Any, n: int | None = None) -> Tensor:
-    """Finite, >= 0, not all zero, one per sample, in double precision on the host."""
-    given = weights.detach().cpu() if isinstance(weights, Tensor) else torch.from_numpy(np.array(weights, np.float64))
-    found = given.double()
-    if found.ndim != 1 or not len(found) or (n is not None and len(found) != n):
-        wanted = "one weight per sample" if n is None else f"{n} weights, one per sample"
-        raise DataError(f"expected {wanted}, got shape {tuple(found.shape)}")
-    if not bool(torch.isfinite(found).all() & (found >= 0).all() & (found > 0).any()):
-        raise DataError("expected finite weights >= 0, not all zero; got NaN, infinite, negative or only zeros")
-    return found
 
 
 class WeightedSampler(WeightedRandomSampler):
@@ -49,16 +35,11 @@ class WeightedSampler(WeightedRandomSampler):
     """
 
     def __init__(self, weights: Any, size: int | None = None, *, seed: int = 0, replacement: bool = True) -> None:
-        found = _read(weights)
+        found = array_weights(weights, len(weights))
         size = len(found) if size is None else size
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise HyperparameterError(f"expected size >= 1, the samples in an epoch, got {size!r}")
-        positive = int((found > 0).sum())
-        if not replacement and size > positive:
-            raise HyperparameterError(
-                f"expected size <= {positive}, the samples with a positive weight, without replacement, got {size}"
-            )
-        super().__init__(found, size, replacement, generator=torch.Generator(device="cpu"))  # type: ignore[arg-type]
+        most = None if replacement else int((found > 0).sum())
+        check_whole("size", size, 1, most, "the samples in an epoch; without replacement, of positive weight")
+        super().__init__(torch.from_numpy(found), int(size), replacement, generator=torch.Generator(device="cpu"))  # type: ignore[arg-type]
         self.seed, self.epoch = seed, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -83,7 +64,8 @@ class Weighted(Dataset[Any]):
 
     def __init__(self, dataset: Dataset[Any], weights: Any) -> None:
         self.dataset = dataset
-        self.weights = _read(weights, len(dataset)).to(torch.get_default_dtype())  # type: ignore[arg-type]
+        found = array_weights(weights, len(dataset))  # type: ignore[arg-type]
+        self.weights = torch.from_numpy(found).to(torch.get_default_dtype())
 
     def __len__(self) -> int:
         return len(self.weights)

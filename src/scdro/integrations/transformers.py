@@ -17,6 +17,7 @@ from transformers.trainer_callback import ExportableState
 
 from scdro._plateau import Resting
 from scdro._scalar import Scalar, host_reads
+from scdro._validation import check_is
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError
 from scdro.integrations.loggers import Logger, recent_losses
 from scdro.loss import KLRobustLoss
@@ -114,8 +115,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         best_case: bool = False,
         loggers: Sequence[Logger] = (),
     ) -> None:
-        if not isinstance(robust, KLRobustLoss):
-            raise HyperparameterError(f"expected KLRobustLoss(rho=...), got {robust!r}")
+        check_is(robust, KLRobustLoss, "KLRobustLoss(rho=...)")
         self.robust, self.losses, self.best_case, self.loggers = robust, losses, best_case, tuple(loggers)
         self._attached, self._used, self._averages = False, False, False
         self._value = torch.zeros(())  # the objective of the current batch's parts so far

@@ -10,7 +10,6 @@ with a temperature of its own that finds rho. The papers' forms, which fix the t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,9 +41,7 @@ def fixed_temperature(t: float) -> KLRobustLoss:
         >>> bool(torch.isclose(robust(losses), 0.5 * (losses / 0.5).exp().mean().log()))
         True
     """
-    check_number("t", t)
-    if not 0.0 < t < math.inf:
-        raise HyperparameterError(f"expected a temperature t > 0, got {t}")
+    check_number("t", t, "> 0", "the temperature")
     return KLRobustLoss(rho=100.0, beta=1.0, lam0=t, temperature=PrintedTemperature(t, lr=0.0), window=256)
 
 
