@@ -360,10 +360,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             first, then = (_worst_group(scores.each, known, as_is) for scores in (plain, after))
             answer = HELPS if then > first else NOTHING
             note = f"Worst known group: {100 * first:.1f}% before, {100 * then:.1f}% after."
-        elif effective_size(at) > 0.999 * effective_size(share):  # every class was left alone
-            answer = NOTHING
         else:
-            answer = judge(gain, error, kept)
+            answer = judge(gain, error, kept, effective_size(at) / effective_size(share))
         unequal = not np.allclose(share / share.sum(), as_is / as_is.sum())
         refused = answer in (NOTHING, WRONG_LABELS) and known is None
         if refused and classifier and unequal and class_weights_help(plain.each, before.each, y, as_is):
