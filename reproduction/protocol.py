@@ -186,6 +186,7 @@ WORDS: Mapping[str, Callable[[Config], str | None]] = {
     "batch_size": _plain("batch_size"),
     "weight_decay": _plain("weight_decay"),
     "max_grad_norm": _unless(0.0, "max_grad_norm", "gradients bounded by {}"),
+    "precision": _unless("float32", "precision", "steps in {}"),
     "rho": _plain("rho"),
     "choose_rho": lambda config: "rho chosen on validation data" if config["choose_rho"] else "each rho by itself",
     "tune_rho": _unless(0.0, "tune_rho", "settings searched at rho {} alone"),

@@ -52,6 +52,7 @@ ABOUT = {
     "grid": "values to try, such as lr=.1,.5 SCDRO.beta=.1",
     "seeds": "runs of the best settings",
     "points": "how often a run is evaluated",
+    "precision": "float32, or bfloat16 for the forward and backward passes of a step",
     "threads": "of each run",
 }
 

@@ -17,6 +17,7 @@ __all__ = ["Arm", "Run", "Study", "chosen"]
 Choice = TypeVar("Choice")
 
 INPUTS = ("features", "images", "rows")
+PRECISIONS = ("float32", "bfloat16")
 MODELS = ("linear", "mlp", "resnet8", "resnet20", "resnet32", "resnet50")
 TUNING_SEED = 0
 
@@ -49,6 +50,8 @@ class Study:
         grid: values in place of the grid's own, for a setting of all methods ("lr") or of one ("SCDRO.beta").
         seeds: runs of the best settings.
         points: how often a run is evaluated.
+        precision: of the forward and backward passes of a step; "bfloat16" by autocast, with weights, losses, optimizer
+            and evaluation in float32.
         threads: of each run; part of the configuration because sums depend on it.
 
     `WHICH_RUNS` are the fields that decide which runs there are, and not how one goes: a sweep can be extended by them.
@@ -78,6 +81,7 @@ class Study:
     grid: tuple[tuple[str, tuple[float, ...]], ...] = ()
     seeds: int = 5
     points: int = 12
+    precision: str = "float32"
     threads: int = 1
 
     def __post_init__(self) -> None:
@@ -85,6 +89,7 @@ class Study:
             chosen(REGISTRY, method, "a method")
         chosen(dict.fromkeys(INPUTS), self.inputs, "inputs")
         chosen(dict.fromkeys(MODELS), self.model, "a model")
+        chosen(dict.fromkeys(PRECISIONS), self.precision, "a precision")
         for name in ("width", "pool", "epochs", "batch_size", "seeds", "points", "threads"):
             if not getattr(self, name) >= 1:
                 raise HyperparameterError(f"expected {name} >= 1, got {getattr(self, name)}")
