@@ -147,7 +147,9 @@ def fit_table(lr: float = 0.02) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "nonstationary.md")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parents[1] / "results" / "nonstationary" / "table.md"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     parts = [
@@ -157,7 +159,7 @@ def main() -> None:
         for rho in RHO
     ]
     parts.append(f"## Least squares with targets of size 100, 3,000 steps, rho = 0.5\n\n{fit_table()}")
-    args.out.parent.mkdir(exist_ok=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text("\n\n".join(parts) + "\n")
 
 

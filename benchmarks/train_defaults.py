@@ -112,7 +112,9 @@ def prepared(folder: Path | None, made: Path) -> Iterator[tuple[str, Path, Path]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=None)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "train_defaults.md")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parents[1] / "results" / "train_defaults" / "table.md"
+    )
     args = parser.parse_args()
     lines = [
         ABOUT,
@@ -131,6 +133,7 @@ def main() -> None:
             found = trained(train, test, Path(made, f"{name} ERM"), "--method", "ERM")
             lines.append(f"| {name} | ERM | 0.05, default | norm at most 1 | {found} |")
             print(lines[-1], flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text("\n".join(lines) + "\n")
 
 

@@ -215,7 +215,7 @@ def _write(swept: Sequence[Swept], folder: Path) -> None:
     found = [(own.study, own.outcomes) for own in swept]
     text = markdown(found, [one for own in swept for one in own.environments])
     rows = {"seeds.csv": seed_rows(found), "trials.csv": trial_rows(found), "curves.csv": curve_rows(found)}
-    files = {"results.md": text, **{name: csv_text(own) for name, own in rows.items()}}
+    files = {"table.md": text, **{name: csv_text(own) for name, own in rows.items()}}
     for name, content in files.items():
         write(folder / name, content.encode())
     write_json(
@@ -224,7 +224,7 @@ def _write(swept: Sequence[Swept], folder: Path) -> None:
     )
     print(text)
     try:
-        pictures = draw(found, folder, swept[0].study.experiment)
+        pictures = draw(found, folder)
     except MissingDataError as error:
         say(str(error))
         pictures = []
