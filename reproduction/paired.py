@@ -12,7 +12,7 @@ from scdro.application.chance import confidence_of_each, hold_at_once
 from scdro.application.outcomes import Outcome
 from scdro.application.study import Study
 
-__all__ = ["Difference", "comparisons", "difference", "difference_of", "verdicts"]
+__all__ = ["Difference", "comparisons", "difference", "difference_of", "falls", "verdicts"]
 
 FEWEST = 3  # pairs for a verdict
 OURS = ("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO")
@@ -64,6 +64,18 @@ def comparisons(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
         for b in others
         if a.arm.rho == b.arm.rho or None in (a.arm.rho, b.arm.rho)
     ]
+
+
+def falls(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
+    """How much less test accuracy ours loses from the smallest radius to the largest, each with a result of its own."""
+    least, most = min(study.rho), max(study.rho)
+    if study.choose_rho or least == most:
+        return []
+    at = {(o.arm.method, o.arm.rho): o.values("test", "top1") for o in outcomes if o.arm.rho in (least, most)}
+    fall = {m: [x - y for x, y in zip(at[m, least], at[m, most], strict=True)] for m, rho in at if rho == least}
+    name = f"fall from rho {least:g} to {most:g}"
+    ours = [method for method in fall if method in OURS]
+    return [difference_of((a, b, name), fall[a], fall[b]) for a in ours for b in fall if b not in OURS]
 
 
 def difference(a: Outcome, b: Outcome, score: Column) -> Difference:

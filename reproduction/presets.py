@@ -167,8 +167,8 @@ def study(experiment: str, dataset: str, scale: str, methods: tuple[str, ...] | 
 
 
 def changed(plain: Study, own: Mapping[str, Any]) -> Study:
-    """A study with changed fields. Other epochs move the decay of lr; a grid keeps entries that are not given; values of
-    lr take the place of steps."""
+    """A study with changed fields. Other epochs move the decay of lr; a grid keeps entries that are not given; its
+    values of lr take the place of steps."""
     own = dict(own)
     if names_lr(own.get("grid", ())):
         own = {**BY_LR, **own}

@@ -9,7 +9,7 @@ from typing import Any
 
 from reproduction import protocol
 from reproduction.columns import columns
-from reproduction.paired import Difference, comparisons, verdicts
+from reproduction.paired import Difference, comparisons, falls, verdicts
 from reproduction.paper import CLAIMS, beside
 from reproduction.sweep import Found
 from scdro.application.outcomes import Outcome
@@ -149,7 +149,7 @@ def lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _differences(study: Study, outcomes: Sequence[Outcome]) -> list[str]:
-    found = comparisons(study, outcomes)
+    found = comparisons(study, outcomes) + falls(study, outcomes)
     if not found:
         return []
     rows = [

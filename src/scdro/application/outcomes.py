@@ -49,8 +49,11 @@ def best_settings(runs: Sequence[Run], results: Sequence[Result | None]) -> dict
     for run, result in zip(runs, results, strict=True):
         tried.setdefault(tuple(run.settings.items()), []).append(result)
     scores = {own: _score(found, runs[0].study.choose_by) for own, found in tried.items()}
-    done = [own for own, score in scores.items() if score is not None]
-    return dict(max(done, key=lambda own: scores[own] or ())) if done else None
+    done = {own: score for own, score in scores.items() if score is not None}
+    if not done:
+        return None
+    best = max(done, key=lambda own: done[own])
+    return dict(best)
 
 
 def _score(results: Sequence[Result | None], choose_by: str) -> tuple[float, ...] | None:

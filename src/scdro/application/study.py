@@ -22,8 +22,10 @@ MODELS = ("linear", "mlp", "resnet8", "resnet20", "resnet32", "resnet50")
 TUNING_SEEDS = (0, 1001, 1002, 1003, 1004)  # never among those of reported runs
 CHOOSE_BY = ("accuracy", "robust_value")
 # Their momentum is not damped: a constant gradient moves them by lr / (1 - momentum) a step, all others by lr.
-UNDAMPED = ("ERM", "ClassBalanced", "Focal", "GroupDRO", "DualSGM", "ABSGD", "TERM", "FastDRO", "FastDRO-MLMC")
-UNDAMPED += ("FastDRO-CVaR", "FastDRO-chi2", "FastDRO-chi2-penalty")
+UNDAMPED = (
+    *("ERM", "ClassBalanced", "Focal", "GroupDRO", "DualSGM", "ABSGD", "TERM", "FastDRO", "FastDRO-MLMC"),
+    *("FastDRO-CVaR", "FastDRO-chi2", "FastDRO-chi2-penalty"),
+)
 USUAL_MOMENTUM = 0.9
 FINER = tuple(10 ** (k / 6) for k in (-2, -1, 1, 2))  # times the best step: between its neighbours at 10^(+-1/2)
 
