@@ -42,7 +42,7 @@ class Outcome:
 
 def best_settings(runs: Sequence[Run], results: Sequence[Result | None]) -> dict[str, Any] | None:
     """The best settings on validation data, by what the study says, over all seeds of the search; of equals the better
-    by the other score. Settings of which a seed failed or diverged are out. One setting alone needs no result."""
+    by the other score. Settings with a seed that failed or diverged are out. One setting alone needs no result."""
     if len(runs) == 1:
         return dict(runs[0].settings)
     tried: dict[tuple[tuple[str, Any], ...], list[Result | None]] = {}
