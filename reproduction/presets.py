@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from reproduction.catalog import LISTS
-from scdro.application.study import Study, chosen, takes
+from reproduction.engine.study import Study, chosen, takes
 
 __all__ = ["BY_LR", "EXPERIMENTS", "SCALES", "changed", "datasets", "decay_at", "names_lr", "study"]
 

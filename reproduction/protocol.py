@@ -8,9 +8,9 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from reproduction.catalog import EMBEDDED
+from reproduction.engine.study import Arm, Study
+from reproduction.engine.wording import plural
 from reproduction.presets import BY_LR, EXPERIMENTS, datasets, decay_at, names_lr, study
-from scdro.application.study import Arm, Study
-from scdro.application.wording import plural
 
 __all__ = [
     "BEYOND",

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from reproduction.engine.study import UNDAMPED, Arm
 from reproduction.presets import EXPERIMENTS, SCALES, changed, datasets, study
 from reproduction.protocol import command
-from scdro.application.study import UNDAMPED, Arm
 from scdro.optim import REGISTRY
 
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from scdro.application.outcomes import best_settings, searched
-from scdro.application.study import Arm, Study
+from reproduction.engine.outcomes import best_settings, searched
+from reproduction.engine.study import Arm, Study
 from scdro.errors import HyperparameterError
 
 
