@@ -10,16 +10,16 @@ from typing import Any
 
 from reproduction import protocol
 from reproduction.columns import columns
+from reproduction.engine.checkpoints import Checkpoints
+from reproduction.engine.folder import began_in
+from reproduction.engine.outcomes import Outcome, read_outcomes
+from reproduction.engine.report.reading import read_study
+from reproduction.engine.storage import read_json, write, write_json
+from reproduction.engine.study import Study
 from reproduction.figures import COLOURS, LINES, pyplot
 from reproduction.paper import beside
 from reproduction.records import csv_text, curve_rows
 from reproduction.results import cell, described, lines, settings_line, versions
-from scdro.application.checkpoints import Checkpoints
-from scdro.application.folder import began_in
-from scdro.application.outcomes import Outcome, read_outcomes
-from scdro.application.report.reading import read_study
-from scdro.application.storage import read_json, write, write_json
-from scdro.application.study import Study
 from scdro.errors import MissingDataError
 
 __all__ = ["Reached", "reached", "so_far"]
@@ -48,7 +48,7 @@ class Reached:
 
 
 def so_far(folder: Path, out: Path) -> str:
-    """Write results.md, curves.csv, studies.json and a figure of the runs of one data set; returns the text."""
+    """Write table.md, curves.csv, studies.json and a figure of the runs of one data set; returns the text."""
     path = folder / "study.json"
     if not path.exists():
         raise MissingDataError(
@@ -60,11 +60,11 @@ def so_far(folder: Path, out: Path) -> str:
     began = [began_in(at) for outcome in outcomes for at in _folders(study, outcome, folder)]
     environments = [one for k, one in enumerate(began) if one and one not in began[:k]]
     text = _text(study, runs, environments)
-    write(out / "results.md", text.encode())
+    write(out / "table.md", text.encode())
     write(out / "curves.csv", csv_text(curve_rows([(study, outcomes)])).encode())
     own = {"study": study.as_dict(), "data": read_json(path)["data"], "environments": environments}
     write_json(out / protocol.STUDIES, {study.dataset: own})
-    _draw(study, runs, out / "so-far")
+    _draw(study, runs, out / "figure")
     return text
 
 

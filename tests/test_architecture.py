@@ -1,6 +1,7 @@
 """Who imports whom, what is loaded when, and how many files a step passes through."""
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from scdro import SCDRO, KLRobustLoss
 ROOT = Path(__file__).parents[1]
 
 
-def imported(path):
-    """Names of the modules that a file imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported(path, when_loaded=False):
+    """Names of the modules that a file imports, wherever in it, or only those it imports when it is loaded."""
+    tree = ast.parse(path.read_text())
+    for node in tree.body if when_loaded else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -28,7 +30,8 @@ def imported(path):
 # From the mathematics up: a module imports what is below it, or what is in its own package.
 LEVELS = [
     {"errors"},
-    {"_scalar"},
+    {"_files"},
+    {"_scalar", "_frames"},
     {"_kl", "_validation"},
     {"distributed"},
     {"temperature", "functional"},
@@ -37,7 +40,7 @@ LEVELS = [
     {"loss", "evaluation", "metrics", "optim", "contrastive", "data"},
     {"linear_model", "boosting"},
     {"second_look"},
-    {"integrations", "application", "tables"},
+    {"integrations", "tables"},
     {"cli"},
     {"__main__", "__init__"},
 ]
@@ -57,10 +60,34 @@ def test_imports_point_down(path):
         if top != "scdro":
             continue
         if not below:
-            assert own in ("__init__", "cli", "application", "integrations"), f"{path} imports the package's own top"
+            assert own in ("__init__", "cli", "tables", "integrations"), f"{path} imports the package's own top"
             continue
         module = below.split(".")[0]
         assert module == own or level(module) < level(own), f"{path} imports {name}"
+
+
+# The base class of the robust optimizers, for isinstance; and what the commands print and write of a run.
+SHARED = {"scdro.optim._base", "scdro.tables._folder", "scdro.tables._summary"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "src").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_private_modules_stay_in_their_package(path):
+    own = ".".join(path.relative_to(ROOT / "src").parent.parts)
+    for name in imported(path):
+        package, _, module = name.rpartition(".")
+        if module.startswith("_") and package.startswith("scdro.") and name not in SHARED:
+            assert own == package or own.startswith(f"{package}."), f"{path} imports {name}"
+
+
+def test_no_package_imports_in_circles():
+    """Between single files too: each can be read after the ones that it imports, and no others."""
+    files = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        if not name.endswith("__init__"):
+            files[name] = set(imported(path, when_loaded=True))
+    order = graphlib.TopologicalSorter({name: needs & set(files) for name, needs in files.items()})
+    assert len(list(order.static_order())) == len(files)
 
 
 def loaded_after(code):

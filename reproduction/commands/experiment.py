@@ -10,6 +10,12 @@ from typing import Any
 
 from reproduction.board import Board
 from reproduction.commands import add_command
+from reproduction.engine.memory import keep_freed_memory
+from reproduction.engine.places import check_folder
+from reproduction.engine.progress import say
+from reproduction.engine.storage import write, write_json
+from reproduction.engine.study import Study
+from reproduction.engine.tensorboard import TENSORBOARD, check
 from reproduction.figures import draw
 from reproduction.paper import CLAIMS
 from reproduction.pool import Means
@@ -19,12 +25,6 @@ from reproduction.records import csv_text, curve_rows, seed_rows, trial_rows
 from reproduction.results import markdown
 from reproduction.sweep import Swept, sweep
 from reproduction.tasks import Sources, check_methods, open_task
-from scdro.application.storage import write, write_json
-from scdro.application.study import Study
-from scdro.cli.memory import keep_freed_memory
-from scdro.cli.places import check_folder
-from scdro.cli.progress import say
-from scdro.cli.tensorboard import TENSORBOARD, check
 from scdro.distributed import Ranks
 from scdro.errors import HyperparameterError, MissingDataError
 
@@ -48,10 +48,15 @@ ABOUT = {
     "choose_rho": "one result instead, at the radius that is best on the validation data",
     "tune_rho": "search settings at this radius alone; 0 searches at each",
     "tune_epochs": "length of the runs that search; 0 for that of all",
+    "tune_seeds": "runs of each setting in the search, judged by their mean",
+    "choose_by": "what settings are chosen by on validation data: accuracy or robust_value",
     "trials": "settings to try of each grid; 0 for all of it",
     "grid": "values to try, such as lr=.1,.5 SCDRO.beta=.1",
+    "steps": "effective step sizes in place of lr: lr, or lr / (1 - momentum) where momentum is not damped",
+    "refine": "try four steps more around the best",
     "seeds": "runs of the best settings",
     "points": "how often a run is evaluated",
+    "precision": "float32, or bfloat16 for the forward and backward passes of a step",
     "threads": "of each run",
 }
 
@@ -119,7 +124,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         flag, about = f"--{field.name.replace('_', '-')}", ABOUT[field.name]
         if field.name == "grid":
             group.add_argument(flag, nargs="+", type=_grid_entry, metavar="KEY=V,V", help=about)
-        elif field.name in ("methods", "rho"):
+        elif field.name in ("methods", "rho", "steps"):
             group.add_argument(flag, nargs="+", type=str if field.name == "methods" else float, help=about)
         elif isinstance(field.default, bool):
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=about)
@@ -214,7 +219,7 @@ def _write(swept: Sequence[Swept], folder: Path) -> None:
     found = [(own.study, own.outcomes) for own in swept]
     text = markdown(found, [one for own in swept for one in own.environments])
     rows = {"seeds.csv": seed_rows(found), "trials.csv": trial_rows(found), "curves.csv": curve_rows(found)}
-    files = {"results.md": text, **{name: csv_text(own) for name, own in rows.items()}}
+    files = {"table.md": text, **{name: csv_text(own) for name, own in rows.items()}}
     for name, content in files.items():
         write(folder / name, content.encode())
     write_json(
@@ -223,7 +228,7 @@ def _write(swept: Sequence[Swept], folder: Path) -> None:
     )
     print(text)
     try:
-        pictures = draw(found, folder, swept[0].study.experiment)
+        pictures = draw(found, folder)
     except MissingDataError as error:
         say(str(error))
         pictures = []

@@ -9,8 +9,9 @@ import shutil
 import pytest
 
 from reproduction.__main__ import main
+from reproduction.engine.study import Run, Study
+from reproduction.grids import GRIDS, trials
 from reproduction.presets import study
-from scdro.application.study import Run, Study
 from scdro.optim import REGISTRY
 
 QUICK = ["--scale", "smoke", "--dataset", "digits-st", "--epochs", "1", "--decay-epoch", "1", "--points", "1"]
@@ -85,7 +86,7 @@ def test_runs_of_another_experiment_may_be_taken_over(folder):
 
 def test_a_checkpoint_of_other_settings_ends_the_sweep(folder, capsys):
     """A run that was stopped, in a folder whose study.json is gone."""
-    from scdro.application.checkpoints import save
+    from reproduction.engine.checkpoints import save
 
     (folder / "figure1-smoke/digits-st/study.json").unlink()
     path = next(folder.rglob("seed-1/result.json"))
@@ -129,7 +130,7 @@ def test_folders_that_are_there_keep_their_names():
     """Six digits of each setting, for all values of every grid, and for a radius that stands for a share."""
     for name, method in REGISTRY.items():
         own = Study("made", "digits-st", "smoke", (name,), rho=(0.5,))
-        for settings in method.trials(None, values={"rho": (0.01, 0.5)} if "rho" in method.needs else {}):
+        for settings in trials(name, values={"rho": (0.01, 0.5)} if "rho" in method.needs else {}):
             short = "_".join(f"{key}-{value:g}" for key, value in sorted(settings.items()))
             assert str(Run(own, name, settings, 1).path) == f"{name}/{short}/seed-1"
     rho = -math.log(0.61)
@@ -151,15 +152,15 @@ def test_the_bound_on_gradients_binds(tmp_path):
     """With a tiny one the weights hardly move."""
     import torch
 
+    from reproduction.engine.task import make_model
+    from reproduction.engine.training import train
     from reproduction.tasks import Sources, open_task
-    from scdro.application.task import make_model
-    from scdro.application.training import train
 
     task = open_task("features", "digits-st", 1, Sources(None, None))
     moved = {}
     for bound in (0.0, 1e-6):
         own = Study("made", "digits-st", "smoke", ("ERM",), epochs=1, decay_epoch=1, points=1, max_grad_norm=bound)
-        settings = {key: values[0] for key, values in REGISTRY["ERM"].grid.items()}
+        settings = {key: values[0] for key, values in GRIDS["ERM"].items()}
         run = Run(own, "ERM", settings, 1)
         assert train(run, task, tmp_path / str(bound), keep_model=True).result["status"] == "done"
         weights = torch.load(tmp_path / str(bound) / "model.pt", weights_only=True)["state_dict"]

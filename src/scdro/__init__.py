@@ -6,6 +6,7 @@ reweightings of the data within KL distance rho. Here are the names most program
 """
 
 import importlib
+import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from scdro import metrics as metrics
     from scdro import optim as optim
     from scdro import second_look as second_look
+    from scdro import tables as tables
     from scdro import temperature as temperature
     from scdro.errors import ScdroError, ScdroWarning
     from scdro.evaluation import evaluate
@@ -28,8 +30,11 @@ if TYPE_CHECKING:
     from scdro.loss import KLRobustLoss
     from scdro.optim import ASCDRO, SCDRO
     from scdro.second_look import SecondLook, find_slices, out_of_fold, repair, second_look_weights
+    from scdro.tables import load
 
 __version__ = "0.1.0"
+
+logging.getLogger("scdro").addHandler(logging.NullHandler())  # silent unless the program asks for it
 
 __all__ = [
     "ASCDRO",
@@ -40,6 +45,7 @@ __all__ = [
     "SecondLook",
     "evaluate",
     "find_slices",
+    "load",
     "out_of_fold",
     "repair",
     "rho_for_group",
@@ -57,6 +63,7 @@ _HOMES = {
     "SecondLook": "second_look",
     "evaluate": "evaluation",
     "find_slices": "second_look",
+    "load": "tables",
     "out_of_fold": "second_look",
     "repair": "second_look",
     "rho_for_group": "functional",
@@ -76,6 +83,7 @@ _MODULES = (
     "metrics",
     "optim",
     "second_look",
+    "tables",
     "temperature",
 )
 

@@ -253,11 +253,11 @@ def test_regressors():
 @pytest.mark.parametrize(
     ("look", "error", "match"),
     [
-        (SecondLook(KNeighborsClassifier()), TypeError, "sample_weight"),
-        (SecondLook(LinearSVC()), TypeError, "predict_proba"),
-        (SecondLook(StandardScaler()), TypeError, "classifier or regressor"),
-        (SecondLook(make_pipeline(StandardScaler(), KNeighborsClassifier())), TypeError, "sample_weight"),
-        (SecondLook(LogisticRegression(), reference=LinearSVC()), TypeError, "predict_proba"),
+        (SecondLook(KNeighborsClassifier()), HyperparameterError, "sample_weight"),
+        (SecondLook(LinearSVC()), HyperparameterError, "predict_proba"),
+        (SecondLook(StandardScaler()), HyperparameterError, "classifier or regressor"),
+        (SecondLook(make_pipeline(StandardScaler(), KNeighborsClassifier())), HyperparameterError, "sample_weight"),
+        (SecondLook(LogisticRegression(), reference=LinearSVC()), HyperparameterError, "predict_proba"),
         (SecondLook(LogisticRegression(), rho="quarter"), HyperparameterError, "rho"),
         (SecondLook(LogisticRegression(), strategy="jtt"), HyperparameterError, "strategy"),
         (SecondLook(LogisticRegression(), grid="none"), HyperparameterError, "grid"),

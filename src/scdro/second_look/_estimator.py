@@ -14,13 +14,13 @@ from sklearn.utils import check_random_state, get_tags, indexable
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
-    _check_sample_weight,
     _num_samples,
     check_is_fitted,
     column_or_1d,
 )
 
-from scdro.errors import HyperparameterError, ScdroWarning
+from scdro._validation import array_weights, check_choice, check_optional
+from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.second_look._cross_mistakes import cross_mistakes, mistake_weights
 from scdro.second_look._folds import Split, check_reference, check_takes_weights, cross_fit, fit_weighted, partitions
 from scdro.second_look._verdict import (
@@ -35,12 +35,13 @@ from scdro.second_look._verdict import (
     kept_share,
     paired,
     smallest_visible,
+    surely_right,
 )
 from scdro.second_look._weights import (
     SMALL,
     LookWeights,
     balanced,
-    check_rho,
+    check_half_or_rho,
     effective_size,
     look_weights,
     tilted_to,
@@ -54,10 +55,11 @@ PENALTIES = tuple(10.0**k for k in range(-4, 2))  # factors of the estimator's C
 
 
 class _Scores(NamedTuple):
-    """What a model gets right out of fold: 1 or 0 for each sample, or minus its absolute error."""
+    """What a model does with each sample out of fold, averaged over partitions into folds."""
 
-    each: Array
-    settings: dict[str, Any]
+    each: Array  # right, 1 or 0; or minus the absolute error
+    surely: Array  # how surely right, from 0 to 1; or the same
+    settings: dict[str, Any] = {}  # noqa: RUF012
 
 
 def _estimator_has(name: str) -> Any:
@@ -173,9 +175,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if classifier:
             check_classification_targets(y)
             self.classes_ = np.unique(y)
-        base = _check_sample_weight(sample_weight, np.empty((_num_samples(X), 1)), dtype=np.float64)
-        if not ((base >= 0).all() and base.sum() > 0):
-            raise ValueError("expected sample weights >= 0, not all zero")
+        base = array_weights(sample_weight, _num_samples(X))
         known = self._known_groups(X)
         self.plain_ = fit_weighted(self.estimator, X, y, base)
         for name in ("n_features_in_", "feature_names_in_"):
@@ -191,19 +191,17 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _check_settings(self) -> None:
         if not (is_classifier(self.estimator) or is_regressor(self.estimator)):
-            raise TypeError(f"expected a classifier or regressor, got {type(self.estimator).__name__}")
+            raise HyperparameterError(f"expected a classifier or regressor, got {type(self.estimator).__name__}")
         check_takes_weights(self.estimator)
         if self.reference is not None:
             check_takes_weights(self.reference)
         if is_classifier(self.estimator):
             check_reference(self.estimator if self.reference is None else self.reference)
-        check_rho(self.rho)
-        if self.strategy not in STRATEGIES:
-            raise HyperparameterError(f"expected strategy to be one of {STRATEGIES}, got {self.strategy!r}")
+        check_half_or_rho(self.rho)
+        check_choice("strategy", self.strategy, STRATEGIES)
         if self.strategy == "cross-mistakes" and not is_classifier(self.estimator):
             raise HyperparameterError('expected strategy="half-rule" for a regressor: mistakes are those of classes')
-        if self.budget is not None and not self.budget >= 0:
-            raise HyperparameterError(f"expected a budget >= 0, a share of accuracy, or None, got {self.budget!r}")
+        check_optional("budget", self.budget, ">= 0", "a share of accuracy, or None", infinite=True)
 
     def _known_groups(self, X: Any) -> Array | None:
         """Group names, None where unknown."""
@@ -214,13 +212,13 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             groups = groups.reindex(X.index)
         names = np.asarray(groups, dtype=object)
         if names.shape != (_num_samples(X),):
-            raise ValueError(
+            raise DataError(
                 f"expected one group for each of the {_num_samples(X)} rows, got shape {names.shape}; a Series "
                 "with X's index is looked up by it"
             )
         names = np.array([None if name is None or name != name else name for name in names], dtype=object)
         if all(name is None for name in names):
-            raise ValueError("expected some known groups, got none; leave groups=None out")
+            raise DataError("expected some known groups, got none; leave groups=None out")
         return names
 
     def _candidates(self) -> list[dict[str, Any]]:
@@ -257,11 +255,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             self._tell(what)
             return cross_fit(model, X, labels, folds, weights, classes)
 
-        def right(settings: dict[str, Any], weights: Any, what: str, times: int | None = None) -> Array:
+        def scored(settings: dict[str, Any], weights: Any, what: str, times: int | None = None) -> _Scores:
             model = clone(self.estimator).set_params(**settings)
-            found = [_right(predicted(model, folds, weights, what), y, classifier) for folds in cuts[:times]]
-            scores: Array = np.nan_to_num(np.mean(found, axis=0))
-            return scores
+            firsts = [predicted(model, folds, weights, what) for folds in cuts[:times]]
+            return _scores(firsts, y, classifier)._replace(settings=settings)
 
         firsts = [predicted(reference, folds, balancing(share), "reference") for folds in cuts]
         of_label = np.mean([_of_label(first, y, classifier) for first in firsts], axis=0)
@@ -270,24 +267,23 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         tested = ~np.isnan(of_label)
         at, as_is, shared = (np.where(tested, w, 0.0) for w in (weights, base, share))
 
-        before = np.nan_to_num(np.mean([_right(first, y, classifier) for first in firsts], axis=0))
+        before = _scores(firsts, y, classifier)
         same = self.reference is None and np.allclose(share, base * n / base.sum())
-        plain = before if same else right({}, lambda rows: base[rows], "plain", times=1)
+        plain = before if same else scored({}, lambda rows: base[rows], "plain", times=1)
         tried = [
-            _Scores(right(settings, balancing(weights), f"second look: {settings}", times=1), settings)
-            for settings in self._candidates()
+            scored(settings, balancing(weights), f"second look: {settings}", times=1) for settings in self._candidates()
         ]
         rivals = [before]
         if self.reference is None and len(tried) > 1:
             found_alone = [
-                right(t.settings, balancing(share), f"without weights: {t.settings}", times=1) for t in tried
+                scored(t.settings, balancing(share), f"without weights: {t.settings}", times=1) for t in tried
             ]
-            k = int(np.argmax([float(shared @ scores) for scores in found_alone]))
-            rivals.append(right(tried[k].settings, balancing(share), "without weights, chosen"))
+            k = int(np.argmax([float(shared @ scores.each) for scores in found_alone]))
+            rivals.append(scored(tried[k].settings, balancing(share), "without weights, chosen"))
         best = self._choose(tried, plain, before, at, as_is, shared, known, y)
         if best is not None:
-            best = best._replace(each=right(best.settings, balancing(weights), "second look, chosen"))
-        self._right = {"plain": plain, "reference": before, "second": plain if best is None else best.each}
+            best = scored(best.settings, balancing(weights), "second look, chosen")
+        self._right = {"plain": plain.each, "reference": before.each, "second": (plain if best is None else best).each}
         verdict = self._judged(best, plain, before, rivals, at, as_is, shared, y, found, known)
         return verdict, weights, {} if best is None else best.settings, of_label
 
@@ -317,28 +313,28 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         from sklearn.model_selection import StratifiedKFold
 
         if np.bincount(y).min() < 2:
-            raise ValueError("expected at least two samples of every class for cross-mistakes: one for each twin")
+            raise DataError("expected at least two samples of every class for cross-mistakes: one for each twin")
         halves = next(iter(StratifiedKFold(2, shuffle=True, random_state=rng.randint(2**31 - 1)).split(y, y)))
         mistakes = cross_mistakes(reference, X, y, share, halves, rng)
         return mistake_weights(mistakes, y, share, self.balance_classes, SMALL)
 
     def _choose(
-        self, tried: list[_Scores], plain: Array, before: Array, at: Array, as_is: Array, share: Array,
+        self, tried: list[_Scores], plain: _Scores, before: _Scores, at: Array, as_is: Array, share: Array,
         known: Array | None, y: Array,
     ) -> _Scores | None:  # fmt: skip
         """The best under the weights of those that keep what the reference knows and stay within the budget."""
         if self.budget is not None:
-            first = float(np.average(plain, weights=as_is))
+            first = float(np.average(plain.each, weights=as_is))
             tried = [t for t in tried if first - float(np.average(t.each, weights=as_is)) <= self.budget]
         if not tried:
             return None
         if known is not None:
             return max(tried, key=lambda t: _worst_group(t.each, known, as_is))
-        kept = [kept_share(t.each, before, share, self._knowing_nothing(y, as_is)) for t in tried]
+        kept = [kept_share(t.each, before.each, share, self._knowing_nothing(y, as_is)) for t in tried]
         if max(kept) < KEPT:
             return tried[int(np.argmax(kept))]
         return max((t for t, share_kept in zip(tried, kept, strict=True) if share_kept >= KEPT),
-                   key=lambda t: float(at @ t.each))  # fmt: skip
+                   key=lambda t: float(at @ t.surely))  # fmt: skip
 
     def _knowing_nothing(self, y: Array, as_is: Array) -> float:
         """The score of a guess: one of the classes, or the median."""
@@ -347,34 +343,32 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return -float(np.average(np.abs(y - np.median(y)), weights=as_is))
 
     def _judged(
-        self, best: _Scores | None, plain: Array, before: Array, rivals: list[Array], at: Array, as_is: Array,
+        self, best: _Scores | None, plain: _Scores, before: _Scores, rivals: list[_Scores], at: Array, as_is: Array,
         share: Array, y: Array, found: LookWeights, known: Array | None,
     ) -> Verdict:  # fmt: skip
         """`rivals` are models without the weights: what a better penalty alone gains does not count."""
         classifier = is_classifier(self.estimator)
         sign = 1.0 if classifier else -1.0
-        after = plain if best is None else best.each
-        rival = max(rivals, key=lambda scores: float(at @ scores))
-        gain, error = paired(after, rival, at)
-        kept = kept_share(after, before, share, self._knowing_nothing(y, as_is))
+        after = plain if best is None else best
+        rival = max(rivals, key=lambda scores: float(at @ scores.surely))
+        gain, error = paired(after.surely, rival.surely, at)
+        kept = kept_share(after.each, before.each, share, self._knowing_nothing(y, as_is))
         note = ""
         if best is None:
             answer, note = NOTHING, f"No second fit stays within the budget of {self.budget:g}."
         elif known is not None:
-            first, then = (_worst_group(scores, known, as_is) for scores in (plain, after))
+            first, then = (_worst_group(scores.each, known, as_is) for scores in (plain, after))
             answer = HELPS if then > first else NOTHING
             note = f"Worst known group: {100 * first:.1f}% before, {100 * then:.1f}% after."
-        elif effective_size(at) > 0.999 * effective_size(share):  # every class was left alone
-            answer = NOTHING
         else:
-            answer = judge(gain, error, kept)
+            answer = judge(gain, error, kept, effective_size(at) / effective_size(share))
         unequal = not np.allclose(share / share.sum(), as_is / as_is.sum())
         refused = answer in (NOTHING, WRONG_LABELS) and known is None
-        if refused and classifier and unequal and class_weights_help(plain, before, y, as_is):
+        if refused and classifier and unequal and class_weights_help(plain.each, before.each, y, as_is):
             answer = CLASS_WEIGHTS
 
-        def mean(scores: Array, w: Array) -> float:
-            return sign * float(np.average(scores, weights=w))
+        def mean(scores: _Scores, w: Array) -> float:
+            return sign * float(np.average(scores.each, weights=w))
 
         return Verdict(
             answer, gain, error, kept, mean(plain, as_is), mean(after, as_is), mean(rival, at), mean(after, at),
@@ -427,6 +421,13 @@ def _of_label(first: Array, y: Array, classifier: bool) -> Array:
     """The probability of each sample's label, or the absolute error."""
     found: Array = first[np.arange(len(y)), y] if classifier else np.abs(first - y)
     return found
+
+
+def _scores(firsts: list[Array], y: Array, classifier: bool) -> _Scores:
+    """Of several predictions of all samples; zero for samples in no test fold."""
+    each = [_right(first, y, classifier) for first in firsts]
+    surely = [surely_right(first, y) for first in firsts] if classifier else each
+    return _Scores(*(np.nan_to_num(np.mean(found, axis=0)) for found in (each, surely)))
 
 
 def _right(first: Array, y: Array, classifier: bool) -> Array:

@@ -32,11 +32,6 @@ Array = npt.NDArray[Any]
 # On features with mean zero and variance one. The first model should be sharp, the second strongly penalised.
 REFERENCE_PENALTIES = tuple(10.0**k for k in range(-4, 1))
 SECOND_PENALTIES = tuple(10.0**k for k in range(-7, -1))
-SHARPER = (
-    1.0,
-    10**0.5,
-    10.0,
-)  # a reference that fits too little takes the rule for the shortcut: a sharper one is tried
 FOLDS = 5
 BY_HEART = 0.998  # of the samples right out of fold: the features have seen them
 
@@ -93,7 +88,7 @@ def repair(
     The features in front of the layer are taken once. A reference head is fitted to them out of fold, with the
     penalty of the least log loss; `second_look_weights` say where it knows nothing; heads with these weights and
     penalties of their own are tried out of fold; the best is solved exactly and put into a copy, if the verdict is that
-    it helps. Where it is not, sharper references are tried. The given model stays as it is, also when interrupted.
+    it helps. The given model stays as it is, also when interrupted.
 
     Args:
         model: a classifier whose output (or whose output's `logits`) is that of an `nn.Linear`.
@@ -132,12 +127,7 @@ def repair(
         Z = (X - centre) / scale
 
         penalty, accuracy = _reference_penalty(Z, y, seed, tell)
-        looks = []
-        for factor in SHARPER:
-            looks.append(_looked(Z, y, factor * penalty, seed, budget, tell))
-            if looks[-1].verdict_.helps:
-                break
-        look = looks[-1] if looks[-1].verdict_.helps else looks[0]
+        look = _looked(Z, y, penalty, seed, budget, tell)
     verdict, right = look.verdict_, given
     if accuracy >= BY_HEART and refuse:
         note = (

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm, rankdata
 
-from scdro._validation import check_number
-from scdro.errors import DataError, HyperparameterError
-from scdro.second_look._weights import _as_array, read_weights
+from scdro._validation import array_weights, check_choice, check_number, check_whole
+from scdro.errors import DataError
+from scdro.second_look._weights import _as_array
 
 __all__ = ["Slice", "Slices", "find_slices"]
 
@@ -135,14 +135,10 @@ def find_slices(
     w = _as_array(weights).astype(float)
     if w.ndim != 1:
         raise DataError(f"expected weights as a vector, got shape {w.shape}")
-    w = read_weights(w, len(w)) * (len(w) / w.sum())
-    check_number("alpha", alpha)
-    if not 0 < alpha < 1:
-        raise HyperparameterError(f"expected alpha in (0, 1), the chance of a false description, got {alpha}")
-    if depth not in (1, 2):
-        raise HyperparameterError(f"expected depth 1 or 2, got {depth!r}")
-    if least < 2:
-        raise HyperparameterError(f"expected least >= 2 members of a slice, got {least!r}")
+    w = array_weights(w, len(w)) * (len(w) / w.sum())
+    check_number("alpha", alpha, "in (0, 1)", "the chance of a false description")
+    check_choice("depth", depth, (1, 2))
+    check_whole("least", least, 2, meaning="the least number of members of a slice")
     labels = None if y is None else _as_array(y)
     columns = _columns(frame, labels, len(w))
     conditions = [condition for name, values in columns.items() for condition in _conditions(name, values, 2 * least)]
