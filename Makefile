@@ -55,23 +55,24 @@ wheel: $(VENV)/.dev
 
 $(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) "pip>=25.1"  # the first to read [dependency-groups]
 	$(PIP) torch
 	touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	$(PIP) -e ".[demo]"
+	$(PIP) -e . --group demo
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(PIP) -e ".[dev]"
+	$(PIP) -e . --group dev
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.integrations: $(VENV)/.dev
-	$(PIP) -e ".[integrations]"
+	$(PIP) -e . --group integrations
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.torch pyproject.toml
-	$(PIP) -e ".[docs]"
+	$(PIP) -e . --group docs
 	touch $@
 
 clean:

@@ -37,7 +37,7 @@ LEVELS = [
     {"loss", "evaluation", "metrics", "optim", "contrastive", "data"},
     {"linear_model", "boosting"},
     {"second_look"},
-    {"integrations", "application"},
+    {"integrations", "application", "tables"},
     {"cli"},
     {"__main__", "__init__"},
 ]

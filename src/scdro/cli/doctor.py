@@ -19,7 +19,6 @@ __all__ = ["add"]
 REQUIREMENT = re.compile(
     r"""(?P<name>[\w.-]+)(\[[\w,-]+\])?(>=(?P<least>[\d.]+))?.*?(extra == ['"](?P<extra>[\w-]+)['"])?$"""
 )
-DEVELOPERS = ("dev", "docs", "lint", "test")
 
 
 def add(commands: Any) -> None:
@@ -72,7 +71,7 @@ def requirements() -> dict[str, dict[str, str]]:
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for line in lines:
         match = REQUIREMENT.match(line)
-        if match is not None and match["name"] != "scdro" and match["extra"] not in DEVELOPERS:
+        if match is not None and match["name"] != "scdro":
             found[match["extra"] or ""][match["name"]] = match["least"] or ""
     return dict(found)
 

@@ -1,0 +1,1 @@
+"""Tables, from a file to a model one would keep: who is failed, whether robust training helps, and at what price."""

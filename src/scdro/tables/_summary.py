@@ -1,0 +1,186 @@
+"""The summary of a run: plain data, saved as `summary.json`, from which the report page is made.
+
+Everything is JSON: numbers are finite or null, names are the user's own text (unescaped: whoever shows them escapes).
+Scores are shares (accuracy, R^2), higher is better; losses are lower-is-better. `Estimate` is a value with a 95%
+interval, null where there is none. A change of meaning raises FORMAT.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+__all__ = ["FORMAT", "Column", "Curve", "Estimate", "Group", "Method", "Point", "SliceRow", "Summary", "Verdict"]
+
+FORMAT = 1
+
+
+class Estimate(TypedDict):
+    """A number with its 95% interval."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class Column(TypedDict):
+    """A column of the data."""
+
+    name: str
+    kind: Literal["number", "category", "left out", "target", "group", "split", "id"]
+    missing: int  # rows without a value
+    values: int  # distinct values
+    note: str  # why it was left out, or what looks like a mistake; "" for nothing
+
+
+class Task(TypedDict):
+    """What is learnt."""
+
+    type: Literal["classification", "regression"]
+    target: str
+    classes: list[str]  # [] for regression
+    counts: list[int]  # rows of each class, in the whole data
+    score: Literal["accuracy", "R2"]
+    loss: str  # what `robust_value` and `tail` are of: "log loss", or "squared error" of the standardised target
+
+
+class Split(TypedDict):
+    """How the test rows were chosen."""
+
+    how: Literal["random", "by", "after", "file", "out of fold"]
+    column: str | None  # of "by" and "after"
+    value: str | None  # of "after": test rows have larger values than this
+    text: str  # one sentence
+
+
+class Data(TypedDict):
+    """Sizes and columns."""
+
+    rows: int
+    train: int
+    test: int
+    chosen_on: int  # rows that settings were chosen on: fewer than `train` where there are many
+    columns: list[Column]
+    split: Split
+
+
+class Method(TypedDict):
+    """One way of training, at the settings that cross-validation chose."""
+
+    name: Literal["plain", "class-weighted", "worst-case", "second-look"]
+    settings: dict[str, Any]
+    scores: dict[str, Estimate]
+    """On the test rows. Classification: accuracy, balanced_accuracy, log_loss, roc_auc, brier, robust_value, tail.
+    Regression: R2, mean_absolute_error, root_mean_squared_error, robust_value, tail (mean of the worst 5% losses)."""
+    out_of_fold: dict[str, float]  # score, loss, robust_value, tail: by models that did not see the row
+    seconds: float
+    note: str
+
+
+class Point(TypedDict):
+    """A candidate setting, out of fold."""
+
+    rho: float | Literal["half"] | None  # null for a method without a radius
+    settings: dict[str, Any]
+    score: float
+    loss: float
+    robust_value: float
+    tail: float
+    within_price: bool
+    chosen: bool
+
+
+class Curve(TypedDict):
+    """All candidates of a method, in the order in which they were tried."""
+
+    method: str
+    points: list[Point]
+
+
+class Group(TypedDict):
+    """A group of test rows: a class, a value of a `group` column, or a combination of values."""
+
+    name: str  # such as "sex = Female, race = Black", or "income = >50K" for a class
+    kind: Literal["class", "group"]
+    size: int  # test rows
+    share: float
+    small: bool  # fewer rows than `least_group`: shown, never in a headline
+    scores: dict[str, Estimate]  # by method: accuracy, or mean absolute error for regression
+
+
+class SliceRow(TypedDict):
+    """Who is failed, in the user's columns: from `scdro.find_slices`, out of fold."""
+
+    conditions: list[str]
+    size: int
+    share: float
+    lift: float
+    p_value: float
+    before: float | None  # score of the plain model: accuracy, or mean absolute error
+    after: float | None  # that of the robust one
+    sentence: str
+
+
+class Difference(TypedDict):
+    """Before (plain) and after (robust), on the same test rows, with the 95% interval of after - before."""
+
+    before: float
+    after: float
+    difference: float
+    low: float | None
+    high: float | None
+
+
+class WorstGroup(Difference):
+    """Of the large enough group that plain training serves worst; the interval holds for all groups at once."""
+
+    name: str
+    size: int
+
+
+class Verdict(TypedDict):
+    """Whether robust training helped, and at what price."""
+
+    answer: Literal["helps", "costs too much", "no difference", "degenerate", "not tried"]
+    kept: str  # the method of the model that `predict` uses
+    robust: str | None  # the best robust method by cross-validation, which is compared with plain training
+    headline: str  # one sentence
+    sentences: list[str]  # a short paragraph: who is failed, whether it helped, the price, what is kept
+    price: Difference | None  # of the score
+    robust_value: Difference | None
+    tail: Difference | None
+    worst_group: WorstGroup | None
+    second_look: str | None  # the answer of `SecondLook`: helps, class weights suffice, nothing stands out, ...
+
+
+class Settings(TypedDict):
+    """What was asked for, or chosen by default."""
+
+    model: Literal["trees", "linear", "network", "images"]
+    methods: list[str]
+    rho: float  # radius of robust_value
+    price: float  # the most score that robust training may cost
+    folds: int
+    budget: int  # candidates of each method
+    seeds: int
+    least_group: int
+    group: list[str]
+
+
+class Summary(TypedDict):
+    """All of `summary.json`."""
+
+    format: int
+    kind: Literal["train", "audit"]
+    title: str  # the name of the file, or ""
+    created: str  # ISO 8601, UTC
+    seconds: float
+    versions: dict[str, str]
+    task: Task
+    data: Data
+    settings: Settings
+    methods: list[Method]  # the first is "plain"
+    curves: list[Curve]
+    groups: list[Group]  # worst first by plain training
+    slices: list[SliceRow]  # the one that stands out most first
+    verdict: Verdict
+    warnings: list[str]
