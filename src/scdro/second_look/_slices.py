@@ -1,14 +1,13 @@
 """Who it is: the few descriptions, in the user's own columns, that hold most of the weight a second look adds.
 
-Descriptions are found on one half of the samples and tested on the other, and the other way round. The test is by ranks
-of the weights inside each class, so that equal totals of unequal classes explain nothing, and no single weight decides.
+Descriptions are found on one half of the samples and tested on the other, for many halves. The test is by ranks of the
+weights inside each class, so that equal totals of unequal classes explain nothing, and no single weight decides.
 """
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import narwhals as nw
@@ -27,8 +26,10 @@ __all__ = ["Slice", "Slices", "find_slices"]
 Array = npt.NDArray[Any]
 CANDIDATES = 5  # descriptions that one half sends to the other: the test is corrected for these
 SIMPLER = 1.2  # a further condition must raise the added weight over the root of the share by this factor
+SPLITS, QUANTILE, ENOUGH = 10, 0.25, 200_000  # halvings; what is asked of them; samples from which fewer will do
 PAIRED = 300  # conditions that are tried in conjunctions: those that stand out most by themselves
 LONGER = 50  # conjunctions that are tried with one condition more
+EXACT = 12  # members up to which the test is exact
 BLOCK = 65_536  # samples at a time in the products that count pairs
 
 
@@ -39,8 +40,8 @@ class Slice(NamedTuple):
         conditions: such as ("place = water", "label = 0").
         size: samples.
         share: of the samples.
-        lift: share of the weight over share of the samples, classes counting as they do in the weights.
-        added: share of the weight less share of the samples: what the second look adds.
+        lift: mean weight over what is usual in their classes, so that equal totals of unequal classes explain nothing.
+        added: share of all weight beyond what their classes' mean weights give: what the second look adds.
         p_value: of the rank test, corrected for how many descriptions were tested.
         before: accuracy of the first model, or mean absolute error for regressors; NaN where unknown.
         after: that of the new model.
@@ -48,7 +49,7 @@ class Slice(NamedTuple):
 
     Example:
         >>> print(Slice(("place = water", "label = 0"), 184, 0.038, 4.9, 0.15, 1e-12, 0.74, 0.9))
-        place = water and label = 0: 184 samples (3.8%) hold 19% of the weight, 4.9 times their share; accuracy 74%
+        place = water and label = 0: 184 samples (3.8%) with 4.9 times the weight usual in their class; accuracy 74%
         before, 90% after.
     """
 
@@ -63,8 +64,8 @@ class Slice(NamedTuple):
     loss: bool = False
 
     def __str__(self) -> str:
-        text = f"{' and '.join(self.conditions)}: {self.size:,} samples ({100 * self.share:.2g}%) hold "
-        text += f"{100 * self.lift * self.share:.2g}% of the weight, {self.lift:.1f} times their share"
+        text = f"{' and '.join(self.conditions)}: {self.size:,} samples ({100 * self.share:.2g}%) with "
+        text += f"{self.lift:.1f} times the weight usual in their class"
         known = [
             (f"{value:.3g}" if self.loss else f"{100 * value:.0f}%") + f" {when}"
             for value, when in ((self.before, "before"), (self.after, "after"))
@@ -100,7 +101,7 @@ class Slices(tuple[Slice, ...]):
         if not self:
             return f"<p>{self}</p>"
         error = self[0].loss
-        head = ("who", "samples", "share", "weight over share", "p", *(f"{'error' if error else 'accuracy'} {when}"
+        head = ("who", "samples", "share", "weight over usual", "p", *(f"{'error' if error else 'accuracy'} {when}"
                 for when in ("before", "after")))  # fmt: skip
 
         def score(value: float) -> str:
@@ -155,7 +156,7 @@ def find_slices(
         >>> place = rng.choice(["land", "water"], 400, p=[0.9, 0.1])
         >>> weights = np.where(place == "water", 3.0, 0.5) * rng.uniform(0.8, 1.2, 400)
         >>> print(find_slices(weights, {"place": place, "age": rng.integers(20, 60, 400)}))
-        place = water: ... samples (...%) hold ...% of the weight, ... times their share.
+        place = water: ... samples (...%) with ... times the weight usual in their class.
 
         Of texts, the words:
 
@@ -166,9 +167,8 @@ def find_slices(
     """
     w = _as_array(weights).astype(float)
     labels = None if y is None else np.asarray(_as_array(y))
-    right = [_right(p, labels, len(w)) for p in (proba, after)]
-    options = {"depth": depth, "most": most, "least": least, "alpha": alpha, "seed": seed}
-    return described(w, frame, labels, *right, **options)
+    first, second = (_right(p, labels, len(w)) for p in (proba, after))
+    return described(w, frame, labels, first, second, depth=depth, most=most, least=least, alpha=alpha, seed=seed)
 
 
 def described(
@@ -192,24 +192,31 @@ def described(
         name = next(name for name in ("label", "given label", "label of the model") if name not in columns)
         columns |= columns_of({name: labels}, n)
     conditions = [one for name, values in columns.items() for one in conditions_of(name, values, 2 * least)]
-    ranks = _ranks(w, labels if labels is not None and _are_classes(labels) else np.zeros(n))
-    half = _halves(ranks, seed)
-    confirmed: dict[tuple[int, ...], tuple[float, Array]] = {}
-    for here, there in ((half, ~half), (~half, half)):
-        candidates = _search(conditions, w, ranks, here, depth, least)
-        for numbers, p_value in _tested(candidates, conditions, w, ranks, there, least, alpha / 2):
-            p_before, where = confirmed.get(numbers, (1.0, np.zeros(n, bool)))
-            confirmed[numbers] = min(p_before, p_value), where | there
+    classes = labels if labels is not None and _are_classes(labels) else np.zeros(n)
+    ranks, usual = _in_classes(w, classes)
+    more = w - usual
+    tried: dict[tuple[int, ...], _Tried] = {}
+    halves = _halves(ranks, max(1, min(SPLITS, ENOUGH // n)), seed)
+    for here in halves:
+        candidates = _search(conditions, more, ranks, here, depth, least)
+        for numbers in candidates:
+            rows = _rows(conditions, numbers) & ~here
+            p = _p_value(ranks[rows], int((~here).sum())) if least <= rows.sum() and more[rows].sum() > 0 else 1.0
+            known = tried.setdefault(numbers, _Tried([], np.zeros(n)))
+            known.p_values.append(min(1.0, p * len(candidates)))
+            known.counts[rows] += 1
     found = []
-    for numbers, (p_value, where) in confirmed.items():
+    for numbers, (p_values, counts) in tried.items():
+        p_value = _joined(p_values, len(halves))
+        if p_value > alpha:
+            continue
         rows = _rows(conditions, numbers)
-        inside = rows & where
-        share = float(inside.sum() / where.sum())
-        added = float(w[inside].sum() / w[where].sum()) - share
-        scores = (math.nan if each is None else float(np.nanmean(each[inside])) for each in (before, after))
+        held_out = len(p_values) * n / 2
+        added, lift = float(counts @ more) / held_out, float(counts @ w / (counts @ usual))
+        first, then = (_mean(each, counts) for each in (before, after))
         names = tuple(conditions[k].text for k in numbers)
-        one = Slice(names, int(rows.sum()), float(rows.mean()), 1 + added / share, added, 2 * p_value, *scores, loss)
-        found.append((added / math.sqrt(share), one, rows))
+        one = Slice(names, int(rows.sum()), float(rows.mean()), lift, added, p_value, first, then, loss)
+        found.append((added / math.sqrt(one.share), one, rows))
     slices = Slices(_distinct(sorted(found, key=lambda entry: -entry[0]))[:most])
     slices.backend = _backend(frame)
     return slices
@@ -229,21 +236,45 @@ def _are_classes(labels: Array) -> bool:
     return kind in ("binary", "multiclass") and len(np.unique(labels)) <= max(2, len(labels) / 10)
 
 
-def _ranks(w: Array, labels: Array) -> Array:
-    """Inside each class, in (0, 1): uniform where nothing describes the weights."""
-    ranks = np.zeros(len(w))
+def _in_classes(w: Array, labels: Array) -> tuple[Array, Array]:
+    """Ranks inside the classes, in (0, 1), uniform where nothing describes the weights; the classes' mean weights."""
+    ranks, usual = np.zeros(len(w)), np.zeros(len(w))
     for label in np.unique(labels):
         rows = labels == label
         ranks[rows] = (rankdata(w[rows]) - 0.5) / rows.sum()
-    return ranks
+        usual[rows] = w[rows].mean()
+    return ranks, usual
 
 
-def _halves(ranks: Array, seed: int) -> Array:
-    """A random half, with one of any two neighbours by rank: both halves have hard samples."""
-    first = np.random.default_rng(seed).random((len(ranks) + 1) // 2) < 0.5
-    half = np.zeros(len(ranks), bool)
-    half[np.argsort(ranks, kind="stable")] = np.stack([first, ~first], 1).ravel()[: len(ranks)]
-    return half
+def _halves(ranks: Array, splits: int, seed: int) -> list[Array]:
+    """Random halves, and the other halves. Of any two neighbours by rank one is in each: both have hard samples."""
+    order, halves = np.argsort(ranks, kind="stable"), []
+    for first in np.random.default_rng(seed).random((splits, (len(ranks) + 1) // 2)) < 0.5:
+        half = np.zeros(len(ranks), bool)
+        half[order] = np.stack([first, ~first], 1).ravel()[: len(ranks)]
+        halves += [half, ~half]
+    return halves
+
+
+class _Tried(NamedTuple):
+    """A description: its p-values on the halves that did not find it, and how often they held each member."""
+
+    p_values: list[float]
+    counts: Array
+
+
+def _joined(p_values: list[float], splits: int) -> float:
+    """One p-value of those on many halves, where the description is among the candidates of some: at a fixed quantile
+    of all, over that quantile (Meinshausen, Meier and Bühlmann, JASA 2009). No single half decides."""
+    at = math.ceil(QUANTILE * splits)
+    return min(1.0, sorted(p_values)[at - 1] / QUANTILE) if len(p_values) >= at else 1.0
+
+
+def _mean(each: Array | None, counts: Array) -> float:
+    if each is None:
+        return math.nan
+    known = (counts > 0) & ~np.isnan(each)
+    return float(np.average(each[known], weights=counts[known])) if known.any() else math.nan
 
 
 def _rows(conditions: list[Condition], numbers: tuple[int, ...]) -> Array:
@@ -252,45 +283,45 @@ def _rows(conditions: list[Condition], numbers: tuple[int, ...]) -> Array:
 
 
 class _Half(NamedTuple):
-    """What a search may look at: weights with mean one, and ranks."""
+    """What a search may look at: weights beyond those usual in the class, and ranks."""
 
-    w: Array
+    more: Array
     ranks: Array
     least: int
 
-    def scores(self, sizes: Any, weights: Any, ranks: Any) -> Any:
+    def scores(self, sizes: Any, more: Any, ranks: Any) -> Any:
         """Added weight over the root of the share, for sums over members; 0 where the rank test sees little.
 
-        Up to a constant, that is how many standard errors the mean weight is above one.
+        Up to a constant, that is how many standard errors the mean weight is above what is usual.
         """
-        n = len(self.w)
+        n = len(self.more)
         with np.errstate(divide="ignore", invalid="ignore"):
-            added = (weights - sizes) / n
+            added = more / n
             good = (sizes >= self.least) & (added > 0) & (_z(ranks, sizes, n) > 2)
             return np.where(good, added / np.sqrt(sizes / n), 0.0)
 
     def sums(self, left: Array, right: Array) -> Any:
         """Scores of all conjunctions of a row of `left` with a row of `right`."""
         total = np.zeros((3, len(left), len(right)))
-        for at in range(0, len(self.w), BLOCK):
+        for at in range(0, len(self.more), BLOCK):
             part = slice(at, at + BLOCK)
             A, B = left[:, part].astype(float), right[:, part].astype(float)
-            total += [A @ B.T, (A * self.w[part]) @ B.T, (A * self.ranks[part]) @ B.T]
+            total += [A @ B.T, (A * self.more[part]) @ B.T, (A * self.ranks[part]) @ B.T]
         return self.scores(*total)
 
 
 def _search(
-    conditions: list[Condition], w: Array, ranks: Array, half: Array, depth: int, least: int
+    conditions: list[Condition], more: Array, ranks: Array, half: Array, depth: int, least: int
 ) -> list[tuple[int, ...]]:
     """The conjunctions that score highest; each beats the shorter ones inside it by the factor SIMPLER."""
     if not conditions:
         return []
-    on = _Half(w[half] / w[half].mean(), ranks[half], least)
+    on = _Half(more[half], ranks[half], least)
     masks = np.stack([condition.rows[half] for condition in conditions])
-    alone = on.scores(masks.sum(1), masks @ on.w, masks @ on.ranks)
-    scored: dict[tuple[int, ...], float] = {(i,): float(alone[i]) for i in np.flatnonzero(alone > 0)}
+    alone = on.scores(masks.sum(1), masks @ on.more, masks @ on.ranks)
+    scored: dict[tuple[int, ...], float] = {(int(i),): float(alone[i]) for i in np.flatnonzero(alone > 0)}
     if depth > 1:
-        away = np.abs(np.nan_to_num(_z(masks @ on.ranks, masks.sum(1), len(on.w))))
+        away = np.abs(np.nan_to_num(_z(masks @ on.ranks, masks.sum(1), len(on.more))))
         kept = np.sort(np.argsort(-away, kind="stable")[:PAIRED])
         pairs = on.sums(masks[kept], masks[kept])
         for i, j in zip(*np.nonzero(np.triu(pairs, 1)), strict=True):
@@ -316,19 +347,17 @@ def _z(rank_sum: Any, size: Any, n: int) -> Any:
         return (rank_sum / size - 0.5) / np.sqrt((1 / size - 1 / n) / 12)
 
 
-def _tested(
-    candidates: list[tuple[int, ...]], conditions: list[Condition], w: Array, ranks: Array, half: Array, least: int,
-    alpha: float,
-) -> Iterator[tuple[tuple[int, ...], float]]:  # fmt: skip
-    """Those that stand out on the other half as well, with their p: Holm's correction over all candidates."""
-    n, mean = int(half.sum()), float(w[half].mean())
-    rows_of = [_rows(conditions, numbers) & half for numbers in candidates]
-    raw = [float(norm.sf(_z(ranks[rows].sum(), rows.sum(), n))) if least <= rows.sum() < n else 1.0 for rows in rows_of]
-    corrected = 0.0
-    for position, k in enumerate(np.argsort(raw, kind="stable")):
-        corrected = max(corrected, min(1.0, raw[k] * (len(raw) - position)))
-        if corrected <= alpha and float(w[rows_of[k]].mean()) > mean:
-            yield candidates[k], corrected
+def _p_value(ranks: Array, n: int) -> float:
+    """Of a sum of ranks this large, for members drawn at random from n samples.
+
+    Few members: the sum of m uniform numbers is at least s with probability sum_k (-1)^k (m - s - k)_+^m/(k! (m - k)!).
+    Many: the normal distribution, with the variance of draws without replacement.
+    """
+    m, left = len(ranks), float((1 - ranks).sum())
+    if m > EXACT:
+        return float(norm.sf(_z(ranks.sum(), m, n)))
+    terms = ((-1) ** k * max(left - k, 0.0) ** m / math.factorial(k) / math.factorial(m - k) for k in range(m + 1))
+    return min(1.0, max(math.fsum(terms), 0.0))
 
 
 def _distinct(found: list[tuple[float, Slice, Array]]) -> list[Slice]:
