@@ -7,16 +7,17 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Two workers with one thread each: more only wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-cpus test-slow test-integrations lint types unit reproduction-smoke benchmarks docs wheel clean
+.PHONY: demo test test-cpus test-lowest test-slow test-integrations coverage lint types unit reproduction-smoke benchmarks docs wheel release clean
 
-demo: $(VENV)/.demo  ## Train with and without scdro on data with hidden groups; prints a table, draws a picture
-	OMP_NUM_THREADS=2 $(BIN)/python examples/hidden_digits.py
+demo: $(VENV)/.demo  ## Find a group that a model fails, say who it is, fix it; prints a table, draws a picture
+	$(BIN)/python examples/hidden_digits.py
 
 test: lint types unit  ## Lint, type-check and test
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -29,6 +30,15 @@ test-cpus: $(VENV)/.dev  ## The tests with the kernels of other CPUs, which roun
 	TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(VENV)/inductor/haswell OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2 $(PYTEST)
 	TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(VENV)/inductor/zen OPENBLAS_CORETYPE=Zen OPENBLAS_NUM_THREADS=2 $(PYTEST)
 	! grep -q avx512bw /proc/cpuinfo || TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(VENV)/inductor/skylakex OPENBLAS_CORETYPE=SkylakeX ATEN_CPU_CAPABILITY=default $(PYTEST)
+
+test-lowest: $(VENV)-lowest/.test  ## The tests with the lowest versions of what scdro needs
+	$(VENV)-lowest/bin/python -m pytest -n 2 --dist worksteal
+
+coverage: $(VENV)/.dev  ## Which lines of the library the tests run: a table, coverage.md, and pages, build/coverage/index.html
+	$(PYTEST) --cov=scdro --cov-report=
+	$(BIN)/coverage html --quiet -d build/coverage
+	$(BIN)/coverage report --format=markdown > coverage.md
+	tail -n 1 coverage.md
 
 test-slow: $(VENV)/.dev  ## The tests that take minutes
 	$(BIN)/python -m pytest -n 2 -m slow --timeout 1800
@@ -48,10 +58,21 @@ benchmarks: $(VENV)/.dev  ## Measure what the docs claim about stability and cos
 	$(BIN)/python benchmarks/pipeline.py
 
 docs: $(VENV)/.docs  ## Build the documentation site, site/index.html; warnings are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python docs/tools/build_site.py
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --no-isolation
+
+release: $(VENV)/.dev  ## Build sdist and wheel and check both, up to the upload; TAG=v0.1.0 also compares the version
+	rm -rf dist build/release
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv build/release
+	build/release/bin/python -m pip install --quiet "pip>=25.1"
+	build/release/bin/python -m pip install --quiet -c constraints.txt torch
+	build/release/bin/python -m pip install --quiet -c constraints.txt dist/*.whl --group demo
+	build/release/bin/python docs/tools/check_release.py dist $(TAG)
+	@echo "dist/ is ready; to publish, push the tag of this version"
 
 $(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -67,6 +88,13 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(PIP) -e . --group dev
 	touch $@ $(VENV)/.demo
 
+$(VENV)-lowest/.test: constraints-lowest.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/python -m pip install --quiet "pip>=25.1"
+	$(VENV)-lowest/bin/python -m pip install --quiet -c constraints-lowest.txt torch
+	$(VENV)-lowest/bin/python -m pip install --quiet -c constraints-lowest.txt -e . --group test
+	touch $@
+
 $(VENV)/.integrations: $(VENV)/.dev
 	$(PIP) -e . --group integrations
 	touch $@
@@ -76,4 +104,4 @@ $(VENV)/.docs: $(VENV)/.torch pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist build site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-lowest dist build site coverage.md .coverage .mypy_cache .pytest_cache .ruff_cache

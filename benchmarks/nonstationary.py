@@ -1,5 +1,7 @@
 """Do the weights of a batch vanish when losses fall? Jumps and drifts of the losses, and a fit that shrinks them.
 
+And the price: does the bound that prevents it (`lag`) change the weights of losses that keep their distribution?
+
     python benchmarks/nonstationary.py        # a few minutes on one core
 
 The gradient mass of a batch is the sum of its weights, ghat/s: about one while losses keep their distribution, and
@@ -109,6 +111,33 @@ def stream_table(rho: float) -> str:
     return "\n".join(lines)
 
 
+def still_means(rho: float, beta: float, batch: int, lag: float | None, steps: int = 600) -> tuple[float, float]:
+    """Mean mass and mean value over the second half of a stream that keeps its distribution."""
+    generator, found = torch.Generator().manual_seed(0), []
+    robust = scdro.KLRobustLoss(rho, beta=beta, temperature=scdro.temperature.WindowTemperature(lag=lag))
+    for _ in range(steps):
+        losses = torch.randn(batch, generator=generator, dtype=torch.float64).square() / 2
+        value = robust(losses.requires_grad_())
+        value.backward()
+        assert losses.grad is not None
+        found.append((losses.grad.sum().item(), value.item()))
+    masses, values = zip(*found[steps // 2 :], strict=True)
+    return statistics.mean(masses), statistics.mean(values)
+
+
+def still_table() -> str:
+    lines = [
+        "| rho | beta | batch | mass, lag=None | mass, default | value, lag=None | value, default |",
+        "|---" * 7 + "|",
+    ]
+    for rho, beta, batch in itertools.product(RHO, BETA[:3], (16, 128, 2048)):
+        masses, values = zip(*(still_means(rho, beta, batch, lag) for lag in LAGS.values()), strict=True)
+        cells = [f"{rho:g}", f"{beta:g}", f"{batch:,}", *(f"{mean:.2f}" for mean in (*masses, *values))]
+        lines.append(f"| {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
 def least_squares(step_of: Callable[[list[Tensor]], Step], steps: int = 3000) -> tuple[list[float], float]:
     """Masses, and the mean squared error at the end; targets of size 100, noise of size 1."""
     generator, masses = torch.Generator().manual_seed(0), Masses()
@@ -157,6 +186,10 @@ def main() -> None:
         for rho in RHO
     ]
     parts.append(f"## Least squares with targets of size 100, 3,000 steps, rho = 0.5\n\n{fit_table()}")
+    parts.append(
+        "## Losses that keep their distribution\n\nMean gradient mass and mean value of KLRobustLoss, steps 301 to 600."
+        f"\n\n{still_table()}"
+    )
     args.out.parent.mkdir(exist_ok=True)
     args.out.write_text("\n\n".join(parts) + "\n")
 

@@ -10,9 +10,9 @@ Waterbirds birds on the other background, on the tweets inoffensive ones in Afri
 comes first must be about that group: each of its conditions holds for the group, and one is about a column other than
 the label.
 
-What changed after the first runs: they had 6,000 rows each of Adult and the tweets, now all training rows are used. With
-6,000, the tweets' group was first for three seeds of five, and second, after offensive tweets in white English, for two;
-on Adult, men with a low income came first, whom the model with balanced classes gets wrong most.
+What changed after the first runs: they had 6,000 rows each of Adult and the tweets, now all training rows are used.
+With 6,000, the tweets' group was first for three seeds of five, and second, after offensive tweets in white English,
+for two; on Adult, men with a low income came first, whom the model with balanced classes gets wrong most.
 
 Shuffled: rows of the columns are permuted against weights and labels, 100 times; how often is anything found?
 """

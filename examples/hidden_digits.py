@@ -1,6 +1,6 @@
 """Find the group that a model fails, say who it is, fix it: without group labels.
 
-The task: is a handwritten digit odd or even? The training data have only 8 images each of the digits 2, 3, 8 and 9. Both
+The task: is a handwritten digit odd or even? There are only 8 training images each of the digits 2, 3, 8 and 9. Both
 classes are balanced, and no method is told which digit an image shows, except the last.
 
     python examples/hidden_digits.py            # seeds 0 to 4: a table, and a picture
@@ -102,7 +102,8 @@ def picture(train: Data, look: Any, accuracy: dict[str, list[list[float]]]) -> A
     import matplotlib.pyplot as plt
 
     plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
-    figure = plt.figure(figsize=(14, 4.6), layout="constrained")
+    figure: Any = plt.figure(figsize=(14, 5), layout="constrained")
+    figure.suptitle("Odd or even? There are only 8 training images each of the digits 2, 3, 8 and 9", fontweight="bold")
     find, explain, fix = figure.subfigures(1, 3, width_ratios=[1, 1, 1.15])
 
     heaviest = np.argsort(-look.weights_)[:20]

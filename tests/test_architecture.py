@@ -28,7 +28,7 @@ def imported(path):
 # From the mathematics up: a module imports what is below it, or what is in its own package.
 LEVELS = [
     {"errors"},
-    {"_scalar"},
+    {"_scalar", "_frames"},
     {"_kl", "_validation"},
     {"distributed"},
     {"temperature", "functional"},

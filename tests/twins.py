@@ -190,7 +190,8 @@ class Recover:
 class Default(Twin):
     """The default: lam by a Newton step on the recent losses, s carried to lam_t as s^(lam_{t-1}/lam_t) and capped.
 
-    Before a batch, s is at most `lag` times the mean over the recent losses, which is carried in the same way.
+    Before a batch, s is at most `lag` times the mean over the last batch or over the newest quarter of the recent
+    losses, whichever is larger. It is carried in the same way.
 
     Weight decay and mu enter the moving average of SCDRO, and the direction of ASCDRO.
     """
@@ -205,7 +206,7 @@ class Default(Twin):
         lam=None,
         cap=2.0,
         clip=0.3,
-        lag=1.25,
+        lag=1.5,
         window,
         trim=0.0,
         storm=False,
@@ -218,8 +219,8 @@ class Default(Twin):
         self.ceiling = self.top = INF
         self.ceiling_lams, self.topped = ceiling_lams, 0
         self.capped = self.clipped = False
-        self.lag, self.recent_mean = INF if lag is None else lag, 1.0
-        self.empty = self.late = 0
+        self.lag, self.newest_mean = INF if lag is None else lag, 1.0
+        self.empty = self.late = self.unbounded = 0
 
     def move(self, evaluate, weight):
         losses, gradients = evaluate(self.w)
@@ -238,7 +239,7 @@ class Default(Twin):
             self.s = ghat
             self.v = g_mean / self.s + (0.0 if self.storm else decay)
         else:
-            past, most = self.s ** (self.lam_past / lam), self.lag * self.recent_mean ** (self.lam_past / lam)
+            past, most = self.s ** (self.lam_past / lam), self.lag * self.newest_mean ** (self.lam_past / lam)
             self.late += past > most
             past = min(past, most)
             self.s = max((1 - b) * past + b * ghat, ghat / self.cap) if b < 1 or ghat > 0 else past
@@ -263,6 +264,8 @@ class Default(Twin):
             live = live[np.sort(np.argsort([k * 2654435761 % 2**32 for k in range(len(live))])[:most])]
         self.recent.extend(zip(losses[live], weight[live], strict=True))
         self.lam = min(max(lam * math.exp(self.newton(lam)), self.lam0), self.lam_max)
+        self.newest_mean = max(self.newest_quarter(lam), ghat)
+        self.unbounded += self.newest_mean == INF
         if not self.trim and self.ceiling_lams is not None:
             self.top = max(l for l, _ in self.recent) + self.ceiling_lams * self.lam
 
@@ -281,12 +284,15 @@ class Default(Twin):
         losses, weight = (np.array(column) for column in zip(*self.recent, strict=True))
         self.ceiling = ceiling(losses, weight, self.trim)
         keep = losses <= self.ceiling
-        self.recent_mean = (weight[keep] * np.exp(losses[keep] / lam)).sum() / weight[keep].sum()
         kl, var = divergence(losses[keep], weight[keep], lam)
         target = attainable(self.rho, weight[keep]) + self.mu * lam
         if kl <= 0.0 or var == 0.0:
             return -1.0
         return min(max(math.log(kl / target) / (var / kl + self.mu * lam / target), -1.0), 1.0)
+
+    def newest_quarter(self, lam):
+        newest = [(l, w) for l, w in list(self.recent)[-math.ceil(self.recent.maxlen / 4) :] if l <= self.ceiling]
+        return sum(w * math.exp(l / lam) for l, w in newest) / sum(w for _, w in newest) if newest else INF
 
 
 def attainable(rho, weight):

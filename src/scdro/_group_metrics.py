@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import sklearn.metrics
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length
 
+from scdro._frames import as_array
 from scdro.errors import DataError, HyperparameterError
 
 __all__ = ["calibration_error", "metrics_by_group"]
@@ -27,35 +28,26 @@ _LARGE = 0.5  # share of bootstrap samples that must have a value for an interva
 def metrics_by_group(
     y_true: Array,
     y_pred: Array,
-    names: Sequence[Any],
     member: Array,
     weight: Array,
     metrics: Any,
     bootstrap: int,
     level: float,
     random_state: Any,
-) -> Any:
-    """A DataFrame: a row for each group, worst first by the first metric."""
-    try:
-        import pandas as pd
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "expected pandas to be installed, for a table of metrics; pip install pandas"
-        ) from error
+) -> dict[str, list[Any]]:
+    """Columns, with a row for each number of a group, worst first by the first metric; NaN comes last."""
     if not isinstance(bootstrap, int | np.integer) or bootstrap < 0:
         raise HyperparameterError(f"expected bootstrap, a whole number of at least 0, got {bootstrap!r}")
     if not 0.0 < level < 1.0:
         raise HyperparameterError(f"expected a confidence level in (0, 1), got {level}")
-    y_pred = np.asarray(y_pred)
+    y_pred = as_array(y_pred)
     check_consistent_length(y_true, y_pred, member)
     functions = _functions(metrics, y_true, y_pred)
     rng = check_random_state(random_state)
     rows = []
-    for g, name in enumerate(names):
+    for g in np.unique(member[weight > 0]).tolist():
         own = np.flatnonzero((member == g) & (weight > 0))
-        if len(own) == 0:
-            continue
-        row = {"group": name, "size": int((member == g).sum()), "share": weight[own].sum() / weight.sum()}
+        row = {"group": g, "size": int((member == g).sum()), "share": float(weight[own].sum() / weight.sum())}
         draws = rng.randint(len(own), size=(bootstrap, len(own)))
         for metric, function in functions.items():
             row[metric] = _value(function, y_true, y_pred, weight, own)
@@ -64,7 +56,9 @@ def metrics_by_group(
                 row[f"{metric}_low"], row[f"{metric}_high"] = _interval(values, level)
         rows.append(row)
     first = next(iter(functions))
-    return pd.DataFrame(rows).sort_values(first, ascending=not first.endswith(_ERRORS), ignore_index=True)
+    sign = -1.0 if first.endswith(_ERRORS) else 1.0
+    rows.sort(key=lambda row: (math.isnan(row[first]), sign * row[first]))
+    return {column: [row[column] for row in rows] for column in rows[0]}
 
 
 def _value(function: Metric, y_true: Array, y_pred: Array, weight: Array, rows: Array) -> float:

@@ -621,7 +621,7 @@ class RobustState(Tracked):
             return self.scalars.new_full((2,), math.nan).unbind()  # type: ignore[return-value]
         lam, _, lam_log_s, ceiling, _ = self.numbers()
         window = self.window.without(ceiling) if self.trim else self.window
-        at, _ = window.tilt(lam, lam_log_s)
+        at, _, _ = window.tilt(lam, lam_log_s)
         q = torch.softmax(window.log_weight, 0)
         return vector([maximum(at.kl, 0.0)], q)[0], effective_share(as_tensor(at.weights), q)
 

@@ -86,7 +86,7 @@ def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor
 
 def _as_vector(losses: Any) -> Tensor:
     """Convert to a non-empty vector of float32 or float64 (half precision is promoted)."""
-    tensor = losses if isinstance(losses, Tensor) else torch.from_numpy(np.array(losses, dtype=np.float64))
+    tensor = losses if isinstance(losses, Tensor) else torch.from_numpy(np.array(np.asarray(losses), dtype=np.float64))
     check_shape(tensor)
     if tensor.is_complex():
         raise LossError(f"expected real losses, got {tensor.dtype}")
@@ -140,7 +140,7 @@ def _log_weights(losses: Tensor, sample_weight: Any) -> Tensor:
 
 def as_weights(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Convert by way of NumPy, which reads a list of floats as float64; torch would read float32."""
-    tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values, dtype=np.float64))
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(np.asarray(values), dtype=np.float64))
     return tensor.detach().to(device, dtype)
 
 

@@ -1,13 +1,13 @@
 """Worst-case accuracy, over known groups and over all groups within KL distance rho.
 
-For choosing rho with scikit-learn's `GridSearchCV`, see `robust_accuracy_scorer` and `WorstGroupScorer`.
+Both are functions (y_true, y_pred, ...) as scikit-learn's are, for its `make_scorer`.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, overload
 
@@ -16,10 +16,10 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from scipy.optimize import brentq
-from sklearn.metrics import make_scorer
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, column_or_1d
 from torch import Tensor
 
+from scdro._frames import as_array, columns_of, frame_like, is_missing, name_of
 from scdro._group_metrics import metrics_by_group
 from scdro._validation import as_labels
 from scdro.errors import DataError, HyperparameterError
@@ -28,12 +28,10 @@ from scdro.functional import worst_case
 __all__ = [
     "GroupRow",
     "Scores",
-    "WorstGroupScorer",
     "group_table",
     "halves",
     "per_class_accuracy",
     "robust_accuracy",
-    "robust_accuracy_scorer",
     "score",
     "shots",
     "top_k_accuracy",
@@ -286,8 +284,9 @@ def group_table(
     Args:
         y_true, y_pred: labels, (n,). With `metrics`, y_pred may also be probabilities, of the second label, (n,), or of
             all of them, (n, labels); or numbers, for metrics of regression.
-        groups: to which group each sample belongs: labels, (n,), or several columns, (n, m), for their combinations.
-            Samples whose label is missing (None, NaN) are a group of their own, None.
+        groups: to which group each sample belongs: labels, (n,), or several columns, (n, m) or a table of pandas,
+            polars or Arrow, for their combinations. Samples whose label is missing (None, NaN) are a group of their
+            own, None.
         sample_weight: at least 0, (n,).
         metrics: one or several of "accuracy", "roc_auc", "log_loss", "brier", "calibration_error", names of functions
             in sklearn.metrics such as "f1_score", and functions (y_true, y_pred, sample_weight); or a dict of them by
@@ -297,8 +296,8 @@ def group_table(
         random_state: of the bootstrap.
 
     Returns:
-        A list of `GroupRow`; with `metrics` a DataFrame with columns group, size, share, and for each metric its value,
-        `_low` and `_high`.
+        A list of `GroupRow`; with `metrics` a table with the columns of `groups` (or one called "group"), size, share,
+        and for each metric its value, `_low` and `_high`. It is of the kind of `groups`, pandas where that is no table.
 
     Example:
         >>> for row in group_table([0, 1, 1, 0], [0, 1, 0, 0], ["a", "a", "b", "b"]):
@@ -311,28 +310,46 @@ def group_table(
         0     b     2    0.5     0.636      1.0
         1     a     2    0.5     0.164      1.0
     """
+    known = _read_groups(groups)
     if metrics is not None:
-        labels = column_or_1d(y_true)
+        labels = column_or_1d(as_array(y_true))
         weight = _weights(sample_weight, labels)
-        return metrics_by_group(labels, y_pred, *_members(groups), weight, metrics, bootstrap, level, random_state)
+        found = metrics_by_group(labels, y_pred, known.member, weight, metrics, bootstrap, level, random_state)
+        rows = [known.names[g] for g in found.pop("group")]
+        taken = sorted(set(known.titles) & set(found))
+        if taken:
+            raise DataError(f"expected columns of groups with other names than those of the result, got {taken}")
+        titles = {title: [name[k] for name in rows] for k, title in enumerate(known.titles)}
+        return frame_like(titles | found, groups, y_pred, y_true)
     right, weight = _right(y_true, y_pred, sample_weight)
-    names, member = _members(groups)
-    check_consistent_length(right, member)
-    rows = []
-    for g, name in enumerate(names):
-        own = weight[member == g]
+    check_consistent_length(right, known.member)
+    table = []
+    for g in range(len(known.names)):
+        own = weight[known.member == g]
         if own.sum() > 0:
-            accuracy = float(own @ right[member == g] / own.sum())
-            rows.append(GroupRow(name, len(own), float(own.sum() / weight.sum()), accuracy))
-    return sorted(rows, key=lambda row: row.accuracy)
+            accuracy = float(own @ right[known.member == g] / own.sum())
+            table.append(GroupRow(known.name(g), len(own), float(own.sum() / weight.sum()), accuracy))
+    return sorted(table, key=lambda row: row.accuracy)
 
 
 def worst_group_accuracy(y_true: Any, y_pred: Any, groups: Any, sample_weight: Any = None) -> float:
     """The lowest accuracy of any group. Arguments as for `group_table`.
 
+    To choose by it, let scikit-learn route the groups to it: the model never sees them.
+
     Example:
         >>> worst_group_accuracy([0, 1, 1, 0], [0, 1, 0, 0], ["a", "a", "b", "b"])
         0.5
+        >>> import sklearn
+        >>> from sklearn.datasets import load_iris
+        >>> from sklearn.metrics import make_scorer
+        >>> from sklearn.model_selection import GridSearchCV
+        >>> from scdro.linear_model import KLDROClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> with sklearn.config_context(enable_metadata_routing=True):
+        ...     scorer = make_scorer(worst_group_accuracy).set_score_request(groups=True)
+        ...     search = GridSearchCV(KLDROClassifier(), {"rho": [0.0, 0.1]}, scoring=scorer)
+        ...     search = search.fit(X, y, groups=X[:, 0] > 5.8)
     """
     return group_table(y_true, y_pred, groups, sample_weight)[0].accuracy
 
@@ -345,7 +362,8 @@ def robust_accuracy(y_true: Any, y_pred: Any, rho: float, sample_weight: Any = N
         e' log(e'/e) + (1 - e') log((1 - e')/(1 - e)) <= rho
 
     It is a function of accuracy, so it ranks models as accuracy does, but shows how bad a shift can make them. Every
-    group with at least a share exp(-rho) of the data has at least this accuracy.
+    group with at least a share exp(-rho) of the data has at least this accuracy. As a scorer:
+    `make_scorer(robust_accuracy, rho=0.1)`.
 
     Example:
         >>> round(robust_accuracy([0, 1, 1, 0, 1], [0, 1, 1, 0, 0], rho=0.1), 4)
@@ -366,69 +384,6 @@ def robust_accuracy(y_true: Any, y_pred: Any, rho: float, sample_weight: Any = N
     return 1.0 - float(brentq(excess, error, 1.0, xtol=1e-14))
 
 
-def robust_accuracy_scorer(rho: float) -> Callable[..., float]:
-    """Return a scorer, `scorer(estimator, X, y)`, for `GridSearchCV(scoring=...)`: `robust_accuracy` at a fixed rho.
-
-    Example:
-        >>> from sklearn.datasets import load_iris
-        >>> from sklearn.model_selection import GridSearchCV
-        >>> from scdro.linear_model import KLDROClassifier
-        >>> search = GridSearchCV(KLDROClassifier(), {"rho": [0.0, 0.1]}, scoring=robust_accuracy_scorer(rho=0.1))
-        >>> search = search.fit(*load_iris(return_X_y=True))
-    """
-    _check_rho(rho)
-    scorer: Callable[..., float] = make_scorer(robust_accuracy, rho=rho)
-    return scorer
-
-
-class WorstGroupScorer:
-    """A scorer, `scorer(estimator, X, y)`, for `GridSearchCV(scoring=...)`: `worst_group_accuracy` on held-out data.
-
-    Groups are used only to choose rho; the model never sees them. Cross-validation passes only rows of X and y to a
-    scorer, so `groups` says how to get the groups of these rows.
-
-    Args:
-        groups: a function of X that returns them; or, if X is a DataFrame, a pandas Series or DataFrame with the index
-            of X (without duplicates), in which the rows of X are looked up.
-
-    Example:
-        >>> scorer = WorstGroupScorer(lambda X: X[:, 0] > 5)
-    """
-
-    def __init__(self, groups: Callable[[Any], Any] | Any) -> None:
-        if not callable(groups) and not hasattr(groups, "loc"):
-            raise TypeError(
-                f"expected groups as a function of X, or a pandas Series with X's index, got {type(groups).__name__}; "
-                "an array cannot be matched with the rows of a fold"
-            )
-        if not callable(groups) and not groups.index.is_unique:
-            raise ValueError(
-                "expected groups with a unique index, got duplicate labels, so that a row's group is ambiguous; "
-                "reset the index of X and of groups"
-            )
-        self.groups = groups
-
-    def __repr__(self) -> str:
-        if callable(self.groups):
-            return f"WorstGroupScorer({getattr(self.groups, '__name__', self.groups)})"
-        return f"WorstGroupScorer({type(self.groups).__name__} of {len(self.groups)} rows)"
-
-    def __call__(self, estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
-        if callable(self.groups):
-            groups = self.groups(X)
-        elif hasattr(X, "index"):
-            unknown = X.index.difference(self.groups.index)
-            if len(unknown):
-                raise ValueError(
-                    f"expected groups for all rows of X, got none for {len(unknown)} of {len(X)}, such as "
-                    f"{unknown[0]!r}; use the index of X for groups"
-                )
-            groups = self.groups.loc[X.index]
-        else:
-            raise TypeError(f"expected X as a DataFrame, to look up the groups of its rows, got {type(X).__name__}")
-        return worst_group_accuracy(y, estimator.predict(X), groups, sample_weight)
-
-
 def _check_rho(rho: Any) -> None:
     if not isinstance(rho, numbers.Real) or not 0.0 <= float(rho) < math.inf:
         raise HyperparameterError(f"expected a radius rho >= 0, got {rho!r}")
@@ -440,7 +395,7 @@ def _right(y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Array, Array]:
     check_consistent_length(y_true, y_pred)
     texts = []
     for name, y in (("y_true", y_true), ("y_pred", y_pred)):
-        if (y.dtype.kind == "f" and np.isnan(y).any()) or (y.dtype.kind == "O" and any(map(_missing, y))):
+        if (y.dtype.kind == "f" and np.isnan(y).any()) or (y.dtype.kind == "O" and any(map(is_missing, y))):
             raise ValueError(f"expected a label for every sample in {name}, got missing values")
         texts.append(y.dtype.kind in "US" or (y.dtype.kind == "O" and all(isinstance(label, str) for label in y)))
     if texts[0] != texts[1]:
@@ -460,18 +415,34 @@ def _weights(sample_weight: Any, y_true: Array) -> Array:
     return weight
 
 
-def _members(groups: Any) -> tuple[list[Any], Array]:
-    """The names of the groups, and the number of each sample's group."""
-    columns = np.asarray(groups)
-    if columns.dtype.kind in "US" and not hasattr(groups, "dtype"):
-        columns = np.asarray(groups, dtype=object)  # a list of numbers and strings is not converted
-    if columns.ndim == 1:
-        return _factorised(columns)
-    if columns.ndim != 2:
-        raise ValueError(f"expected groups as one label per sample, or several columns, got shape {columns.shape}")
-    parts = [_factorised(column) for column in columns.T]
+class _Groups(NamedTuple):
+    """The number of each sample's group; by number, its name: one label for each column of groups."""
+
+    member: Array
+    names: list[tuple[Any, ...]]
+    titles: list[str]  # of the columns
+    single: bool  # one column, so that a group is called by its label
+
+    def name(self, g: int) -> Any:
+        return self.names[g][0] if self.single else self.names[g]
+
+
+def _read_groups(groups: Any) -> _Groups:
+    table = columns_of(groups)
+    if table is None:
+        columns = as_array(groups)
+        if columns.dtype.kind in "US" and not hasattr(groups, "dtype"):
+            columns = np.asarray(groups, dtype=object)  # a list of numbers and strings is not converted
+        if columns.ndim == 1:
+            names, member = _factorised(columns)
+            return _Groups(member, [(name,) for name in names], [name_of(groups) or "group"], True)
+        if columns.ndim != 2:
+            raise ValueError(f"expected groups as one label per sample, or several columns, got shape {columns.shape}")
+        table = {f"group {k}": column for k, column in enumerate(columns.T)}
+    parts = [_factorised(column) for column in table.values()]
     codes, member = np.unique(np.stack([code for _, code in parts], 1), axis=0, return_inverse=True)
-    return [tuple(names[j] for (names, _), j in zip(parts, row, strict=True)) for row in codes], member.ravel()
+    found = [tuple(names[j] for (names, _), j in zip(parts, row, strict=True)) for row in codes]
+    return _Groups(member.ravel(), found, list(table), False)
 
 
 def _factorised(column: Array) -> tuple[list[Any], Array]:
@@ -479,14 +450,8 @@ def _factorised(column: Array) -> tuple[list[Any], Array]:
     appearance."""
     if column.dtype.kind != "O":
         names, member = np.unique(column, return_inverse=True)
-        return [None if _missing(name) else name for name in names.tolist()], member
+        return [None if is_missing(name) else name for name in names.tolist()], member
     numbers_of: dict[Any, int] = {}
-    member = np.array([numbers_of.setdefault(None if _missing(g) else g, len(numbers_of)) for g in column.tolist()])
+    labels = (None if is_missing(label) else label for label in column.tolist())
+    member = np.array([numbers_of.setdefault(label, len(numbers_of)) for label in labels])
     return list(numbers_of), member
-
-
-def _missing(label: Any) -> bool:
-    """None, NaN, or pandas' NA and NaT."""
-    return (
-        label is None or type(label).__name__ in ("NAType", "NaTType") or (isinstance(label, float) and label != label)
-    )

@@ -266,14 +266,18 @@ class Window(NamedTuple):
         batch = _spread(batch, size, (log_weight > -math.inf).sum())
         return Window(_live_last(torch.cat([self.rows, batch], 1))[:, -size:])
 
-    def tilt(self, lam: Scalar, shift: Scalar) -> tuple[Tilt, Scalar]:
-        """The tilt of the recent losses at temperature lam, and their effective number.
+    def tilt(self, lam: Scalar, shift: Scalar) -> tuple[Tilt, Scalar, Scalar]:
+        """The tilt of the recent losses at temperature lam, their effective number, and the log of the mean of
+        exp(l/lam) over the newest quarter of the slots, relative to all of them (inf if the quarter is empty).
 
         `shift` is any value near their maximum.
         """
         losses, log_weight = on_host(self.rows)
         log_total, size = mass_and_size(log_weight)
-        return tilt(losses - shift, log_weight, lam, log_total), size
+        at = tilt(losses - shift, log_weight, lam, log_total)
+        newest = slice(-math.ceil(len(losses) / 4), None)
+        p, q = scalar(at.weights[newest].sum()), scalar(exp(log_weight[newest] - log_total).sum())
+        return at, size, where(q > 0.0, log(maximum(p, 1e-300)) - log(q), math.inf)
 
     def effective_size(self) -> Scalar:
         return effective_size(self.log_weight)
@@ -387,8 +391,9 @@ class WindowTemperature(Temperature):
         ceiling: losses are clipped at the largest recent loss plus `ceiling` times lam; None for no bound. After too
             large a step, the next losses can be far above the range that lam fits, and one sample would get all the
             weight.
-        lag: s is at most this many times the mean of exp(l/lam) over the recent losses; None for no bound. When losses
-            fall, lam falls with them, but s alone would follow so slowly that the weights of all samples vanish.
+        lag: s is at most this many times the mean of exp(l/lam) over the last batch or over the newest quarter of the
+            window, whichever is larger; None for no bound. When losses fall, lam falls with them, but s alone would
+            follow so slowly that the weights of all samples vanish.
         clip: the bound on STORM's correction (`NormalizedStorm`), used by ASCDRO; None for no bound.
 
     Example:
@@ -407,7 +412,7 @@ class WindowTemperature(Temperature):
         cap: float | None = 2.0,
         clip: float | None = 0.3,
         ceiling: float | None = 0.0,
-        lag: float | None = 1.25,
+        lag: float | None = 1.5,
     ) -> None:
         super().__init__()
         _check_initial(initial)
@@ -429,14 +434,15 @@ class WindowTemperature(Temperature):
     ) -> tuple[Scalar, Scalar, list[tuple[Tensor, list[Scalar]]]]:
         if limits.rho == 0.0:
             return estimate.lam, math.inf, []
-        at, size = window.tilt(estimate.lam, estimate.lam_log_s)
+        at, size, newest = window.tilt(estimate.lam, estimate.lam_log_s)
         rho = attainable(limits.rho, size)
         change = clamp(newton_step(at.kl, at.var, estimate.lam, rho, limits.mu), -1.0, 1.0)
         lam = limits.clamp(estimate.lam * exp(change))
         if self.lag is None:
             return lam, math.inf, []
-        # lam log mean exp(l/lam) of the recent losses; like lam log s, it hardly depends on lam.
-        soft_max = estimate.lam_log_s + estimate.lam * (at.mean - at.kl)
+        # lam log mean exp(l/lam) of the newest losses; like lam log s, it hardly depends on lam.
+        soft_max = estimate.lam_log_s + estimate.lam * (at.mean - at.kl + newest)
+        soft_max = maximum(soft_max, estimate.lam * estimate.step.log_mean)
         return lam, soft_max + lam * math.log(self.lag), []
 
 

@@ -8,12 +8,12 @@ import lightgbm as lgb
 import numpy as np
 import polars as pl
 import pytest
+from boosting_tables import frame, table, worst_weights
 from scipy.special import expit
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV
-from tables import frame, table, worst_weights
 
 import scdro
 from scdro.boosting import (

@@ -7,10 +7,10 @@ import numpy as np
 import polars as pl
 import pytest
 import xgboost as xgb
+from boosting_tables import frame, table, worst_weights
 from scipy.special import expit
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
-from tables import frame, table, worst_weights
 
 import scdro
 from scdro.boosting import (

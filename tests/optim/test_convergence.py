@@ -13,6 +13,7 @@ import scdro
 import twins
 from hard_group import ALGORITHMS, D, K, N, batches, flat, losses_of, problem
 from scdro import ASCDRO, SCDRO
+from scdro.temperature import WindowTemperature
 
 
 def optimum(x, y, rho, lam0, wd):
@@ -77,11 +78,11 @@ def test_convergence_to_the_optimum_of_cvxpy():
     np.testing.assert_allclose(parameter.detach().numpy(), w.value, atol=1e-3)
 
 
-def gradient_masses(algorithm, levels, scales, beta, rho=0.5, batch=64):
+def gradient_masses(algorithm, levels, scales, beta, rho=0.5, batch=64, **settings):
     """The sum of the weights of each batch, read from the gradient of a parameter that shifts all losses."""
     w, g = nn.Parameter(torch.zeros((), dtype=torch.float64)), torch.Generator().manual_seed(0)
-    opt = None if algorithm is scdro.KLRobustLoss else algorithm([w], 0.0, rho, beta=beta)
-    robust, masses = scdro.KLRobustLoss(rho, beta=beta), []
+    opt = None if algorithm is scdro.KLRobustLoss else algorithm([w], 0.0, rho, beta=beta, **settings)
+    robust, masses = scdro.KLRobustLoss(rho, beta=beta, **settings), []
     for level, scale in zip(levels, scales, strict=True):
         losses = level + scale * torch.randn(batch, generator=g, dtype=torch.float64).square()
         w.grad = None
@@ -108,6 +109,31 @@ def test_the_weights_of_a_batch_do_not_vanish_when_losses_fall(algorithm, fall, 
     assert masses.max() <= 2.0 + 1e-9
     typical = scipy.stats.chi2(1).ppf(np.linspace(0.0, 1.0, 4098)[1:-1])
     assert value == pytest.approx(scdro.worst_case(typical, 0.5).value, rel=0.3)
+
+
+@pytest.mark.parametrize("beta", [0.01, 0.1])
+@pytest.mark.parametrize("rho", [0.5, 2.0])
+@pytest.mark.parametrize("drift", ["-3% a step", "-10% a step", "x400 and back"])
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, scdro.KLRobustLoss])
+def test_the_weights_of_a_batch_do_not_vanish_while_losses_drift(algorithm, drift, rho, beta):
+    """From the first full window (8 batches) on, ten batches always have more than half of the usual weight."""
+    t = np.arange(150)
+    logs = {"-3% a step": -0.03 * t, "-10% a step": -0.1 * t}.get(drift, 3 * np.sin(t * math.tau / 100))
+    masses, _ = gradient_masses(algorithm, np.zeros(len(t)), np.exp(logs), beta, rho, batch=128)
+    assert np.convolve(masses[8:], np.full(10, 0.1), "valid").min() > 0.5
+
+
+@pytest.mark.parametrize(("rho", "excess"), [(0.1, 0.01), (0.5, 0.01), (2.0, 0.13)])
+def test_batches_larger_than_the_window_count_once(rho, excess):
+    """The bound on s is noisy: if it were too tight, the weights would sum to more than one on average."""
+    still = np.ones(150)
+    free, kept = (
+        gradient_masses(
+            scdro.KLRobustLoss, 0 * still, still, 0.1, rho, batch=2048, temperature=WindowTemperature(lag=lag)
+        )
+        for lag in (None, WindowTemperature().lag)
+    )
+    assert -1e-9 <= kept[0][50:].mean() - free[0][50:].mean() < excess
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

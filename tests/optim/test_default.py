@@ -132,14 +132,16 @@ def test_lockstep_while_losses_rise_and_fall(algorithm, beta, trim, weighted):
     assert twin.late > 0 or beta == 0.9
 
 
+@pytest.mark.parametrize("window", [2048, 8])
 @pytest.mark.parametrize("beta", [0.2, 1.0])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_batches_that_are_trimmed_away(algorithm, beta):
+def test_batches_that_are_trimmed_away(algorithm, beta, window):
     """A single sample above the ceiling is a batch of weight zero: s decays (with beta = 1 it stays), the model coasts,
-    nothing is NaN."""
-    ours, theirs = {"trim": 0.253, "lam0": 0.02}, {"trim": 0.253, "lam0": 0.02}
+    nothing is NaN, even if the newest quarter of the window is trimmed away too."""
+    ours = theirs = {"trim": 0.253, "lam0": 0.02, "window": window}
     _, twin, _ = run_in_lockstep(algorithm, batches(low=1, high=2), lr=0.02, beta=beta, ours=ours, theirs=theirs)
     assert twin.empty >= 5
+    assert (twin.unbounded > 0) == (window == 8)
 
 
 @pytest.mark.parametrize("beta", [0.1, 1.0])

@@ -10,12 +10,14 @@ from scdro.second_look._verdict import (
     HELPS,
     KEPT,
     NOTHING,
+    UNSURE,
     WRONG_LABELS,
     class_weights_help,
     judge,
     kept_share,
     paired,
     smallest_visible,
+    surely_right,
 )
 
 
@@ -45,10 +47,10 @@ def test_the_smallest_group_is_the_first_that_shows():
     ("gain", "error", "kept", "answer"),
     [
         (0.05, 0.02, 0.95, HELPS),
-        (0.05, 0.10, 0.95, NOTHING),
+        (0.03, 0.10, 0.95, NOTHING),
         (-0.05, 0.02, 0.95, NOTHING),
-        (0.07, 0.10, 0.95, NOTHING),
-        (0.07, 0.10, 0.99, HELPS),  # costs nothing
+        (0.04, 0.10, 0.99, NOTHING),
+        (0.06, 0.10, KEPT, HELPS),
         (-0.05, 0.02, 0.3, WRONG_LABELS),
         (0.01, 0.02, KEPT - 0.01, WRONG_LABELS),
         (0.10, 0.02, 0.3, NOTHING),  # a price too high, but no sign of wrong labels
@@ -56,6 +58,34 @@ def test_the_smallest_group_is_the_first_that_shows():
 )
 def test_answers(gain, error, kept, answer):
     assert judge(gain, error, kept) == answer
+
+
+def test_surely_right_is_right_or_wrong_but_for_the_unsure():
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(500, 3))
+    y = rng.integers(0, 3, 500)
+
+    def proba(scale):
+        p = np.exp(scale * scores)
+        return p / p.sum(1, keepdims=True)
+
+    surely = surely_right(proba(1.0), y)
+    odds = np.array([s[k] - max(s[j] for j in range(3) if j != k) for s, k in zip(scores, y, strict=True)])
+    unit = UNSURE * np.median(np.abs(odds))
+    right = scores.argmax(1) == y
+    clear = np.abs(odds) > unit
+    np.testing.assert_array_equal(surely[clear], right[clear])
+    np.testing.assert_allclose(surely[~clear], 0.5 + odds[~clear] / (2 * unit))
+    assert 0 < (~clear).sum() < 100
+    np.testing.assert_allclose(surely_right(proba(0.01), y), surely, atol=1e-9)  # a penalty only scales the odds
+
+
+def test_surely_right_without_doubt_or_without_prediction():
+    certain = np.eye(2)[[0, 1, 1, 0]]
+    np.testing.assert_array_equal(surely_right(certain, np.array([0, 1, 0, 0])), [1, 1, 0, 1])
+    np.testing.assert_array_equal(surely_right(np.full((3, 2), 0.5), np.array([0, 1, 0])), [0.5, 0.5, 0.5])
+    unseen = np.array([[0.9, 0.1], [np.nan, np.nan], [0.2, 0.8]])
+    np.testing.assert_array_equal(surely_right(unseen, np.array([0, 1, 0])), [1, np.nan, 0])
 
 
 def test_what_is_kept():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from sklearn.utils.validation import (
     column_or_1d,
 )
 
+from scdro._validation import check_number
 from scdro.errors import HyperparameterError, ScdroWarning
 from scdro.second_look._cross_mistakes import cross_mistakes, mistake_weights
 from scdro.second_look._folds import Split, check_reference, check_takes_weights, cross_fit, fit_weighted, partitions
@@ -37,6 +37,7 @@ from scdro.second_look._verdict import (
     kept_share,
     paired,
     smallest_visible,
+    surely_right,
 )
 from scdro.second_look._weights import (
     SMALL,
@@ -56,10 +57,11 @@ PENALTIES = tuple(10.0**k for k in range(-4, 2))  # factors of the estimator's C
 
 
 class _Scores(NamedTuple):
-    """What a model gets right out of fold: 1 or 0 for each sample, or minus its absolute error."""
+    """What a model does with each sample out of fold, averaged over partitions into folds."""
 
-    each: Array
-    settings: dict[str, Any]
+    each: Array  # right, 1 or 0; or minus the absolute error
+    surely: Array  # how surely right, from 0 to 1; or the same
+    settings: dict[str, Any] = {}  # noqa: RUF012
 
 
 def _estimator_has(name: str) -> Any:
@@ -209,8 +211,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             raise HyperparameterError(f"expected strategy to be one of {STRATEGIES}, got {self.strategy!r}")
         if self.strategy == "cross-mistakes" and not is_classifier(self.estimator):
             raise HyperparameterError('expected strategy="half-rule" for a regressor: mistakes are those of classes')
-        if self.budget is not None and not (isinstance(self.budget, Real) and self.budget >= 0):
-            raise HyperparameterError(f"expected a budget >= 0, a share of accuracy, or None, got {self.budget!r}")
+        if self.budget is not None:
+            check_number("budget", self.budget)
+            if not self.budget >= 0:
+                raise HyperparameterError(f"expected a budget >= 0, a share of accuracy, or None, got {self.budget!r}")
 
     def _known_groups(self, X: Any) -> Array | None:
         """Group names, None where unknown."""
@@ -264,11 +268,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             self._tell(what)
             return cross_fit(model, X, labels, folds, weights, classes)
 
-        def right(settings: dict[str, Any], weights: Any, what: str, times: int | None = None) -> Array:
+        def scored(settings: dict[str, Any], weights: Any, what: str, times: int | None = None) -> _Scores:
             model = clone(self.estimator).set_params(**settings)
-            found = [_right(predicted(model, folds, weights, what), y, classifier) for folds in cuts[:times]]
-            scores: Array = np.nan_to_num(np.mean(found, axis=0))
-            return scores
+            firsts = [predicted(model, folds, weights, what) for folds in cuts[:times]]
+            return _scores(firsts, y, classifier)._replace(settings=settings)
 
         firsts = [predicted(reference, folds, balancing(share), "reference") for folds in cuts]
         of_label = np.mean([_of_label(first, y, classifier) for first in firsts], axis=0)
@@ -277,25 +280,24 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         tested = ~np.isnan(of_label)
         at, as_is, shared = (np.where(tested, w, 0.0) for w in (weights, base, share))
 
-        before = np.nan_to_num(np.mean([_right(first, y, classifier) for first in firsts], axis=0))
+        before = _scores(firsts, y, classifier)
         same = self.reference is None and np.allclose(share, base * n / base.sum())
-        plain = before if same else right({}, lambda rows: base[rows], "plain", times=1)
+        plain = before if same else scored({}, lambda rows: base[rows], "plain", times=1)
         tried = [
-            _Scores(right(settings, balancing(weights), f"second look: {settings}", times=1), settings)
-            for settings in self._candidates()
+            scored(settings, balancing(weights), f"second look: {settings}", times=1) for settings in self._candidates()
         ]
         rivals = [before]
         if self.reference is None and len(tried) > 1:
             found_alone = [
-                right(t.settings, balancing(share), f"without weights: {t.settings}", times=1) for t in tried
+                scored(t.settings, balancing(share), f"without weights: {t.settings}", times=1) for t in tried
             ]
-            k = int(np.argmax([float(shared @ scores) for scores in found_alone]))
-            rivals.append(right(tried[k].settings, balancing(share), "without weights, chosen"))
+            k = int(np.argmax([float(shared @ scores.each) for scores in found_alone]))
+            rivals.append(scored(tried[k].settings, balancing(share), "without weights, chosen"))
         best = self._choose(tried, plain, before, at, as_is, shared, known, y)
         if best is not None:
-            best = best._replace(each=right(best.settings, balancing(weights), "second look, chosen"))
-        scores = {"plain": plain, "reference": before, "second": plain if best is None else best.each}
-        self._right = {name: np.where(tested, each, np.nan) for name, each in scores.items()}
+            best = scored(best.settings, balancing(weights), "second look, chosen")
+        three = {"plain": plain, "reference": before, "second": plain if best is None else best}
+        self._right = {name: np.where(tested, scores.each, np.nan) for name, scores in three.items()}
         verdict = self._judged(best, plain, before, rivals, at, as_is, shared, y, found, known)
         return verdict, weights, {} if best is None else best.settings, of_label
 
@@ -345,22 +347,22 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return mistake_weights(mistakes, y, share, self.balance_classes, SMALL)
 
     def _choose(
-        self, tried: list[_Scores], plain: Array, before: Array, at: Array, as_is: Array, share: Array,
+        self, tried: list[_Scores], plain: _Scores, before: _Scores, at: Array, as_is: Array, share: Array,
         known: Array | None, y: Array,
     ) -> _Scores | None:  # fmt: skip
         """The best under the weights of those that keep what the reference knows and stay within the budget."""
         if self.budget is not None:
-            first = float(np.average(plain, weights=as_is))
+            first = float(np.average(plain.each, weights=as_is))
             tried = [t for t in tried if first - float(np.average(t.each, weights=as_is)) <= self.budget]
         if not tried:
             return None
         if known is not None:
             return max(tried, key=lambda t: _worst_group(t.each, known, as_is))
-        kept = [kept_share(t.each, before, share, self._knowing_nothing(y, as_is)) for t in tried]
+        kept = [kept_share(t.each, before.each, share, self._knowing_nothing(y, as_is)) for t in tried]
         if max(kept) < KEPT:
             return tried[int(np.argmax(kept))]
         return max((t for t, share_kept in zip(tried, kept, strict=True) if share_kept >= KEPT),
-                   key=lambda t: float(at @ t.each))  # fmt: skip
+                   key=lambda t: float(at @ t.surely))  # fmt: skip
 
     def _knowing_nothing(self, y: Array, as_is: Array) -> float:
         """The score of a guess: one of the classes, or the median."""
@@ -369,21 +371,21 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return -float(np.average(np.abs(y - np.median(y)), weights=as_is))
 
     def _judged(
-        self, best: _Scores | None, plain: Array, before: Array, rivals: list[Array], at: Array, as_is: Array,
+        self, best: _Scores | None, plain: _Scores, before: _Scores, rivals: list[_Scores], at: Array, as_is: Array,
         share: Array, y: Array, found: LookWeights, known: Array | None,
     ) -> Verdict:  # fmt: skip
         """`rivals` are models without the weights: what a better penalty alone gains does not count."""
         classifier = is_classifier(self.estimator)
         sign = 1.0 if classifier else -1.0
-        after = plain if best is None else best.each
-        rival = max(rivals, key=lambda scores: float(at @ scores))
-        gain, error = paired(after, rival, at)
-        kept = kept_share(after, before, share, self._knowing_nothing(y, as_is))
+        after = plain if best is None else best
+        rival = max(rivals, key=lambda scores: float(at @ scores.surely))
+        gain, error = paired(after.surely, rival.surely, at)
+        kept = kept_share(after.each, before.each, share, self._knowing_nothing(y, as_is))
         note = ""
         if best is None:
             answer, note = NOTHING, f"No second fit stays within the budget of {self.budget:g}."
         elif known is not None:
-            first, then = (_worst_group(scores, known, as_is) for scores in (plain, after))
+            first, then = (_worst_group(scores.each, known, as_is) for scores in (plain, after))
             answer = HELPS if then > first else NOTHING
             note = f"Worst known group: {100 * first:.1f}% before, {100 * then:.1f}% after."
         elif effective_size(at) > 0.999 * effective_size(share):  # every class was left alone
@@ -392,11 +394,11 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             answer = judge(gain, error, kept)
         unequal = not np.allclose(share / share.sum(), as_is / as_is.sum())
         refused = answer in (NOTHING, WRONG_LABELS) and known is None
-        if refused and classifier and unequal and class_weights_help(plain, before, y, as_is):
+        if refused and classifier and unequal and class_weights_help(plain.each, before.each, y, as_is):
             answer = CLASS_WEIGHTS
 
-        def mean(scores: Array, w: Array) -> float:
-            return sign * float(np.average(scores, weights=w)) + 0.0
+        def mean(scores: _Scores, w: Array) -> float:
+            return sign * float(np.average(scores.each, weights=w)) + 0.0
 
         return Verdict(
             answer, gain, error, kept, mean(plain, as_is), mean(after, as_is), mean(rival, at), mean(after, at),
@@ -463,6 +465,13 @@ def _of_label(first: Array, y: Array, classifier: bool) -> Array:
     """The probability of each sample's label, or the absolute error."""
     found: Array = first[np.arange(len(y)), y] if classifier else np.abs(first - y)
     return found
+
+
+def _scores(firsts: list[Array], y: Array, classifier: bool) -> _Scores:
+    """Of several predictions of all samples; zero for samples in no test fold."""
+    each = [_right(first, y, classifier) for first in firsts]
+    surely = [surely_right(first, y) for first in firsts] if classifier else each
+    return _Scores(*(np.nan_to_num(np.mean(found, axis=0)) for found in (each, surely)))
 
 
 def _right(first: Array, y: Array, classifier: bool) -> Array:

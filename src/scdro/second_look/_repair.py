@@ -18,6 +18,7 @@ from torch import nn
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.second_look._estimator import SecondLook
 from scdro.second_look._folds import cross_fit, partitions
+from scdro.second_look._gallery import Gallery, clustered
 from scdro.second_look._head import HeadSolver, copied, features_of, put_head
 from scdro.second_look._slices import Slices, described
 from scdro.second_look._verdict import CLASS_WEIGHTS, NOTHING, Verdict
@@ -90,6 +91,11 @@ class Repaired:
     def find_slices(self, frame: Any, **options: Any) -> Slices:
         """Who it is, in columns beside the data: `scdro.find_slices` with everything known filled in."""
         return described(self.weights, frame, self.labels, self.right_before, self.right_after, **options)
+
+    def gallery(self, images: Any, **options: Any) -> Gallery:
+        """Who it is, in images, one for each sample: `scdro.second_look.gallery` of clusters of the head's features."""
+        scores = (self.right_before, self.right_after)
+        return clustered(self.weights, images, self.features, self.labels, *scores, **options)
 
 
 def repair(

@@ -190,7 +190,7 @@ def described(
     columns = columns_of(frame, n)
     if labels is not None:
         name = next(name for name in ("label", "given label", "label of the model") if name not in columns)
-        columns |= columns_of({name: labels}, n)
+        columns |= columns_of({name: as_names(labels) if _are_classes(labels) else labels}, n)
     conditions = [one for name, values in columns.items() for one in conditions_of(name, values, 2 * least)]
     classes = labels if labels is not None and _are_classes(labels) else np.zeros(n)
     ranks, usual = _in_classes(w, classes)
@@ -217,7 +217,7 @@ def described(
         names = tuple(conditions[k].text for k in numbers)
         one = Slice(names, int(rows.sum()), float(rows.mean()), lift, added, p_value, first, then, loss)
         found.append((added / math.sqrt(one.share), one, rows))
-    slices = Slices(_distinct(sorted(found, key=lambda entry: -entry[0]))[:most])
+    slices = Slices(_distinct(sorted(found, key=lambda entry: -entry[0]), more)[:most])
     slices.backend = _backend(frame)
     return slices
 
@@ -228,6 +228,13 @@ def _backend(frame: Any) -> Any:
         return nw.from_native(frame, allow_series=True).implementation
     except TypeError:
         return None
+
+
+def as_names(labels: Array) -> Array:
+    """Classes as names: class 10 is not "more than" class 9."""
+    names = np.empty(len(labels), dtype=object)
+    names[:] = [f"{label:.12g}" if isinstance(label, float) else str(label) for label in labels.tolist()]
+    return names
 
 
 def _are_classes(labels: Array) -> bool:
@@ -360,12 +367,12 @@ def _p_value(ranks: Array, n: int) -> float:
     return min(1.0, max(math.fsum(terms), 0.0))
 
 
-def _distinct(found: list[tuple[float, Slice, Array]]) -> list[Slice]:
-    """Without those most of whose samples are in a slice before."""
+def _distinct(found: list[tuple[float, Slice, Array]], more: Array) -> list[Slice]:
+    """Without those most of whose samples, or of whose added weight, are in a slice before."""
     kept: list[Slice] = []
     seen: Any = False
     for _, one, rows in found:
-        if (rows & seen).sum() <= rows.sum() / 2:
+        if (rows & seen).sum() <= rows.sum() / 2 and more[rows & seen].sum() <= more[rows].sum() / 2:
             kept.append(one)
             seen = rows | seen
     return kept

@@ -2,7 +2,8 @@
 
 Two questions decide, both answered by samples that the model in question has not seen:
 
-1. *Gain.* Under the weights, where the reference knows nothing, does the new model do better than the reference?
+1. *Gain.* Under the weights, where the reference knows nothing, does the new model do better than the reference, by
+   more than half a standard error? Samples about which a model is unsure count as half right (`surely_right`).
 2. *Kept.* Of what the reference knows about the data as they are, how much does the new model, trained on the hard
    samples, still know? Hard samples of a group that was overlooked obey a rule that holds for the others as well, and
    most is kept. Wrong labels obey none: a model trained on them knows little of anything.
@@ -24,8 +25,8 @@ Array = npt.NDArray[Any]
 HELPS, CLASS_WEIGHTS = "helps", "class weights suffice"
 NOTHING, WRONG_LABELS = "nothing stands out", "looks like wrong labels"
 
-SURE = 0.8  # standard errors of the gain
-FREE, FREE_SURE = 0.98, 0.5  # a second fit that keeps nearly all costs nothing, and needs less proof
+SURE = 0.5  # standard errors of the gain
+UNSURE = 0.2  # of a model's median log odds: closer to zero, a sample is neither right nor wrong but in between
 KEPT = 0.8  # of the reference's knowledge
 CLEARLY = 2.0  # standard errors, to say that class weights help, that labels are wrong, or that a group would show
 
@@ -36,7 +37,8 @@ class Verdict:
 
     Attributes:
         answer: "helps", "class weights suffice", "nothing stands out" or "looks like wrong labels".
-        gain: of the new model over the reference, under the weights: accuracy, or fall of the loss for regressors.
+        gain: of the new model over the best one without the weights, under the weights: accuracy, where samples that a
+            model is unsure of count as half right (`surely_right`), or fall of the loss for regressors.
         gain_error: standard error of the gain.
         kept: the share of the reference's knowledge (its lead over knowing nothing) that the new model keeps on the
             data as they are, classes counting the same.
@@ -89,7 +91,8 @@ class Verdict:
         text.append(
             f"Where the first model knows nothing (samples weighted, worth {self.effective_size:.0f}), the score goes "
             f"from {say(self.hard_before)} to {say(self.hard_after)} "
-            f"(gain {say(self.gain)}, standard error {say(self.gain_error)})."
+            f"(gain {say(self.gain)}, standard error {say(self.gain_error)}"
+            f"{'' if self.loss else ', unsure samples counted as half right'})."
         )
         text.append(
             f"On the data as they are it goes from {say(self.before)} to {say(self.after)}; "
@@ -116,10 +119,26 @@ def _as_loss(value: float) -> str:
 
 def judge(gain: float, error: float, kept: float) -> str:
     """The answer, class weights apart."""
-    sure = FREE_SURE if kept >= FREE else SURE
-    if gain > sure * error and kept >= KEPT:
+    if gain > SURE * error and kept >= KEPT:
         return HELPS
     return WRONG_LABELS if kept < KEPT and gain < CLEARLY * error else NOTHING
+
+
+def surely_right(proba: Array, y: Array) -> Array:
+    """How surely a model is right about each sample, clip(1/2 + m/(2 UNSURE median |m|), 0, 1); NaN where p is.
+
+    m is the log odds of the label against the likeliest other class. Where a model has hardly an opinion, being right
+    or wrong is a coin toss, and the noise of these tosses would hide the gain. The median makes models of any penalty
+    comparable.
+    """
+    p = np.clip(proba, 1e-12, 1.0)
+    rows = np.arange(len(y))
+    others = p.copy()
+    others[rows, y] = 0.0
+    odds: Array = np.log(p[rows, y]) - np.log(others.max(1).clip(1e-12))
+    unit = UNSURE * float(np.nanmedian(np.abs(odds)))
+    surely: Array = np.clip(0.5 + odds / (2 * unit), 0.0, 1.0) if unit > 0 else (1 + np.sign(odds)) / 2
+    return surely
 
 
 def paired(after: Array, before: Array, weights: Array) -> tuple[float, float]:
