@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Two workers with one thread each: more only wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-cpus test-lowest test-slow test-integrations coverage lint types unit reproduction-smoke benchmarks docs wheel release clean
+.PHONY: demo test test-cpus test-lowest test-slow test-integrations coverage lint types unit completions reproduction-smoke benchmarks docs wheel release clean
 
 demo: $(VENV)/.demo  ## Find a group that a model fails, say who it is, fix it; prints a table, draws a picture
 	$(BIN)/python examples/hidden_digits.py
@@ -46,6 +46,9 @@ test-slow: $(VENV)/.dev  ## The tests that take minutes
 test-integrations: $(VENV)/.integrations  ## The tests with Lightning, transformers, accelerate, skorch, tensorboard and Dask installed
 	$(BIN)/python -m pytest -n 2 -m integration tests reproduction
 	$(BIN)/python -m pytest -o addopts="-q --doctest-modules" src/scdro/integrations
+
+completions: $(VENV)/.dev  ## Write the completion scripts that the wheel ships
+	for shell in bash zsh fish; do $(BIN)/python -m shtab --shell=$$shell -u scdro.cli.parser --prog scdro > completions/scdro.$$shell; done
 
 reproduction-smoke: $(VENV)/.dev  ## Run one of the paper's experiments at the smallest scale
 	$(BIN)/python -m reproduction figure1 --scale smoke

@@ -24,7 +24,7 @@ from torch import multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 import scdro
-from scdro.application.networks import CifarResNet
+from reproduction.engine.networks import CifarResNet
 from scdro.distributed import Ranks, finish
 
 Step = Callable[[], object]

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import scdro
-from scdro.application.networks import CifarResNet
+from reproduction.engine.networks import CifarResNet
 
 Step = Callable[[], object]
 

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reproduction.data import CIFAR10ST
-from scdro.application.networks import CifarResNet
-from scdro.cli.memory import keep_freed_memory
+from reproduction.engine.memory import keep_freed_memory
+from reproduction.engine.networks import CifarResNet
 from scdro.data import CropFlip, ImageData, MemoryBatches
 from scdro.data.loading import Batch
 

@@ -14,6 +14,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,12 +60,11 @@ def main() -> None:
         Z = StandardScaler().fit_transform(X.double().numpy())
         search = GridSearchCV(LogisticRegression(class_weight="balanced", max_iter=1000),
                               {"C": [1e-4, 1e-3, 1e-2, 1e-1, 1.0]}, cv=5)  # fmt: skip
-        _, wall, plain = timed(lambda Z=Z, y=y, search=search: search.fit(Z, y.numpy()))
+        _, wall, plain = timed(partial(search.fit, Z, y.numpy()))
         print(f"| {classes} | plain refit | {wall:.1f} | {plain:.1f} | 1 | | |", flush=True)
         for towards in (None, "old"):
-            runs = [
-                timed(lambda t=towards, m=network, at=loader: repair(m, at, towards=t, refuse=False)) for _ in range(2)
-            ]
+            run = partial(repair, network, loader, towards=towards, refuse=False)
+            runs = [timed(run) for _ in range(2)]
             (first, wall, cpu), (again, _, _) = runs
             same = torch.equal(first.model[1].weight, again.model[1].weight)
             name = "repair" if towards is None else 'repair, towards="old"'

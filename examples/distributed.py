@@ -25,8 +25,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import scdro
-from scdro.application.checkpoints import Checkpoints
-from scdro.application.storage import JsonLines
+from reproduction.engine.checkpoints import Checkpoints
+from reproduction.engine.storage import JsonLines
 from scdro.data.order import shuffled
 from scdro.distributed import finish, gathered, initialize, shard
 

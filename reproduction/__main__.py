@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from reproduction.commands import PROGRAM
-from scdro.cli.parsing import EXAMPLES, Help, Parser
-from scdro.cli.together import one_voice, run_command
+from reproduction.engine.parsing import EXAMPLES, Help, Parser
+from reproduction.engine.together import one_voice, run_command
 
 __all__ = ["main", "parser"]
 

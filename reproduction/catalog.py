@@ -15,9 +15,9 @@ from reproduction.data import (
     PlacesLT,
     iNaturalist18,
 )
-from scdro.application.networks import DEPTHS, CifarResNet, Network, ResNet50
-from scdro.application.study import chosen
-from scdro.application.task import Samples
+from reproduction.engine.networks import DEPTHS, CifarResNet, Network, ResNet50
+from reproduction.engine.study import chosen
+from reproduction.engine.task import Samples
 from scdro.data import EvalTransform, ImageData
 from scdro.data.files import PathLike
 

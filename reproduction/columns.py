@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from scdro.application.study import Study
+from reproduction.engine.study import Study
 
 __all__ = ["Column", "columns", "drawn"]
 

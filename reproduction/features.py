@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from scdro.application.devices import as_device
-from scdro.application.folder import Notice, locked
-from scdro.application.networks import Network
-from scdro.application.storage import read_json, write_json
-from scdro.application.task import Samples, in_order
+from reproduction.engine.devices import as_device
+from reproduction.engine.folder import Notice, locked
+from reproduction.engine.networks import Network
+from reproduction.engine.storage import read_json, write_json
+from reproduction.engine.task import Samples, in_order
 from scdro.data.files import PathLike
 from scdro.errors import DataError, MissingDataError
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.columns import Column, drawn
+from reproduction.engine.outcomes import Outcome
+from reproduction.engine.study import Study
 from reproduction.sweep import Found
-from scdro.application.outcomes import Outcome
-from scdro.application.study import Study
 from scdro.errors import MissingDataError
 
 __all__ = ["COLOURS", "LINES", "draw", "panels", "pyplot"]

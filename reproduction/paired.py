@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from reproduction.columns import Column, columns
-from scdro.application.chance import confidence_of_each, hold_at_once
-from scdro.application.outcomes import Outcome
-from scdro.application.study import Study
+from reproduction.engine.chance import confidence_of_each, hold_at_once
+from reproduction.engine.outcomes import Outcome
+from reproduction.engine.study import Study
 
 __all__ = ["Difference", "comparisons", "difference", "verdicts"]
 

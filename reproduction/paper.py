@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from reproduction.catalog import EMBEDDED
-from scdro.application.study import Arm
+from reproduction.engine.study import Arm
 
 __all__ = ["CLAIMS", "beside", "reported"]
 

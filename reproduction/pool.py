@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
+from reproduction.engine.folder import Notice, began_in, silent
+from reproduction.engine.identity import OtherRun
+from reproduction.engine.memory import keep_freed_memory
+from reproduction.engine.storage import write_json
+from reproduction.engine.study import Run
+from reproduction.engine.training import Trained, read_run, train
 from reproduction.tasks import Sources, open_task
-from scdro.application.folder import Notice, began_in, silent
-from scdro.application.identity import OtherRun
-from scdro.application.storage import write_json
-from scdro.application.study import Run
-from scdro.application.training import Trained, read_run, train
-from scdro.cli.memory import keep_freed_memory
 from scdro.distributed import Ranks
 from scdro.errors import HyperparameterError, ScdroError
 

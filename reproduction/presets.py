@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from reproduction.catalog import LISTS
-from scdro.application.study import Study, chosen
+from reproduction.engine.study import Study, chosen
 
 __all__ = ["EXPERIMENTS", "SCALES", "changed", "datasets", "decay_at", "study"]
 

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reproduction.catalog import MODELS
-from scdro.application.checkpoints import load, save, usable
-from scdro.application.devices import as_device
-from scdro.application.events import Events
-from scdro.application.folder import Notice, RunFolder, Stopwatch, locked
-from scdro.application.networks import Network
-from scdro.application.storage import read_json, write_json
-from scdro.application.study import chosen
-from scdro.application.task import in_order
+from reproduction.engine.checkpoints import load, save, usable
+from reproduction.engine.devices import as_device
+from reproduction.engine.events import Events
+from reproduction.engine.folder import Notice, RunFolder, Stopwatch, locked
+from reproduction.engine.networks import Network
+from reproduction.engine.storage import read_json, write_json
+from reproduction.engine.study import chosen
+from reproduction.engine.task import in_order
 from scdro.data import CropFlip, ImageData, MemoryBatches
 from scdro.errors import CheckpointError, HyperparameterError, NonFiniteLossError
 from scdro.metrics import Scores, score

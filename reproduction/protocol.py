@@ -8,9 +8,9 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from reproduction.catalog import EMBEDDED
+from reproduction.engine.study import Study
+from reproduction.engine.wording import plural
 from reproduction.presets import EXPERIMENTS, datasets, decay_at, study
-from scdro.application.study import Study
-from scdro.application.wording import plural
 
 __all__ = [
     "BEYOND",

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reproduction.columns import columns
+from reproduction.engine.outcomes import Outcome
+from reproduction.engine.study import Study
 from reproduction.sweep import Found
-from scdro.application.outcomes import Outcome
-from scdro.application.study import Study
 
 __all__ = ["csv_text", "curve_rows", "seed_rows", "trial_rows"]
 

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from reproduction.catalog import IMAGES, LISTS
 from reproduction.data import LongTailList
+from reproduction.engine.report import Known, Sweep, data_uri, png, small, tag, write_report
+from reproduction.engine.task import Samples
 from reproduction.paper import CLAIMS, beside
 from reproduction.presets import EXPERIMENTS
 from reproduction.protocol import BEYOND, STUDIES, claimed, shortened, shortened_line
 from reproduction.tasks import Sources, open_task
-from scdro.application.report import Known, Sweep, data_uri, png, small, tag, write_report
-from scdro.application.task import Samples
 from scdro.data import EvalTransform, ImageData, Rows
 from scdro.errors import DataError, MissingDataError, ScdroError
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from reproduction import protocol
 from reproduction.columns import columns
+from reproduction.engine.outcomes import Outcome
+from reproduction.engine.study import Study
+from reproduction.engine.wording import plural
 from reproduction.paired import Difference, comparisons, verdicts
 from reproduction.paper import CLAIMS, beside
 from reproduction.sweep import Found
-from scdro.application.outcomes import Outcome
-from scdro.application.study import Study
-from scdro.application.wording import plural
 
 __all__ = ["cell", "described", "lines", "markdown", "settings_line", "versions"]
 

@@ -10,16 +10,16 @@ from typing import Any
 
 from reproduction import protocol
 from reproduction.columns import columns
+from reproduction.engine.checkpoints import Checkpoints
+from reproduction.engine.folder import began_in
+from reproduction.engine.outcomes import Outcome, read_outcomes
+from reproduction.engine.report.reading import read_study
+from reproduction.engine.storage import read_json, write, write_json
+from reproduction.engine.study import Study
 from reproduction.figures import COLOURS, LINES, pyplot
 from reproduction.paper import beside
 from reproduction.records import csv_text, curve_rows
 from reproduction.results import cell, described, lines, settings_line, versions
-from scdro.application.checkpoints import Checkpoints
-from scdro.application.folder import began_in
-from scdro.application.outcomes import Outcome, read_outcomes
-from scdro.application.report.reading import read_study
-from scdro.application.storage import read_json, write, write_json
-from scdro.application.study import Study
 from scdro.errors import MissingDataError
 
 __all__ = ["Reached", "reached", "so_far"]

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reproduction.engine.folder import environment
+from reproduction.engine.identity import check_identity
+from reproduction.engine.outcomes import Outcome, Result, best_settings
+from reproduction.engine.storage import read_json, write_json
+from reproduction.engine.study import Run, Study
+from reproduction.engine.training import Trained, read_run
+from reproduction.engine.wording import plural
 from reproduction.pool import Means, Show, run_all
 from reproduction.tasks import open_task
-from scdro.application.folder import environment
-from scdro.application.identity import check_identity
-from scdro.application.outcomes import Outcome, Result, best_settings
-from scdro.application.storage import read_json, write_json
-from scdro.application.study import Run, Study
-from scdro.application.training import Trained, read_run
-from scdro.application.wording import plural
 from scdro.distributed import Ranks
 
 __all__ = ["Found", "Swept", "sweep"]

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from reproduction.catalog import EMBEDDED, IMAGES, LISTS, open_image_data
 from reproduction.data import Table, adult, data_folder
+from reproduction.engine.study import Study, chosen
+from reproduction.engine.task import Task
 from reproduction.features import load_features
-from scdro.application.study import Study, chosen
-from scdro.application.task import Task
 from scdro.data import CropFlip, Rows, hold_out
 from scdro.data.memory import Augmentation
 from scdro.errors import DataError, HyperparameterError, MissingDataError

@@ -103,11 +103,11 @@ BAD_WEIGHTS = {
 RADIUS_RHO = "rho >= 0"
 BAD_SETTINGS = [
     *(("rho", v, RADIUS_RHO) for v in (-0.1, NAN, INF)),
-    *(("lam0", v, "lam0 > 0") for v in (0.0, -1e-3, NAN, INF)),
+    *(("lam0", v, "lam0 >= 1e-50") for v in (0.0, -1e-3, NAN, INF)),
     *(("beta", v, r"beta.*\(0, 1\]") for v in (0.0, -0.1, 1.001, NAN)),
     *(("lr", v, "lr >=? 0") for v in (-0.1, NAN, INF)),
     *(("weight_decay", v, "weight_decay >= 0") for v in (-1e-4, NAN, INF)),
-    *(("radius", v, "R > 0") for v in (0.0, -1.0, NAN, INF)),
+    *(("radius", v, "radius > 0") for v in (0.0, -1.0, NAN, INF)),
     *(("trim", v, r"trim.*\[0, 1\)") for v in (-0.1, 1.0, 1.5, NAN)),
     *(("loss_bound", v, "loss_bound > 0") for v in (0.0, -1.0, NAN, INF)),
     *(("window", v, "window") for v in (0, -5)),

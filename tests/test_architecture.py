@@ -1,6 +1,7 @@
 """Who imports whom, what is loaded when, and how many files a step passes through."""
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -37,7 +38,7 @@ LEVELS = [
     {"loss", "evaluation", "metrics", "optim", "contrastive", "data"},
     {"linear_model", "boosting"},
     {"second_look"},
-    {"integrations", "application", "tables"},
+    {"integrations", "tables"},
     {"cli"},
     {"__main__", "__init__"},
 ]
@@ -57,10 +58,34 @@ def test_imports_point_down(path):
         if top != "scdro":
             continue
         if not below:
-            assert own in ("__init__", "cli", "application", "integrations"), f"{path} imports the package's own top"
+            assert own in ("__init__", "cli", "tables", "integrations"), f"{path} imports the package's own top"
             continue
         module = below.split(".")[0]
         assert module == own or level(module) < level(own), f"{path} imports {name}"
+
+
+# The base class of the robust optimizers, for isinstance.
+SHARED = {"scdro.optim._base"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "src").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_private_modules_stay_in_their_package(path):
+    own = ".".join(path.relative_to(ROOT / "src").parent.parts)
+    for name in imported(path):
+        package, _, module = name.rpartition(".")
+        if module.startswith("_") and package.startswith("scdro.") and name not in SHARED:
+            assert own == package or own.startswith(f"{package}."), f"{path} imports {name}"
+
+
+def test_no_package_imports_in_circles():
+    """Between single files too: each can be read after the ones that it imports, and no others."""
+    files = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        if not name.endswith("__init__"):
+            files[name] = set(imported(path))
+    order = graphlib.TopologicalSorter({name: needs & set(files) for name, needs in files.items()})
+    assert len(list(order.static_order())) == len(files)
 
 
 def loaded_after(code):

@@ -423,7 +423,7 @@ def test_bad_temperatures(make):
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: RobustContrastiveLoss(N, 0.5, tau0=0.0), "tau0 > 0"),
+        (lambda: RobustContrastiveLoss(N, 0.5, tau0=0.0), "tau0 >= 1e-15"),
         (lambda: FixedTemperatures(1e-46), "1e-15"),
         (
             lambda: RobustContrastiveLoss(N, 0.5, temperature=PrintedTemperatures(initial=0.005, tau_max=0.006)),

@@ -108,7 +108,7 @@ CASES = {
     "per cent": (lambda: scdro.rho_for_group(10), HyperparameterError, "(0, 1]", "10", "0.1"),
     "95 per cent": (lambda: scdro.functional.rho_for_confidence(1000, level=95), HyperparameterError, "[0.5, 1)", "95"),
     "beta": (lambda: scdro_step(per_sample, beta=0.0), HyperparameterError, "beta", "(0, 1]", "0.0"),
-    "lam0": (lambda: scdro.worst_case([1.0, 2.0], 0.5, lam0=0.0), HyperparameterError, "lam0 > 0", "0.0"),
+    "lam0": (lambda: scdro.worst_case([1.0, 2.0], 0.5, lam0=0.0), HyperparameterError, "lam0 >= 1e-50", "0.0"),
     "trim": (lambda: scdro.KLRobustLoss(0.5, trim=5), HyperparameterError, "trim", "[0, 1)", "5"),
     "temperature": (
         lambda: scdro.KLRobustLoss(0.5, temperature=1.0),
@@ -194,7 +194,7 @@ CASES = {
     "gaps": (lambda: Rows(torch.tensor([[1.0], [torch.nan]]), [0, 1], names=["a", "b"]), DataError, "finite", "NaN"),
     # linear models
     "C": (lambda: KLDROClassifier(C=0.0).fit(X.numpy(), Y.numpy()), HyperparameterError, "C > 0", "0.0"),
-    "no classes": (lambda: KLDROClassifier().partial_fit(X.numpy(), Y.numpy()), ValueError, "classes", "partial_fit"),
+    "no classes": (lambda: KLDROClassifier().partial_fit(X.numpy(), Y.numpy()), DataError, "classes", "partial_fit"),
     "another loss": (
         lambda: KLDRORegressor(loss="mse").fit(X.numpy(), Y.numpy()),
         HyperparameterError,

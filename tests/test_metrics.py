@@ -110,7 +110,7 @@ def test_bad_input():
         worst_group_accuracy([0, 1], [0, 1], ["a"])
     with pytest.raises(ValueError, match="inconsistent"):
         robust_accuracy([0, 1], [0], 0.1)
-    with pytest.raises(ValueError, match="non-zero"):
+    with pytest.raises(ValueError, match="positive"):
         robust_accuracy([0, 1], [0, 1], 0.1, [0.0, 0.0])
     with pytest.raises(ValueError, match="columns"):
         group_table([0], [0], np.zeros((1, 1, 1)))

@@ -79,7 +79,7 @@ def test_a_large_batch_in_any_order_is_seen_evenly(period):
 @pytest.mark.parametrize("initial", [0.0, -1.0, NAN, INF])
 def test_bad_initial_temperature(initial):
     for temperature in (WindowTemperature, PrintedTemperature):
-        with pytest.raises(HyperparameterError, match=f"lam > 0.*{initial}"):
+        with pytest.raises(HyperparameterError, match=f"initial > 0.*{initial}"):
             temperature(initial)
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import scdro
 from equality import differences
 from refusals import BAD_SETTINGS, BAD_WEIGHTS, INF, NAN, make
 from scdro import KLRobustLoss, rho_for_group, worst_case
+from scdro._validation import array_weights, check_number, check_whole, log_weights
 from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
 from scdro.functional import objective, rho_for_confidence
 
@@ -122,5 +127,95 @@ def test_bad_meanings_of_rho():
     for level in (0.4, 1.0, 2.0, NAN):
         with pytest.raises(HyperparameterError, match=rf"\[0\.5, 1\).*{level}"):
             rho_for_confidence(10, level)
-    with pytest.raises(HyperparameterError, match="n = 0"):
+    with pytest.raises(HyperparameterError, match=r"n >= 1.*0"):
         rho_for_confidence(0)
+
+
+# -- the checks themselves --------------------------------------------------------------------------------------------
+
+
+RANGES = {
+    "> 0": lambda x: x > 0,
+    ">= 0": lambda x: x >= 0,
+    ">= lam0 = 0.5": lambda x: x >= 0.5,
+    "in (0, 1]": lambda x: 0 < x <= 1,
+    "in [0, 1)": lambda x: 0 <= x < 1,
+    "in (0, 700)": lambda x: 0 < x < 700,
+}
+
+
+@pytest.mark.parametrize("within", RANGES)
+@pytest.mark.parametrize("kind", [float, np.float32, torch.tensor])
+def test_ranges(within, kind):
+    for number in (-INF, -1.0, -0.0, 0.25, 0.5, 1.0, 1.5, 700.0, INF, NAN):
+        for infinite in (False, True):
+            if RANGES[within](number) and (infinite or abs(number) < INF):
+                check_number("x", kind(number), within, infinite=infinite)
+            else:
+                with pytest.raises(HyperparameterError, match=re.escape(f"x {within}, a thing, got")):
+                    check_number("x", kind(number), within, "a thing", infinite=infinite)
+
+
+@pytest.mark.parametrize("bad", ["1", b"1", None, [1.0, 2.0], np.ones(2), torch.ones(2), object()])
+def test_what_is_no_number(bad):
+    with pytest.raises(HyperparameterError, match=r"number.*x"):
+        check_number("x", bad, "> 0")
+
+
+def test_whole_numbers():
+    for good in (1, np.int64(3), torch.tensor(2)):
+        check_whole("k", good, 1, 3)
+    for bad in (0, 4, 2.0, True, np.True_, "2", None, NAN):
+        with pytest.raises(HyperparameterError, match=r"k from 1 to 3, a whole number"):
+            check_whole("k", bad, 1, 3)
+
+
+@pytest.mark.parametrize("kind", BAD_WEIGHTS)
+def test_weights_are_read_the_same_everywhere(kind):
+    """By the losses of torch, and by the estimators of NumPy, which also take one number for all rows."""
+    bad, match = BAD_WEIGHTS[kind]
+    with pytest.raises(LossError, match=match):
+        log_weights(torch.ones(5, dtype=torch.float64), bad)
+    if kind == "number":
+        np.testing.assert_array_equal(array_weights(bad, 5), np.full(5, bad))
+    else:
+        with pytest.raises(LossError, match=match):
+            array_weights(bad, 5)
+
+
+def test_good_weights():
+    weights = [0.1, 0.0, 3.0]
+    np.testing.assert_array_equal(array_weights(weights, 3), weights)
+    np.testing.assert_array_equal(array_weights(torch.tensor(weights), 3), np.float32(weights))
+    np.testing.assert_array_equal(array_weights(None, 3), np.ones(3))
+    found = log_weights(torch.ones(3, dtype=torch.float64), weights, [True, True, False])
+    np.testing.assert_array_equal(np.exp(found.numpy()), [np.exp(np.log(0.1)), 0.0, 0.0])
+    np.testing.assert_array_equal(array_weights([0.0, 0.0], 2, may_be_zero=True), np.zeros(2))
+
+
+def compares_a_setting(node):
+    """An `if` that asks whether something is above or below a number, and raises HyperparameterError."""
+    if not isinstance(node, ast.If) or not isinstance(node.body[0], ast.Raise):
+        return False
+    if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And):
+        return False  # what several settings mean together
+    raised = {name.id for name in ast.walk(node.body[0]) if isinstance(name, ast.Name)}
+    return "HyperparameterError" in raised and any(
+        isinstance(side, ast.Constant) and isinstance(compared.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+        for compared in ast.walk(node.test)
+        if isinstance(compared, ast.Compare)
+        for side in (compared.left, *compared.comparators)
+    )
+
+
+def test_ranges_are_checked_in_one_place():
+    """The range of a setting is checked in `_validation`."""
+    root = Path(scdro.__file__).parent
+    found = [
+        f"{path.relative_to(root)}:{node.lineno}"
+        for path in sorted(root.rglob("*.py"))
+        if path.relative_to(root).parts[0] not in ("_validation.py", "application", "cli")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if compares_a_setting(node)
+    ]
+    assert found == []

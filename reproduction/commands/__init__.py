@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from scdro.cli import parsing
+from reproduction.engine import parsing
 
 __all__ = ["PROGRAM", "DefaultsHelp", "add_command"]
 

@@ -10,6 +10,12 @@ from typing import Any
 
 from reproduction.board import Board
 from reproduction.commands import add_command
+from reproduction.engine.memory import keep_freed_memory
+from reproduction.engine.places import check_folder
+from reproduction.engine.progress import say
+from reproduction.engine.storage import write, write_json
+from reproduction.engine.study import Study
+from reproduction.engine.tensorboard import TENSORBOARD, check
 from reproduction.figures import draw
 from reproduction.paper import CLAIMS
 from reproduction.pool import Means
@@ -19,12 +25,6 @@ from reproduction.records import csv_text, curve_rows, seed_rows, trial_rows
 from reproduction.results import markdown
 from reproduction.sweep import Swept, sweep
 from reproduction.tasks import Sources, check_methods, open_task
-from scdro.application.storage import write, write_json
-from scdro.application.study import Study
-from scdro.cli.memory import keep_freed_memory
-from scdro.cli.places import check_folder
-from scdro.cli.progress import say
-from scdro.cli.tensorboard import TENSORBOARD, check
 from scdro.distributed import Ranks
 from scdro.errors import HyperparameterError, MissingDataError
 

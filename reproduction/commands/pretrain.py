@@ -10,11 +10,11 @@ from typing import Any
 
 from reproduction.catalog import IMAGES, MODELS, open_image_data
 from reproduction.commands import DefaultsHelp, add_command
+from reproduction.engine.memory import keep_freed_memory
+from reproduction.engine.places import check_folder
+from reproduction.engine.progress import ProgressLine, say
+from reproduction.engine.tensorboard import TENSORBOARD, check
 from reproduction.pretrain import Pretraining, pretrain
-from scdro.cli.memory import keep_freed_memory
-from scdro.cli.places import check_folder
-from scdro.cli.progress import ProgressLine, say
-from scdro.cli.tensorboard import TENSORBOARD, check
 
 __all__ = ["add"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from reproduction import table1
 from reproduction.commands import add_command
-from scdro.cli.memory import keep_freed_memory
-from scdro.cli.places import check_folder
-from scdro.cli.progress import ProgressLine, say
+from reproduction.engine.memory import keep_freed_memory
+from reproduction.engine.places import check_folder
+from reproduction.engine.progress import ProgressLine, say
 
 __all__ = ["add"]
 

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 import scdro
+from reproduction.engine.folder import Notice, locked, silent
+from reproduction.engine.storage import JsonLines, write_json
+from reproduction.engine.study import chosen
 from reproduction.table1 import cost, report
 from reproduction.table1.methods import BATCH, ROWS
 from reproduction.table1.runs import measure
-from scdro.application.folder import Notice, locked, silent
-from scdro.application.storage import JsonLines, write_json
-from scdro.application.study import chosen
 from scdro.errors import CheckpointError, HyperparameterError
 
 __all__ = ["SCALES", "Progress", "Scale", "run"]

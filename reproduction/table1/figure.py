@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from reproduction.engine.storage import write
 from reproduction.table1.cost import STEPPERS
 from reproduction.table1.results import Points, Record
-from scdro.application.storage import write
 from scdro.errors import MissingDataError
 
 __all__ = ["draw"]

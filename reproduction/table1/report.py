@@ -9,11 +9,11 @@ from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from reproduction.engine import storage
 from reproduction.table1.cost import STEPPERS
 from reproduction.table1.figure import draw
 from reproduction.table1.methods import ROWS
 from reproduction.table1.results import Line, Points, Record, lines, points
-from scdro.application import storage
 
 __all__ = ["Table1", "write"]
 

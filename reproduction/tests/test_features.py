@@ -13,9 +13,9 @@ import torch
 from reproduction.__main__ import main
 from reproduction.catalog import open_splits
 from reproduction.data import CIFAR10, CIFAR10ST, CIFAR100Hidden, LongTailList, PlacesLT, Size
+from reproduction.engine.networks import CifarResNet
 from reproduction.features import extract, load_features, weights_fingerprint
 from reproduction.tests.cifar_files import write_cifar10, write_cifar100
-from scdro.application.networks import CifarResNet
 from scdro.data import EvalTransform, ImageData
 from scdro.data.transforms import IMAGENET
 from scdro.errors import DataError, HyperparameterError, MissingDataError

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from reproduction.engine.outcomes import Outcome
 from reproduction.figures import panels
 from reproduction.presets import study
-from scdro.application.outcomes import Outcome
 
 pytest.importorskip("matplotlib")
 

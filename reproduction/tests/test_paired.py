@@ -7,10 +7,10 @@ import pytest
 import scipy.stats
 
 from reproduction.columns import COLUMNS
+from reproduction.engine.outcomes import Outcome
+from reproduction.engine.study import Arm, Study
 from reproduction.paired import comparisons, difference
 from reproduction.results import cell
-from scdro.application.outcomes import Outcome
-from scdro.application.study import Arm, Study
 
 
 def an_outcome(method, values, rho=0.5):

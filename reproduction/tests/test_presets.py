@@ -2,8 +2,8 @@
 
 import pytest
 
+from reproduction.engine.study import Arm
 from reproduction.presets import EXPERIMENTS, SCALES, datasets, study
-from scdro.application.study import Arm
 
 
 @pytest.mark.parametrize(

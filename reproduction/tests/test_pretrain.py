@@ -16,9 +16,9 @@ import torch
 
 from killing import kill_after_a_checkpoint
 from reproduction.__main__ import main
+from reproduction.engine.networks import CifarResNet
+from reproduction.engine.storage import JsonLines, write
 from reproduction.pretrain import Pretraining, load_pretrained, one_cycle, pretrain, step_decay
-from scdro.application.networks import CifarResNet
-from scdro.application.storage import JsonLines, write
 from scdro.data import ImageData
 from scdro.errors import CheckpointError, HyperparameterError, NonFiniteLossError
 

@@ -19,11 +19,11 @@ import chromium
 from html_page import Page
 from reproduction.__main__ import main
 from reproduction.data import DigitsST
+from reproduction.engine.study import Study
 from reproduction.pool import Means
 from reproduction.sweep import sweep
 from reproduction.tasks import Sources
 from reproduction.tests.test_tabular import write_adult
-from scdro.application.study import Study
 
 STUDY = Study(
     experiment="table4",

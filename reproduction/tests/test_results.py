@@ -12,10 +12,10 @@ import scipy.stats
 from reproduction import paired, protocol
 from reproduction.__main__ import main, parser
 from reproduction.commands.experiment import _study
+from reproduction.engine.outcomes import Outcome
 from reproduction.presets import study
 from reproduction.records import seed_rows
 from reproduction.results import markdown
-from scdro.application.outcomes import Outcome
 
 QUICK = "--scale smoke --epochs 1 --trials 1 --seeds 1 --points 1"
 

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from reproduction.__main__ import main
+from reproduction.engine.outcomes import read_outcomes
+from reproduction.engine.training import train
 from reproduction.presets import study
 from reproduction.so_far import reached
 from reproduction.sweep import _begin
 from reproduction.tasks import Sources, open_task
-from scdro.application.outcomes import read_outcomes
-from scdro.application.training import train
 
 
 class Stop(Exception):

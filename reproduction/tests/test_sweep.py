@@ -15,15 +15,15 @@ from functools import partial
 import pytest
 
 from reproduction.__main__ import main
+from reproduction.engine.outcomes import read_outcomes
+from reproduction.engine.storage import read_json, read_lines
+from reproduction.engine.training import train
 from reproduction.figures import draw
 from reproduction.pool import Means
 from reproduction.presets import study
 from reproduction.results import cell, markdown
 from reproduction.sweep import sweep
 from reproduction.tasks import Sources, open_task
-from scdro.application.outcomes import read_outcomes
-from scdro.application.storage import read_json, read_lines
-from scdro.application.training import train
 from scdro.errors import CheckpointError, MissingDataError
 from scdro.optim import REGISTRY
 
@@ -166,7 +166,7 @@ def _tables(out):
 
 def test_a_sweep_killed_at_random_moments_gives_the_same_tables(tmp_path):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["scdro.application.training", "reproduction.sweep", "matplotlib.pyplot"])
+    context.set_forkserver_preload(["reproduction.engine.training", "reproduction.sweep", "matplotlib.pyplot"])
 
     def start(out):
         process = context.Process(target=main, args=(_command(out),))

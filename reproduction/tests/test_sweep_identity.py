@@ -9,8 +9,8 @@ import shutil
 import pytest
 
 from reproduction.__main__ import main
+from reproduction.engine.study import Run, Study
 from reproduction.presets import study
-from scdro.application.study import Run, Study
 from scdro.optim import REGISTRY
 
 QUICK = ["--scale", "smoke", "--dataset", "digits-st", "--epochs", "1", "--decay-epoch", "1", "--points", "1"]
@@ -85,7 +85,7 @@ def test_runs_of_another_experiment_may_be_taken_over(folder):
 
 def test_a_checkpoint_of_other_settings_ends_the_sweep(folder, capsys):
     """A run that was stopped, in a folder whose study.json is gone."""
-    from scdro.application.checkpoints import save
+    from reproduction.engine.checkpoints import save
 
     (folder / "figure1-smoke/digits-st/study.json").unlink()
     path = next(folder.rglob("seed-1/result.json"))
@@ -151,9 +151,9 @@ def test_the_bound_on_gradients_binds(tmp_path):
     """With a tiny one the weights hardly move."""
     import torch
 
+    from reproduction.engine.task import make_model
+    from reproduction.engine.training import train
     from reproduction.tasks import Sources, open_task
-    from scdro.application.task import make_model
-    from scdro.application.training import train
 
     task = open_task("features", "digits-st", 1, Sources(None, None))
     moved = {}

@@ -13,6 +13,7 @@ import torch
 
 import twins
 from reproduction import table1
+from reproduction.engine.folder import locked
 from reproduction.table1.cost import STEPPERS, step_seconds
 from reproduction.table1.figure import draw
 from reproduction.table1.methods import BATCH, ROWS
@@ -20,7 +21,6 @@ from reproduction.table1.problems import PROBLEMS
 from reproduction.table1.results import points, step_slope
 from reproduction.table1.runs import measure, strata
 from reproduction.table1.schedules import Ascdro, Restarts, Scdro
-from scdro.application.folder import locked
 from scdro.errors import CheckpointError, HyperparameterError, MissingDataError
 from scdro.temperature import MovingAverage, PrintedTemperature, Storm
 

@@ -6,9 +6,10 @@ pytest.importorskip("tensorboard")
 pytestmark = pytest.mark.integration
 
 from event_files import assert_as_logged, interrupted  # noqa: E402
+from torchrun_worker import Stop  # noqa: E402
+
 from reproduction.data import DigitsST  # noqa: E402
 from reproduction.pretrain import Pretraining, pretrain  # noqa: E402
-from torchrun_worker import Stop  # noqa: E402
 
 
 def test_pretraining(tmp_path):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from scdro import metrics as metrics
     from scdro import optim as optim
     from scdro import second_look as second_look
+    from scdro import tables as tables
     from scdro import temperature as temperature
     from scdro.errors import ScdroError, ScdroWarning
     from scdro.evaluation import evaluate
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from scdro.loss import KLRobustLoss
     from scdro.optim import ASCDRO, SCDRO
     from scdro.second_look import SecondLook, find_slices, out_of_fold, repair, second_look_weights
+    from scdro.tables import load
 
 __version__ = "0.1.0"
 
@@ -40,6 +42,7 @@ __all__ = [
     "SecondLook",
     "evaluate",
     "find_slices",
+    "load",
     "out_of_fold",
     "repair",
     "rho_for_group",
@@ -57,6 +60,7 @@ _HOMES = {
     "SecondLook": "second_look",
     "evaluate": "evaluation",
     "find_slices": "second_look",
+    "load": "tables",
     "out_of_fold": "second_look",
     "repair": "second_look",
     "rho_for_group": "functional",
@@ -76,6 +80,7 @@ _MODULES = (
     "metrics",
     "optim",
     "second_look",
+    "tables",
     "temperature",
 )
 

@@ -121,7 +121,7 @@ class Watch:
         if self._before is None and module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._before = Snapshot([module], without=self._judge.buffers())
 
-    def settle(self, good: Tensor | bool) -> None:
+    def restore_unless(self, good: Tensor | bool) -> None:
         """Restore the buffers unless the losses were good."""
         if self._before is not None and good is not True:
             self._before.restore(None if good is False else good)

@@ -14,6 +14,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length
 
 from scdro._frames import as_array
+from scdro._validation import check_number, check_whole
 from scdro.errors import DataError, HyperparameterError
 
 __all__ = ["calibration_error", "metrics_by_group"]
@@ -36,10 +37,8 @@ def metrics_by_group(
     random_state: Any,
 ) -> dict[str, list[Any]]:
     """Columns, with a row for each number of a group, worst first by the first metric; NaN comes last."""
-    if not isinstance(bootstrap, int | np.integer) or bootstrap < 0:
-        raise HyperparameterError(f"expected bootstrap, a whole number of at least 0, got {bootstrap!r}")
-    if not 0.0 < level < 1.0:
-        raise HyperparameterError(f"expected a confidence level in (0, 1), got {level}")
+    check_whole("bootstrap", bootstrap, 0, meaning="the number of bootstrap samples")
+    check_number("level", level, "in (0, 1)", "a confidence level")
     y_pred = as_array(y_pred)
     check_consistent_length(y_true, y_pred, member)
     functions = _functions(metrics, y_true, y_pred)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,10 +51,7 @@ def tilt(centred: Vector, log_q: Vector, lam: Scalar, log_total: Scalar, *, prec
     small, and always with `precise`.
     """
     x = centred / lam
-    p, log_norm = _softmax(x + log_q)
-    mean = dot(p, x)
-    deviation = x - mean
-    var = dot(p, deviation * deviation)
+    p, log_norm, mean, var = _moments(x, x + log_q)
     kl = mean - log_norm + log_total
     if precise or (isinstance(kl, float) and kl < CANCELS):
         kl = scalar(divergence(x - (log_norm - log_total), exp(log_q - log_total)).sum())
@@ -62,15 +60,25 @@ def tilt(centred: Vector, log_q: Vector, lam: Scalar, log_total: Scalar, *, prec
     return Tilt(p, mean, kl, var)
 
 
-def _softmax(x: Vector) -> tuple[Vector, Scalar]:
-    """exp(x) divided by its sum, and the log of that sum."""
-    if isinstance(x, Tensor):
-        p = torch.softmax(x, 0)
-        return p, scalar(x.max()) - log(scalar(p.max()))  # logsumexp at a fraction of its cost
-    top = scalar(x.max())
-    terms = exp(x - top)
-    total = scalar(terms.sum())
-    return terms / total, top + log(total)
+def _moments(x: Vector, joint: Vector) -> tuple[Vector, Scalar, Scalar, Scalar]:
+    """p = exp(joint) divided by its sum, the log of that sum, mean and variance of x under p. Overwrites `joint`."""
+    if isinstance(joint, Tensor):
+        assert isinstance(x, Tensor)
+        p = torch.softmax(joint, 0)
+        log_norm = scalar(joint.max()) - log(scalar(p.max()))  # logsumexp at a fraction of its cost
+        mean = scalar(torch.dot(p, x))
+        deviation = x - mean
+        return p, log_norm, mean, scalar(torch.dot(p, deviation * deviation))
+    top = np.maximum.reduce(joint).item()
+    share = np.exp(np.subtract(joint, top, out=joint), out=joint)
+    total = np.add.reduce(share).item()
+    share /= total
+    terms = share * x
+    mean = np.add.reduce(terms).item()
+    np.subtract(x, mean, out=terms)
+    terms *= terms
+    terms *= share
+    return share, top + log(total), mean, np.add.reduce(terms).item()
 
 
 def divergence(log_ratio: Vector, q: Vector) -> Vector:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +28,6 @@ from scdro._scalar import (
     clamp,
     dot,
     exp,
-    host_reads,
     log,
     logaddexp,
     masked,
@@ -43,24 +43,26 @@ from scdro._scalar import (
     where,
 )
 from scdro._validation import (
-    LARGEST,
-    as_weights,
     check_beta,
+    check_losses,
+    check_mass,
     check_number,
+    check_optional,
     check_radius,
-    check_shape,
     check_trim,
-    check_weights,
+    check_values,
+    check_whole,
+    log_weights,
 )
 from scdro.distributed import ALONE, Group, Ranks, Share
-from scdro.errors import CheckpointError, HyperparameterError, LossError, NonFiniteLossError
+from scdro.errors import CheckpointError, LossError
 from scdro.temperature import Advance, Estimate, LamRange, Temperature, Tracker, Window, default_size
 
 __all__ = [
     "Batch",
+    "MethodState",
     "Point",
     "RobustState",
-    "Tracked",
     "check_fits",
 ]
 
@@ -101,9 +103,15 @@ class Point(NamedTuple):
     @classmethod
     def of(cls, joint: Vector, log_mass: Scalar) -> Point:
         """`joint` is l/lam plus the log weights, -inf for samples left out; the weights sum to exp(log_mass)."""
-        top = maximum(scalar(joint.max()), -1e300)
-        terms = exp(joint - top)
-        return cls(terms, top - log_mass, top - log_mass + log(scalar(terms.sum())))
+        if isinstance(joint, Tensor):
+            top = maximum(scalar(joint.max()), -1e300)
+            terms: Vector = torch.exp(joint - top)
+            total = scalar(terms.sum())
+        else:
+            top = maximum(np.maximum.reduce(joint).item(), -1e300)
+            terms = np.exp(joint - top)
+            total = np.add.reduce(terms).item()
+        return cls(terms, top - log_mass, top - log_mass + log(total))
 
     def weights(self, log_s: Scalar) -> Tensor:
         """q exp(l/lam)/s."""
@@ -136,69 +144,10 @@ def _log_count(losses: Tensor) -> Scalar:
     return torch.log(torch.full((), len(losses), dtype=losses.dtype, device=losses.device))  # one graph for all sizes
 
 
-def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = None) -> None:
-    if not isinstance(losses, Tensor):
-        raise LossError(f"expected a tensor with one loss per sample, got {type(losses).__name__}")
-    check_shape(losses, may_be_empty, second)
-    if not losses.is_floating_point():
-        raise LossError(f"expected floating-point losses, got {losses.dtype}")
-    if losses.layout != torch.strided:
-        raise LossError("expected a dense vector of losses, got a sparse one; call to_dense()")
-
-
-def _log_weight(values: Tensor, sample_weight: Tensor | None, mask: Tensor | None) -> Tensor | None:
-    log_weight = None
-    if sample_weight is not None:
-        weight = as_weights(sample_weight, values.device, values.dtype)
-        check_weights(weight, values)
-        _require(
-            ((weight >= 0) & (weight < math.inf)).all(),
-            LossError,
-            "expected sample weights >= 0, got negative or non-finite values",
-        )
-        log_weight = torch.log(weight)
-    if mask is not None:
-        keep = torch.as_tensor(mask, device=values.device).to(torch.bool)
-        if keep.shape != values.shape:
-            raise LossError(f"expected one mask entry per loss, shape {tuple(values.shape)}, got {tuple(keep.shape)}")
-        log_weight = torch.where(keep, 0.0 if log_weight is None else log_weight, -math.inf).to(values.dtype)
-    return log_weight
-
-
-def _check_values(values: Tensor, bound: float | None, skip_nonfinite: bool) -> Tensor | None:
-    size = torch.dot(values, values)
-    if not skip_nonfinite and bound is None and host_reads(size) and size.item() < LARGEST**2:
-        return None
-    finite = size < LARGEST**2
-    if not skip_nonfinite:
-        _require(
-            finite,
-            NonFiniteLossError,
-            "expected finite losses, got NaN or infinity (or values beyond 1e100); lower the learning rate, look for "
-            "overflow in the model, or pass skip_nonfinite=True to skip such batches",
-        )
-    if bound is not None:
-        low, high = torch.aminmax(values)
-        _require(
-            ((low >= 0) & (high <= bound)) | ~finite,
-            LossError,
-            f"expected losses in [0, loss_bound] = [0, {bound}], got one outside; raise loss_bound or omit it",
-        )
-    return finite if skip_nonfinite else None
-
-
-def _require(condition: Tensor | bool, error: type[LossError], message: str) -> None:
-    """Raise if the host can read the flag for free; on an accelerator or in a compiled graph, assert on the device."""
-    if isinstance(condition, Tensor) and not host_reads(condition):
-        torch._assert_async(condition, message)
-    elif not bool(condition):
-        raise error(message)
-
-
 # -- the state of any method ------------------------------------------------------------------------------------------
 
 
-class Tracked(nn.Module):
+class MethodState(nn.Module):
     """The state of a method, stored in buffers that move to the model's device but keep their dtype.
 
     `reset_parameters` initialises them. It also runs when torch leaves buffers uninitialised, that is when they leave
@@ -212,10 +161,7 @@ class Tracked(nn.Module):
     ) -> None:
         super().__init__()
         self.ranks = Ranks(process_group)
-        if loss_bound is not None:
-            check_number("loss_bound", loss_bound)
-        if loss_bound is not None and not 0.0 < loss_bound < math.inf:
-            raise HyperparameterError(f"expected loss_bound > 0, an upper bound on every loss, got {loss_bound}")
+        check_optional("loss_bound", loss_bound, "> 0", "an upper bound on every loss")
         self.loss_bound, self.skip_nonfinite = loss_bound, skip_nonfinite
         # A Python flag, so that choosing the first batch's code path does not wait for the device.
         self.started = False
@@ -264,7 +210,7 @@ class Tracked(nn.Module):
                 move = self.to_empty if self.skipped.is_meta else self.to
                 move(device=losses.device)
             values = losses.detach().to(scalar_dtype(losses.device))
-            log_weight = _log_weight(values, sample_weight, mask)
+            log_weight = log_weights(values, sample_weight, mask, may_be_zero=True)
             if log_weight is not None:  # a loss of weight zero may have any value
                 values = torch.where(log_weight > -math.inf, values, 0.0)
             own = None if labels is None else labels().to(losses.device)
@@ -273,12 +219,8 @@ class Tracked(nn.Module):
         log_mass = _log_count(values)
         if log_weight is not None:
             log_mass = scalar(torch.logsumexp(log_weight, 0))
-            _require(
-                log_mass > -math.inf,
-                LossError,
-                "expected sample weights (or a mask) with a positive sum, got none above zero",
-            )
-        finite = _check_values(values, self.loss_bound, self.skip_nonfinite)
+            check_mass(log_mass)
+        finite = check_values(values, self.loss_bound, self.skip_nonfinite)
         return Batch(values, log_weight, log_mass, finite, joined_labels, share)
 
     def _mark(self) -> Tensor | None:
@@ -329,13 +271,13 @@ class Tracked(nn.Module):
         return self
 
 
-def _before_loading(module: Tracked, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
+def _before_loading(module: MethodState, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
     came = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
     if came:
         check_fits(module, came)
 
 
-def check_fits(module: Tracked, came: dict[str, Any]) -> None:
+def check_fits(module: MethodState, came: dict[str, Any]) -> None:
     """Raise if a state does not fit, before any of it is loaded."""
     shapes = {k: getattr(v, "shape", None) for k, v in came.items()}
     if shapes != {k: v.shape for k, v in module.state_dict().items()}:
@@ -353,7 +295,7 @@ def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 # -- lam, s and the recent losses -------------------------------------------------------------------------------------
 
 
-class RobustState(Tracked):
+class RobustState(MethodState):
     """lam, lam log s, the recent losses and the counters. All are buffers, so all are in `state_dict`.
 
     The scalars share one vector because torch.compile (2.13) loses writes to buffers that are 0-d float64 tensors.
@@ -381,40 +323,36 @@ class RobustState(Tracked):
         super().__init__(loss_bound=loss_bound, skip_nonfinite=skip_nonfinite, process_group=process_group)
         check_radius(rho, lam0)
         check_trim(trim)
-        if temperature.initial is not None and temperature.initial < lam0:
-            raise HyperparameterError(f"expected an initial temperature >= lam0 = {lam0}, got {temperature.initial}")
-        if window is not None and (isinstance(window, bool) or not hasattr(window, "__index__") or window < 1):
-            raise HyperparameterError(f"expected a window of at least one loss, an integer, got {window!r}")
-        check_number("mu", mu)
-        if not 0.0 <= mu < math.inf:
-            raise HyperparameterError(f"expected mu >= 0, got {mu}")
+        check_optional("initial", temperature.initial, f">= lam0 = {lam0}", "the first temperature")
+        if window is not None:
+            check_whole("window", window, meaning="the number of recent losses")
+        check_number("mu", mu, ">= 0")
         rho, lam0, mu = float(rho), float(lam0), float(mu)  # NumPy's numbers are slower, and float32 stays float32
         loss_bound = None if loss_bound is None else float(loss_bound)
         self.trim, self.mu = float(trim), mu
-        self.temperature, self.tracker = copy.deepcopy(temperature), tracker  # a copy, since it may have state
+        self.temperature, self.tracker = copy.copy(temperature), tracker  # a copy, since its settings may be changed
         lam_max = math.inf if loss_bound is None or rho == 0 else lam0 + loss_bound / rho
         self.limits = LamRange(rho, lam0, lam_max, mu, loss_bound)
         # rho = 0 means the plain average, lam = inf. The printed update has no such case.
         self.plain = rho == 0.0 and temperature.carries
         dtype = scalar_dtype(torch.get_default_device())
-        self.register_buffer("scalars", torch.empty(5, dtype=dtype))
+        self.register_buffer("scalars", torch.empty(6, dtype=dtype))
         self.register_buffer("resets", torch.empty(1, dtype=torch.int64))
         self.register_buffer("recent", torch.empty(2, window or default_size(rho), dtype=dtype))
         self.register_buffer("kind", torch.empty(4, dtype=torch.int64))
         self.reset_parameters()
-        self.register_load_state_dict_post_hook(_settle)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_after_loading)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         super().reset_parameters()
         start = self._lam_at_start()
-        first = [start, start, math.nan, math.inf, math.inf]
+        first = [start, start, math.nan, math.inf, math.inf, 0.0]
         self.scalars.copy_(torch.tensor(first, dtype=self.scalars.dtype, device="cpu"))
         self.resets.zero_()
         self.plateau, self._commits = Plateau(), 0
-        Window(self.recent).clear_()
+        self.window.clear_()
         self.kind.copy_(torch.tensor(self._kind(), device="cpu"))
-        self.temperature.reset_parameters()
 
     def _lam_at_start(self) -> float:
         initial = self.temperature.initial
@@ -450,12 +388,12 @@ class RobustState(Tracked):
 
     def numbers(self) -> Sequence[Scalar]:
         """lam for the next batch, lam of the last batch, lam log s, the loss above which samples are trimmed or
-        clipped, and the upper bound of lam log s at the next batch."""
+        clipped, the upper bound of lam log s at the next batch, and `Estimate.kept`."""
         return unpacked(pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars)
 
     @property
     def window(self) -> Window:
-        return Window(self.recent)
+        return Window(on_host(self.recent))
 
     @property
     def lam(self) -> Tensor:
@@ -470,7 +408,7 @@ class RobustState(Tracked):
     @property
     def objective(self) -> Tensor:
         """The running robust objective as of the last batch."""
-        _, lam_past, lam_log_s, _, _ = self.numbers()
+        _, lam_past, lam_log_s, *_ = self.numbers()
         return vector([self._objective(lam_log_s, lam_past)], self.scalars)[0]
 
     @property
@@ -509,7 +447,7 @@ class RobustState(Tracked):
     @quietly
     def previous_point(self, batch: Batch) -> Point:
         """The batch, evaluated at the previous parameters, at the temperature used for past estimates."""
-        lam, lam_past, _, ceiling, _ = self.numbers()
+        lam, lam_past, _, ceiling, *_ = self.numbers()
         return self._point(batch, lam if self.temperature.carries else lam_past, ceiling)
 
     @quietly
@@ -521,7 +459,7 @@ class RobustState(Tracked):
         `old` is the same batch at the previous point, for two-point trackers.
         """
         check_beta(beta)
-        lam, lam_past, lam_log_s, ceiling, lam_log_s_max = self.numbers()
+        lam, lam_past, lam_log_s, ceiling, lam_log_s_max, kept = self.numbers()
         if not self.started and staged is None:
             lam, ceiling = self._first(batch, lam, ceiling)
         if self.temperature.carries or not self.started:
@@ -542,7 +480,7 @@ class RobustState(Tracked):
             mean_old = None if old is None else old[1].mean(old[0].losses)
         lam_log_s = self._soft_max(lam, lam_log_s, step, mean, beta)
         weights, objective = point.weights(step.log_s), self._objective(lam_log_s, lam)
-        return Estimate(lam, lam_past, step, lam_log_s, log_mass, weights, objective, mean, mean_old)
+        return Estimate(lam, lam_past, step, lam_log_s, log_mass, weights, objective, kept, mean, mean_old)
 
     def observe(self, batch: Batch) -> Estimate:
         """A part of the first batch, before lam_1 is known: all samples get the same weight."""
@@ -580,26 +518,26 @@ class RobustState(Tracked):
         """
         if isinstance(estimate.lam, Tensor):
             estimate = estimate.read()
-        pushed = window = self.window.pushed(*_joined_parts(parts))
+        recent = self.recent  # Attributes of a module that are buffers are slow to look up.
+        pushed = window = Window(on_host(recent)).pushed(*_joined_parts(parts))
         ceiling = _UNBOUNDED
         if self.trim:
             ceiling = window.quantile(self.trim)
             window = window.without(ceiling)
-        extra: list[tuple[Tensor, list[Scalar]]] = []
-        lam, lam_log_s, lam_log_s_max = estimate.lam, estimate.lam_log_s, _UNBOUNDED
+        lam, lam_log_s, lam_log_s_max, kept = estimate.lam, estimate.lam_log_s, _UNBOUNDED, estimate.kept
         if estimate.calibrating:
             lam = lam_next = self._calibrated(window)
             lam_log_s = window.mean() if self.plain else lam * window.log_mean(lam)
         else:
-            lam_next, lam_log_s_max, extra = self.temperature.advance(estimate, window, self.limits, self.tracker, lr)
+            lam_next, lam_log_s_max, kept = self.temperature.advance(estimate, window, self.limits, self.tracker, lr)
         if self.temperature.ceiling is not None and not self.trim and not self.plain:
             ceiling = window.top() + self.temperature.ceiling * lam_next
-        extra.append((self.scalars, [lam_next, lam, lam_log_s, ceiling, lam_log_s_max]))
-        new = [(self.recent, pushed.rows), *((buffer, vector(value, buffer)) for buffer, value in extra)]
+        scalars = vector([lam_next, lam, lam_log_s, ceiling, lam_log_s_max, kept], self.scalars)
+        new = [(recent, as_tensor(pushed.rows)), (self.scalars, scalars)]
         if estimate.step.reset is not None:
             new.append((self.resets, self.resets + estimate.step.reset))
         self.store(new, parts[-1], only_if)
-        if host_reads(self.recent):
+        if not isinstance(pushed.rows, Tensor):
             self._commits += 1
             if self._commits % EVERY == 0:
                 self.plateau.look(self.window, self._commits)
@@ -619,7 +557,7 @@ class RobustState(Tracked):
         batch."""
         if not self.started:
             return self.scalars.new_full((2,), math.nan).unbind()  # type: ignore[return-value]
-        lam, _, lam_log_s, ceiling, _ = self.numbers()
+        lam, _, lam_log_s, ceiling, *_ = self.numbers()
         window = self.window.without(ceiling) if self.trim else self.window
         at, _, _ = window.tilt(lam, lam_log_s)
         q = torch.softmax(window.log_weight, 0)
@@ -634,7 +572,7 @@ def _mean_of_parts(mean: Scalar, staged: Estimate | None, log_sum: Scalar) -> Sc
     return mean + share * (staged.mean - mean)
 
 
-def _settle(module: nn.Module, _: object) -> None:
+def _after_loading(module: nn.Module, _: object) -> None:
     """After loading, set `started` and clamp lam to the range of this object's settings."""
     assert isinstance(module, RobustState)
     if module.scalars.is_meta:

@@ -1,100 +1,180 @@
-"""Every check of every argument: settings, losses, weights, positions and labels."""
+"""Checks of arguments: numbers and choices, losses and weights, positions, labels and groups, closures and parameters.
+
+Every function here raises before anything changes. What can only be seen in the middle of a computation is checked
+where it happens: a checkpoint that does not fit, processes that disagree, a damaged file.
+"""
 
 from __future__ import annotations
 
 import math
-from numbers import Integral
+import operator
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from scdro._scalar import scalar_dtype
-from scdro.errors import CheckpointError, ClosureError, DataError, HyperparameterError, LossError, NonFiniteLossError
-
-__all__ = [
-    "as_integers",
-    "as_labels",
-    "as_positions",
-    "check_index",
-    "check_parameters",
-    "check_positions",
-    "check_same_temperature",
-    "check_samples",
-    "check_steps",
-]
-
+from scdro._scalar import host_reads, scalar_dtype
+from scdro.errors import (
+    CheckpointError,
+    ClosureError,
+    DataError,
+    HyperparameterError,
+    LossError,
+    NonFiniteLossError,
+    ScdroError,
+)
 
 # The largest loss allowed: squares of l/lam stay finite in float64 for every lam >= 1e-50.
 LARGEST = 1e100
 
 
-def check_number(name: str, value: Any) -> None:
-    """Raise unless `value` can be compared with a number; strings and None cannot."""
+# -- numbers and choices ----------------------------------------------------------------------------------------------
+
+
+def check_number(name: str, value: Any, within: str, meaning: str = "", *, infinite: bool = False) -> None:
+    """Raise unless `value` is a number in a range: "> 0", ">= lam0 = 1e-3", "in (0, 1]". NaN is in no range.
+
+    Infinity is refused unless `infinite`. `meaning` says what the number is, and may end with what to do.
+
+    Example:
+        >>> check_number("trim", 1.5, "in [0, 1)", "the fraction of hardest samples to leave out")
+        Traceback (most recent call last):
+        scdro.errors.HyperparameterError: expected trim in [0, 1), the fraction of hardest samples to leave out, got 1.5
+    """
     try:
-        value < 0.0  # noqa: B015
-    except TypeError:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):
         raise HyperparameterError(f"expected a number for {name}, got {value!r}") from None
+    if not _is_within(number, within) or (math.isinf(number) and not infinite):
+        explained = f", {meaning}" if meaning else ""
+        raise HyperparameterError(f"expected {name} {within}{explained}, got {value}")
+
+
+def _is_within(number: float, within: str) -> bool:
+    kind, _, bounds = within.partition(" ")
+    if kind == "in":
+        low, high = (float(end) for end in bounds[1:-1].split(","))
+        return (low <= number if bounds[0] == "[" else low < number) and (
+            number <= high if bounds[-1] == "]" else number < high
+        )
+    bound = float(bounds.rpartition(" ")[2])
+    return number >= bound if kind == ">=" else number > bound
+
+
+def check_optional(name: str, value: Any, within: str, meaning: str = "", *, infinite: bool = False) -> None:
+    """As `check_number`, for an argument that may be None."""
+    if value is not None:
+        check_number(name, value, within, meaning, infinite=infinite)
+
+
+def check_whole(name: str, value: Any, least: int = 1, most: int | None = None, meaning: str = "") -> None:
+    """Raise unless `value` is a whole number from `least` to `most`. A bool is none."""
+    try:
+        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least or (most is not None and number > most):
+        within = f">= {least}" if most is None else f"from {least} to {most}"
+        explained = f", {meaning}" if meaning else ""
+        raise HyperparameterError(f"expected {name} {within}, a whole number{explained}, got {value!r}")
+
+
+def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
+    if not isinstance(value, (str, int)) or value not in choices:
+        raise HyperparameterError(f"expected {name} to be one of {tuple(choices)}, got {value!r}")
+
+
+def check_is(value: Any, kind: type, such_as: str) -> None:
+    """Raise unless `value` is of a type; `such_as` describes it by example."""
+    if not isinstance(value, kind):
+        raise HyperparameterError(f"expected {such_as}, got {value!r}")
+
+
+def check_rho(rho: Any) -> None:
+    check_number("rho", rho, ">= 0", "a radius (rho_for_group(alpha) computes it from a group's share)")
+
+
+def check_share(alpha: Any) -> None:
+    percent = isinstance(alpha, (int, float)) and 1.0 < alpha <= 100.0
+    hint = f" ({alpha:g}% is {alpha / 100:g})" if percent else ""
+    check_number("alpha", alpha, "in (0, 1]", f"a group's share of the data{hint}")
 
 
 def check_radius(rho: float, lam0: float) -> None:
-    check_number("rho", rho)
-    check_number("lam0", lam0)
-    if not 0.0 <= rho < math.inf:
-        raise HyperparameterError(
-            f"expected a radius rho >= 0, got {rho}; rho_for_group(alpha) computes rho from a group's share"
-        )
-    if not 1e-50 <= lam0 < math.inf:
-        raise HyperparameterError(f"expected lam0 > 0, and at least 1e-50 (the paper uses 1e-3), got {lam0}")
+    check_rho(rho)
+    check_number("lam0", lam0, ">= 1e-50", "the smallest temperature (the paper uses 1e-3)")
 
 
 def check_trim(trim: float) -> None:
-    check_number("trim", trim)
-    if not 0.0 <= trim < 1.0:
-        raise HyperparameterError(f"expected trim in [0, 1), the fraction of hardest samples to leave out, got {trim}")
+    check_number("trim", trim, "in [0, 1)", "the fraction of hardest samples to leave out")
 
 
 def check_beta(beta: float) -> None:
-    try:
-        good = 0.0 < beta <= 1.0
-    except TypeError:
-        good = False
-    if not good:
-        raise HyperparameterError(f"expected beta in (0, 1], the weight of the new batch in the averages, got {beta}")
+    if not (isinstance(beta, float) and 0.0 < beta <= 1.0):  # on the path of every step
+        check_number("beta", beta, "in (0, 1]", "the weight of the new batch in the averages")
 
 
-def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """Check the losses of an exact function.
+def check_steps(settings: dict[str, Any]) -> None:
+    """The step sizes among an optimizer's settings."""
+    for name in ("lr", "weight_decay", "dual_lr"):
+        check_number(name, settings.get(name, 0.0), ">= 0")
+    check_number("momentum", settings.get("momentum", 0.0), "in [0, 1)")
 
-    Returns the losses with their graph, the losses detached in float64, log q, and whether the input was not a tensor.
-    """
-    vector = _as_vector(losses)
-    log_q = _log_weights(vector, sample_weight)
-    absent = log_q == -math.inf
-    if bool(absent.any()):
-        vector = torch.where(absent, 0.0, vector)  # Losses of weight zero may have any value, even NaN.
-    double = vector.detach().to(scalar_dtype(vector.device))
-    finite = double.abs() < LARGEST
-    if not bool(finite.all()):
-        raise NonFiniteLossError(
-            f"expected finite losses, got {int((~finite).sum())} NaN or infinite (or beyond 1e100) of {len(double)}; "
-            "look for overflow or division by zero in the model"
+
+def check_parameters(group: dict[str, Any]) -> None:
+    """Check that the parameters are real and that their dtype can represent lr and weight_decay."""
+    dtypes = {p.dtype for p in group["params"]}
+    if any(dtype.is_complex for dtype in dtypes):
+        raise HyperparameterError(
+            "expected real parameters, got complex ones; optimize torch.view_as_real(parameter), or use KLRobustLoss "
+            "with an optimizer that supports them"
         )
-    return vector, double, log_q, not isinstance(losses, Tensor)
+    most = min((torch.finfo(dtype).max for dtype in dtypes if dtype.is_floating_point), default=math.inf)
+    for name in ("lr", "weight_decay"):
+        if float(group.get(name, 0.0)) > most:
+            raise HyperparameterError(f"expected {name} <= {most:.3g}, the parameters' dtype limit, got {group[name]}")
 
 
-def _as_vector(losses: Any) -> Tensor:
-    """Convert to a non-empty vector of float32 or float64 (half precision is promoted)."""
-    tensor = losses if isinstance(losses, Tensor) else torch.from_numpy(np.array(np.asarray(losses), dtype=np.float64))
-    check_shape(tensor)
-    if tensor.is_complex():
-        raise LossError(f"expected real losses, got {tensor.dtype}")
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+def check_same_temperature(own: dict[str, Any], lam: float) -> None:
+    """The state of a method with a fixed temperature is meaningless at another temperature."""
+    if own.get("lam") != lam:
+        raise CheckpointError(f"expected a state_dict made with lam = {lam}, got one with lam = {own.get('lam')}")
 
 
-def check_shape(losses: Tensor, may_be_empty: bool = False, second: Any = None) -> None:
-    """Check that losses are a vector. `second` is the next argument, which is labels if the user passed logits."""
+def check_closure(closure: Callable[[], Tensor] | None) -> Callable[[], Tensor]:
+    if callable(closure):
+        return closure
+    if closure is not None:
+        raise ClosureError(
+            f"expected step(closure) with a closure that returns per-sample losses, got a {type(closure).__name__}; "
+            "pass a function: opt.step(lambda: losses(model(x), y)), or use KLRobustLoss with any torch optimizer"
+        )
+    raise ClosureError(
+        "expected step(closure) with a closure that returns per-sample losses, got none; if your loop calls "
+        "backward() itself, use KLRobustLoss with any torch optimizer"
+    )
+
+
+# -- losses -----------------------------------------------------------------------------------------------------------
+
+
+def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = None) -> None:
+    """Check the losses of a batch. `second` is the next argument, which is labels if the user passed logits."""
+    if not isinstance(losses, Tensor):
+        raise LossError(f"expected a tensor with one loss per sample, got {type(losses).__name__}")
+    _check_shape(losses, may_be_empty, second)
+    if not losses.is_floating_point():
+        raise LossError(f"expected floating-point losses, got {losses.dtype}")
+    if losses.layout != torch.strided:
+        raise LossError("expected a dense vector of losses, got a sparse one; call to_dense()")
+
+
+def _check_shape(losses: Tensor, may_be_empty: bool = False, second: Any = None) -> None:
     if losses.ndim == 0:
         raise LossError(
             "expected one loss per sample, got a single number: the loss is already reduced; "
@@ -123,38 +203,130 @@ def _refuse_matrix(losses: Tensor, second: Any) -> NoReturn:
     )
 
 
-def _log_weights(losses: Tensor, sample_weight: Any) -> Tensor:
-    """log q, normalised, in the scalar dtype."""
-    dtype = scalar_dtype(losses.device)
-    if sample_weight is None:
-        return torch.full(losses.shape, -math.log(len(losses)), dtype=dtype, device=losses.device)
-    weight = as_weights(sample_weight, losses.device, dtype)
-    check_weights(weight, losses)
-    if not bool((weight >= 0).all() & torch.isfinite(weight).all() & (weight > 0).any()):
-        raise LossError(
-            "expected sample weights >= 0 with a positive sum, got negative, non-finite or only zero weights"
+def check_values(values: Tensor, bound: float | None, skip_nonfinite: bool) -> Tensor | None:
+    """Check that the losses of a batch are finite and within [0, bound]; with `skip_nonfinite`, return the flag."""
+    size = torch.dot(values, values)
+    if not skip_nonfinite and bound is None and host_reads(size) and size.item() < LARGEST**2:
+        return None
+    finite = size < LARGEST**2
+    if not skip_nonfinite:
+        require(
+            finite,
+            NonFiniteLossError,
+            "expected finite losses, got NaN or infinity (or values beyond 1e100); lower the learning rate, look for "
+            "overflow in the model, or pass skip_nonfinite=True to skip such batches",
         )
-    log_weight = torch.log(weight)
-    return log_weight - torch.logsumexp(log_weight, 0)  # in logs, so that nothing overflows or underflows
+    if bound is not None:
+        low, high = torch.aminmax(values)
+        require(
+            ((low >= 0) & (high <= bound)) | ~finite,
+            LossError,
+            f"expected losses in [0, loss_bound] = [0, {bound}], got one outside; raise loss_bound or omit it",
+        )
+    return finite if skip_nonfinite else None
 
 
-def as_weights(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Convert by way of NumPy, which reads a list of floats as float64; torch would read float32."""
+def require(condition: Tensor | bool, error: type[ScdroError], message: str) -> None:
+    """Raise if the host can read the flag for free; on an accelerator or in a compiled graph, assert on the device."""
+    if isinstance(condition, Tensor) and not host_reads(condition):
+        torch._assert_async(condition, message)
+    elif not bool(condition):
+        raise error(message)
+
+
+def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Check the losses of an exact function.
+
+    Returns the losses with their graph, the losses detached in float64, log q, and whether the input was not a tensor.
+    """
+    vector = losses if isinstance(losses, Tensor) else torch.from_numpy(np.array(np.asarray(losses), dtype=np.float64))
+    _check_shape(vector)
+    if vector.is_complex():
+        raise LossError(f"expected real losses, got {vector.dtype}")
+    vector = vector.to(torch.promote_types(vector.dtype, torch.float32))
+    double = vector.detach().to(scalar_dtype(vector.device))
+    log_q = log_weights(double, sample_weight)
+    if log_q is None:
+        log_q = torch.full_like(double, -math.log(len(double)))
+    else:
+        log_q = log_q - torch.logsumexp(log_q, 0)  # in logs, so that nothing overflows or underflows
+        absent = log_q == -math.inf
+        if bool(absent.any()):  # Losses of weight zero may have any value, even NaN.
+            vector, double = torch.where(absent, 0.0, vector), torch.where(absent, 0.0, double)
+    finite = double.abs() < LARGEST
+    if not bool(finite.all()):
+        raise NonFiniteLossError(
+            f"expected finite losses, got {int((~finite).sum())} NaN or infinite (or beyond 1e100) of {len(double)}; "
+            "look for overflow or division by zero in the model"
+        )
+    return vector, double, log_q, not isinstance(losses, Tensor)
+
+
+# -- sample weights ---------------------------------------------------------------------------------------------------
+
+
+_NEGATIVE = "expected sample weights >= 0, got negative or non-finite values"
+_ALL_ZERO = "expected sample weights (or a mask) with a positive sum, got none above zero"
+
+
+def as_weights(values: Any, losses: Tensor) -> Tensor:
+    """Sample weights of a vector of losses, with its device and dtype."""
+    # By way of NumPy, which reads a list of floats as float64; torch would read float32.
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(np.asarray(values), dtype=np.float64))
-    return tensor.detach().to(device, dtype)
-
-
-def check_weights(weight: Tensor, losses: Tensor) -> None:
+    weight = tensor.detach().to(losses.device, losses.dtype)
     if weight.shape != losses.shape:
         raise LossError(f"expected one sample weight per loss, shape {tuple(losses.shape)}, got {tuple(weight.shape)}")
+    require(((weight >= 0) & (weight < math.inf)).all(), LossError, _NEGATIVE)
+    return weight
+
+
+def log_weights(losses: Tensor, sample_weight: Any, mask: Any = None, *, may_be_zero: bool = False) -> Tensor | None:
+    """The log of the weights, -inf where the mask is false; None if there are neither weights nor a mask.
+
+    A positive sum is required unless `may_be_zero`: of one process's part of a batch, all weights may be zero.
+    """
+    log_weight = None if sample_weight is None else torch.log(as_weights(sample_weight, losses))
+    if mask is not None:
+        keep = torch.as_tensor(mask, device=losses.device).to(torch.bool)
+        if keep.shape != losses.shape:
+            raise LossError(f"expected one mask entry per loss, shape {tuple(losses.shape)}, got {tuple(keep.shape)}")
+        log_weight = torch.where(keep, 0.0 if log_weight is None else log_weight, -math.inf).to(losses.dtype)
+    if log_weight is not None and not may_be_zero:
+        check_mass(log_weight.amax())
+    return log_weight
+
+
+def check_mass(log_mass: Tensor | float) -> None:
+    """Raise if the sum of all weights is zero, given its log."""
+    require(log_mass > -math.inf, LossError, _ALL_ZERO)
+
+
+def array_weights(sample_weight: Any, n: int, *, may_be_zero: bool = False) -> npt.NDArray[np.float64]:
+    """Sample weights of n rows as a new NumPy array; None means ones, and a number is the weight of every row."""
+    if sample_weight is None:
+        return np.ones(n)
+    if isinstance(sample_weight, Tensor):
+        sample_weight = sample_weight.detach().cpu().numpy()
+    try:
+        weight = np.array(np.asarray(sample_weight), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise LossError(f"expected sample weights as numbers, got {_kind(sample_weight)}: {error}") from error
+    if weight.ndim == 0:
+        weight = np.full(n, weight)
+    if weight.shape != (n,):
+        raise LossError(f"expected one sample weight per sample, shape ({n},), got {weight.shape}")
+    if not ((weight >= 0) & (weight < math.inf)).all():
+        raise LossError(_NEGATIVE)
+    if not may_be_zero and not weight.any():
+        raise LossError(_ALL_ZERO)
+    return weight
 
 
 # -- positions in a data set ------------------------------------------------------------------------------------------
 
 
 def check_samples(n: Any) -> None:
-    if isinstance(n, bool) or not isinstance(n, Integral) or int(n) < 1:
-        raise HyperparameterError(f"expected the number n >= 1 of training samples, got {n!r}")
+    check_whole("n", n, meaning="the number of training samples")
 
 
 def check_index(index: Tensor | None, n: int, losses: Tensor) -> Tensor:
@@ -183,16 +355,20 @@ def check_positions(index: Tensor, n: int) -> Tensor:
     return index.to(torch.int64)
 
 
-# -- labels -----------------------------------------------------------------------------------------------------------
+# -- labels, groups, embeddings ---------------------------------------------------------------------------------------
 
 
-def as_labels(values: Any, n: int | None = None, classes: int | None = None, what: str = "labels") -> Tensor:
+def as_labels(
+    values: Any, n: int | None = None, classes: int | None = None, what: str = "labels", least: int | None = None
+) -> Tensor:
     """Return labels as an int64 vector on the CPU.
 
     Args:
         values: integers, one per sample.
         n: the required number of labels; by default at least one.
         classes: labels must be in [0, classes); by default any integer is allowed.
+        what: what the error message calls them.
+        least: the smallest label allowed.
 
     Example:
         >>> as_labels([0, 1, 1], n=3, classes=2)
@@ -203,6 +379,8 @@ def as_labels(values: Any, n: int | None = None, classes: int | None = None, wha
         raise DataError(f"expected {'some' if n is None else n} {what}, got {len(labels)}")
     if classes is not None and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise DataError(f"expected {what} in [0, {classes}), got {int(labels.min())} to {int(labels.max())}")
+    if least is not None and int(labels.min()) < least:
+        raise DataError(f"expected {what} >= {least}, got {int(labels.min())}")
     return labels
 
 
@@ -232,32 +410,22 @@ def _kind(values: Any) -> str:
     return type(values).__name__
 
 
-# -- an optimizer's settings ------------------------------------------------------------------------------------------
+def check_groups(groups: Tensor, losses: Tensor) -> None:
+    """Check that there is one integer per loss."""
+    if not isinstance(groups, Tensor) or groups.is_floating_point() or groups.is_complex():
+        came = groups.dtype if isinstance(groups, Tensor) else _kind(groups)
+        raise LossError(f"expected groups as a tensor of integers, got {came}")
+    if groups.shape != losses.shape:
+        raise LossError(f"expected one group per loss, shape {tuple(losses.shape)}, got {tuple(groups.shape)}")
 
 
-def check_steps(settings: dict[str, Any]) -> None:
-    for name in ("lr", "weight_decay", "dual_lr"):
-        if name in settings and not 0.0 <= float(settings[name]) < math.inf:
-            raise HyperparameterError(f"expected {name} >= 0, got {settings[name]}")
-    if not 0.0 <= settings.get("momentum", 0.0) < 1.0:
-        raise HyperparameterError(f"expected a momentum in [0, 1), got {settings['momentum']}")
-
-
-def check_parameters(group: dict[str, Any]) -> None:
-    """Check that the parameters are real and that their dtype can represent lr and weight_decay."""
-    dtypes = {p.dtype for p in group["params"]}
-    if any(dtype.is_complex for dtype in dtypes):
-        raise HyperparameterError(
-            "expected real parameters, got complex ones; optimize torch.view_as_real(parameter), or use KLRobustLoss "
-            "with an optimizer that supports them"
+def check_embeddings(first: Tensor, second: Tensor, may_be_empty: bool) -> None:
+    """Check two matrices of embeddings, one row per sample."""
+    for x in (first, second):
+        if not isinstance(x, Tensor) or x.ndim != 2 or not x.is_floating_point() or not (len(x) or may_be_empty):
+            came = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else _kind(x)
+            raise LossError(f"expected floating-point embeddings (b, d), got {came}")
+    if first.shape != second.shape:
+        raise LossError(
+            f"expected both views or towers to have the same shape, got {tuple(first.shape)} and {tuple(second.shape)}"
         )
-    most = min((torch.finfo(dtype).max for dtype in dtypes if dtype.is_floating_point), default=math.inf)
-    for name in ("lr", "weight_decay"):
-        if float(group.get(name, 0.0)) > most:
-            raise HyperparameterError(f"expected {name} <= {most:.3g}, the parameters' dtype limit, got {group[name]}")
-
-
-def check_same_temperature(own: dict[str, Any], lam: float) -> None:
-    """The state of a method with a fixed temperature is meaningless at another temperature."""
-    if own.get("lam") != lam:
-        raise CheckpointError(f"expected a state_dict made with lam = {lam}, got one with lam = {own.get('lam')}")

@@ -13,8 +13,17 @@ from torch import Tensor, nn
 
 from scdro._kl import attainable, divergence, newton_step, solve_root
 from scdro._scalar import Scalar, as_tensor, scalar_dtype
-from scdro._state import Tracked
-from scdro._validation import check_beta, check_positions, check_radius, check_samples
+from scdro._state import MethodState
+from scdro._validation import (
+    check_beta,
+    check_choice,
+    check_embeddings,
+    check_is,
+    check_number,
+    check_positions,
+    check_rho,
+    check_samples,
+)
 from scdro.distributed import ALONE, Cut, Group, Ranks, Sharding
 from scdro.errors import CheckpointError, HyperparameterError, LossError, NonFiniteLossError
 from scdro.temperature import MovingAverage
@@ -243,11 +252,9 @@ class PrintedTemperatures(Temperatures):
     tau_max: float = math.inf
 
     def __post_init__(self) -> None:
-        check_temperature(self.initial)
-        if not 0.0 <= self.lr < math.inf:
-            raise HyperparameterError(f"expected a step size lr >= 0 for the temperatures, got {self.lr}")
-        if not self.initial <= self.tau_max:
-            raise HyperparameterError(f"expected tau_max >= initial = {self.initial}, got {self.tau_max}")
+        check_number("initial", self.initial, _SMALLEST, "the first temperature")
+        check_number("lr", self.lr, ">= 0", "the step size for the temperatures")
+        check_number("tau_max", self.tau_max, f">= initial = {self.initial}", infinite=True)
 
     def first(self, negatives: Negatives, rho: float, tau0: float) -> Tensor:
         return torch.full_like(negatives.top, max(self.initial, tau0))
@@ -272,7 +279,7 @@ class FixedTemperatures(Temperatures):
     tau: float
 
     def __post_init__(self) -> None:
-        check_temperature(self.tau)
+        check_number("tau", self.tau, _SMALLEST, "a temperature")
 
     def first(self, negatives: Negatives, rho: float, tau0: float) -> Tensor:
         return torch.full_like(negatives.top, self.tau)
@@ -297,16 +304,13 @@ def _pooled(seen: Seen) -> tuple[Tensor, Tensor]:
     return (mean - seen.log_u).clamp_min(0.0), var
 
 
-def check_temperature(tau: float, name: str = "a temperature") -> None:
-    """Check that similarities divided by tau, and their squares, stay finite in float32."""
-    if not 1e-15 <= tau < math.inf:
-        raise HyperparameterError(f"expected {name} > 0, and at least 1e-15, got {tau}")
+_SMALLEST = ">= 1e-15"  # similarities divided by tau, and their squares, stay finite in float32
 
 
 # -- the state --------------------------------------------------------------------------------------------------------
 
 
-class AnchorState(Tracked):
+class AnchorState(MethodState):
     """One row per anchor, NaN until it is seen. With several processes, each keeps a block of the anchors.
 
     `anchors` is in the state_dict and moves with the model to its device, but it is not a buffer, because DDP would
@@ -328,7 +332,7 @@ class AnchorState(Tracked):
         self.last.fill_(math.nan)
         self.anchors = self.last.new_full((self.parts.count, len(Anchors._fields)), math.nan)
 
-    def settle(self) -> None:
+    def divide(self) -> None:
         """Divide the anchors over the current processes. With one process this object had all of them."""
         if self.parts.size == 1 < self.ranks.size:
             self.parts = Sharding(self.parts.n, self.ranks)
@@ -355,7 +359,7 @@ class AnchorState(Tracked):
 
     def whole(self) -> dict[str, Tensor]:
         """The entries for all anchors, to replace this process's in a state_dict. All processes must call it."""
-        self.settle()
+        self.divide()
         return {"anchors": self.parts.whole(self.anchors), "part": self._part(0, self.parts.n)}
 
     def _part(self, start: int, stop: int) -> Tensor:
@@ -368,7 +372,7 @@ class AnchorState(Tracked):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Accept either all anchors or only this process's."""
-        self.settle()
+        self.divide()
         anchors, part = (state_dict.get(prefix + name) for name in ("anchors", "part"))
         if isinstance(anchors, Tensor) and isinstance(part, Tensor):
             state_dict = {**state_dict, prefix + "anchors": self._fitting(anchors, part.tolist())}
@@ -454,20 +458,16 @@ class RobustContrastiveLoss(nn.Module):
     ) -> None:
         super().__init__()
         check_samples(n)
-        check_radius(rho, 1.0)
-        check_temperature(tau0, "tau0")
+        check_rho(rho)
+        check_number("tau0", tau0, _SMALLEST, "the smallest temperature")
         check_beta(beta)
-        if towers not in (1, 2):
-            raise HyperparameterError(f"expected 1 or 2 towers, got {towers}")
+        check_choice("towers", towers, (1, 2))
         temperature = NewtonTemperatures() if temperature is None else temperature
-        if not isinstance(temperature, Temperatures):
-            raise HyperparameterError(
-                f"expected a temperature such as NewtonTemperatures() or FixedTemperatures(0.1), got {temperature!r}"
-            )
+        check_is(temperature, Temperatures, "a temperature such as NewtonTemperatures() or FixedTemperatures(0.1)")
         if rho == 0.0 and not isinstance(temperature, FixedTemperatures):
             raise HyperparameterError("expected rho > 0 for learned temperatures, got 0; they would be infinite")
-        if isinstance(temperature, PrintedTemperatures) and temperature.tau_max < tau0:
-            raise HyperparameterError(f"expected tau_max >= tau0 = {tau0}, got {temperature.tau_max}")
+        if isinstance(temperature, PrintedTemperatures):
+            check_number("tau_max", temperature.tau_max, f">= tau0 = {tau0}", infinite=True)
         self.n, self.rho, self.towers, self.beta, self.tau0 = n, rho, towers, beta, tau0
         self.temperature, self.normalize = temperature, normalize
         self.state = AnchorState(n, towers, skip_nonfinite, process_group)
@@ -486,7 +486,7 @@ class RobustContrastiveLoss(nn.Module):
         if self.state.last.device != first.device:
             self.state.to(first.device)
         if trains:
-            self.state.settle()
+            self.state.divide()
         cut = ranks.cut(len(index), first.device, first.shape[1], float(self.state.last) if ranks.size > 1 else 0.0)
         with torch.autocast(first.device.type, enabled=False):  # Half precision is too coarse at a small tau.
             losses, counts = self._losses((first, second), index, cut)
@@ -501,7 +501,7 @@ class RobustContrastiveLoss(nn.Module):
 
     def _checked(self, first: Tensor, second: Tensor, index: Tensor, trains: bool, may_be_empty: bool) -> Tensor:
         """Check the embeddings and return the positions."""
-        _check_embeddings(first, second, may_be_empty)
+        check_embeddings(first, second, may_be_empty)
         index = check_positions(index, self.n)
         if len(index) != len(first):
             raise LossError(f"expected one position for each of the {len(first)} samples, got {len(index)}")
@@ -585,14 +585,3 @@ class RobustContrastiveLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"n={self.n}, rho={self.rho:g}, towers={self.towers}, beta={self.beta:g}, tau0={self.tau0:g}"
-
-
-def _check_embeddings(first: Tensor, second: Tensor, may_be_empty: bool) -> None:
-    for x in (first, second):
-        if not isinstance(x, Tensor) or x.ndim != 2 or not x.is_floating_point() or not (len(x) or may_be_empty):
-            came = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise LossError(f"expected floating-point embeddings (b, d), got {came}")
-    if first.shape != second.shape:
-        raise LossError(
-            f"expected both views or towers to have the same shape, got {tuple(first.shape)} and {tuple(second.shape)}"
-        )

@@ -35,7 +35,7 @@ class HyperparameterError(ScdroError, ValueError):
         >>> import scdro
         >>> scdro.rho_for_group(10)
         Traceback (most recent call last):
-        scdro.errors.HyperparameterError: expected a group's share of the data in (0, 1], got 10; 10% is 0.1
+        scdro.errors.HyperparameterError: expected alpha in (0, 1], a group's share of the data (10% is 0.1), got 10
     """
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scdro._validation import check_radius, check_trim
+from scdro._validation import check_radius, check_trim, check_whole
 from scdro.distributed import Group, Ranks
-from scdro.errors import DataError, HyperparameterError, LossError
+from scdro.errors import DataError, LossError
 from scdro.functional import worst_case
 
 __all__ = ["Evaluation", "evaluate"]
@@ -85,8 +85,7 @@ def evaluate(
         )
     check_radius(rho, lam0)
     check_trim(trim)
-    if hardest < 0:
-        raise HyperparameterError(f"expected hardest >= 0, the number of samples to report, got {hardest}")
+    check_whole("hardest", hardest, 0, meaning="the number of samples to report")
     if device is None:
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
     training = {module: module.training for module in model.modules()}

@@ -20,8 +20,18 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from scdro._kl import effective_share, solve_lam, trimmed_log_weights, value_at
-from scdro._validation import check_number, check_radius, check_trim, check_weights, read_losses
-from scdro.errors import HyperparameterError, LossError
+from scdro._validation import (
+    as_weights,
+    check_groups,
+    check_number,
+    check_radius,
+    check_rho,
+    check_share,
+    check_trim,
+    check_whole,
+    read_losses,
+)
+from scdro.errors import LossError
 
 __all__ = [
     "BestResponse",
@@ -52,8 +62,7 @@ def focal_loss(logits: Tensor, labels: Tensor, gamma: float = 2.0, *, weight: Te
         >>> focal_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1]), gamma=1.0)
         tensor([0.3466])
     """
-    if not 0.0 <= gamma < math.inf:
-        raise HyperparameterError(f"expected gamma >= 0, got {gamma}")
+    check_number("gamma", gamma, ">= 0")
     losses = cross_entropy(logits, labels, reduction="none")
     # 1 - p_y from log p_y is exact even if p_y rounds to one. The clamp keeps the slope of 0^gamma finite.
     missing = -torch.expm1(-losses)
@@ -75,8 +84,7 @@ def class_balanced_weights(counts: Any, beta: float = 1.0) -> Tensor:
         >>> class_balanced_weights([100, 300])
         tensor([1.5000, 0.5000])
     """
-    if not 0.0 <= beta <= 1.0:
-        raise HyperparameterError(f"expected beta in [0, 1], got {beta}")
+    check_number("beta", beta, "in [0, 1]")
     n = torch.as_tensor(counts, dtype=torch.float64)
     if n.ndim != 1 or not bool((n >= 0).all() & torch.isfinite(n).all() & (n > 0).any()):
         raise LossError(f"expected the count of each class, not all zero, got {counts}")
@@ -109,8 +117,7 @@ def group_means(losses: Tensor, groups: Tensor, sample_weight: Tensor | None = N
     if sample_weight is None:
         weight = torch.ones_like(losses)
     else:
-        weight = torch.as_tensor(sample_weight, device=losses.device).to(losses.dtype)
-        check_weights(weight, losses)
+        weight = as_weights(sample_weight, losses)
         losses = torch.where(weight > 0, losses, 0.0)
     total, mass = _group_sums(weight * losses, groups), _group_sums(weight, groups)
     return total / mass.clamp_min(torch.finfo(losses.dtype).tiny)
@@ -131,15 +138,6 @@ def _group_sums(values: Tensor, groups: Tensor) -> Tensor:
     return torch.zeros(len(names), dtype=values.dtype, device=values.device).index_add(0, member, values)[member]
 
 
-def check_groups(groups: Tensor, losses: Tensor) -> None:
-    """Check that there is one integer per loss."""
-    if not isinstance(groups, Tensor) or groups.is_floating_point() or groups.is_complex():
-        came = groups.dtype if isinstance(groups, Tensor) else type(groups).__name__
-        raise LossError(f"expected groups as a tensor of integers, got {came}")
-    if groups.shape != losses.shape:
-        raise LossError(f"expected one group per loss, shape {tuple(losses.shape)}, got {tuple(groups.shape)}")
-
-
 # -- other divergences ------------------------------------------------------------------------------------------------
 
 
@@ -148,7 +146,7 @@ class BestResponse(NamedTuple):
 
     Example:
         >>> found = cvar([0.0, 1.0, 2.0, 3.0], alpha=0.5)
-        >>> float(found.value), found.weights.tolist(), found.eta
+        >>> found.value, found.weights.tolist(), found.eta
         (2.5, [0.0, 0.0, 0.5, 0.5], 2.0)
     """
 
@@ -163,11 +161,10 @@ def cvar(losses: Any, alpha: float, *, sample_weight: Any = None) -> BestRespons
     p = q/alpha on the hardest samples until it sums to one; the sample at the boundary counts in part.
 
     Example:
-        >>> float(cvar([1.0, 2.0, 3.0, 4.0], alpha=0.5).value)
+        >>> cvar([1.0, 2.0, 3.0, 4.0], alpha=0.5).value
         3.5
     """
-    if not 0.0 < alpha <= 1.0:
-        raise HyperparameterError(f"expected a fraction alpha in (0, 1] of the samples, got {alpha}")
+    check_number("alpha", alpha, "in (0, 1]", "a fraction of the samples")
 
     def hardest_first(l: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         room = (1.0 - (q.cumsum(0) - q) / alpha).clamp_min(0.0)
@@ -184,8 +181,7 @@ def chi2_penalized(losses: Any, reg: float, *, sample_weight: Any = None) -> Bes
         >>> chi2_penalized([1.0, 2.0, 3.0, 4.0], reg=2.0).weights.round(4)
         array([0.0625, 0.1875, 0.3125, 0.4375])
     """
-    if not 0.0 < reg < math.inf:
-        raise HyperparameterError(f"expected a penalty reg > 0, got {reg}")
+    check_number("reg", reg, "> 0", "the strength of the penalty")
 
     def hardest_first(l: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         # If the k hardest have weight, sum_{i <= k} q_i (l_i - eta) = reg.
@@ -201,12 +197,10 @@ def chi2_constrained(losses: Any, rho: float, *, sample_weight: Any = None) -> B
     """max_p sum p l over D(p) <= rho: p_i ~ q_i (l_i - eta)_+, with eta such that D(p) = rho.
 
     Example:
-        >>> float(chi2_constrained([1.0, 2.0, 3.0, 4.0], rho=0.1).value.round(4))
+        >>> round(chi2_constrained([1.0, 2.0, 3.0, 4.0], rho=0.1).value, 4)
         3.0
     """
-    check_number("rho", rho)
-    if not 0.0 <= rho < math.inf:
-        raise HyperparameterError(f"expected a radius rho >= 0, got {rho}")
+    check_rho(rho)
 
     def hardest_first(l: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         if rho == 0.0 or bool(l[0] == l[-1]):
@@ -278,7 +272,7 @@ def _answer(
     p = torch.zeros_like(q).scatter(0, order, p_sorted)
     value = torch.dot(p, vector.to(double.dtype)) - cost(p_sorted, q[order])
     if as_array:
-        return BestResponse(value.numpy()[()], p.numpy(), float(eta))
+        return BestResponse(float(value), p.numpy(), float(eta))
     return BestResponse(value.to(vector.dtype), p.to(vector.dtype), eta.to(vector.dtype))
 
 
@@ -340,7 +334,7 @@ def worst_case(
 
     Example:
         >>> wc = worst_case([0.0, 1.0, 2.0, 3.0], rho=0.1)
-        >>> round(float(wc.value), 6), round(float(wc.lam), 6)
+        >>> round(wc.value, 6), round(wc.lam, 6)
         (1.994174, 2.413506)
         >>> wc.weights.round(3)
         array([0.121, 0.183, 0.277, 0.419])
@@ -378,8 +372,7 @@ def objective(losses: Any, lam: Tensor | float, rho: float, lam0: float = 1e-3, 
     vector, detached, log_q, as_array = read_losses(losses, sample_weight)
     dtype = detached.dtype
     temperature = torch.as_tensor(lam, dtype=dtype, device=vector.device)
-    if not bool(temperature > 0):
-        raise HyperparameterError(f"expected a temperature lam > 0, got {float(temperature.detach())}")
+    check_number("lam", temperature.detach(), "> 0", "a temperature", infinite=True)
     double = vector.to(dtype)
     if math.isinf(float(temperature.detach())):
         value = torch.dot(torch.exp(log_q), double) + (0.0 if rho == 0 else math.inf)
@@ -399,10 +392,7 @@ def rho_for_group(alpha: float) -> float:
         >>> round(rho_for_group(0.1), 4)
         2.3026
     """
-    check_number("a group's share", alpha)
-    if not 0.0 < alpha <= 1.0:
-        hint = f"; {alpha:g}% is {alpha / 100:g}" if 1.0 < alpha <= 100.0 else ""
-        raise HyperparameterError(f"expected a group's share of the data in (0, 1], got {alpha}{hint}")
+    check_share(alpha)
     return math.log(1.0 / alpha)
 
 
@@ -415,8 +405,6 @@ def rho_for_confidence(n: int, level: float = 0.95) -> float:
         >>> round(rho_for_confidence(1000, 0.95), 7)
         0.0013528
     """
-    if n < 1:
-        raise HyperparameterError(f"expected at least one sample, got n = {n}")
-    if not 0.5 <= level < 1.0:
-        raise HyperparameterError(f"expected a confidence level in [0.5, 1), got {level}")
+    check_whole("n", n, meaning="the number of samples")
+    check_number("level", level, "in [0.5, 1)", "a confidence level")
     return NormalDist().inv_cdf(level) ** 2 / (2 * n)

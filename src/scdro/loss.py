@@ -15,10 +15,10 @@ from scdro._buffers import Watch
 from scdro._kl import solve_lam, trimmed_log_weights, value_at
 from scdro._scalar import Scalar, exp, host_reads, where
 from scdro._state import Batch, RobustState
-from scdro._validation import check_beta
+from scdro._validation import check_beta, check_groups
 from scdro.distributed import Group
 from scdro.errors import HyperparameterError
-from scdro.functional import check_groups, group_means, group_weights
+from scdro.functional import group_means, group_weights
 from scdro.temperature import Advance, Estimate, PrintedTemperature, Temperature, given_or_default
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
 
 
 @dataclass(eq=False)
-class Part:
+class MicroBatch:
     """A part of a batch, the step that determined its weights, and its status."""
 
     batch: Batch
@@ -57,7 +57,7 @@ class Accumulation:
         if before is not None:
             before.leave()
         self.state, self.optimizer = state, optimizer
-        self._parts: list[Part] = []
+        self._parts: list[MicroBatch] = []
         self._staged: Estimate | None = None
         self._zero_grad = optimizer.zero_grad
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
@@ -88,14 +88,14 @@ class Accumulation:
         """Multiply all gradients so far by a number."""
         _rescale(self._gradients(), scale)
 
-    def stage(self, batch: Batch, beta: float) -> tuple[Estimate, Part]:
+    def stage(self, batch: Batch, beta: float) -> tuple[Estimate, MicroBatch]:
         gradients = self._gradients()
         self._drop_abandoned()
         before = self._staged
         earlier = self._parts[-1].batch.finite if self._parts else None
         if batch.finite is not None and earlier is not None:
             batch = batch._replace(finite=batch.finite & earlier)
-        part = Part(batch._replace(losses=batch.losses.clone()), beta)  # the user may write to their losses
+        part = MicroBatch(batch._replace(losses=batch.losses.clone()), beta)  # the user may write to their losses
         estimate = self._estimate(part, before)
         part.step = estimate.step
         if before is not None:
@@ -106,7 +106,7 @@ class Accumulation:
         self._staged = estimate
         return estimate, part
 
-    def scaled(self, part: Part, gradient: Tensor) -> Tensor:
+    def scaled(self, part: MicroBatch, gradient: Tensor) -> Tensor:
         """Rescale a gradient to the current s."""
         part.differentiated = True
         if self._staged is None or part.step is None:
@@ -119,7 +119,7 @@ class Accumulation:
             part.before_zero_grad = True
         self._zero_grad(set_to_none)
 
-    def _differentiated(self, part: Part) -> bool:
+    def _differentiated(self, part: MicroBatch) -> bool:
         return part.differentiated if part.marks is None else part.marks != self._marks()
 
     def _drop_abandoned(self) -> None:
@@ -132,7 +132,7 @@ class Accumulation:
         """Drop the parts of the current batch, but keep their gradients."""
         self._parts, self._staged = [], None
 
-    def _keep(self, parts: list[Part]) -> None:
+    def _keep(self, parts: list[MicroBatch]) -> None:
         """Drop the other parts and undo their effect on s."""
         if len(parts) == len(self._parts):
             return
@@ -140,7 +140,7 @@ class Accumulation:
         for part in parts:
             self._staged = self._estimate(part, self._staged)
 
-    def _estimate(self, part: Part, before: Estimate | None) -> Estimate:
+    def _estimate(self, part: MicroBatch, before: Estimate | None) -> Estimate:
         if self.state.needs_whole_batch:
             return self.state.observe(part.batch)
         return self.state.estimate(part.batch, part.beta, staged=before)
@@ -281,11 +281,11 @@ class KLRobustLoss(nn.Module):
                 weighted by the group's share of the samples. Means are computed within the batch, and with `attach`
                 within each part, so these should have several samples of each group.
         """
-        trains = self.training and torch.is_grad_enabled()
+        state, trains = self.state, self.training and torch.is_grad_enabled()
         labels = None if groups is None else partial(_checked_groups, groups, losses)
         graph = _DETACHED if trains else ""
         try:
-            batch = self.state.read(losses, sample_weight, mask, labels=labels, alone=not trains, graph=graph)
+            batch = state.read(losses, sample_weight, mask, labels=labels, alone=not trains, graph=graph)
         except Exception:
             if trains:
                 self._judge(False)
@@ -300,15 +300,15 @@ class KLRobustLoss(nn.Module):
             return _with_gradient(losses, batch, value, _of_samples(weights, batch, shares))
         if batch.finite is not None and host_reads(batch.finite):
             if not bool(batch.finite):
-                self.state.count_skipped(True)
+                state.count_skipped(True)
                 self._judge(False)
                 # No graph: gradients stay None, so optimizers do nothing.
                 return torch.zeros((), dtype=_result_dtype(losses), device=losses.device, requires_grad=True)
             batch = batch._replace(finite=None)
         self._judge(True if batch.finite is None else batch.finite)
         if self.accumulation is None:
-            estimate = self.state.estimate(batch, self.beta)
-            self.state.commit(estimate, batch)
+            estimate = state.estimate(batch, self.beta)
+            state.commit(estimate, batch)
             return _with_gradient(losses, batch, estimate.objective, _of_samples(estimate.weights, batch, shares))
         estimate, part = self.accumulation.stage(batch, self.beta)
         batch = part.batch
@@ -376,7 +376,7 @@ class KLRobustLoss(nn.Module):
     def _judge(self, good: Tensor | bool) -> None:
         if self._watched and not torch.compiler.is_compiling():
             for watched in self._watched:
-                watched.settle(good)
+                watched.restore_unless(good)
 
     def reset_parameters(self) -> None:
         """Reset lam, s and the recent losses to those of a new object."""

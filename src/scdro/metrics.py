@@ -6,7 +6,6 @@ Both are functions (y_true, y_pred, ...) as scikit-learn's are, for its `make_sc
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, overload
@@ -16,13 +15,13 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from scipy.optimize import brentq
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length, column_or_1d
+from sklearn.utils.validation import check_consistent_length, column_or_1d
 from torch import Tensor
 
 from scdro._frames import as_array, columns_of, frame_like, is_missing, name_of
 from scdro._group_metrics import metrics_by_group
-from scdro._validation import as_labels
-from scdro.errors import DataError, HyperparameterError
+from scdro._validation import array_weights, as_labels, check_rho
+from scdro.errors import DataError
 from scdro.functional import worst_case
 
 __all__ = [
@@ -313,7 +312,7 @@ def group_table(
     known = _read_groups(groups)
     if metrics is not None:
         labels = column_or_1d(as_array(y_true))
-        weight = _weights(sample_weight, labels)
+        weight = array_weights(sample_weight, len(labels))
         found = metrics_by_group(labels, y_pred, known.member, weight, metrics, bootstrap, level, random_state)
         rows = [known.names[g] for g in found.pop("group")]
         taken = sorted(set(known.titles) & set(found))
@@ -369,7 +368,7 @@ def robust_accuracy(y_true: Any, y_pred: Any, rho: float, sample_weight: Any = N
         >>> round(robust_accuracy([0, 1, 1, 0, 1], [0, 1, 1, 0, 0], rho=0.1), 4)
         0.6048
     """
-    _check_rho(rho)
+    check_rho(rho)
     right, weight = _right(y_true, y_pred, sample_weight)
     accuracy = float(weight @ right / weight.sum())
     if rho == 0.0 or accuracy in (0.0, 1.0):
@@ -384,11 +383,6 @@ def robust_accuracy(y_true: Any, y_pred: Any, rho: float, sample_weight: Any = N
     return 1.0 - float(brentq(excess, error, 1.0, xtol=1e-14))
 
 
-def _check_rho(rho: Any) -> None:
-    if not isinstance(rho, numbers.Real) or not 0.0 <= float(rho) < math.inf:
-        raise HyperparameterError(f"expected a radius rho >= 0, got {rho!r}")
-
-
 def _right(y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Array, Array]:
     """Whether each prediction is correct, and the weights."""
     y_true, y_pred = column_or_1d(y_true), column_or_1d(y_pred)
@@ -396,23 +390,14 @@ def _right(y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Array, Array]:
     texts = []
     for name, y in (("y_true", y_true), ("y_pred", y_pred)):
         if (y.dtype.kind == "f" and np.isnan(y).any()) or (y.dtype.kind == "O" and any(map(is_missing, y))):
-            raise ValueError(f"expected a label for every sample in {name}, got missing values")
+            raise DataError(f"expected a label for every sample in {name}, got missing values")
         texts.append(y.dtype.kind in "US" or (y.dtype.kind == "O" and all(isinstance(label, str) for label in y)))
     if texts[0] != texts[1]:
-        raise ValueError(
+        raise DataError(
             "expected labels of one type in y_true and y_pred, got strings and other types, which never match: "
             f"{y_true.dtype}, {y_pred.dtype}"
         )
-    return (y_true == y_pred).astype(np.float64), _weights(sample_weight, y_true)
-
-
-def _weights(sample_weight: Any, y_true: Array) -> Array:
-    weight: Array = _check_sample_weight(
-        sample_weight, y_true.reshape(-1, 1), dtype=np.float64, ensure_non_negative=True
-    )
-    if not weight.sum() > 0:
-        raise ValueError("expected sample weights with a positive sum, got only zeros")
-    return weight
+    return (y_true == y_pred).astype(np.float64), array_weights(sample_weight, len(y_true))
 
 
 class _Groups(NamedTuple):
@@ -437,7 +422,7 @@ def _read_groups(groups: Any) -> _Groups:
             names, member = _factorised(columns)
             return _Groups(member, [(name,) for name in names], [name_of(groups) or "group"], True)
         if columns.ndim != 2:
-            raise ValueError(f"expected groups as one label per sample, or several columns, got shape {columns.shape}")
+            raise DataError(f"expected groups as one label per sample, or several columns, got shape {columns.shape}")
         table = {f"group {k}": column for k, column in enumerate(columns.T)}
     parts = [_factorised(column) for column in table.values()]
     codes, member = np.unique(np.stack([code for _, code in parts], 1), axis=0, return_inverse=True)

@@ -19,15 +19,16 @@ moving average and 1 for STORM. Only differences of logarithms that are bounded 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from scdro._kl import Tilt, attainable, effective_size, mass_and_size, newton_step, solve_lam, tilt, trimmed_log_weights
-from scdro._scalar import Scalar, clamp, exp, log, logaddexp, masked, maximum, on_host, scalar, scalar_dtype, where
-from scdro.errors import HyperparameterError
+from scdro._scalar import Scalar, Vector, as_tensor, clamp, exp, log, logaddexp, masked, maximum, on_host, scalar, where
+from scdro._validation import check_is, check_number, check_optional
 
 __all__ = [
     "MovingAverage",
@@ -63,6 +64,7 @@ class Estimate(NamedTuple):
     log_mass: Scalar
     weights: Tensor
     objective: Scalar
+    kept: Scalar = 0.0  # the part of the gradient in lam that the tracker has averaged so far (PrintedTemperature)
     mean: Scalar | None = None
     mean_old: Scalar | None = None
     calibrating: bool = False  # lam_1 is set once all of the first batch is there
@@ -79,14 +81,14 @@ class Estimate(NamedTuple):
 class Tracker(Protocol):
     """The rule that updates log s. The first step takes s, v and u from the batch: Advance(log_mean, log_mean).
 
-    `lam_gradient` returns the tracked part of the gradient in lam (`kept` is its value so far) and the gradient itself.
-    `drift` is the part log s + rho (+ mu lam), and `bound` is the upper bound of the losses, or None.
+    `lam_gradient` returns the part of the gradient in lam that it averages (`at.kept` is its value so far) and the
+    gradient itself. `drift` is the part log s + rho (+ mu lam), and `bound` is the upper bound of the losses, or None.
     """
 
     two_points: bool
 
     def advance(self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float) -> Advance: ...
-    def lam_gradient(self, at: Estimate, kept: Scalar, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]: ...
+    def lam_gradient(self, at: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]: ...
 
 
 def _averaged(log_s: Scalar, log_mean: Scalar, beta: float) -> Scalar:
@@ -104,11 +106,6 @@ def _fresh(at: Estimate) -> Scalar:
 
 def _subtracted(at: Estimate) -> Scalar:
     return 0.0 if at.mean_old is None else at.step.old * at.mean_old
-
-
-def _check_cap(cap: float | None) -> None:
-    if cap is not None and not cap >= 1.0:
-        raise HyperparameterError(f"expected cap >= 1, how many batches one batch may count for at most, got {cap}")
 
 
 @dataclass(frozen=True)
@@ -129,7 +126,8 @@ class MovingAverage:
     two_points = False
 
     def __post_init__(self) -> None:
-        _check_cap(self.cap)
+        meaning = "how many batches one batch may count for at most, or None for no bound"
+        check_optional("cap", self.cap, ">= 1", meaning, infinite=True)
 
     def log_s(self, log_s: Scalar, log_mean: Scalar, beta: float) -> Scalar:
         moved = _averaged(log_s, log_mean, beta)
@@ -139,10 +137,10 @@ class MovingAverage:
         keep = 1.0 - beta if beta < 1.0 else where(log_mean > -math.inf, 0.0, 1.0)
         return Advance(self.log_s(log_s, log_mean, beta), log_mean, keep)
 
-    def lam_gradient(self, at: Estimate, kept: Scalar, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
+    def lam_gradient(self, at: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
         """u <- (1-beta) u + beta (log s + rho - mean(exp(l/lam) l)/(s lam))   (eq. 6)."""
         keep = at.step.keep
-        u = keep * kept + (1.0 - keep) * (drift - _fresh(at) / at.lam)
+        u = keep * at.kept + (1.0 - keep) * (drift - _fresh(at) / at.lam)
         return u, u
 
 
@@ -177,9 +175,9 @@ class Storm:
         moved, keep, old = (where(empty, a, b) for a, b in ((log_s, moved), (1.0, keep), (0.0, old)))
         return Advance(moved, log_mean, keep, old, reset & (log_mean > -math.inf))
 
-    def lam_gradient(self, at: Estimate, kept: Scalar, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
+    def lam_gradient(self, at: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
         """lam u/s + log s + rho (eq. 8), computed from y = -lam^2 u/s, the tracked mean loss under p."""
-        y = (at.lam / at.lam_past) ** 2 * (at.step.keep * kept - _subtracted(at)) + _fresh(at)
+        y = (at.lam / at.lam_past) ** 2 * (at.step.keep * at.kept - _subtracted(at)) + _fresh(at)
         if bound is not None:
             y = clamp(y, 0.0, bound)
         return y, drift - y / at.lam
@@ -208,8 +206,7 @@ class NormalizedStorm(MovingAverage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.clip is not None and not self.clip >= 0.0:
-            raise HyperparameterError(f"expected clip >= 0, or None for no bound, got {self.clip}")
+        check_optional("clip", self.clip, ">= 0", "or None for no bound", infinite=True)
 
     def advance(self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float) -> Advance:
         assert log_mean_old is not None
@@ -218,8 +215,8 @@ class NormalizedStorm(MovingAverage):
         old = (1.0 - beta) * exp(log_mean_old - before)
         return Advance(moved, log_mean, 1.0 - beta, old)
 
-    def lam_gradient(self, at: Estimate, kept: Scalar, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
-        y = at.step.keep * kept + _fresh(at) - _subtracted(at)
+    def lam_gradient(self, at: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
+        y = at.step.keep * at.kept + _fresh(at) - _subtracted(at)
         return y, drift - y / at.lam
 
 
@@ -232,22 +229,25 @@ def default_size(rho: float) -> int:
 
 
 class Window(NamedTuple):
-    """Two rows, losses and their log weights, oldest first. Empty slots have weight zero."""
+    """Two rows, losses and their log weights, oldest first. Empty slots have weight zero.
 
-    rows: Tensor
+    `rows` is a NumPy view where the host can read the memory, else a tensor.
+    """
+
+    rows: Vector
 
     def clear_(self) -> None:
         """Empty every slot, in place."""
-        self.rows[0].zero_()
-        self.rows[1].fill_(-math.inf)
+        self.rows[0] = 0.0
+        self.rows[1] = -math.inf
 
     @property
     def losses(self) -> Tensor:
-        return self.rows[0]
+        return as_tensor(self.rows[0])
 
     @property
     def log_weight(self) -> Tensor:
-        return self.rows[1]
+        return as_tensor(self.rows[1])
 
     def pushed(self, losses: Tensor, log_weight: Tensor | None) -> Window:
         """The window with a batch added and the same number of oldest losses dropped.
@@ -257,14 +257,14 @@ class Window(NamedTuple):
         size = self.rows.shape[1]
         if log_weight is None:
             losses = _spread(losses, size, len(losses))
-            rows, count = torch.empty_like(self.rows), len(losses)
-            new: Any = on_host(rows)
-            new[:, : size - count] = on_host(self.rows)[:, count:]
-            new[0, size - count :], new[1, size - count :] = on_host(losses), 0.0
+            count = len(losses)
+            rows: Any = torch.empty_like(self.rows) if isinstance(self.rows, Tensor) else np.empty_like(self.rows)
+            rows[:, : size - count] = self.rows[:, count:]
+            rows[0, size - count :], rows[1, size - count :] = on_host(losses), 0.0
             return Window(rows)
         batch = _live_last(torch.stack([losses, log_weight]))
         batch = _spread(batch, size, (log_weight > -math.inf).sum())
-        return Window(_live_last(torch.cat([self.rows, batch], 1))[:, -size:])
+        return Window(on_host(_live_last(torch.cat([as_tensor(self.rows), batch], 1))[:, -size:]))
 
     def tilt(self, lam: Scalar, shift: Scalar) -> tuple[Tilt, Scalar, Scalar]:
         """The tilt of the recent losses at temperature lam, their effective number, and the log of the mean of
@@ -272,7 +272,7 @@ class Window(NamedTuple):
 
         `shift` is any value near their maximum.
         """
-        losses, log_weight = on_host(self.rows)
+        losses, log_weight = self.rows[0], self.rows[1]
         log_total, size = mass_and_size(log_weight)
         at = tilt(losses - shift, log_weight, lam, log_total)
         newest = slice(-math.ceil(len(losses) / 4), None)
@@ -280,7 +280,7 @@ class Window(NamedTuple):
         return at, size, where(q > 0.0, log(maximum(p, 1e-300)) - log(q), math.inf)
 
     def effective_size(self) -> Scalar:
-        return effective_size(self.log_weight)
+        return effective_size(self.rows[1])
 
     def mean(self) -> Scalar:
         return scalar(torch.dot(torch.softmax(self.log_weight, 0), self.losses))
@@ -295,7 +295,7 @@ class Window(NamedTuple):
 
     def top(self) -> Scalar:
         """The largest recent loss."""
-        losses, log_weight = on_host(self.rows)
+        losses, log_weight = self.rows[0], self.rows[1]
         if isinstance(losses, Tensor) or log_weight[0] == -math.inf:  # the oldest slot is empty, others may be too
             losses = masked(losses, log_weight == -math.inf, -math.inf)
         return scalar(losses.max())
@@ -307,7 +307,8 @@ class Window(NamedTuple):
 
     def without(self, ceiling: Scalar) -> Window:
         """The window without the losses above the ceiling."""
-        return Window(torch.stack([self.losses, torch.where(self.losses > ceiling, -math.inf, self.log_weight)]))
+        kept = torch.where(self.losses > ceiling, -math.inf, self.log_weight)
+        return Window(on_host(torch.stack([self.losses, kept])))
 
 
 def _live_last(rows: Tensor) -> Tensor:
@@ -347,17 +348,17 @@ class LamRange(NamedTuple):
         return clamp(lam, self.lam0, self.lam_max)
 
 
-class Temperature(nn.Module):
-    """Base class of the rules for lam. `initial` is lam_1, or None to find it from the first batch.
+class Temperature:
+    """Base class of the rules for lam. They have no state. `initial` is lam_1, or None to find it from the first batch.
 
     `carries`: if true, lam log s, which hardly depends on lam, is kept when lam changes. If false, log s is kept, as
     printed in the paper, and explodes when lam falls. `ceiling`: losses are clipped at the largest recent loss plus
     `ceiling` times lam; None for no bound.
     """
 
-    carries: bool
-    ceiling: float | None = None
+    carries: ClassVar[bool]
     initial: float | None
+    ceiling: float | None = None
 
     def one_point_tracker(self) -> Tracker:
         """The tracker for methods that evaluate each batch once (SCDRO, KLRobustLoss)."""
@@ -369,15 +370,12 @@ class Temperature(nn.Module):
 
     def advance(
         self, estimate: Estimate, window: Window, limits: LamRange, tracker: Tracker, lr: Scalar | None
-    ) -> tuple[Scalar, Scalar, list[tuple[Tensor, list[Scalar]]]]:
-        """Return lam_{t+1}, the upper bound of lam log s at batch t+1, and this module's buffers with their new
-        values."""
+    ) -> tuple[Scalar, Scalar, Scalar]:
+        """Return lam_{t+1}, the upper bound of lam log s at batch t+1, and the new `kept`."""
         raise NotImplementedError
 
-    def reset_parameters(self) -> None:
-        """Reset this module's buffers to their initial values."""
 
-
+@dataclass
 class WindowTemperature(Temperature):
     r"""One safeguarded Newton step per batch towards KL(p_lam) = rho on the recent losses. The default.
 
@@ -403,25 +401,19 @@ class WindowTemperature(Temperature):
         2.0
     """
 
-    carries = True
+    initial: float | None = None
+    _: KW_ONLY
+    cap: float | None = 2.0
+    clip: float | None = 0.3
+    ceiling: float | None = 0.0
+    lag: float | None = 1.5
+    carries: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        initial: float | None = None,
-        *,
-        cap: float | None = 2.0,
-        clip: float | None = 0.3,
-        ceiling: float | None = 0.0,
-        lag: float | None = 1.5,
-    ) -> None:
-        super().__init__()
-        _check_initial(initial)
-        NormalizedStorm(cap, clip)  # validates both
-        if ceiling is not None and not 0.0 <= ceiling < math.inf:
-            raise HyperparameterError(f"expected ceiling >= 0, in units of lam, or None for no bound, got {ceiling}")
-        if lag is not None and not lag >= 1.0:
-            raise HyperparameterError(f"expected lag >= 1, or None for no bound, got {lag}")
-        self.initial, self.cap, self.clip, self.ceiling, self.lag = initial, cap, clip, ceiling, lag
+    def __post_init__(self) -> None:
+        check_optional("initial", self.initial, "> 0", "the first temperature lam, or None to find it")
+        NormalizedStorm(self.cap, self.clip)  # validates both
+        check_optional("ceiling", self.ceiling, ">= 0", "in units of lam, or None for no bound")
+        check_optional("lag", self.lag, ">= 1", "or None for no bound", infinite=True)
 
     def one_point_tracker(self) -> Tracker:
         return MovingAverage(self.cap)
@@ -431,21 +423,22 @@ class WindowTemperature(Temperature):
 
     def advance(
         self, estimate: Estimate, window: Window, limits: LamRange, tracker: Tracker, lr: Scalar | None
-    ) -> tuple[Scalar, Scalar, list[tuple[Tensor, list[Scalar]]]]:
+    ) -> tuple[Scalar, Scalar, Scalar]:
         if limits.rho == 0.0:
-            return estimate.lam, math.inf, []
+            return estimate.lam, math.inf, estimate.kept
         at, size, newest = window.tilt(estimate.lam, estimate.lam_log_s)
         rho = attainable(limits.rho, size)
         change = clamp(newton_step(at.kl, at.var, estimate.lam, rho, limits.mu), -1.0, 1.0)
         lam = limits.clamp(estimate.lam * exp(change))
         if self.lag is None:
-            return lam, math.inf, []
+            return lam, math.inf, estimate.kept
         # lam log mean exp(l/lam) of the newest losses; like lam log s, it hardly depends on lam.
         soft_max = estimate.lam_log_s + estimate.lam * (at.mean - at.kl + newest)
         soft_max = maximum(soft_max, estimate.lam * estimate.step.log_mean)
-        return lam, soft_max + lam * math.log(self.lag), []
+        return lam, soft_max + lam * math.log(self.lag), estimate.kept
 
 
+@dataclass
 class PrintedTemperature(Temperature):
     """The paper's update, lam <- clip(lam - eta u, lam0, lam_max), with u as in Algorithm 1 or 2.
 
@@ -462,19 +455,14 @@ class PrintedTemperature(Temperature):
         1.0
     """
 
-    carries = False
-    tracked: Tensor
+    initial: float = 1.0
+    _: KW_ONLY
+    lr: float | None = None
+    carries: ClassVar[bool] = False
 
-    def __init__(self, initial: float = 1.0, *, lr: float | None = None) -> None:
-        super().__init__()
-        _check_initial(initial)
-        if lr is not None and not 0.0 <= lr < math.inf:
-            raise HyperparameterError(f"expected a step size lr >= 0 for lam, got {lr}")
-        self.initial, self.lr = initial, lr
-        self.register_buffer("tracked", torch.zeros(1, dtype=scalar_dtype(torch.get_default_device())))
-
-    def reset_parameters(self) -> None:
-        self.tracked.zero_()
+    def __post_init__(self) -> None:
+        check_number("initial", self.initial, "> 0", "the first temperature lam")
+        check_optional("lr", self.lr, ">= 0", "the step size for lam, or None for the optimizer's")
 
     def one_point_tracker(self) -> Tracker:
         return MovingAverage()
@@ -484,25 +472,17 @@ class PrintedTemperature(Temperature):
 
     def advance(
         self, estimate: Estimate, window: Window, limits: LamRange, tracker: Tracker, lr: Scalar | None
-    ) -> tuple[Scalar, Scalar, list[tuple[Tensor, list[Scalar]]]]:
+    ) -> tuple[Scalar, Scalar, Scalar]:
         lr = lr if self.lr is None else self.lr
         assert lr is not None
         lam = estimate.lam
         drift = estimate.lam_log_s / lam + limits.rho + limits.mu * lam
-        tracked, gradient = tracker.lam_gradient(estimate, scalar(self.tracked[0]), drift, limits.loss_bound)
-        return limits.clamp(lam - lr * gradient), math.inf, [(self.tracked, [tracked])]
+        kept, gradient = tracker.lam_gradient(estimate, drift, limits.loss_bound)
+        return limits.clamp(lam - lr * gradient), math.inf, kept
 
 
 def given_or_default(temperature: Temperature | None) -> Temperature:
     if temperature is None:
         return WindowTemperature()
-    if not isinstance(temperature, Temperature):
-        raise HyperparameterError(
-            f"expected a temperature such as WindowTemperature() or PrintedTemperature(), got {temperature!r}"
-        )
+    check_is(temperature, Temperature, "a temperature such as WindowTemperature() or PrintedTemperature()")
     return temperature
-
-
-def _check_initial(initial: float | None) -> None:
-    if initial is not None and not 0.0 < initial < math.inf:
-        raise HyperparameterError(f"expected an initial temperature lam > 0, got {initial}")

@@ -1,18 +1,27 @@
-"""The command itself: how it starts, and what it shows."""
+"""The command itself: how it starts, what it shows, what its help says."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import io
-import platform
+import re
 import runpy
+import shlex
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import scdro
-from scdro.cli import main, memory
-from scdro.cli.progress import ProgressLine
+import scdro.tables
+from scdro.cli import main, parser
+from scdro.cli.show import ProgressLine
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = next(a for a in parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
 
 
 def test_version_and_module(monkeypatch, capsys):
@@ -31,10 +40,8 @@ def test_no_command_is_a_wrong_command_line(capsys):
 
 
 def test_interrupted(monkeypatch, tmp_path, capsys):
-    from scdro.application.own import opening
-
-    monkeypatch.setattr(opening, "open_own", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert main(["train", "data.csv", "--out", str(tmp_path)]) == 130
+    monkeypatch.setattr(scdro.tables, "train", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(["train", "data.csv", "--target", "y", "--out", str(tmp_path)]) == 130
     assert "stopped" in capsys.readouterr().err
 
 
@@ -51,49 +58,73 @@ def test_progress_in_a_file_is_few_lines(monkeypatch):
     for done in range(1, 101):
         show(done, 100, f"step {done}")
         now[0] += 1.0
-    assert stream.getvalue().splitlines() == [
-        "  1%  step 1",
-        " 31%  step 31  0:01:09 left",
-        " 61%  step 61  0:00:39 left",
-        " 91%  step 91  0:00:09 left",
-        "100%  step 100",
-    ]
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["1%", "31%", "61%", "91%", "100%"]
+    assert lines[1].endswith("1:10 left")
 
 
-def test_progress_on_a_terminal_is_one_line(monkeypatch):
+def test_progress_on_a_terminal_is_one_line_of_its_width(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setenv("COLUMNS", "30")
     stream = Terminal()
     show = ProgressLine(stream)
     for done in (1, 2, 3):
         now[0] += 7200.0
-        show(done, 3, "x")
-    assert stream.getvalue() == "\r\x1b[2K 33%  x\r\x1b[2K 67%  x  2:00:00 left\r\x1b[2K100%  x\n"
+        show(done, 3, "a long text " * 9)
+    parts = stream.getvalue().split("\r\x1b[2K")
+    assert len(parts) == 4
+    assert all(len(part.rstrip("\n")) <= 29 for part in parts)
+    assert stream.getvalue().count("\n") == 1
 
 
-FAULTS = """
-import ctypes, resource, runpy, sys
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(5):
-        block = libc.malloc(1 << 26)
-        libc.memset(block, 1, 1 << 26)
-        libc.free(block)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-plain = faults()
-runpy.run_path(sys.argv[1])["keep_freed_memory"]()
-print(plain, faults())
-"""
+def help_of(*command):
+    shown = io.StringIO()
+    with pytest.raises(SystemExit) as stop, contextlib.redirect_stdout(shown):
+        main([*command, "--help"])
+    assert stop.value.code == 0
+    return shown.getvalue()
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
-def test_freed_memory_is_kept():
-    """Five blocks of 64 MB, one after the other, are mapped once and not five times."""
-    command = [sys.executable, "-c", FAULTS, memory.__file__]
-    plain, kept = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
-    assert kept < plain / 2
+def test_examples_of_the_help_are_right():
+    examples = re.findall(r"^  (scdro .*)$", help_of().split("examples:\n")[1], re.M)
+    assert len(examples) == 3
+    for example in examples:
+        assert parser().parse_args(shlex.split(example)[1:]).command == example.split()[1]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_explained(command):
+    assert help_of(command)
+    for action in COMMANDS[command]._actions:
+        assert action.help, f"scdro {command} {action.option_strings}"
+
+
+def test_help_says_how_to_resume():
+    assert "resume after a kill at any moment, run the same command again" in " ".join(help_of("train").split())
+
+
+@pytest.mark.parametrize("page", ["docs/train.md", "docs/commands.md", "docs/report.md"])
+def test_commands_of_the_pages_are_right(page):
+    lines = re.findall(r"^    (scdro .*)$", (ROOT / page).read_text(), re.M)
+    for line in lines:
+        assert parser().parse_args(shlex.split(line, comments=True)[1:]).command
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_has_every_command_and_option(shell):
+    text = (ROOT / "completions" / f"scdro.{shell}").read_text()
+    for name, command in COMMANDS.items():
+        assert name in text
+        for action in command._actions:
+            for flag in action.option_strings:
+                assert (f"-l {flag.removeprefix('--')}" in text or flag in text) or not flag.startswith("--"), flag
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=text, text=True, check=True)
+
+
+def test_the_wheel_is_the_library_alone():
+    builders = pytest.importorskip("hatchling.builders.wheel")
+    files = {file.distribution_path for file in builders.WheelBuilder(str(ROOT)).recurse_included_files()}
+    assert all(name.startswith("scdro/") for name in files)
+    assert "scdro/tables/_page.py" in files

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 
 import pytest
@@ -66,7 +65,7 @@ def test_doctor_sees_missing_and_old_packages(monkeypatch, capsys):
         "images": {"no-such-extra": "2"},
     }
     monkeypatch.setattr(doctor, "_self_test", list)
-    assert doctor.run(argparse.Namespace()) == 1
+    assert doctor.run() == 1
     shown = capsys.readouterr()
     assert "expected torch >= 999.1, got" in shown.err
     assert "expected no-such-package, which is not installed" in shown.err

@@ -140,8 +140,8 @@ def test_bad_stages(name):
     params, kind = [nn.Parameter(torch.ones(2))], {"RSCDRO": RSCDRO, "RASCDRO": RASCDRO}[name]
     for stages, match in (
         ([], "stage"),
-        ([Stage(0.1, 0.5, 0), Stage(0.1, 0.5, 1)], "step.*Stage"),
-        ([Stage(0.1, 0.5, 1), Stage(0.0, 0.5, 1)], "lr > 0.*Stage"),
+        ([Stage(0.1, 0.5, 0), Stage(0.1, 0.5, 1)], "steps >= 1.*stage 0"),
+        ([Stage(0.1, 0.5, 1), Stage(0.0, 0.5, 1)], "lr > 0.*stage 1"),
         ([Stage(0.1, 0.5, 1), Stage(0.1, 1.5, 1)], r"beta.*\(0, 1\].*1.5"),
     ):
         with pytest.raises(HyperparameterError, match=match):

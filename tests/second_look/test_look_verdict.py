@@ -7,6 +7,7 @@ from scdro.second_look import Verdict
 from scdro.second_look._verdict import (
     CLASS_WEIGHTS,
     CLEARLY,
+    FLAT,
     HELPS,
     KEPT,
     NOTHING,
@@ -44,20 +45,22 @@ def test_the_smallest_group_is_the_first_that_shows():
 
 
 @pytest.mark.parametrize(
-    ("gain", "error", "kept", "answer"),
+    ("gain", "error", "kept", "size", "answer"),
     [
-        (0.05, 0.02, 0.95, HELPS),
-        (0.03, 0.10, 0.95, NOTHING),
-        (-0.05, 0.02, 0.95, NOTHING),
-        (0.04, 0.10, 0.99, NOTHING),
-        (0.06, 0.10, KEPT, HELPS),
-        (-0.05, 0.02, 0.3, WRONG_LABELS),
-        (0.01, 0.02, KEPT - 0.01, WRONG_LABELS),
-        (0.10, 0.02, 0.3, NOTHING),  # a price too high, but no sign of wrong labels
+        (0.05, 0.02, 0.95, 0.1, HELPS),
+        (0.03, 0.10, 0.95, 0.1, NOTHING),
+        (-0.05, 0.02, 0.95, 0.1, NOTHING),
+        (0.06, 0.10, 0.99, 0.1, NOTHING),
+        (0.08, 0.10, KEPT, 0.1, HELPS),
+        (0.05, 0.02, 0.95, FLAT + 0.01, NOTHING),  # the weights single nobody out
+        (-0.05, 0.02, 0.3, FLAT + 0.01, NOTHING),
+        (-0.05, 0.02, 0.3, 0.1, WRONG_LABELS),
+        (0.01, 0.02, KEPT - 0.01, 0.1, WRONG_LABELS),
+        (0.10, 0.02, 0.3, 0.1, NOTHING),  # a price too high, but no sign of wrong labels
     ],
 )
-def test_answers(gain, error, kept, answer):
-    assert judge(gain, error, kept) == answer
+def test_answers(gain, error, kept, size, answer):
+    assert judge(gain, error, kept, size) == answer
 
 
 def test_surely_right_is_right_or_wrong_but_for_the_unsure():

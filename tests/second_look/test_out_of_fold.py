@@ -74,7 +74,7 @@ def test_labels_are_read_from_any_data_set():
 def test_bad_calls():
     with pytest.raises(HyperparameterError, match="folds"):
         out_of_fold(lambda subset: nn.Linear(3, 2), Plain(), folds=1)
-    with pytest.raises(TypeError, match="network"):
+    with pytest.raises(HyperparameterError, match="network"):
         out_of_fold(lambda subset: None, Plain())
     with pytest.raises(DataError, match="label"):
         out_of_fold(lambda subset: nn.Linear(3, 2), Plain(), labels=[0, 1])

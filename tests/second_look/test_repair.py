@@ -397,7 +397,7 @@ def test_networks_that_cannot_be_copied():
         def __deepcopy__(self, memo):
             raise RuntimeError("only once")
 
-    with pytest.raises(TypeError, match="only once"):
+    with pytest.raises(HyperparameterError, match="only once"):
         repair(Locked(4, 2), batches(torch.randn(64, 4), torch.arange(64) % 2), progress=False)
 
 

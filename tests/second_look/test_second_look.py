@@ -291,11 +291,11 @@ def test_regressors():
 @pytest.mark.parametrize(
     ("look", "error", "match"),
     [
-        (SecondLook(KNeighborsClassifier()), TypeError, "sample_weight"),
-        (SecondLook(LinearSVC()), TypeError, "predict_proba"),
-        (SecondLook(StandardScaler()), TypeError, "classifier or regressor"),
-        (SecondLook(make_pipeline(StandardScaler(), KNeighborsClassifier())), TypeError, "sample_weight"),
-        (SecondLook(LogisticRegression(), reference=LinearSVC()), TypeError, "predict_proba"),
+        (SecondLook(KNeighborsClassifier()), HyperparameterError, "sample_weight"),
+        (SecondLook(LinearSVC()), HyperparameterError, "predict_proba"),
+        (SecondLook(StandardScaler()), HyperparameterError, "classifier or regressor"),
+        (SecondLook(make_pipeline(StandardScaler(), KNeighborsClassifier())), HyperparameterError, "sample_weight"),
+        (SecondLook(LogisticRegression(), reference=LinearSVC()), HyperparameterError, "predict_proba"),
         (SecondLook(LogisticRegression(), rho="quarter"), HyperparameterError, "rho"),
         (SecondLook(LogisticRegression(), strategy="jtt"), HyperparameterError, "strategy"),
         (SecondLook(LogisticRegression(), grid="none"), HyperparameterError, "grid"),
@@ -303,8 +303,8 @@ def test_regressors():
         (SecondLook(LogisticRegression(), repeats=0), HyperparameterError, "repeats"),
         (SecondLook(LogisticRegression(), budget=-0.1), HyperparameterError, "budget"),
         (SecondLook(LogisticRegression(), budget="little"), HyperparameterError, "budget"),
-        (SecondLook(LogisticRegression(), reference=Ridge()), TypeError, "reference"),
-        (SecondLook(Ridge(), reference=LogisticRegression()), TypeError, "reference"),
+        (SecondLook(LogisticRegression(), reference=Ridge()), HyperparameterError, "reference"),
+        (SecondLook(Ridge(), reference=LogisticRegression()), HyperparameterError, "reference"),
     ],
 )
 def test_bad_settings(look, error, match):

@@ -1,6 +1,6 @@
 """Boosted trees on the worst case: LightGBM's and XGBoost's own estimators, with a radius rho.
 
-Names are imported when first asked for: those of one library do not need the other.
+Names are imported on first use, so the names of one library do not need the other.
 """
 
 import importlib

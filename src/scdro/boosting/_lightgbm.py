@@ -1,6 +1,6 @@
 """LightGBM on the worst case: its own objectives, with the weights of the samples set before every round.
 
-Weights, rather than an objective in Python, because LightGBM then keeps all that a custom objective takes away: the
+Weights rather than an objective in Python, because a custom objective would disable parts of LightGBM: the
 start from the average, leaves refitted to medians and quantiles, probabilities from `predict`, its file format.
 """
 
@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from lightgbm import Booster, CVBooster, Dataset, LGBMClassifier, LGBMRegressor
 
+from scdro._validation import check_rho
 from scdro.boosting._losses import Array, lightgbm_loss
-from scdro.boosting._metric import RobustValue, check_rho, split_metrics
+from scdro.boosting._metric import RobustValue, split_metrics
 from scdro.boosting._worst import first_ratio, worst_ratio
 
 __all__ = ["KLDROLGBMClassifier", "KLDROLGBMRegressor", "LightGBMWorstCase", "lightgbm_metric", "lightgbm_objective"]
@@ -28,8 +29,9 @@ class LightGBMWorstCase:
 
         p  =  argmax_{KL(p, q) <= rho} sum_i p_i l_i,   p_i ~ q_i exp(l_i/lam)
 
-    so that gradients and Hessians are those of the robust value at these p. A classifier starts from the constant of
-    least robust value. After each round the samples have their own weights again: metrics are what they always are.
+    so that gradients and Hessians are those of the robust value at these p. A classifier starts from the
+    constant with the smallest robust value. After each round the samples get their own weights back, so metrics are
+    not affected.
 
     Args:
         rho: radius of the KL ball, >= 0; 0 changes nothing.
@@ -79,7 +81,7 @@ class LightGBMWorstCase:
         weight = own if ratio is None else (own * ratio).astype(np.float32)
 
         def update(*args: Any, **kwargs: Any) -> Any:
-            del booster.update  # once: the method is the class's again
+            del booster.update  # back to the method of the class
             data.set_field("weight", weight)
             if first and any(data.feature_num_bin(k) for k in range(data.num_feature())):
                 # The objective reads weights, and starts from the average, where they were when it was made. (Where no
@@ -91,14 +93,14 @@ class LightGBMWorstCase:
             finally:
                 data.set_field("weight", own)
 
-        # The metrics of the training data follow right after the update, before any callback: hence around it.
+        # The metrics of the training data follow right after the update, before any callback, so this wraps it.
         booster.update = update
 
 
 def lightgbm_objective(
     rho: float, objective: str = "binary", **params: Any
 ) -> Callable[[Array, Dataset], tuple[Array, Array]]:
-    r"""Gradients and Hessians of the robust value, for a loop of one's own: sum_i p_i l_i, at the worst case p.
+    r"""Gradients and Hessians of the robust value, for your own training loop: sum_i p_i l_i at the worst case p.
 
     They are n p_i dl_i/ds_i and n p_i d^2l_i/ds_i^2, n the sum of the weights. As with any objective in Python,
     LightGBM then starts from zero (give `init_score`), refits no leaves and predicts scores; `LightGBMWorstCase` with
@@ -162,7 +164,7 @@ def lightgbm_metric(
 
 
 class _Named:
-    """A metric of ours as LightGBM's estimators take it; its loss is that of the objective they choose in `fit`."""
+    """One of our metrics, as LightGBM's estimators accept it. Its loss is that of the objective used in `fit`."""
 
     def __init__(self, name: str, rho: float, model: Any) -> None:
         self.name, self.rho, self.model = name, rho, model
@@ -176,7 +178,7 @@ class _Named:
 
 
 def _on_the_worst_case(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """LightGBM's `fit`, with the callback, the metrics of ours, and the robust value in place of the default metric."""
+    """LightGBM's `fit`, with the callback, our metrics, and the robust value as the default metric."""
     signature = inspect.signature(fit)
 
     @wraps(fit)
@@ -219,14 +221,14 @@ class KLDROLGBMClassifier(_Reweighted, LGBMClassifier):
     r"""`lightgbm.LGBMClassifier` on the worst case: binary or multiclass log loss.
 
     min over trees of  max_{KL(p, q) <= rho} sum_i p_i l_i:  each round takes the exact worst case p of the losses so
-    far, and weights gradients and Hessians by it. All else is LightGBM's: every parameter, categorical columns,
+    far, and weights gradients and Hessians by it. Everything else is LightGBM's: every parameter, categorical columns,
     missing values, early stopping, `booster_`, `predict(pred_contrib=True)`, its file format. With rho = 0 it is
     `LGBMClassifier`, bit for bit.
 
-    `eval_metric` knows "robust", the robust value at this rho, and "robust@0.5", that at another; where none is given,
-    "robust" takes the place of log loss, also in early stopping.
+    `eval_metric` also accepts "robust", the robust value at this rho, and "robust@0.5", that at another. By default,
+    "robust" replaces log loss, also in early stopping.
 
-    Probabilities lean towards the worst case: calibrate them where they are to be probabilities of the data.
+    Predicted probabilities are those of the worst case; calibrate them if you need those of the data.
 
     Args:
         rho: radius of the KL ball, >= 0.

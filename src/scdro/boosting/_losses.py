@@ -1,6 +1,6 @@
 """The losses behind the objectives of LightGBM and XGBoost, one for each sample, and their derivatives.
 
-A boosting library needs derivatives only; the worst case needs the losses themselves. They are functions of the
+A boosting library only needs derivatives; the worst case needs the losses themselves. They are functions of the
 *prediction*, as the library gives it (a probability, a mean); derivatives are in the *score*, the sum of the trees.
 Each is zero for a perfect prediction, so that losses of different samples compare.
 """
@@ -48,15 +48,15 @@ def _softmax(scores: Array) -> Array:
 
 
 class Loss(ABC):
-    """l(y, prediction) of each sample. `factor` is what the library multiplies a sample's gradient by on its own."""
+    """l(y, prediction) of each sample. `factor` is what the library itself multiplies the gradient of a sample by."""
 
     def prediction(self, scores: Array) -> Array:
-        """What the library predicts where its trees sum to `scores`."""
+        """What the library predicts if its trees sum to `scores`."""
         return scores
 
     def of_samples(self, y: Array, prediction: Array) -> Array:
-        """One for each sample, (n,): where it has several targets, their sum."""
-        with np.errstate(over="ignore", invalid="ignore"):  # the worst case tells of losses that are not finite
+        """One loss per sample, (n,): the sum over its targets if there are several."""
+        with np.errstate(over="ignore", invalid="ignore"):  # non-finite losses are reported by the worst case
             losses = self.losses(y, prediction)
         return losses.sum(1) if losses.ndim == 2 else losses
 
@@ -203,7 +203,7 @@ class PseudoHuber(Loss):
 
 
 class Poisson(Loss):
-    """y log(y/mean) - y + mean, mean = exp(score): half the deviance, the likelihood less that of a perfect fit."""
+    """y log(y/mean) - y + mean, mean = exp(score): half the deviance."""
 
     def prediction(self, scores: Array) -> Array:
         with np.errstate(over="ignore"):  # of a model that diverges, as the worst case will tell
@@ -224,7 +224,7 @@ def _residual(y: Array, prediction: Array) -> Array:
 
 
 def _log(p: Array) -> Array:
-    """log p, where p has rounded to zero that of the last bit: a confident mistake costs much, not everything."""
+    """log p, with p at least the rounding unit, so that a confident mistake has a large but finite loss."""
     return np.asarray(np.log(np.maximum(p, np.finfo(p.dtype).eps), dtype=np.float64))
 
 
@@ -256,7 +256,7 @@ _XGBOOST: dict[str, type[Loss]] = {
 
 
 def lightgbm_loss(params: Mapping[str, Any], y: Array | None = None) -> Loss:
-    """The loss of LightGBM's parameters; with `is_unbalance`, the labels y say how much positives count."""
+    """The loss of LightGBM's parameters; with `is_unbalance`, the labels y determine the weight of positives."""
     kind = _kind(params.get("objective") or "regression", _LIGHTGBM, "LightGBM")
     if "rf" in (params.get(name) for name in ("boosting", "boosting_type", "boost")):
         raise HyperparameterError('expected boosting "gbdt" or "dart", got "rf": a forest takes gradients only once')

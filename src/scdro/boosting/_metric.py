@@ -6,27 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from scdro._validation import check_number
+from scdro._validation import check_rho
 from scdro.boosting._losses import Array, Loss
 from scdro.boosting._worst import Reduce, alone, worst_ratio
 from scdro.errors import HyperparameterError
 
-__all__ = ["RobustValue", "check_rho", "radius", "split_metrics"]
-
-
-def check_rho(rho: Any) -> None:
-    check_number("rho", rho)
-    if not 0.0 <= rho < float("inf"):
-        raise HyperparameterError(
-            f"expected a radius rho >= 0, got {rho}; scdro.rho_for_group(alpha) gives one from the size of a group"
-        )
+__all__ = ["RobustValue", "radius", "split_metrics"]
 
 
 class RobustValue:
     """max over KL(p, q) <= rho of sum p l, as a function of labels, predictions and weights; lower is better.
 
     Args:
-        raw: predictions are scores, as a library gives them where the objective is a function.
+        raw: whether predictions are raw scores, as they are if the objective is a function.
     """
 
     def __init__(self, name: str, rho: float, loss: Loss, *, raw: bool = False, reduce: Reduce = alone) -> None:
@@ -45,7 +37,7 @@ class RobustValue:
 
 
 def radius(name: Any, rho: float) -> float | None:
-    """The radius that a metric's name asks for; None if it names no metric of ours."""
+    """The radius in the name of a metric; None if it is not one of ours."""
     if not isinstance(name, str) or name.partition("@")[0] != "robust":
         return None
     if name == "robust":
@@ -59,7 +51,7 @@ def radius(name: Any, rho: float) -> float | None:
 
 
 def split_metrics(metrics: Any, rho: float) -> tuple[dict[str, float], list[Any]]:
-    """Names of ours with their radii, and the library's own metrics, of an `eval_metric`."""
+    """Split an `eval_metric` into our metrics, with their radii, and the library's own."""
     given = [] if metrics is None else list(metrics) if isinstance(metrics, list | tuple | set) else [metrics]
     ours, others = {}, []
     for metric in given:

@@ -46,7 +46,7 @@ class WorstRatio(NamedTuple):
 
 
 def _dot(a: Array, b: Array) -> float:
-    """On one thread: BLAS wakes all of them for a vector, and waits for the last."""
+    """On one thread. BLAS would use all of them, and wait for the slowest."""
     return float(np.einsum("n,n->", a, b))
 
 

@@ -1,6 +1,6 @@
 """XGBoost on the worst case: its own objectives, with the weights of the samples set before every round.
 
-Weights, rather than an objective in Python, because XGBoost then keeps `base_score`, leaves refitted to medians and
+Weights rather than an objective in Python, because XGBoost then keeps `base_score`, leaves refitted to medians and
 quantiles, probabilities and its file format. Under `xgboost.dask` each worker weights its own rows by the worst case
 of all of them: the workers exchange a few numbers for each trial temperature, through XGBoost's own collectives.
 """
@@ -17,8 +17,9 @@ from xgboost import Booster, DMatrix, XGBClassifier, XGBRegressor, collective
 from xgboost.callback import TrainingCallback
 from xgboost.core import XGBoostError
 
+from scdro._validation import check_rho
 from scdro.boosting._losses import Array, Loss, xgboost_loss
-from scdro.boosting._metric import RobustValue, check_rho, split_metrics
+from scdro.boosting._metric import RobustValue, split_metrics
 from scdro.boosting._worst import first_ratio, worst_ratio
 from scdro.errors import HyperparameterError
 
@@ -60,8 +61,9 @@ class XGBoostWorstCase(TrainingCallback):
 
         p  =  argmax_{KL(p, q) <= rho} sum_i p_i l_i,   p_i ~ q_i exp(l_i/lam)
 
-    so that gradients and Hessians are those of the robust value at these p. A classifier starts from the constant of
-    least robust value. After each round the samples have their own weights again: metrics are what they always are.
+    so that gradients and Hessians are those of the robust value at these p. A classifier starts from the
+    constant with the smallest robust value. After each round the samples get their own weights back, so metrics are
+    not affected.
     Works in `xgboost.train`, `xgboost.cv` and, for the worst case over all workers, `xgboost.dask`.
 
     Args:
@@ -100,9 +102,9 @@ class XGBoostWorstCase(TrainingCallback):
         return False
 
     def _weigh_next_round(self, booster: Booster) -> None:
-        # Around the update, which says what the data are, and after which the metrics of the data follow.
+        # Wraps the update, which knows the data; their metrics are computed right after it.
         def update(data: DMatrix, iteration: int = 0, fobj: Any = None) -> None:
-            del booster.update  # once: the method is the class's again
+            del booster.update  # back to the method of the class
             if fobj is not None:
                 raise HyperparameterError(
                     "expected one of XGBoost's own objectives, got a function; weigh its gradients by "
@@ -143,7 +145,7 @@ def _boosters(model: Any) -> list[Booster]:
 def xgboost_objective(
     rho: float, objective: str = "binary:logistic", **params: Any
 ) -> Callable[[Array, DMatrix], tuple[Array, Array]]:
-    r"""Gradients and Hessians of the robust value, for a loop of one's own: sum_i p_i l_i, at the worst case p.
+    r"""Gradients and Hessians of the robust value, for your own training loop: sum_i p_i l_i at the worst case p.
 
     They are n p_i dl_i/ds_i and n p_i d^2l_i/ds_i^2, n the sum of the weights. As with any objective in Python,
     XGBoost then refits no leaves and predicts scores; `XGBoostWorstCase` with a built-in objective keeps all this.
@@ -230,7 +232,7 @@ def _on_the_worst_case(fit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Named:
-    """A metric of ours as XGBoost's estimators take it; its loss is that of the objective they choose in `fit`."""
+    """One of our metrics, as XGBoost's estimators accept it. Its loss is that of the objective used in `fit`."""
 
     def __init__(self, name: str, rho: float, model: Any) -> None:
         self.__name__, self.rho, self.model = name, rho, model
@@ -255,13 +257,14 @@ class KLDROXGBClassifier(_Reweighted, XGBClassifier):
     r"""`xgboost.XGBClassifier` on the worst case: binary or multiclass log loss.
 
     min over trees of  max_{KL(p, q) <= rho} sum_i p_i l_i:  each round takes the exact worst case p of the losses so
-    far, and weights gradients and Hessians by it. All else is XGBoost's: every parameter, categorical columns, missing
-    values, early stopping, `get_booster()`, SHAP, its file format. With rho = 0 it is `XGBClassifier`, bit for bit.
+    far, and weights gradients and Hessians by it. Everything else is XGBoost's: every parameter, categorical columns,
+    missing values, early stopping, `get_booster()`, SHAP, its file format. With rho = 0 it is `XGBClassifier`, bit for
+    bit.
 
-    `eval_metric` knows "robust", the robust value at this rho, and "robust@0.5", that at another; where none is given,
-    "robust" comes after log loss, and so decides early stopping.
+    `eval_metric` also accepts "robust", the robust value at this rho, and "robust@0.5", that at another. By default,
+    "robust" is added after log loss, so it decides early stopping.
 
-    Probabilities lean towards the worst case: calibrate them where they are to be probabilities of the data.
+    Predicted probabilities are those of the worst case; calibrate them if you need those of the data.
 
     Args:
         rho: radius of the KL ball, >= 0.

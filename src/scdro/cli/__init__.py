@@ -1,53 +1,243 @@
-"""The `scdro` command. Each subcommand is a file with `add(subparsers)`, which names the function that runs it, and
-one that says whether the processes of torchrun share it."""
+"""The `scdro` command: thin, over `scdro.tables`."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import math
+import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from scdro import __version__
-from scdro.cli.parsing import EXAMPLES, Help, Parser
-from scdro.cli.together import one_voice, run_command
+from scdro.errors import ScdroError
 
 __all__ = ["main", "parser"]
 
-EPILOG = (
-    EXAMPLES
-    + """  scdro train data.csv --target income --baseline --out run
-      a robust model (rho 0.5) and a plain one beside it
+EXAMPLES = """examples:
+  scdro audit data.csv --target income
+      whom a plain model fails, and what a second look would gain at what price
+  scdro train data.csv --target income --out run
+      a plain and a robust model, compared; the better one is kept
   scdro predict run new.csv --out predictions.csv
       classes and probabilities of new rows
-  scdro COMMAND --help
-      all about a command
 """
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status is 0 if it worked, 1 if scdro or the system raised an error, 2 for wrong use."""
-    with one_voice():
-        args = parser().parse_args(argv)
-    return run_command(
-        f"scdro {args.command}", lambda: args.run(args), args.shared(args), getattr(args, "device", "cpu")
-    )
+    """Run a command; the exit status is 0 if it worked, 1 for an error, 2 for wrong use, 130 if interrupted."""
+    args = parser().parse_args(argv)
+    try:
+        return args.run(args) or 0
+    except (ScdroError, OSError, MemoryError) as error:
+        text = str(error) or "expected enough memory, got none left"
+        print(f"scdro {args.command}: {clean(text)}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr, flush=True)
+        return 130
+
+
+def clean(text: str) -> str:
+    """One line without control characters: what a user's file says must not steer the terminal."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else "?" for c in text)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says which option may be meant."""
+
+    given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.given = sys.argv[1:] if args is None else list(args)
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        super().error(clean(message + "".join(map(self._meant, self.given))))
+
+    def _meant(self, word: str) -> str:
+        flag, known = word.partition("=")[0], self._option_string_actions
+        if not flag.startswith("--") or any(option.startswith(flag) for option in known):
+            return ""
+        close = difflib.get_close_matches(flag, known, 1)
+        return f"; did you mean {close[0]}?" if close else ""
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+_number.__name__ = "finite number"
 
 
 def parser() -> argparse.ArgumentParser:
     """Of the command and all of its subcommands."""
-    from scdro.cli import completion, doctor, predict, report, train
-
     whole = Parser(
         prog="scdro",
-        usage="scdro COMMAND [options]",
-        description="Train models on the worst case instead of the average: every group of at least a share exp(-rho) "
-        "of the data counts, whether or not anybody labelled it.",
-        epilog=EPILOG,
-        formatter_class=Help,
+        description="Find whom a model fails, say who it is, train robustly, and say whether it was worth it.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    whole.set_defaults(shared=lambda args: False)
     whole.add_argument("--version", action="version", version=f"scdro {__version__}", help="print the version")
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands", prog="scdro")
-    for command in (train, predict, report, doctor, completion):
-        command.add(commands)
+
+    def add(name: str, run: Any, about: str, more: str = "") -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}. {more}".strip())
+        made.set_defaults(run=run)
+        return made
+
+    train = add(
+        "train",
+        _train,
+        "a plain and a robust model of a table or a folder of images, compared",
+        "Settings are chosen by cross-validation, every method has the same budget, and the robust model is kept if "
+        "the test rows confirm it. To resume after a kill at any moment, run the same command again.",
+    )
+    _add_data(train)
+    train.add_argument("--out", required=True, help="folder of the run")
+    train.add_argument(
+        "--split-after", metavar="COLUMN[=VALUE]", help="test on the rows after a value, or the last fifth"
+    )
+    train.add_argument("--test", metavar="FILE", help="test on the rows of another file")
+    train.add_argument(
+        "--seeds", type=int, help="splits to repeat everything on (default: 3 up to 5,000 rows, 1 beyond)"
+    )
+    train.add_argument("--size", type=int, default=64, help="pixels of an image's side (default 64)")
+
+    audit = add(
+        "audit",
+        _audit,
+        "whom a plain model fails, and what a second look would gain at what price",
+        "Every row is judged by a model that did not see it; no model is kept.",
+    )
+    _add_data(audit)
+    audit.add_argument("--out", help="folder for the report page and the numbers")
+
+    predict = add("predict", _predict, "predictions of a run for new rows")
+    predict.add_argument("folder", metavar="RUN", help="folder of `scdro train`")
+    predict.add_argument("data", help="CSV or Parquet file, or a folder of images")
+    predict.add_argument("--out", required=True, metavar="FILE", help="CSV file to write")
+    predict.add_argument("--model", choices=["kept", "plain", "robust"], default="kept", help="default: the one kept")
+    predict.add_argument("--id", action="append", default=[], metavar="COLUMN", help="column to pass through")
+
+    report = add("report", _report, "the page of a run, as one HTML file")
+    report.add_argument("folder", metavar="RUN", help="folder of `scdro train` or `scdro audit`")
+    report.add_argument("--out", metavar="FILE", help="default: report.html in the folder")
+
+    add("doctor", _doctor, "versions, devices, extras, and a numeric self-test", "Its output belongs in a bug report.")
     return whole
+
+
+def _add_data(made: argparse.ArgumentParser) -> None:
+    made.add_argument("data", help="CSV or Parquet file (train: or a folder with a subfolder of images for each class)")
+    made.add_argument("--target", metavar="COLUMN", help="the column to predict")
+    made.add_argument("--model", choices=["trees", "linear", "network"], default="trees", help="default: trees")
+    made.add_argument("--task", choices=["classification", "regression"], help="default: by the target")
+    methods = ["plain", "class-weighted", "worst-case", "second-look"]
+    made.add_argument("--method", action="append", default=[], choices=methods, help="only these; may be repeated")
+    made.add_argument("--rho", type=_number, default=0.5, help="radius at which models are compared (default 0.5)")
+    made.add_argument("--price", type=_number, default=0.002,
+                      help="most accuracy, as a share, that robust training may cost (default 0.002)")  # fmt: skip
+    made.add_argument(
+        "--group", action="append", default=[], metavar="COLUMN", help="evaluate its values; never trained on"
+    )
+    made.add_argument("--drop", action="append", default=[], metavar="COLUMN", help="leave a column out")
+    made.add_argument("--categorical", action="append", default=[], metavar="COLUMN", help="numbers that are names")
+    made.add_argument(
+        "--id", action="append", default=[], metavar="COLUMN", help="not trained on; passes through predict"
+    )
+    made.add_argument("--split-by", metavar="COLUMN", help="rows with the same value stay together")
+    made.add_argument("--budget", type=int, default=4, help="candidate settings of every method, 1 to 6 (default 4)")
+    made.add_argument("--folds", type=int, default=3, help="of the cross-validation (default 3)")
+    made.add_argument("--least-group", type=int, default=30, help="smaller groups never decide (default 30)")
+    made.add_argument("--seed", type=int, default=0, help="of splits and models (default 0)")
+    made.add_argument("--threads", type=int, help="default: 1 below 20,000 rows, all free cores beyond")
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    found = {
+        "model": args.model, "task": args.task, "rho": args.rho, "price": args.price, "group": args.group,
+        "drop": args.drop, "categorical": args.categorical, "ids": args.id, "split_by": args.split_by,
+        "budget": args.budget, "folds": args.folds, "least_group": args.least_group, "seed": args.seed,
+        "threads": args.threads, "out": args.out,
+    }  # fmt: skip
+    return found | ({"methods": args.method} if args.method else {})
+
+
+def _needs_target(args: argparse.Namespace) -> None:
+    from scdro.errors import HyperparameterError
+
+    if args.target is None:
+        raise HyperparameterError("expected --target COLUMN, the column to predict, got none")
+
+
+def _train(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from scdro.cli.show import ProgressLine, show
+    from scdro.tables import train, train_images
+
+    if Path(args.data).is_dir():
+        run = train_images(
+            args.data, size=args.size, rho=args.rho, price=args.price, seed=args.seed, threads=args.threads,
+            out=args.out, progress=ProgressLine(),
+        )  # fmt: skip
+    else:
+        _needs_target(args)
+        after: Any = args.split_after
+        if after is not None and "=" in after:
+            after = tuple(after.split("=", 1))
+        run = train(
+            args.data, args.target, split_after=after, test=args.test, seeds=args.seeds, progress=ProgressLine(),
+            **_given(args),
+        )  # fmt: skip
+    show(run.summary)
+    print(clean(f"The run is in {args.out}: report.html, summary.json, models ({', '.join(run.models)})."))
+
+
+def _audit(args: argparse.Namespace) -> None:
+    from scdro.cli.show import ProgressLine, show
+    from scdro.tables import audit
+
+    _needs_target(args)
+    run = audit(args.data, args.target, progress=ProgressLine(), **_given(args))
+    show(run.summary)
+    if args.out:
+        print(clean(f"The page is {args.out}/report.html."))
+
+
+def _predict(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from scdro.tables import load
+    from scdro.tables._folder import write_file
+
+    run = load(args.folder)
+    if Path(args.out).is_dir():
+        raise IsADirectoryError(f"expected --out to be a file, got the folder {args.out}")
+    frame = run.predictions(args.data, model=None if args.model == "kept" else args.model, ids=args.id)
+    write_file(Path(args.out), frame.write_csv())
+
+
+def _report(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from scdro.tables import load
+    from scdro.tables._folder import write_file
+
+    run = load(args.folder)
+    path = Path(args.out) if args.out else Path(args.folder) / "report.html"
+    write_file(path, run.report())
+    print(clean(str(path)))
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from scdro.cli.doctor import run
+
+    return run()

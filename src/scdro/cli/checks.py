@@ -10,13 +10,18 @@ from torch import Tensor
 
 from scdro import SCDRO, KLRobustLoss, worst_case
 from scdro._scalar import scalar_dtype
-from scdro.application.devices import devices
 from scdro.functional import objective
 
 __all__ = ["CHECKS", "devices"]
 
 # (lam*, F*) of the losses 0, 1, 2, 3 with lam0 = 1e-3, from 50-digit arithmetic.
 KNOWN = {0.1: (2.413506095, 1.994174122), 1.0: (0.4519516105, 2.876718489), 2.0: (0.001, 2.998613706)}
+
+
+def devices() -> list[str]:
+    """All that torch can compute on."""
+    found = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
+    return [*found, "mps"] if torch.backends.mps.is_available() else found
 
 
 def _unequal(got: float, expected: float, tolerance: float) -> str:

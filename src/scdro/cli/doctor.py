@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import os
 import platform
 import re
 import sys
 from collections import defaultdict
-from typing import Any
 
 from scdro import __version__
-from scdro.cli.parsing import add_command
 
-__all__ = ["add"]
+__all__ = ["run"]
 
 REQUIREMENT = re.compile(
     r"""(?P<name>[\w.-]+)(\[[\w,-]+\])?(>=(?P<least>[\d.]+))?.*?(extra == ['"](?P<extra>[\w-]+)['"])?$"""
 )
 
 
-def add(commands: Any) -> None:
-    parser = add_command(
-        commands,
-        "doctor",
-        usage="[-h]",
-        help="versions, devices, extras, and a numeric self-test",
-        description="Print what is installed, and check on every device that the worst case, its gradient, training "
-        "and resuming give what they should. The exit status is 1 if something is wrong. Its output belongs into a "
-        "bug report.",
-        examples="""
-            scdro doctor
-                a few seconds
-        """,
-    )
-    parser.set_defaults(run=run)
-
-
-def run(_: argparse.Namespace) -> int:
+def run() -> int:
+    """Print all of it; the exit status."""
     print(f"scdro {__version__}, Python {platform.python_version()}, {platform.platform()}")
     wrong = [*_packages(), *_self_test()]
     for problem in wrong:

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from scdro._validation import check_whole
 from scdro.data.memory import Augmentation, InMemory
 from scdro.data.order import BatchSampler, Order
 from scdro.distributed import ALONE, Ranks
-from scdro.errors import DataError, HyperparameterError, ScdroError
+from scdro.errors import DataError, ScdroError
 
 __all__ = ["Batch", "Batches", "MemoryBatches", "WorkerBatches"]
 
@@ -161,8 +162,7 @@ class WorkerBatches(Batches):
         pin_memory: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
-        if workers < 0:
-            raise HyperparameterError(f"expected workers >= 0, got {workers}")
+        check_whole("workers", workers, 0)
         self.order = Order(len(data.labels), batch_size, seed, shuffle, drop_last, sampler)
         self._tickets, self._ranks = _Tickets(), ranks
         self._loader = DataLoader(

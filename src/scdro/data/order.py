@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scdro._validation import check_whole
 from scdro.errors import HyperparameterError
 
 __all__ = ["BatchSampler", "Order", "shuffled"]
@@ -35,10 +36,8 @@ class Order:
     def __init__(
         self, n: int, batch_size: int, seed: int, shuffle: bool, drop_last: bool, sampler: BatchSampler | None
     ) -> None:
-        if batch_size < 1:
-            raise HyperparameterError(f"expected batch_size >= 1, got {batch_size}")
-        if seed < 0:
-            raise HyperparameterError(f"expected seed >= 0, got {seed}")
+        check_whole("batch_size", batch_size)
+        check_whole("seed", seed, 0)
         if isinstance(sampler, Iterator):
             raise HyperparameterError(
                 f"expected a sampler that yields batches in each epoch, got a {type(sampler).__name__}, which is "
@@ -54,12 +53,9 @@ class Order:
 
     def epoch(self, epoch: int, start: int) -> Iterator[tuple[int, Tensor]]:
         """Numbers and positions of the batches from number `start`."""
-        if epoch < 0:
-            raise HyperparameterError(f"expected epoch >= 0, got {epoch}")
+        check_whole("epoch", epoch, 0)
         known = self.sampler is None or hasattr(self.sampler, "__len__")
-        if start < 0 or (known and start > len(self)):
-            end = len(self) if known else "its end"
-            raise HyperparameterError(f"expected to start an epoch at a batch from 0 to {end}, got {start}")
+        check_whole("start", start, 0, len(self) if known else None, "the batch to start the epoch at")
         if known and start == len(self):
             return iter(())  # A sampler that resumes from its state would start over.
         return self._drawn(epoch, start) if self.sampler is None else self._sampled(start)

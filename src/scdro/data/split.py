@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scdro._validation import as_labels
-from scdro.errors import HyperparameterError
+from scdro._validation import as_labels, check_whole
 
 __all__ = ["hold_out"]
 
@@ -21,8 +20,7 @@ def hold_out(labels: Any, every: int) -> tuple[Tensor, Tensor]:
         >>> stays.tolist(), aside.tolist()
         ([0, 2, 4], [1, 3])
     """
-    if every < 2:
-        raise HyperparameterError(f"expected to hold out every second sample, or fewer, got every = {every}")
+    check_whole("every", every, 2, meaning="to hold out every second sample, or fewer")
     y = as_labels(labels)
     order = torch.argsort(y, stable=True)
     counts = torch.bincount(y)

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from scdro._scalar import host_reads
+from scdro._validation import check_whole
 from scdro.errors import CheckpointError, HyperparameterError, LossError
 from scdro.loss import KLRobustLoss
 from scdro.optim._base import RobustOptimizer
@@ -47,10 +48,9 @@ class RobustMonitor(Callback):
     def __init__(
         self, robust: Robust | None = None, *, hardest: int = 3, every: int | None = None, name: str = "robust"
     ) -> None:
-        if hardest < 0:
-            raise HyperparameterError(f"expected hardest >= 0, the number of samples to log, got {hardest}")
-        if every is not None and every < 1:
-            raise HyperparameterError(f"expected every >= 1, the steps between records, got {every}")
+        check_whole("hardest", hardest, 0, meaning="the number of samples to log")
+        if every is not None:
+            check_whole("every", every, meaning="the steps between records")
         self.robust, self.count, self.every, self.name = robust, hardest, every, name
         self.hardest: list[tuple[float, int]] = []  # (loss, position), hardest first
         self._watched: Robust | None = robust

@@ -3,7 +3,6 @@ r"""Base class of both estimators: checks of settings, choice of solver, fitted 
 from __future__ import annotations
 
 import math
-import numbers
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -13,14 +12,14 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
-from scdro._validation import check_radius
-from scdro.errors import HyperparameterError
+from scdro._validation import check_choice, check_number, check_optional, check_radius, check_whole
+from scdro.errors import DataError
 from scdro.linear_model._exact import Solution, certificate, solve, start
 from scdro.linear_model._losses import Loss
 from scdro.linear_model._problem import Problem
-from scdro.linear_model._stochastic import ALGORITHMS, Progress, Rows, Stream, batches
+from scdro.linear_model._stochastic import ALGORITHMS, Progress, Samples, Stream, batches
 from scdro.linear_model._worst import Array, worst
 
 __all__ = ["KLDROLinearModel"]
@@ -69,28 +68,13 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         return checked
 
     def _check_settings(self) -> None:
-        for name in ("rho", "C", "lam0", "tol"):
-            if not isinstance(getattr(self, name), numbers.Real):
-                raise HyperparameterError(f"expected {name} to be a number, got {getattr(self, name)!r}")
         check_radius(self.rho, self.lam0)
-        if not self.C > 0:
-            raise HyperparameterError(f"expected C > 0, the inverse strength of the penalty, got {self.C}")
-        if not self.tol >= 0:
-            raise HyperparameterError(f"expected tol >= 0, got {self.tol}")
-        if not isinstance(self.max_iter, numbers.Integral) or self.max_iter < 1:
-            raise HyperparameterError(f"expected max_iter >= 1, an integer, got {self.max_iter}")
-        if self.solver not in ("exact", *ALGORITHMS):
-            raise HyperparameterError(f"expected solver to be one of {('exact', *ALGORITHMS)}, got {self.solver!r}")
-        if not isinstance(self.batch_size, numbers.Integral) or self.batch_size < 1:
-            raise HyperparameterError(f"expected batch_size >= 1, an integer, got {self.batch_size}")
-        if self.learning_rate is not None and not self.learning_rate > 0:
-            raise HyperparameterError(f"expected learning_rate > 0, or None to choose one, got {self.learning_rate}")
-
-    def _weights(self, sample_weight: Any, X: Any) -> Array:
-        weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        if not weight.sum() > 0:
-            raise ValueError("expected sample weights with a positive sum, got only zeros")
-        return weight
+        check_number("C", self.C, "> 0", "the inverse strength of the penalty", infinite=True)
+        check_number("tol", self.tol, ">= 0", infinite=True)
+        check_whole("max_iter", self.max_iter)
+        check_choice("solver", self.solver, ("exact", *ALGORITHMS))
+        check_whole("batch_size", self.batch_size)
+        check_optional("learning_rate", self.learning_rate, "> 0", "or None to choose one", infinite=True)
 
     # -- fitting ------------------------------------------------------------------------------------------------------
 
@@ -190,11 +174,11 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         if progress is None:
             progress = Progress(self._stream_settings(), getattr(self, "_fitted", None))
         if progress.settings != self._stream_settings():
-            raise ValueError(
+            raise DataError(
                 f"expected the settings of the first call, {progress.settings}, got {self._stream_settings()}"
                 f"; only {', '.join(_FREE)} may change from call to call"
             )
-        rows = Rows(X, y, weight)
+        rows = Samples(X, y, weight)
         if not weight.all():
             rows = rows[np.flatnonzero(weight)]
         if progress.waiting is not None:
@@ -210,7 +194,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
     def _stream_settings(self) -> dict[str, Any]:
         return {name: value for name, value in self.get_params().items() if name not in _FREE}
 
-    def _begun(self, progress: Progress, rows: Rows) -> Rows:
+    def _begun(self, progress: Progress, rows: Samples) -> Samples:
         """Begin the stream once there are enough rows. Returns the rows that are left for it.
 
         Until then the model is the solution for the rows so far, or the earlier fit if it continues from one.
@@ -233,7 +217,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
             progress.solved = len(rows)
         return rows
 
-    def _advanced(self, stream: Stream, rows: Rows) -> Rows:
+    def _advanced(self, stream: Stream, rows: Samples) -> Samples:
         """Step over whole batches, with the penalty for the total weight so far. Returns the remaining rows."""
         whole = len(rows) // self.batch_size * self.batch_size
         for i in range(0, whole, self.batch_size):

@@ -9,8 +9,10 @@ from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
+from scdro._validation import array_weights
+from scdro.errors import DataError
 from scdro.linear_model._base import KLDROLinearModel
 from scdro.linear_model._losses import Logistic, Loss, Multinomial
 from scdro.linear_model._worst import Array
@@ -96,12 +98,12 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         self._check_settings()
         X, y = self._validated(X, y)
         check_classification_targets(y)
-        weight = self._weights(sample_weight, X)
+        weight = array_weights(sample_weight, X.shape[0])
         classes, encoded = np.unique(y, return_inverse=True)
         weight = weight * self._class_factors(classes, encoded, weight)
         present = np.flatnonzero(np.bincount(encoded, weight) > 0)
         if len(present) < 2:
-            raise ValueError(
+            raise DataError(
                 f"expected samples of at least two classes, got only one class: {classes[present].tolist()}"
             )
         if not np.array_equal(getattr(self, "classes_", classes), classes):
@@ -120,17 +122,17 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         X, y = self._validated(X, y, reset=first and not hasattr(self, "coef_"))
         if first and not hasattr(self, "classes_"):
             if classes is None:
-                raise ValueError("expected `classes`, all labels that will occur, at the first call of partial_fit")
+                raise DataError("expected `classes`, all labels that will occur, at the first call of partial_fit")
             known = np.unique(column_or_1d(classes))
             if len(known) < 2:
-                raise ValueError(f"expected at least two classes, got one class: {known.tolist()}")
+                raise DataError(f"expected at least two classes, got one class: {known.tolist()}")
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError(f"expected the classes of the first call, {self.classes_.tolist()}, got {classes}")
+            raise DataError(f"expected the classes of the first call, {self.classes_.tolist()}, got {classes}")
         else:
             known = self.classes_
         if self.class_weight == "balanced":
-            raise ValueError('expected class weights known in advance for a stream, got "balanced"; pass a dictionary')
-        weight = self._weights(sample_weight, X)
+            raise DataError('expected class weights known in advance for a stream, got "balanced"; pass a dictionary')
+        weight = array_weights(sample_weight, X.shape[0])
         encoded = _encoded(known, y)
         weight = weight * self._class_factors(known, encoded, weight)
         self.classes_ = known
@@ -169,8 +171,8 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         scores = self._scores(X)
         encoded = _encoded(self.classes_, column_or_1d(y))
         if len(encoded) != len(scores):
-            raise ValueError(f"expected one label per sample, got {len(encoded)} labels for {len(scores)} samples")
-        weight = _check_sample_weight(sample_weight, scores, dtype=np.float64, ensure_non_negative=True)
+            raise DataError(f"expected one label per sample, got {len(encoded)} labels for {len(scores)} samples")
+        weight = array_weights(sample_weight, len(scores), may_be_zero=True)
         return self._worst_case_weights(scores, encoded, weight * self._class_factors(self.classes_, encoded, weight))
 
     def _class_factors(self, classes: Array, encoded: Array, weight: Array) -> Array:
@@ -180,7 +182,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         present = np.unique(labels)
         by_class = compute_class_weight(self.class_weight, classes=present, y=labels, sample_weight=weight)
         if not (by_class >= 0).all():
-            raise ValueError(f"expected class weights >= 0, got {self.class_weight}")
+            raise DataError(f"expected class weights >= 0, got {self.class_weight}")
         factors: Array = by_class[np.searchsorted(present, labels)]
         return factors
 
@@ -205,5 +207,5 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
 def _encoded(classes: Array, y: Array) -> Array:
     unknown = np.setdiff1d(y, classes)
     if len(unknown):
-        raise ValueError(f"expected labels among the classes {classes.tolist()}, got {unknown.tolist()}")
+        raise DataError(f"expected labels among the classes {classes.tolist()}, got {unknown.tolist()}")
     return np.searchsorted(classes, y)

@@ -21,10 +21,10 @@ import scipy.sparse as sp
 from scipy.linalg import lstsq
 
 from scdro.linear_model._losses import LossAt, Pinball
-from scdro.linear_model._problem import Evaluation, Problem
+from scdro.linear_model._problem import ObjectiveAt, Problem
 from scdro.linear_model._worst import Array, dot
 
-__all__ = ["NEAR", "lower_bound", "rounding", "settled", "unspent"]
+__all__ = ["NEAR", "lower_bound", "rounding", "unspent", "with_slopes_at_kinks"]
 
 _ROWS = 1024
 _LARGEST = 2**17  # most entries of X at kinks for which slopes are computed
@@ -32,7 +32,7 @@ _ROUNDS = 5
 NEAR = 32.0
 
 
-def lower_bound(problem: Problem, W: Array, at: Evaluation) -> float:
+def lower_bound(problem: Problem, W: Array, at: ObjectiveAt) -> float:
     """D at the dual point of the evaluation at W, minus a bound on its rounding error; -inf without a penalty.
 
     Costs one product with X', or three if samples are at a kink.
@@ -40,13 +40,13 @@ def lower_bound(problem: Problem, W: Array, at: Evaluation) -> float:
     if problem.alpha == 0.0:
         return -math.inf
     D = _dual(problem, at)
-    other = settled(problem, W, at)
+    other = with_slopes_at_kinks(problem, W, at)
     if other is not at:
         D = max(D, _dual(problem, other))
     return D - rounding(problem, W, at)
 
 
-def _dual(problem: Problem, at: Evaluation) -> float:
+def _dual(problem: Problem, at: ObjectiveAt) -> float:
     p, u = at.worst.p, at.at.slope
     if problem.fit_intercept:
         u = problem.loss.balanced(u, p)
@@ -57,7 +57,7 @@ def _dual(problem: Problem, at: Evaluation) -> float:
     return -dot(p, problem.loss.conjugate(u)) - problem.lam0 * at.worst.kl - quadratic - excess
 
 
-def settled(problem: Problem, W: Array, at: Evaluation, near: float = NEAR) -> Evaluation:
+def with_slopes_at_kinks(problem: Problem, W: Array, at: ObjectiveAt, near: float = NEAR) -> ObjectiveAt:
     """The evaluation with slopes at kinks chosen to make the gradient as small as possible; unchanged without kinks.
 
     A sample is at a kink if smoothing leaves it there, or if the distance to the kink changes P by no more than `near`
@@ -96,12 +96,12 @@ def settled(problem: Problem, W: Array, at: Evaluation, near: float = NEAR) -> E
     return at._replace(at=LossAt(at.at.value, slope, curvature))
 
 
-def unspent(problem: Problem, at: Evaluation) -> float:
+def unspent(problem: Problem, at: ObjectiveAt) -> float:
     """How much D loses because lam has only nine digits, so that KL < rho. The error is linear in D, squared in P."""
     return (at.worst.lam - problem.lam0) * max(problem.rho - at.worst.kl, 0.0) if at.worst.bound else 0.0
 
 
-def rounding(problem: Problem, W: Array, at: Evaluation) -> float:
+def rounding(problem: Problem, W: Array, at: ObjectiveAt) -> float:
     """A bound on the rounding errors of P and D: those of the scores, and of sums of n terms, which grow like sqrt(n).
 
     Terms are as large as the products of coefficients and features, which may cancel. Their size is estimated from some

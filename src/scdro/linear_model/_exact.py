@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scdro.linear_model._dual import NEAR, lower_bound, rounding, settled, unspent
+from scdro.linear_model._dual import NEAR, lower_bound, rounding, unspent, with_slopes_at_kinks
 from scdro.linear_model._losses import Pinball
 from scdro.linear_model._newton import Iterate, iterate_at, newton_step
 from scdro.linear_model._preconditioner import Preconditioner, Solve
@@ -87,11 +87,11 @@ class _Path:
     @property
     def remaining(self) -> float:
         """A reliable decrement: at kinks it is not misled by rounding or a wrong vertex."""
-        return min(self._settled_decrement(near) for near in (0.0, NEAR))
+        return min(self._decrement_at_kinks(near) for near in (0.0, NEAR))
 
-    def _settled_decrement(self, near: float) -> float:
+    def _decrement_at_kinks(self, near: float) -> float:
         """The decrement with corrected slopes at kinks, plus what the loss at the kinks lacks with these slopes."""
-        at, loss = settled(self.problem, self.now.W, self.now.evaluation, near), self.problem.loss
+        at, loss = with_slopes_at_kinks(self.problem, self.now.W, self.now.evaluation, near), self.problem.loss
         if at is self.now.evaluation:
             return self.decrement
         gradient = self.problem.gradient(self.now.W, at)

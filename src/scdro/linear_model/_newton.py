@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scdro.linear_model._preconditioner import Solve
-from scdro.linear_model._problem import Evaluation, Problem
+from scdro.linear_model._problem import ObjectiveAt, Problem
 from scdro.linear_model._worst import Array
 
 __all__ = ["Iterate", "iterate_at", "newton_step"]
@@ -23,7 +23,7 @@ _SLOPE = 0.5  # a step is accepted if the slope on the line has fallen to this f
 
 class Iterate(NamedTuple):
     W: Array
-    evaluation: Evaluation
+    evaluation: ObjectiveAt
     gradient: Array
 
     @property
@@ -82,7 +82,7 @@ def _searched(problem: Problem, now: Iterate, D: Array) -> Iterate | None:
     dz, (z, lam) = problem.scores(D), (now.evaluation.z, now.evaluation.worst.lam)
     noise = 1e-14 * (1 + abs(now.value))
     low, high, t, slope_low, slope_high = 0.0, math.inf, 1.0, slope0, math.nan
-    best: tuple[Array, Evaluation] | None = None
+    best: tuple[Array, ObjectiveAt] | None = None
     for trial in range(60):
         W = now.W + t * D
         e = problem.evaluate(W, z + t * dz, lam)

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from scdro.linear_model._losses import LossAt
-from scdro.linear_model._problem import Evaluation, Problem
+from scdro.linear_model._problem import ObjectiveAt, Problem
 from scdro.linear_model._threads import in_blocks
 from scdro.linear_model._worst import Array, dot
 
@@ -41,7 +41,7 @@ class Preconditioner:
         # As many samples as a few products with X cost, and enough for the number of parameters.
         self.samples = max(24 * k * d, 8 * len(self.norms) // (k * d))
 
-    def at(self, evaluation: Evaluation) -> Solve:
+    def at(self, evaluation: ObjectiveAt) -> Solve:
         """r -> approximate H^-1 r."""
         return self._dense(evaluation) if self.dense else self._diagonal(evaluation)
 
@@ -54,7 +54,7 @@ class Preconditioner:
         index = np.flatnonzero(self.rng.random(len(p)) < share)
         return index, p[index] / np.minimum(share[index], 1.0)
 
-    def _dense(self, e: Evaluation) -> Solve:
+    def _dense(self, e: ObjectiveAt) -> Solve:
         problem, (k, d) = self.problem, self.problem.shape
         index, weight = self._chosen(e.worst.p)
         weight = weight / weight.sum()
@@ -92,7 +92,7 @@ class Preconditioner:
         x = np.asarray(x.toarray() if sp.issparse(x) else x, dtype=np.float64)
         return np.concatenate([x, np.ones((len(x), 1))], 1) if self.problem.fit_intercept else x
 
-    def _diagonal(self, e: Evaluation) -> Solve:
+    def _diagonal(self, e: ObjectiveAt) -> Solve:
         """The diagonal, with the covariance bounded by the second moment."""
         problem, lam = self.problem, e.worst.lam
         blocks = np.stack([problem.loss.block(e.at, j, j) for j in range(problem.loss.k)])

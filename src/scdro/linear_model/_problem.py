@@ -23,13 +23,13 @@ from scdro.linear_model._losses import Loss, LossAt
 from scdro.linear_model._threads import in_blocks
 from scdro.linear_model._worst import Array, Worst, dot, worst
 
-__all__ = ["Evaluation", "Problem"]
+__all__ = ["ObjectiveAt", "Problem"]
 
 
 _SHORT = 8192  # rows that are summed in single precision
 
 
-class Evaluation(NamedTuple):
+class ObjectiveAt(NamedTuple):
     """P at scores z, and everything that its derivatives need besides X."""
 
     value: float
@@ -108,11 +108,11 @@ class Problem:
             penalised[:, -1] = 0.0
         return penalised
 
-    def evaluate(self, W: Array, z: Array, lam: float | None = None) -> Evaluation:
+    def evaluate(self, W: Array, z: Array, lam: float | None = None) -> ObjectiveAt:
         """P at W with scores z, without a product with X. `lam` is a first guess."""
         at = self._losses(z)
         robust = worst(at.value, self.q, self.rho, self.lam0, lam)
-        return Evaluation(robust.value + float((self.penalised(W) * W).sum()) / 2, z, at, robust)
+        return ObjectiveAt(robust.value + float((self.penalised(W) * W).sum()) / 2, z, at, robust)
 
     def _losses(self, z: Array) -> LossAt:
         parts = in_blocks(lambda rows: self.loss.rows(rows)(z[:, rows]), z.shape[1], 16 * z.size)
@@ -121,10 +121,10 @@ class Problem:
         value, slope, curvature = zip(*parts, strict=True)
         return LossAt(np.concatenate(value), np.concatenate(slope, 1), np.concatenate(curvature, 1))
 
-    def gradient(self, W: Array, evaluation: Evaluation) -> Array:
+    def gradient(self, W: Array, evaluation: ObjectiveAt) -> Array:
         return self.gathered(evaluation.pull) + self.penalised(W)
 
-    def hessian_product(self, at: Evaluation, V: Array) -> Array:
+    def hessian_product(self, at: ObjectiveAt, V: Array) -> Array:
         a = self.scores(V)
         r = self.loss.curved(at.at, a)
         if at.worst.lam < math.inf:
@@ -133,7 +133,7 @@ class Problem:
         r *= at.worst.p
         return self.gathered(r) + self.penalised(V)
 
-    def _tilting(self, at: Evaluation, along: Array) -> Array:
+    def _tilting(self, at: ObjectiveAt, along: Array) -> Array:
         """The change of log p when the losses change by `along`: centred, minus the regression on l, divided by lam."""
         _, lam, p, _, mean, var, bound = at.worst
         moved = along - dot(p, along)

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from scdro.errors import HyperparameterError
+from scdro._validation import array_weights, check_choice, check_number
+from scdro.errors import DataError
 from scdro.linear_model._base import KLDROLinearModel
 from scdro.linear_model._losses import Huber, Loss, Pinball, Squared, centre, spread
 from scdro.linear_model._worst import Array
@@ -90,7 +91,7 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         """Fit the model. X: dense or sparse, (n, d); y: numbers, (n,)."""
         self._check_settings()
         X, y = self._validated(X, y, y_numeric=True)
-        y, weight = y.astype(np.float64), self._weights(sample_weight, X)
+        y, weight = y.astype(np.float64), array_weights(sample_weight, X.shape[0])
         # With targets far from zero the certificate would lose digits.
         offset = centre(y, weight / weight.sum()) if self.fit_intercept else 0.0
         self._fit(X, y - offset, weight, offset)
@@ -100,7 +101,7 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         """One pass of a stochastic algorithm (`solver`, or "rscdro" if that is "exact") over some rows of a stream."""
         self._check_settings()
         X, y = self._validated(X, y, reset=not hasattr(self, "coef_"), y_numeric=True)
-        weight = self._weights(sample_weight, X)
+        weight = array_weights(sample_weight, X.shape[0])
         self._partial_fit(X, y.astype(np.float64), weight)
         return self
 
@@ -113,20 +114,17 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         scores = self._scores(X)
         y = column_or_1d(y).astype(np.float64)
         if len(y) != len(scores):
-            raise ValueError(f"expected one target per sample, got {len(y)} targets for {len(scores)} samples")
+            raise DataError(f"expected one target per sample, got {len(y)} targets for {len(scores)} samples")
         if not np.isfinite(y).all():
-            raise ValueError("expected finite targets, got NaN or infinity")
-        weight = _check_sample_weight(sample_weight, scores, dtype=np.float64, ensure_non_negative=True)
+            raise DataError("expected finite targets, got NaN or infinity")
+        weight = array_weights(sample_weight, len(scores), may_be_zero=True)
         return self._worst_case_weights(scores, y, weight)
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        if self.loss not in _LOSSES:
-            raise HyperparameterError(f"expected loss to be one of {_LOSSES}, got {self.loss!r}")
-        if not self.epsilon > 0:
-            raise HyperparameterError(f"expected epsilon > 0, in the units of y, got {self.epsilon}")
-        if not 0 < self.quantile < 1:
-            raise HyperparameterError(f"expected a quantile in (0, 1), got {self.quantile}")
+        check_choice("loss", self.loss, _LOSSES)
+        check_number("epsilon", self.epsilon, "> 0", "in the units of y", infinite=True)
+        check_number("quantile", self.quantile, "in (0, 1)")
 
     def _losses(self, y: Array, weight: Array) -> Loss:
         unit = spread(y, weight / weight.sum())

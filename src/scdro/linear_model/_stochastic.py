@@ -23,13 +23,13 @@ from torch import Tensor
 
 from scdro.linear_model._losses import Huber, Logistic, Loss, Multinomial, Pinball, Squared
 from scdro.linear_model._preconditioner import LARGEST
-from scdro.linear_model._problem import Evaluation, Problem
+from scdro.linear_model._problem import ObjectiveAt, Problem
 from scdro.linear_model._worst import Array
 from scdro.optim import ASCDRO, RASCDRO, RSCDRO, SCDRO, factor_stages
 from scdro.optim._base import RobustOptimizer
 from scdro.temperature import default_size
 
-__all__ = ["ALGORITHMS", "Progress", "Rows", "Stream", "batches"]
+__all__ = ["ALGORITHMS", "Progress", "Samples", "Stream", "batches"]
 
 ALGORITHMS = ("scdro", "ascdro", "rscdro", "rascdro")
 _BETA, _HORIZON = 0.2, 400  # weight of a new batch in the averages; steps before the step size begins to fall
@@ -38,7 +38,7 @@ _WINDOW = 16_384  # least number of recent losses that determine lam
 
 
 @dataclass(frozen=True)
-class Rows:
+class Samples:
     """Samples of a stream, with targets encoded for the losses."""
 
     X: Any
@@ -48,19 +48,19 @@ class Rows:
     def __len__(self) -> int:
         return len(self.y)
 
-    def __getitem__(self, index: Any) -> Rows:
-        return Rows(self.X[index], self.y[index], self.weight[index])
+    def __getitem__(self, index: Any) -> Samples:
+        return Samples(self.X[index], self.y[index], self.weight[index])
 
-    def copy(self) -> Rows:
-        return Rows(self.X.copy(), self.y.copy(), self.weight.copy())
+    def copy(self) -> Samples:
+        return Samples(self.X.copy(), self.y.copy(), self.weight.copy())
 
-    def joined(self, more: Rows) -> Rows:
+    def joined(self, more: Samples) -> Samples:
         """A copy with `more` appended."""
         if sp.issparse(self.X) or sp.issparse(more.X):
             X = sp.vstack([sp.csr_array(self.X), sp.csr_array(more.X)], "csr")
         else:
             X = np.concatenate([self.X, more.X])
-        return Rows(X, np.concatenate([self.y, more.y]), np.concatenate([self.weight, more.weight]))
+        return Samples(X, np.concatenate([self.y, more.y]), np.concatenate([self.weight, more.weight]))
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Progress:
 
     settings: dict[str, Any]  # of the estimator when the stream began
     fitted: tuple[int, float] | None  # rows and weight of the fit that it continues from
-    waiting: Rows | None = None
+    waiting: Samples | None = None
     solved: int = 0  # number of waiting rows that the model is the solution for
     stream: Stream | None = None
 
@@ -183,7 +183,7 @@ def _whitening(X: Any, shift: Array, p: Array, ridge: float) -> Array:
     return inverse
 
 
-def _largest_curvature(problem: Problem, at: Evaluation) -> float:
+def _largest_curvature(problem: Problem, at: ObjectiveAt) -> float:
     """The largest eigenvalue of the Hessian, by power iteration."""
     V = np.random.default_rng(0).standard_normal(problem.shape)
     size = 1.0

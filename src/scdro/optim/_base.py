@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from scdro._buffers import Buffers, Modules
 from scdro._scalar import Scalar, scalar_dtype
-from scdro._state import Batch, RobustState, Tracked, check_fits
-from scdro._validation import check_beta, check_parameters, check_steps
+from scdro._state import Batch, MethodState, RobustState, check_fits
+from scdro._validation import check_beta, check_closure, check_number, check_optional, check_parameters, check_steps
 from scdro.distributed import Group, Ranks, full, is_sharded, like
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError
 from scdro.functional import worst_case
@@ -51,8 +51,7 @@ class Ball:
     """The Euclidean ball of radius R around zero, over all parameters together (the paper's W)."""
 
     def __init__(self, radius: float) -> None:
-        if not 0.0 < radius < math.inf:
-            raise HyperparameterError(f"expected a radius R > 0 for the ball of the model, got {radius}")
+        check_number("radius", radius, "> 0", "the radius R of the ball of the model")
         self.radius = radius
 
     @torch.no_grad()
@@ -81,8 +80,7 @@ class Gradients:
         self.max_norm: float | None = None
 
     def begin(self, scaler: GradScaler | None, max_norm: float | None) -> None:
-        if max_norm is not None and not 0.0 < max_norm < math.inf:
-            raise HyperparameterError(f"expected max_grad_norm > 0, or None for no bound, got {max_norm}")
+        check_optional("max_grad_norm", max_norm, "> 0", "or None for no bound")
         self.scaler, self.max_norm = scaler, max_norm
 
     def end(self) -> None:
@@ -149,18 +147,18 @@ Closure = Callable[[], Tensor]
 
 
 class ClosureOptimizer(Optimizer):
-    """Base class of all algorithms: `step(closure)`, with one `Tracked` module for state beyond `torch.optim`'s."""
+    """Base class of all algorithms: `step(closure)`, with one `MethodState` module for state beyond `torch.optim`'s."""
 
-    _tracked: Tracked
+    _method_state: MethodState
     _two_points: ClassVar[bool] = False  # whether each batch is also evaluated at the previous point
     _vectors: ClassVar[tuple[str, ...]] = ()  # names of the per-parameter tensors in `state`
-    _own_attributes: ClassVar[tuple[str, ...]] = ("_tracked", "_ball", "_gradients", "_buffers")
+    _own_attributes: ClassVar[tuple[str, ...]] = ("_method_state", "_ball", "_gradients", "_buffers")
 
     def __init__(
         self,
         params: Any,
         defaults: dict[str, Any],
-        tracked: Tracked,
+        method_state: MethodState,
         *,
         radius: float | None = None,
         module: Modules = None,
@@ -168,7 +166,7 @@ class ClosureOptimizer(Optimizer):
         check_steps(defaults)
         self._ball = None if radius is None else Ball(radius)
         super().__init__(params, defaults)
-        self._tracked = tracked.to(self._first_parameter().device)
+        self._method_state = method_state.to(self._first_parameter().device)
         self._gradients = Gradients(self)
         self._buffers = Buffers(module)
         self._announce(self._own_state())
@@ -200,8 +198,7 @@ class ClosureOptimizer(Optimizer):
             The method's estimate of its objective, a 0-d tensor: a running estimate if it keeps one, else the value on
             this batch.
         """
-        if closure is None or not callable(closure):
-            _refuse_closure(closure)
+        closure = check_closure(closure)
         self._gradients.begin(grad_scaler, max_grad_norm)
         try:
             with self._buffers.during_step() if self._buffers.modules else nullcontext():
@@ -217,7 +214,7 @@ class ClosureOptimizer(Optimizer):
         return (
             value
             if isinstance(value, Tensor)
-            else torch.tensor(value, dtype=self._tracked.dtype, device=self._tracked.skipped.device)
+            else torch.tensor(value, dtype=self._method_state.dtype, device=self._method_state.skipped.device)
         )
 
     def full_objective(self, losses: Tensor) -> Tensor:
@@ -252,7 +249,7 @@ class ClosureOptimizer(Optimizer):
             return self._buffers.inspection(
                 "this method evaluates each batch twice and would update its statistics twice"
             )
-        if self._tracked.skip_nonfinite:
+        if self._method_state.skip_nonfinite:
             return self._buffers.inspection("a batch that skip_nonfinite skips would change its statistics")
         return nullcontext()
 
@@ -291,13 +288,13 @@ class ClosureOptimizer(Optimizer):
                 "expected dense gradients, got sparse ones; make the layer with sparse=False, or use KLRobustLoss with "
                 "an optimizer that supports them"
             )
-        self._tracked.ranks.check_averaged(gradients)
+        self._method_state.ranks.check_averaged(gradients)
 
     def _skips(self, finite: Tensor | None) -> bool:
         """Whether to skip the step, if the host can read the flag; elsewhere the flag stays on the device."""
-        if finite is None or (finite.device.type != "cpu" and self._tracked.started) or bool(finite):
+        if finite is None or (finite.device.type != "cpu" and self._method_state.started) or bool(finite):
             return False
-        self._tracked.count_skipped(True)
+        self._method_state.count_skipped(True)
         self._gradients.pass_over()
         return True
 
@@ -363,12 +360,12 @@ class ClosureOptimizer(Optimizer):
     @property
     def ranks(self) -> Ranks:
         """The processes that share each batch."""
-        return self._tracked.ranks
+        return self._method_state.ranks
 
     @property
     def skipped(self) -> Tensor:
         """Number of batches skipped because of NaN or infinite losses."""
-        return self._tracked.skipped[0].clone()
+        return self._method_state.skipped[0].clone()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
     #
@@ -404,7 +401,7 @@ class ClosureOptimizer(Optimizer):
 
     def _own_state(self) -> dict[str, Any]:
         """Copies of the state that belongs to no parameter, because dcp.load writes into a state_dict's tensors."""
-        return {**{k: v.clone() for k, v in self._tracked.state_dict().items()}, **self._extra_state()}
+        return {**{k: v.clone() for k, v in self._method_state.state_dict().items()}, **self._extra_state()}
 
     def _completed(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         own, prefix = self._own_state(), f"{type(self).__name__}."
@@ -445,7 +442,7 @@ class ClosureOptimizer(Optimizer):
         if not own:
             _refuse_state(type(self).__name__, next(iter(carried), ""))
         self._check_vectors(state_dict)
-        check_fits(self._tracked, {k: own.get(k) for k in self._tracked.state_dict()})
+        check_fits(self._method_state, {k: own.get(k) for k in self._method_state.state_dict()})
         self._check_extra_state(own)
         vectors = {
             i: {k: _copied(like(v, p)) for k, v in state[i].items() if not k.startswith(prefix)}
@@ -455,7 +452,7 @@ class ClosureOptimizer(Optimizer):
         return {**state_dict, "state": vectors}
 
     def _restore(self, own: dict[str, Any]) -> None:
-        self._tracked.load_state_dict({k: own[k] for k in self._tracked.state_dict()})
+        self._method_state.load_state_dict({k: own[k] for k in self._method_state.state_dict()})
         self._load_extra_state(own)
         self._fill(self._parameters())
         self._announce(own)
@@ -491,7 +488,7 @@ class ClosureOptimizer(Optimizer):
         check_parameters(group)
 
     def _extra_state(self) -> dict[str, Any]:
-        """State beyond the vectors and `Tracked`: tensors, integers and floats, identical on all processes."""
+        """State beyond the vectors and `MethodState`: tensors, integers and floats, identical on all processes."""
         return {}
 
     def _check_extra_state(self, own: dict[str, Any]) -> None:
@@ -518,18 +515,6 @@ def _refuse_state(expected: str, key: str) -> NoReturn:
     raise CheckpointError(
         f"expected a state_dict of {expected}, got one of another optimizer, or one saved with another first trainable "
         "parameter; load it into that optimizer, or make the same parameters trainable"
-    )
-
-
-def _refuse_closure(came: object) -> NoReturn:
-    if came is not None:
-        raise ClosureError(
-            f"expected step(closure) with a closure that returns per-sample losses, got a {type(came).__name__}; pass "
-            "a function: opt.step(lambda: losses(model(x), y)), or use KLRobustLoss with any torch optimizer"
-        )
-    raise ClosureError(
-        "expected step(closure) with a closure that returns per-sample losses, got none; if your loop calls "
-        "backward() itself, use KLRobustLoss with any torch optimizer"
     )
 
 

@@ -44,7 +44,7 @@ class _Draws:
         self._first = self._state()
         self._set(self._before)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Call after the second evaluation. Without other threads the generator is already in the right state."""
         if threading.active_count() == 1 or torch.equal(self._first, self._before):
             return
@@ -98,7 +98,7 @@ class TwoPoints(ClosureOptimizer):
             return self._losses(closure)
         finally:
             for draws in self._draws:
-                draws.settle()
+                draws.finish()
             self._draws = ()
 
     def _move(self, params: list[Tensor], values: list[Tensor]) -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from scdro._validation import check_whole
 from scdro.distributed import ALONE, Ranks
-from scdro.errors import CheckpointError, HyperparameterError
+from scdro.errors import CheckpointError
 
 __all__ = [
     "DrawnBatches",
@@ -39,8 +40,7 @@ class DrawnBatches(Sampler[list[int]]):
     """
 
     def __init__(self, draw: Draw, steps: int, seed: int = 0, ranks: Ranks = ALONE) -> None:
-        if not isinstance(steps, int) or steps < 1:
-            raise HyperparameterError(f"expected at least one step in an epoch, got {steps!r}")
+        check_whole("steps", steps, meaning="the number of batches in an epoch")
         self._draw, self._steps, self._ranks, self._done, self._resumed = draw, steps, ranks, 0, False
         self._generator = torch.Generator(device="cpu").manual_seed(seed)
 
@@ -55,8 +55,7 @@ class DrawnBatches(Sampler[list[int]]):
         ranks: Ranks,
     ) -> DrawnBatches:
         """Batches of `batch_size` samples per process, by default enough to cover n samples."""
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise HyperparameterError(f"expected a batch of at least one sample, got {batch_size!r}")
+        check_whole("batch_size", batch_size)
         size = batch_size * ranks.size
         steps = math.ceil(n / size) if steps is None else steps
         return cls(lambda generator: draw(size, generator), steps, seed, ranks)

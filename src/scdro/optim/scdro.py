@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scdro._scalar import Scalar
-from scdro._validation import check_beta
+from scdro._validation import check_beta, check_number, check_whole
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.optim._base import Closure, RobustOptimizer
 
@@ -120,10 +120,8 @@ def lemma_stages(
         [14745600, 29491200]
     """
     for name, value in {"mu": mu, "eps1": eps1, "sigma": sigma, "L_F": L_F}.items():
-        if not 0.0 < value < math.inf:
-            raise HyperparameterError(f"expected {name} > 0, got {value}")
-    if stages < 1:
-        raise HyperparameterError(f"expected at least one stage, got {stages}")
+        check_number(name, value, "> 0")
+    check_whole("stages", stages)
     return [_lemma_stage(mu, eps1 / 2**k, sigma, L_F, accelerated) for k in range(stages)]
 
 
@@ -185,8 +183,8 @@ class _Restarted(RobustOptimizer):
             raise HyperparameterError("expected at least one stage, got none")
         for k, stage in enumerate(self._stages):
             check_beta(stage.beta)
-            if not stage.lr > 0 or (stage.steps < 1 and k < len(self._stages) - 1):
-                raise HyperparameterError(f"expected lr > 0 and at least one step in a stage, got {stage}")
+            check_number("lr", stage.lr, "> 0", f"in stage {k}")
+            check_whole("steps", stage.steps, 0 if k == len(self._stages) - 1 else 1, meaning=f"in stage {k}")
         first = self._stages[0]
         self._stage, self._steps_left = 0, first.steps
         super().__init__(params, first.lr, rho, beta=first.beta, mu=mu, **settings)

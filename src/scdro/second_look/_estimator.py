@@ -14,14 +14,13 @@ from sklearn.utils import check_random_state, get_tags, indexable
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
-    _check_sample_weight,
     _num_samples,
     check_is_fitted,
     column_or_1d,
 )
 
-from scdro._validation import check_number
-from scdro.errors import HyperparameterError, ScdroWarning
+from scdro._validation import array_weights, check_choice, check_optional
+from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.second_look._cross_mistakes import cross_mistakes, mistake_weights
 from scdro.second_look._folds import Split, check_reference, check_takes_weights, cross_fit, fit_weighted, partitions
 from scdro.second_look._slices import Slices, described
@@ -43,7 +42,7 @@ from scdro.second_look._weights import (
     SMALL,
     LookWeights,
     balanced,
-    check_rho,
+    check_half_or_rho,
     effective_size,
     look_weights,
     tilted_to,
@@ -178,9 +177,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if classifier:
             check_classification_targets(y)
             self.classes_ = np.unique(y)
-        base = _check_sample_weight(sample_weight, np.empty((_num_samples(X), 1)), dtype=np.float64)
-        if not ((base >= 0).all() and base.sum() > 0):
-            raise ValueError("expected sample weights >= 0, not all zero")
+        base = array_weights(sample_weight, _num_samples(X))
         known = self._known_groups(X)
         self.plain_ = fit_weighted(self.estimator, X, y, base)
         for name in ("n_features_in_", "feature_names_in_"):
@@ -197,24 +194,20 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _check_settings(self) -> None:
         if not (is_classifier(self.estimator) or is_regressor(self.estimator)):
-            raise TypeError(f"expected a classifier or regressor, got {type(self.estimator).__name__}")
+            raise HyperparameterError(f"expected a classifier or regressor, got {type(self.estimator).__name__}")
         check_takes_weights(self.estimator)
         if self.reference is not None:
             check_takes_weights(self.reference)
             if is_classifier(self.reference) != is_classifier(self.estimator):
                 kinds = ["classifier" if is_classifier(m) else "regressor" for m in (self.estimator, self.reference)]
-                raise TypeError(f"expected a {kinds[0]} as the reference of a {kinds[0]}, got a {kinds[1]}")
+                raise HyperparameterError(f"expected a {kinds[0]} as the reference of a {kinds[0]}, got a {kinds[1]}")
         if is_classifier(self.estimator):
             check_reference(self.estimator if self.reference is None else self.reference)
-        check_rho(self.rho)
-        if self.strategy not in STRATEGIES:
-            raise HyperparameterError(f"expected strategy to be one of {STRATEGIES}, got {self.strategy!r}")
+        check_half_or_rho(self.rho)
+        check_choice("strategy", self.strategy, STRATEGIES)
         if self.strategy == "cross-mistakes" and not is_classifier(self.estimator):
             raise HyperparameterError('expected strategy="half-rule" for a regressor: mistakes are those of classes')
-        if self.budget is not None:
-            check_number("budget", self.budget)
-            if not self.budget >= 0:
-                raise HyperparameterError(f"expected a budget >= 0, a share of accuracy, or None, got {self.budget!r}")
+        check_optional("budget", self.budget, ">= 0", "a share of accuracy, or None", infinite=True)
 
     def _known_groups(self, X: Any) -> Array | None:
         """Group names, None where unknown."""
@@ -225,13 +218,13 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             groups = groups.reindex(X.index)
         names = np.asarray(groups, dtype=object)
         if names.shape != (_num_samples(X),):
-            raise ValueError(
+            raise DataError(
                 f"expected one group for each of the {_num_samples(X)} rows, got shape {names.shape}; a Series "
                 "with X's index is looked up by it"
             )
         names = np.array([None if name is None or name != name else name for name in names], dtype=object)
         if all(name is None for name in names):
-            raise ValueError("expected some known groups, got none; leave groups=None out")
+            raise DataError("expected some known groups, got none; leave groups=None out")
         return names
 
     def _candidates(self) -> list[dict[str, Any]]:
@@ -341,7 +334,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         from sklearn.model_selection import StratifiedKFold
 
         if np.bincount(y).min() < 2:
-            raise ValueError("expected at least two samples of every class for cross-mistakes: one for each twin")
+            raise DataError("expected at least two samples of every class for cross-mistakes: one for each twin")
         halves = next(iter(StratifiedKFold(2, shuffle=True, random_state=rng.randint(2**31 - 1)).split(y, y)))
         mistakes = cross_mistakes(reference, X, y, share, halves, rng)
         return mistake_weights(mistakes, y, share, self.balance_classes, SMALL)
@@ -388,10 +381,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             first, then = (_worst_group(scores.each, known, as_is) for scores in (plain, after))
             answer = HELPS if then > first else NOTHING
             note = f"Worst known group: {100 * first:.1f}% before, {100 * then:.1f}% after."
-        elif effective_size(at) > 0.999 * effective_size(share):  # every class was left alone
-            answer = NOTHING
         else:
-            answer = judge(gain, error, kept)
+            answer = judge(gain, error, kept, effective_size(at) / effective_size(share))
         unequal = not np.allclose(share / share.sum(), as_is / as_is.sum())
         refused = answer in (NOTHING, WRONG_LABELS) and known is None
         if refused and classifier and unequal and class_weights_help(plain.each, before.each, y, as_is):

@@ -17,6 +17,7 @@ from sklearn.utils._indexing import _safe_indexing
 from sklearn.utils.validation import has_fit_parameter
 from torch import Tensor, nn
 
+from scdro._validation import check_whole
 from scdro.errors import DataError, HyperparameterError
 
 __all__ = ["out_of_fold"]
@@ -64,13 +65,12 @@ def out_of_fold(
     y = np.asarray(_labels_of(dataset) if labels is None else torch.as_tensor(labels).cpu().numpy())
     if y.shape != (n,):
         raise DataError(f"expected one label for each of the {n} samples, got shape {y.shape}")
-    if isinstance(folds, bool) or not 2 <= folds <= n:
-        raise HyperparameterError(f"expected 2 to {n} folds, as many as samples at most, got {folds!r}")
+    check_whole("folds", folds, 2, n, "at most as many as samples")
     found: Tensor | None = None
     for seen, unseen in _stratified(y, folds, seed):
         network = train(torch.utils.data.Subset(dataset, seen.tolist()))
         if not isinstance(network, nn.Module):
-            raise TypeError(f"expected train(subset) to return a torch network, got {type(network).__name__}")
+            raise HyperparameterError(f"expected train(subset) to return a torch network, got {type(network).__name__}")
         proba = _predicted(network, dataset, unseen, batch_size)
         found = torch.zeros(n, proba.shape[1]) if found is None else found
         if proba.shape[1] != found.shape[1]:
@@ -115,10 +115,8 @@ def partitions(cv: Any, repeats: int, X: Any, y: Array, groups: Any, seed: int, 
     """
     n = len(y)
     if isinstance(cv, int | np.integer) and not isinstance(cv, bool) and groups is None:
-        if not 2 <= cv <= n:
-            raise HyperparameterError(f"expected cv of 2 to n_samples = {n} folds, or a splitter, got {cv}")
-        if isinstance(repeats, bool) or not repeats >= 1:
-            raise HyperparameterError(f"expected repeats >= 1, got {repeats!r}")
+        check_whole("cv", cv, 2, n, f"folds, n_samples = {n} at most, or a splitter")
+        check_whole("repeats", repeats)
         seeds = [int(s) for s in np.random.RandomState(seed).randint(2**31 - 1, size=repeats)]
         if classifier:
             return [_stratified(y, int(cv), s) for s in seeds]
@@ -168,7 +166,7 @@ def fit_weighted(estimator: Any, X: Any, y: Array, weights: Array) -> Any:
 def check_takes_weights(estimator: Any) -> None:
     last = estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator
     if not has_fit_parameter(last, "sample_weight") and not _passes_on(last) and not _takes_anything(last):
-        raise TypeError(
+        raise HyperparameterError(
             f"expected an estimator whose fit takes sample_weight, got {type(last).__name__}; a second look "
             "trains with weights"
         )
@@ -218,7 +216,7 @@ def _probabilities(model: Any, X: Any) -> Array:
 
 def check_reference(reference: Any) -> None:
     if is_classifier(reference) and not hasattr(reference, "predict_proba"):
-        raise TypeError(
+        raise HyperparameterError(
             f"expected a reference with predict_proba, got {type(reference).__name__}; give another one, such as "
             "reference=LogisticRegression(), or wrap it in CalibratedClassifierCV"
         )

@@ -14,7 +14,8 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from scdro.errors import DataError, HyperparameterError
+from scdro._validation import check_whole
+from scdro.errors import DataError
 from scdro.second_look._slices import Slice, Slices, _right, as_names, described
 from scdro.second_look._weights import _as_array
 
@@ -139,8 +140,8 @@ def clustered(
     """`gallery` with a score of each sample, before and after."""
     if len(images) != len(w):
         raise DataError(f"expected one image for each of the {len(w)} weights, got {len(images)}")
-    if isinstance(clusters, bool) or not 2 <= clusters <= len(w):
-        raise HyperparameterError(f"expected 2 to {len(w)} clusters, as many as images at most, got {clusters!r}")
+    check_whole("clusters", clusters, 2, len(w), "as many as images at most")
+    check_whole("across", across, meaning="images of a cluster")
     if X is None:
         X = np.stack([_picture(images[i]).ravel() for i in range(len(w))])
     if X.ndim != 2 or len(X) != len(w) or not np.isfinite(X).all():

@@ -205,7 +205,7 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(getattr(model, "_orig_mod", model))
     except Exception as error:
-        raise TypeError(
+        raise HyperparameterError(
             f"expected a network that copy.deepcopy can copy, got {type(error).__name__}: {error}"
         ) from error
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
+from scdro._validation import check_choice
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.second_look._estimator import SecondLook
 from scdro.second_look._folds import cross_fit, partitions
@@ -31,7 +32,6 @@ Array = npt.NDArray[Any]
 # On features with mean zero and variance one. The first model should be sharp, the second strongly penalised.
 REFERENCE_PENALTIES = tuple(10.0**k for k in range(-4, 1))
 SECOND_PENALTIES = tuple(10.0**k for k in range(-7, -1))
-SHARPER = (1.0, 10**0.5, 10.0)  # a reference that fits too little takes the rule for the shortcut: sharper ones follow
 FOLDS = 5
 BY_HEART = 0.998  # of the samples right out of fold: the features have seen them
 
@@ -115,8 +115,7 @@ def repair(
     The features in front of the layer are taken once. A reference head is fitted to them out of fold, with the
     penalty of the least log loss; `second_look_weights` say where it knows nothing; heads with these weights and
     penalties of their own are tried out of fold; the best is solved exactly and put into a copy, if the verdict is that
-    it helps. Where it is not, sharper references are tried. All is done with a copy: the given model stays as it is,
-    also when interrupted.
+    it helps. All is done with a copy: the given model stays as it is, also when interrupted.
 
     Args:
         model: a classifier whose output (or whose output's `logits`) is that of an `nn.Linear`, as it is or as
@@ -147,8 +146,8 @@ def repair(
 
     Reference: last-layer retraining for groups is that of DFR (Kirichenko et al., ICLR 2023), which needs group labels.
     """
-    if towards not in (None, "old"):
-        raise HyperparameterError(f'expected towards to be "old" or None, got {towards!r}')
+    if towards is not None:
+        check_choice("towards", towards, ("old",))
     new = copied(model)
     modes = [module.training for module in new.modules()]
     home = {p.device for p in new.parameters()}
@@ -167,12 +166,7 @@ def repair(
         start = old if towards == "old" else None
 
         penalty, accuracy = _reference_penalty(Z, y, intercept, seed, tell)
-        looks = []
-        for factor in SHARPER:
-            looks.append(_looked(Z, y, factor * penalty, intercept, start, seed, budget, tell))
-            if looks[-1].verdict_.helps:
-                break
-        look = looks[-1] if looks[-1].verdict_.helps else looks[0]
+        look = _looked(Z, y, penalty, intercept, start, seed, budget, tell)
         verdict, right = look.verdict_, given
         if accuracy >= BY_HEART and refuse:
             note = (

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from scipy.stats import norm, rankdata
 from sklearn.utils.multiclass import type_of_target
 
-from scdro._validation import check_number
-from scdro.errors import DataError, HyperparameterError
+from scdro._validation import array_weights, check_choice, check_number, check_whole
+from scdro.errors import DataError
 from scdro.second_look._columns import Condition, columns_of, conditions_of
-from scdro.second_look._weights import _as_array, read_weights
+from scdro.second_look._weights import _as_array
 
 __all__ = ["Slice", "Slices", "find_slices"]
 
@@ -179,14 +179,11 @@ def described(
     if weights.ndim != 1:
         raise DataError(f"expected weights as a vector, got shape {weights.shape}")
     n = len(weights)
-    w = read_weights(weights, n) * (n / weights.sum())
-    check_number("alpha", alpha)
-    if not 0 < alpha < 1:
-        raise HyperparameterError(f"expected alpha in (0, 1), the chance of a false description, got {alpha}")
-    if depth not in (1, 2, 3):
-        raise HyperparameterError(f"expected depth 1, 2 or 3, got {depth!r}")
-    if least < 2:
-        raise HyperparameterError(f"expected least >= 2 members of a slice, got {least!r}")
+    w = array_weights(weights, n) * (n / weights.sum())
+    check_number("alpha", alpha, "in (0, 1)", "the chance of a false description")
+    check_choice("depth", depth, (1, 2, 3))
+    check_whole("least", least, 2, meaning="the least number of members of a slice")
+    check_whole("most", most, meaning="slices to return")
     columns = columns_of(frame, n)
     if labels is not None:
         name = next(name for name in ("label", "given label", "label of the model") if name not in columns)

@@ -1,9 +1,10 @@
 """Whether a second look helps, from what both models get right out of fold. No group label is needed.
 
-Two questions decide, both answered by samples that the model in question has not seen:
+Two questions decide, both answered by samples that the model in question has not seen (where the weights are nearly
+uniform, because the reference knows next to nothing anywhere, nothing stands out, and nothing is asked):
 
 1. *Gain.* Under the weights, where the reference knows nothing, does the new model do better than the reference, by
-   more than half a standard error? Samples about which a model is unsure count as half right (`surely_right`).
+   more than .7 standard errors? Samples about which a model is unsure count as half right (`surely_right`).
 2. *Kept.* Of what the reference knows about the data as they are, how much does the new model, trained on the hard
    samples, still know? Hard samples of a group that was overlooked obey a rule that holds for the others as well, and
    most is kept. Wrong labels obey none: a model trained on them knows little of anything.
@@ -25,9 +26,10 @@ Array = npt.NDArray[Any]
 HELPS, CLASS_WEIGHTS = "helps", "class weights suffice"
 NOTHING, WRONG_LABELS = "nothing stands out", "looks like wrong labels"
 
-SURE = 0.5  # standard errors of the gain
+SURE = 0.7  # standard errors of the gain
 UNSURE = 0.2  # of a model's median log odds: closer to zero, a sample is neither right nor wrong but in between
 KEPT = 0.8  # of the reference's knowledge
+FLAT = 0.9  # of the effective size without the weights: they single nobody out
 CLEARLY = 2.0  # standard errors, to say that class weights help, that labels are wrong, or that a group would show
 
 
@@ -117,8 +119,10 @@ def _as_loss(value: float) -> str:
     return f"{value:.3g}"
 
 
-def judge(gain: float, error: float, kept: float) -> str:
-    """The answer, class weights apart."""
+def judge(gain: float, error: float, kept: float, size: float) -> str:
+    """The answer, class weights apart; `size` is the weights' effective size as a share of that without them."""
+    if size > FLAT:
+        return NOTHING
     if gain > SURE * error and kept >= KEPT:
         return HELPS
     return WRONG_LABELS if kept < KEPT and gain < CLEARLY * error else NOTHING

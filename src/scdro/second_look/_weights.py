@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from scdro._validation import check_number
+from scdro._validation import array_weights, check_number, check_rho
 from scdro.errors import HyperparameterError, LossError
 from scdro.functional import worst_case
 
@@ -96,10 +96,9 @@ def look_weights(
     """`second_look_weights`, with the temperatures and the classes left alone."""
     labels = _as_array(y)
     p = read_probabilities(proba, labels)
-    q = read_weights(sample_weight, len(p))
-    check_rho(rho)
-    if isinstance(least, bool) or not least >= 1:
-        raise HyperparameterError(f"expected least >= 1, the least effective size of a class, got {least!r}")
+    q = array_weights(sample_weight, len(p))
+    check_half_or_rho(rho)
+    check_number("least", least, ">= 1", "the least effective size of a class")
     weights = np.zeros(len(p))
     lam: dict[Any, float] = {}
     left_alone: dict[Any, str] = {}
@@ -227,24 +226,11 @@ def read_probabilities(proba: Any, labels: Array) -> Array:
     return p.clip(0.0, 1.0)
 
 
-def read_weights(sample_weight: Any, n: int) -> Array:
-    """Base weights, finite, >= 0, not all zero; ones where there are none."""
-    q = np.ones(n) if sample_weight is None else _as_array(sample_weight).astype(np.float64)
-    if q.shape != (n,):
-        raise LossError(f"expected one sample weight per sample, ({n},), got shape {q.shape}")
-    if not (np.isfinite(q).all() and (q >= 0).all() and q.sum() > 0):
-        raise LossError("expected finite sample weights >= 0, not all zero; got NaN, infinite, negative or only zeros")
-    return q
-
-
-def check_rho(rho: Any) -> None:
-    if isinstance(rho, str) and rho == "half":
-        return
-    if isinstance(rho, str):
+def check_half_or_rho(rho: Any) -> None:
+    if isinstance(rho, str) and rho != "half":
         raise HyperparameterError(f'expected rho to be "half" or a radius >= 0, got {rho!r}')
-    check_number("rho", rho)
-    if not 0.0 <= rho < math.inf:
-        raise HyperparameterError(f'expected rho to be "half" or a radius >= 0, got {rho!r}')
+    if rho != "half":
+        check_rho(rho)
 
 
 def _as_array(values: Any) -> Array:

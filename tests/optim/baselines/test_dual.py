@@ -154,6 +154,6 @@ def test_the_dual_gradient_is_unbiased(uniform):
     chance = np.full(N, 1 / N) if uniform else opt.weights.numpy()
     expected = np.zeros(N)
     for i in range(N):
-        batch = opt._tracked.read(losses[[i]])
+        batch = opt._method_state.read(losses[[i]])
         expected[i] += chance[i] * float(opt._dual_gradient(batch, torch.tensor([i]))[0])
     np.testing.assert_allclose(expected, losses.numpy(), rtol=1e-12)

@@ -123,11 +123,14 @@ def test_group_dro_says_what_is_wrong():
     for index in (torch.arange(6.0), torch.ones(60, dtype=torch.bool)):
         with pytest.raises(scdro.errors.ClosureError, match="integer"):
             GroupDRO(model.parameters(), groups=torch.arange(N) % 3).step(closure, index)
-    for groups in (0, True, 2.5, torch.ones(3), torch.tensor([-1, 0])):
-        with pytest.raises(scdro.errors.HyperparameterError):
+    for groups in (0, True):
+        with pytest.raises(scdro.errors.HyperparameterError, match="groups >= 1"):
+            GroupDRO(model.parameters(), groups=groups)
+    for groups in (2.5, torch.ones(3), torch.tensor([-1, 0])):
+        with pytest.raises(scdro.errors.DataError, match="groups of all samples"):
             GroupDRO(model.parameters(), groups=groups)
     with pytest.raises(scdro.errors.HyperparameterError, match="number"):
         GroupDRO(model.parameters(), groups=3).batch_sampler(4)
     for settings in ({"batch_size": 0}, {"batch_size": 2, "steps": 0}):
-        with pytest.raises(scdro.errors.HyperparameterError, match="at least one"):
+        with pytest.raises(scdro.errors.HyperparameterError, match=f"{list(settings)[-1]} >= 1"):
             GroupDRO(model.parameters(), groups=torch.arange(9) % 3).batch_sampler(**settings)

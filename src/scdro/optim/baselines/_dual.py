@@ -13,8 +13,8 @@ from torch import Tensor
 
 from scdro._buffers import Modules
 from scdro._scalar import Scalar
-from scdro._state import Tracked
-from scdro._validation import LARGEST, check_radius, check_steps
+from scdro._state import MethodState
+from scdro._validation import LARGEST, check_number, check_rho
 from scdro.distributed import ALONE, Group, Ranks, Sharding, alone, log_sum
 from scdro.errors import CheckpointError, LossError, NonFiniteLossError
 from scdro.functional import worst_case
@@ -421,11 +421,11 @@ class PrimalDual(ClosureOptimizer):
         process_group: Group,
         module: Modules = None,
     ) -> None:
-        check_radius(rho, NO_LAM0)
-        check_steps({"dual_lr": dual_lr})
+        check_rho(rho)
+        check_number("dual_lr", dual_lr, ">= 0")
         self._rho, self._dual_lr = rho, dual_lr
-        tracked = Tracked(skip_nonfinite=skip_nonfinite, process_group=process_group)
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, tracked, radius=radius, module=module)
+        method_state = MethodState(skip_nonfinite=skip_nonfinite, process_group=process_group)
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, method_state, radius=radius, module=module)
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         if sample_weight is not None:

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from scdro._buffers import Modules
 from scdro._scalar import logaddexp, unpacked
-from scdro._state import Batch, Tracked
-from scdro._validation import check_same_temperature
+from scdro._state import Batch, MethodState
+from scdro._validation import check_number, check_same_temperature
 from scdro.distributed import Group
-from scdro.errors import HyperparameterError
 from scdro.functional import objective
 from scdro.optim.baselines.erm import Weighed, WeightingOptimizer, point_at
 
@@ -22,7 +21,7 @@ __all__ = [
 ]
 
 
-class _AbsgdState(Tracked):
+class _AbsgdState(MethodState):
     log_u: Tensor
 
     def __init__(self, skip_nonfinite: bool, process_group: Group) -> None:
@@ -50,7 +49,7 @@ class ABSGD(WeightingOptimizer):
         >>> opt = ABSGD(model.parameters(), lr=0.1, lam=1.0, gamma=0.9)
     """
 
-    _tracked: _AbsgdState
+    _method_state: _AbsgdState
     _own_attributes = (*WeightingOptimizer._own_attributes, "_lam", "_gamma")
 
     def __init__(
@@ -67,23 +66,21 @@ class ABSGD(WeightingOptimizer):
         module: Modules = None,
         process_group: Group = None,
     ) -> None:
-        if not 0.0 < lam < math.inf:
-            raise HyperparameterError(f"expected a temperature lam > 0, got {lam}")
-        if not 0.0 < gamma <= 1.0:
-            raise HyperparameterError(f"expected gamma in (0, 1], the weight of the new batch in u, got {gamma}")
+        check_number("lam", lam, "> 0", "a temperature")
+        check_number("gamma", gamma, "in (0, 1]", "the weight of the new batch in u")
         self._lam, self._gamma = lam, gamma
-        tracked = _AbsgdState(skip_nonfinite, process_group)
+        method_state = _AbsgdState(skip_nonfinite, process_group)
         super().__init__(
-            params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+            params, lr, method_state, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
         )
 
     def _weigh(self, batch: Batch) -> Weighed:
         point = point_at(batch, self._lam)
         log_u = point.log_mean
         if self._gamma < 1.0:
-            (past,) = unpacked(self._tracked.log_u)
+            (past,) = unpacked(self._method_state.log_u)
             log_u = logaddexp(past + math.log1p(-self._gamma), log_u + math.log(self._gamma))
-        return Weighed(point.weights(log_u), self._lam * log_u, [(self._tracked.log_u, [log_u])])
+        return Weighed(point.weights(log_u), self._lam * log_u, [(self._method_state.log_u, [log_u])])
 
     def _extra_state(self) -> dict[str, Any]:
         return {"lam": self._lam}

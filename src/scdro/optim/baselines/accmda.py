@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -11,9 +10,8 @@ from torch import Tensor
 from scdro._buffers import Modules
 from scdro._scalar import Scalar
 from scdro._state import Batch
-from scdro._validation import check_index
+from scdro._validation import check_index, check_number
 from scdro.distributed import Group, Ranks, Sharding
-from scdro.errors import HyperparameterError
 from scdro.optim._base import Closure
 from scdro.optim.ascdro import TwoPoints, matched
 from scdro.optim.baselines._dual import Multipliers, PrimalDual, check_vector, euclidean_kl_ball
@@ -76,8 +74,9 @@ class AccMDA(TwoPoints, PrimalDual):
         process_group: Group = None,
     ) -> None:
         self._parts = Sharding(n, Ranks(process_group))
-        if not (0.0 < k < math.inf and k**3 <= m < math.inf and 0.0 < c < math.inf):
-            raise HyperparameterError(f"expected k, c > 0 and m >= k^3, got k = {k}, c = {c}, m = {m}")
+        check_number("k", k, "> 0")
+        check_number("c", c, "> 0")
+        check_number("m", m, f">= k^3 = {k**3}")
         self._schedule = (k, m, c)
         self._t, self._multipliers = 0, Multipliers(0.0, 0.0)
         self._y = torch.full((self._parts.count,), 1.0 / n, dtype=torch.float64, device="cpu")
@@ -95,15 +94,15 @@ class AccMDA(TwoPoints, PrimalDual):
         )
 
     def _primal_dual_step(self, closure: Closure, index: Tensor | None) -> Scalar | None:
-        tracked, old = self._tracked, None
+        method_state, old = self._method_state, None
         if self._t:
             with self._at_previous_point():
                 old_losses = self._losses(closure)
-                old = tracked.read(old_losses, labels=lambda: check_index(index, self._parts.n, old_losses))
+                old = method_state.read(old_losses, labels=lambda: check_index(index, self._parts.n, old_losses))
                 self._backward(old_losses, old, self._weights(self._y_previous, old))
         old_gradients = self._kept_gradients()
         losses = self._replayed_losses(closure)
-        batch = tracked.read(losses, labels=lambda: check_index(index, self._parts.n, losses))
+        batch = method_state.read(losses, labels=lambda: check_index(index, self._parts.n, losses))
         if old is not None:
             batch = matched(batch, old)
         if self._skips(None if batch.finite is None else batch.finite.cpu()):
@@ -115,7 +114,7 @@ class AccMDA(TwoPoints, PrimalDual):
         keep = 1.0 - self._share()
         self._descend(old_gradients, keep)
         self._ascend(_positions(batch), batch.losses.cpu(), None if old is None else old.losses.cpu(), keep)
-        tracked.store([], batch)
+        method_state.store([], batch)
         self._t += 1
         return torch.dot(weights, batch.losses)
 

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from scdro._buffers import Modules
 from scdro._scalar import maximum, scalar, unpacked
-from scdro._state import Batch, Tracked
-from scdro._validation import check_radius, check_steps
+from scdro._state import Batch, MethodState
+from scdro._validation import check_number, check_optional, check_radius
 from scdro.distributed import Group
-from scdro.errors import HyperparameterError
 from scdro.functional import worst_case
 from scdro.optim.baselines.erm import Weighed, WeightingOptimizer, base_weights, point_at
 
@@ -22,7 +21,7 @@ __all__ = [
 ]
 
 
-class _DualState(Tracked):
+class _DualState(MethodState):
     duals: Tensor  # eta, lam
     capped: Tensor
 
@@ -65,7 +64,7 @@ class DualSGM(WeightingOptimizer):
         >>> opt = DualSGM(model.parameters(), lr=0.1, rho=0.5, lam=1.0)
     """
 
-    _tracked: _DualState
+    _method_state: _DualState
     _own_attributes = (*WeightingOptimizer._own_attributes, "_rho", "_lam0", "_dual_lr", "_cap")
 
     def __init__(
@@ -86,37 +85,34 @@ class DualSGM(WeightingOptimizer):
         process_group: Group = None,
     ) -> None:
         check_radius(rho, lam0)
-        if not lam0 <= lam < math.inf:
-            raise HyperparameterError(f"expected an initial temperature lam >= lam0 = {lam0}, got {lam}")
-        if dual_lr is not None:
-            check_steps({"dual_lr": dual_lr})
-        if not 0.0 < cap < 700.0:
-            raise HyperparameterError(f"expected a cap on (l - eta)/lam in (0, 700), got {cap}")
+        check_number("lam", lam, f">= lam0 = {lam0}", "the first temperature")
+        check_optional("dual_lr", dual_lr, ">= 0")
+        check_number("cap", cap, "in (0, 700)", "a bound on (l - eta)/lam")
         self._rho, self._lam0, self._dual_lr, self._cap = rho, lam0, dual_lr, cap
-        tracked = _DualState(lam, skip_nonfinite, process_group)
+        method_state = _DualState(lam, skip_nonfinite, process_group)
         super().__init__(
-            params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+            params, lr, method_state, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
         )
 
     @property
     def lam(self) -> Tensor:
         """The temperature for the next batch."""
-        return self._tracked.duals[1].clone()
+        return self._method_state.duals[1].clone()
 
     @property
     def eta(self) -> Tensor:
         """The dual variable of sum p = 1; NaN before the first batch."""
-        return self._tracked.duals[0].clone()
+        return self._method_state.duals[0].clone()
 
     @property
     def capped(self) -> Tensor:
         """Number of samples whose weight was capped."""
-        return self._tracked.capped[0].clone()
+        return self._method_state.capped[0].clone()
 
     def _weigh(self, batch: Batch) -> Weighed:
-        tracked, q = self._tracked, base_weights(batch)
-        eta, lam = unpacked(tracked.duals)
-        if not tracked.started:
+        method_state, q = self._method_state, base_weights(batch)
+        eta, lam = unpacked(method_state.duals)
+        if not method_state.started:
             eta = lam * point_at(batch, lam).log_mean
         free = (batch.losses - eta) / lam
         a = free.clamp_max(self._cap)
@@ -125,8 +121,8 @@ class DualSGM(WeightingOptimizer):
         value = lam * (mass - 1.0) + eta + (lam - self._lam0) * self._rho
         lr = float(self.param_groups[0]["lr"]) if self._dual_lr is None else self._dual_lr
         moved = [eta - lr * (1.0 - mass), maximum(lam - lr * (tilted - 1.0 + self._rho), self._lam0)]
-        count = tracked.capped[0] + ((free > self._cap) & (q > 0)).sum()
-        return Weighed(weights, value, [(tracked.duals, moved), (tracked.capped, [count])])
+        count = method_state.capped[0] + ((free > self._cap) & (q > 0)).sum()
+        return Weighed(weights, value, [(method_state.duals, moved), (method_state.capped, [count])])
 
     def full_objective(self, losses: Tensor) -> Tensor:
         """The worst case of the losses of all training samples."""

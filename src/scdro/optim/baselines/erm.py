@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scdro._buffers import Modules
 from scdro._scalar import Scalar, scalar, vector
-from scdro._state import Batch, Point, Tracked
+from scdro._state import Batch, MethodState, Point
 from scdro.distributed import Group
 from scdro.optim._base import Closure, ClosureOptimizer
 
@@ -40,7 +40,7 @@ class WeightingOptimizer(ClosureOptimizer):
         self,
         params: Any,
         lr: float | Tensor,
-        tracked: Tracked,
+        method_state: MethodState,
         *,
         momentum: float,
         weight_decay: float,
@@ -48,7 +48,7 @@ class WeightingOptimizer(ClosureOptimizer):
         module: Modules,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        super().__init__(params, defaults, tracked, radius=radius, module=module)
+        super().__init__(params, defaults, method_state, radius=radius, module=module)
 
     def _weigh(self, batch: Batch) -> Weighed:
         raise NotImplementedError
@@ -59,7 +59,7 @@ class WeightingOptimizer(ClosureOptimizer):
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         losses = self._losses(closure)
-        batch = self._tracked.read(losses, sample_weight, labels=self._labels(losses, index))
+        batch = self._method_state.read(losses, sample_weight, labels=self._labels(losses, index))
         if self._skips(batch.finite):
             return None
         weights, value, new = self._weigh(batch)
@@ -70,7 +70,7 @@ class WeightingOptimizer(ClosureOptimizer):
             for group in self.param_groups:
                 self._follow(group, group["momentum"], 1.0, group["weight_decay"])
             self._project()
-        self._tracked.store([(buffer, vector(values, buffer)) for buffer, values in new], batch)
+        self._method_state.store([(buffer, vector(values, buffer)) for buffer, values in new], batch)
         return value
 
 
@@ -101,9 +101,9 @@ class ERM(WeightingOptimizer):
         module: Modules = None,
         process_group: Group = None,
     ) -> None:
-        tracked = Tracked(skip_nonfinite=skip_nonfinite, process_group=process_group)
+        method_state = MethodState(skip_nonfinite=skip_nonfinite, process_group=process_group)
         super().__init__(
-            params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+            params, lr, method_state, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
         )
 
     def _weigh(self, batch: Batch) -> Weighed:

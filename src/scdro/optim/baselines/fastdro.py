@@ -11,8 +11,8 @@ from torch import Tensor
 
 from scdro._buffers import Modules
 from scdro._scalar import scalar
-from scdro._state import Batch, Tracked
-from scdro._validation import check_samples
+from scdro._state import Batch, MethodState
+from scdro._validation import check_samples, check_whole
 from scdro.distributed import ALONE, Group
 from scdro.errors import HyperparameterError, LossError
 from scdro.functional import BestResponse, WorstCase, chi2_constrained, chi2_penalized, cvar, worst_case
@@ -134,11 +134,10 @@ class Multilevel(NamedTuple):
         return (self.largest // self.smallest).bit_length() - 1
 
     def check(self) -> None:
-        whole = all(isinstance(size, int) for size in self)
-        if not whole or self.smallest < 1 or self.largest < 2 * self.smallest or self.sizes[-1] != self.largest:
-            raise HyperparameterError(
-                f"expected batch sizes smallest >= 1 and largest = smallest times 2, 4, 8 ..., got {self}"
-            )
+        check_whole("smallest", self.smallest, meaning="a batch size")
+        check_whole("largest", self.largest, 2 * self.smallest, meaning="a batch size")
+        if self.sizes[-1] != self.largest:
+            raise HyperparameterError(f"expected a largest batch of smallest times 2, 4, 8 ..., got {self}")
 
     def chance(self, size: int) -> float:
         """The probability of this batch size."""
@@ -191,9 +190,9 @@ class FastDRO(WeightingOptimizer):
         self.multilevel = multilevel
         if multilevel is not None:
             multilevel.check()
-        tracked = Tracked(skip_nonfinite=skip_nonfinite, process_group=process_group)
+        method_state = MethodState(skip_nonfinite=skip_nonfinite, process_group=process_group)
         super().__init__(
-            params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+            params, lr, method_state, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
         )
 
     def batch_sampler(self, *, n: int, steps: int | None = None, seed: int = 0, joint: bool = False) -> DrawnBatches:

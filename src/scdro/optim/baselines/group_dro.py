@@ -13,11 +13,10 @@ from torch import Tensor
 
 from scdro._buffers import Modules
 from scdro._scalar import scalar
-from scdro._state import Batch, Tracked
-from scdro._validation import check_positions, check_steps
+from scdro._state import Batch, MethodState
+from scdro._validation import as_labels, check_groups, check_number, check_positions, check_whole
 from scdro.distributed import ALONE, Group
 from scdro.errors import ClosureError, HyperparameterError
-from scdro.functional import check_groups
 from scdro.optim._base import Closure
 from scdro.optim.baselines.erm import Weighed, WeightingOptimizer, base_weights
 from scdro.optim.samplers import DrawnBatches, GroupsAlike
@@ -27,7 +26,7 @@ __all__ = [
 ]
 
 
-class _GroupState(Tracked):
+class _GroupState(MethodState):
     log_q: Tensor
 
     def __init__(self, count: int, skip_nonfinite: bool, process_group: Group) -> None:
@@ -70,7 +69,7 @@ class GroupDRO(WeightingOptimizer):
         ...     )
     """
 
-    _tracked: _GroupState
+    _method_state: _GroupState
     _own_attributes = (*WeightingOptimizer._own_attributes, "_groups", "_dual_lr")
 
     def __init__(
@@ -87,13 +86,17 @@ class GroupDRO(WeightingOptimizer):
         module: Modules = None,
         process_group: Group = None,
     ) -> None:
-        check_steps({"dual_lr": dual_lr})
+        check_number("dual_lr", dual_lr, ">= 0")
         self._dual_lr = dual_lr
-        self._groups = None if isinstance(groups, Integral) else torch.as_tensor(groups).cpu()
-        count = _largest(self._groups) if self._groups is not None else _checked(groups)
-        tracked = _GroupState(count, skip_nonfinite, process_group)
+        if isinstance(groups, Integral):
+            check_whole("groups", groups, meaning="the number of groups, or the groups of all samples")
+            self._groups, count = None, int(groups)
+        else:
+            self._groups = as_labels(groups, what="the groups of all samples", least=0)
+            count = int(self._groups.max()) + 1
+        method_state = _GroupState(count, skip_nonfinite, process_group)
         super().__init__(
-            params, lr, tracked, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+            params, lr, method_state, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
         )
 
     @torch.no_grad()
@@ -134,13 +137,13 @@ class GroupDRO(WeightingOptimizer):
     def _group_of_each(self, losses: Tensor, groups: Tensor | None) -> Tensor:
         assert groups is not None
         check_groups(groups, losses)
-        count = len(self._tracked.log_q)
+        count = len(self._method_state.log_q)
         if bool((groups < 0).any() | (groups >= count).any()):
             raise ClosureError(f"expected groups from 0 to {count - 1}, got values outside")
         return groups
 
     def _weigh(self, batch: Batch) -> Weighed:
-        log_q = self._tracked.log_q
+        log_q = self._method_state.log_q
         assert batch.labels is not None
         member = batch.labels.to(log_q.device, torch.int64)
         shares = base_weights(batch)
@@ -164,18 +167,4 @@ class GroupDRO(WeightingOptimizer):
     @property
     def group_weights(self) -> Tensor:
         """q."""
-        return torch.exp(self._tracked.log_q)
-
-
-def _largest(groups: Tensor) -> int:
-    if groups.is_floating_point() or groups.ndim != 1 or groups.numel() == 0 or bool((groups < 0).any()):
-        raise HyperparameterError(
-            f"expected the group of each sample, integers >= 0, got {groups.dtype} of shape {tuple(groups.shape)}"
-        )
-    return int(groups.max()) + 1
-
-
-def _checked(count: Any) -> int:
-    if isinstance(count, bool) or count < 1:
-        raise HyperparameterError(f"expected a number of groups >= 1, or the groups of all samples, got {count!r}")
-    return int(count)
+        return torch.exp(self._method_state.log_q)

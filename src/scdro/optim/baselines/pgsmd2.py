@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from scdro._validation import check_number, check_whole
 from scdro.errors import HyperparameterError
 from scdro.optim.baselines._dual import NO_LAM0, check_all_losses
 from scdro.optim.baselines.spd import SPD
@@ -60,10 +60,8 @@ class PGSMD2(SPD):
         stage_steps: int = 100,
         **settings: Any,
     ) -> None:
-        if not 0.0 <= gamma < math.inf:
-            raise HyperparameterError(f"expected a proximal strength gamma >= 0, got {gamma}")
-        if not isinstance(stage_steps, int) or stage_steps < 1:
-            raise HyperparameterError(f"expected at least one step in the first stage, got {stage_steps!r}")
+        check_number("gamma", gamma, ">= 0", "the proximal strength")
+        check_whole("stage_steps", stage_steps, meaning="the length of the first stage")
         if not callable(all_losses):
             raise HyperparameterError(f"expected all_losses to be a function that returns n losses, got {all_losses!r}")
         self._all_losses, self._gamma, self._stage_steps = all_losses, gamma, stage_steps

@@ -1,0 +1,216 @@
+"""What a folder holds: sweeps, finished or not, and runs that belong to none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reproduction.engine.outcomes import Outcome, read_outcomes
+from reproduction.engine.storage import read_json, read_lines
+from reproduction.engine.study import Arm, Study
+from scdro.errors import DataError, MissingDataError
+
+__all__ = ["OWN", "UNKNOWN", "Sweep", "described", "read_study", "read_sweeps"]
+
+OWN = "own"  # experiment of `scdro train`
+UNKNOWN = "unknown data"
+TOLD = {"names": "classes", "group_names": "groups", "counts": "class_counts", "group_counts": "group_counts"}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Runs to be compared with each other.
+
+    Attributes:
+        path: below the folder that the report is about.
+        config: of all its runs.
+        outcomes: one for each row of the results.
+        searched, to_search: runs of the search that ended, and all of them.
+        names, group_names: of classes and groups, where the folder tells them.
+        counts, group_counts: training samples of each, likewise.
+        folder: where it is.
+    """
+
+    path: str
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    outcomes: list[Outcome]
+    searched: int = 0
+    to_search: int = 0
+    names: tuple[str, ...] = ()
+    group_names: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
+    group_counts: tuple[int, ...] = ()
+    folder: Path | None = None
+
+    @property
+    def own(self) -> bool:
+        """Whether it is of `scdro train`."""
+        return self.experiment == OWN
+
+    @property
+    def experiment(self) -> str:
+        return str(self.config.get("experiment", "run"))
+
+    @property
+    def dataset(self) -> str:
+        return str(self.config.get("dataset", UNKNOWN))
+
+    @property
+    def title(self) -> str:
+        return self.dataset if self.own else f"{self.experiment} on {self.dataset}"
+
+    @property
+    def part(self) -> str:
+        """The data that scores are of: of one's own there may be no test data."""
+        done = [result for o in self.outcomes for result in o.results if result and result.get("status") == "done"]
+        return "validation" if done and not any("test" in result for result in done) else "test"
+
+    @property
+    def at_rho(self) -> str:
+        """Of which radius robust losses are: " at rho 0.5", or nothing where they are of several."""
+        every = [r for o in self.outcomes for r in (*o.results, *o.trials) if r is not None]
+        radii = {(r.get("study") or {}).get("score_rho") for r in every} - {None}
+        return f" at rho {radii.pop():g}" if len(radii) == 1 else ""
+
+    @property
+    def hardest(self) -> list[dict[str, Any]]:
+        """The training samples that the worst case weighs most, of all runs."""
+        return [sample for o in self.outcomes for result in o.results for sample in (result or {}).get("hardest", ())]
+
+    @property
+    def one_seed(self) -> bool:
+        return all(len(outcome.results) < 2 for outcome in self.outcomes)
+
+    @property
+    def ended(self) -> int:
+        """Seeds that have a result, of whatever kind."""
+        return sum(result is not None for outcome in self.outcomes for result in outcome.results)
+
+    @property
+    def planned(self) -> int:
+        """Seeds that there will be, as far as the search did not fail."""
+        return sum(self._seeds(outcome) for outcome in self.outcomes)
+
+    @property
+    def finished(self) -> bool:
+        return self.searched == self.to_search and self.ended == self.planned
+
+    def _seeds(self, outcome: Outcome) -> int:
+        if outcome.settings is None and self.searched == self.to_search:
+            return 0
+        return int(self.config.get("seeds", len(outcome.results)))
+
+
+def read_sweeps(folder: Path) -> list[Sweep]:
+    """All sweeps in a folder and below it; without a study.json, its runs, those of one configuration together."""
+    sweeps, runs = [], []
+    for path in _walk(folder):
+        if (path / "study.json").exists():
+            sweeps.append(_sweep(path, _below(path, folder)))
+        else:
+            runs.append(path)
+    sweeps += _lone(folder, runs)
+    if not sweeps:
+        raise MissingDataError(
+            f"expected a study.json, or a run's config.json, in {folder.absolute()} or below it, found none; "
+            "name a folder that `scdro train` made"
+        )
+    return sweeps
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Folders of sweeps and of runs; what is inside them belongs to them."""
+    for at, below, files in os.walk(folder):
+        below.sort()
+        if "study.json" in files or "config.json" in files:
+            below.clear()
+            yield Path(at)
+
+
+def _below(path: Path, folder: Path) -> str:
+    own = path.relative_to(folder).as_posix()
+    return path.absolute().name if own == "." else own
+
+
+def read_study(folder: Path) -> Study:
+    """The configuration of the sweep in a folder."""
+    path = folder / "study.json"
+    return _study(read_json(path).get("study"), path)
+
+
+def _sweep(path: Path, name: str) -> Sweep:
+    saved, study = read_json(path / "study.json"), read_study(path)
+    own = saved.get("seed")  # of `scdro train`, which has one
+    found = read_outcomes(study, path, None if own is None else [own])
+    trials = [study.search(arm) for arm in study.arms()]
+    runs = {run.path for tried in trials if len(tried) > 1 for run in tried}
+    searched = sum((path / run / "result.json").exists() for run in runs)
+    told: dict[str, Any] = {field: tuple(saved.get(key, ())) for field, key in TOLD.items()}
+    made_with = saved.get("environment", {})
+    return Sweep(name, study.as_dict(), made_with, found, searched, len(runs), folder=path, **told)
+
+
+def _study(saved: Any, path: Path) -> Study:
+    try:
+        return Study(**{key: _tuples(value) for key, value in saved.items()})
+    except (AttributeError, TypeError) as error:
+        raise DataError(
+            f"expected the configuration of a study of this version in {path}, got another ({error}); "
+            "make the report with the version that made the sweep"
+        ) from error
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(entry) for entry in value) if isinstance(value, list) else value
+
+
+def _lone(folder: Path, paths: Iterable[Path]) -> list[Sweep]:
+    """Runs of one configuration are compared; those that differ in nothing but the seed are one row."""
+    groups: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+    for path in paths:
+        config = read_json(path / "config.json")
+        if "method" in config and isinstance(config.get("study"), dict):
+            groups.setdefault(repr(sorted(config["study"].items())), []).append((path, config))
+    return [_lone_sweep(folder, runs) for runs in groups.values()]
+
+
+def _lone_sweep(folder: Path, runs: list[tuple[Path, dict[str, Any]]]) -> Sweep:
+    rows: dict[tuple[str, str], list[tuple[Path, dict[str, Any]]]] = {}
+    for path, config in runs:
+        rows.setdefault((config["method"], repr(config.get("settings"))), []).append((path, config))
+    methods = [method for method, _ in rows]
+    found = []
+    for (method, _), own in rows.items():
+        settings = own[0][1].get("settings") or {}
+        own.sort(key=lambda one: one[1].get("seed", 0))
+        label = method if methods.count(method) == 1 else f"{method}, {described(settings)}"
+        found.append(
+            Outcome(
+                Arm(label, None),
+                dict(settings),
+                [],
+                [_result(path) for path, _ in own],
+                [read_lines(path / "metrics.jsonl") for path, _ in own],
+            )
+        )
+    path, first = runs[0]
+    own_path = _below(path if len(runs) == 1 else folder, folder)
+    config = {key: value for key, value in first["study"].items() if key != "seeds"}
+    return Sweep(own_path, config, first.get("environment", {}), found)
+
+
+def _result(path: Path) -> dict[str, Any] | None:
+    file = path / "result.json"
+    found: dict[str, Any] | None = read_json(file) if file.exists() else None
+    return found
+
+
+def described(settings: Mapping[str, Any]) -> str:
+    """Settings in a line."""
+    return ", ".join(
+        f"{key} {value:g}" if isinstance(value, (int, float)) else f"{key} {value}" for key, value in settings.items()
+    )

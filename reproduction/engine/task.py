@@ -1,0 +1,76 @@
+"""Data in three parts, which never overlap, and a model to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reproduction.engine.networks import image_model, row_model
+from reproduction.engine.study import Study
+from scdro.data import Batches, ImageFiles, MemoryBatches, Rows, WorkerBatches
+from scdro.data.memory import Augmentation, InMemory
+from scdro.data.order import BatchSampler
+from scdro.distributed import ALONE, Ranks
+
+__all__ = ["Samples", "Task", "in_order", "make_model"]
+
+Samples = InMemory | ImageFiles
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data in three parts.
+
+    Attributes:
+        train, validation, test: never overlap; of one's own data there may be no test data.
+        augment: of images in memory.
+        workers: processes that decode images that are not.
+    """
+
+    train: Samples
+    validation: Samples
+    test: Samples | None
+    augment: Augmentation | None = None
+    workers: int = 0
+
+    def batches(self, batch_size: int, seed: int, sampler: BatchSampler | None = None, ranks: Ranks = ALONE) -> Batches:
+        """Training batches, of several processes this one's part; the last of an epoch is left out if not whole."""
+        own: dict[str, Any] = {"drop_last": len(self.train) >= batch_size, "seed": seed, "sampler": sampler}
+        own["ranks"] = ranks
+        if isinstance(self.train, ImageFiles):
+            return WorkerBatches(self.train, batch_size, workers=self.workers, **own)
+        return MemoryBatches(self.train, batch_size, augment=self.augment, **own)
+
+    def in_order(
+        self, samples: Samples, batch_size: int = 1000, ranks: Ranks = ALONE
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """All of them, as in evaluation; of several processes each gets a part of every batch."""
+        if isinstance(samples, ImageFiles):
+            samples = samples.as_evaluated()
+        return iter(in_order(samples, batch_size, self.workers, ranks))
+
+    def fingerprint(self) -> str:
+        parts = [part for part in (self.train, self.validation, self.test) if part is not None]
+        return "-".join(part.fingerprint()[:16] for part in parts)
+
+
+def in_order(samples: Samples, batch_size: int, workers: int = 0, ranks: Ranks = ALONE) -> Batches:
+    """Batches to evaluate on: no augmentation, in the order of the data set."""
+    if isinstance(samples, InMemory):
+        return MemoryBatches(samples, batch_size, shuffle=False, ranks=ranks)
+    return WorkerBatches(samples, batch_size, shuffle=False, workers=workers, ranks=ranks)
+
+
+def make_model(study: Study, task: Task, seed: int) -> nn.Module:
+    """The model of a study, with first weights that depend on the seed alone."""
+    train = task.train
+    features = train.inputs[0].numel() if isinstance(train, InMemory) else 0
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        if isinstance(train, Rows):
+            return row_model(study.model, features, train.classes, study.width)
+        return image_model(study.model, features, train.classes, study.width, study.part)

@@ -1,1 +1,0 @@
-"""Training on one's own data: `scdro train` and `scdro predict`."""

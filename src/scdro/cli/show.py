@@ -1,0 +1,104 @@
+"""A summary on the terminal, and a line that says how far things are."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+from scdro.cli import clean
+
+if TYPE_CHECKING:
+    from scdro.tables._summary import Summary
+
+__all__ = ["ProgressLine", "show"]
+
+ROWS = 12  # of groups
+
+
+class ProgressLine:
+    """Called with what is done, of how much, and a text. On a terminal one line, as wide as that; elsewhere a line
+    every `every` seconds."""
+
+    def __init__(self, stream: TextIO | None = None, every: float = 30.0) -> None:
+        self.stream = sys.stderr if stream is None else stream
+        self.live = self.stream.isatty()
+        self.every = 0.2 if self.live else every
+        self.began = self.shown = 0.0
+
+    def __call__(self, done: int, total: int, text: str) -> None:
+        now = time.monotonic()
+        self.began = self.began or now
+        if now - self.shown < self.every and done < total:
+            return
+        self.shown = now
+        line = f"{100 * done / total:3.0f}%  {clean(text)}"
+        if 1 < done < total:
+            left = int((now - self.began) / (done - 1) * (total - done + 1))
+            line += f"  {left // 60}:{left % 60:02d} left"
+        if self.live:
+            line = line[: shutil.get_terminal_size().columns - 1]
+            self.stream.write(f"\r\x1b[2K{line}" + ("\n" if done == total else ""))
+        else:
+            self.stream.write(f"{line}\n")
+        self.stream.flush()
+
+
+def show(summary: Summary) -> None:
+    """The verdict first, then the tables."""
+    width = min(shutil.get_terminal_size().columns, 110)
+    task, data, verdict = summary["task"], summary["data"], summary["verdict"]
+    for warning in summary["warnings"]:
+        print(_filled(f"note: {warning}", width))
+    print(_filled(verdict["headline"], width), end="\n\n")
+    print(_filled(" ".join(verdict["sentences"]), width), end="\n\n")
+    judged = "out of fold" if summary["kind"] == "audit" else f"{data['test']:,} test rows"
+    print(clean(f"{data['rows']:,} rows, {data['train']:,} to train on; {judged}; target {task['target']}"))
+    names = [method["name"] for method in summary["methods"]]
+    _table([["", *names]] + [
+        [what, *(_number(method["scores"][what]["value"], what) for method in summary["methods"])]
+        for what in summary["methods"][0]["scores"]
+    ])  # fmt: skip
+    for curve in summary["curves"]:
+        if any(point["rho"] is not None for point in curve["points"]):
+            print(f"\n{curve['method']}, out of fold")
+            _table([["rho", task["score"], "worst-case loss", "worst 5%", ""]] + [
+                [_rho(point), f"{100 * point['score']:.2f}%", f"{point['robust_value']:.3f}", f"{point['tail']:.3f}",
+                 "chosen" if point["chosen"] else "" if point["within_price"] else "too dear"]
+                for point in curve["points"]
+            ])  # fmt: skip
+    if summary["groups"]:
+        print()
+        _table([["group", "rows", *names]] + [
+            [group["name"], f"{group['size']:,}", *(_number(group["scores"][n]["value"], task["score"]) for n in names)]
+            for group in summary["groups"][:ROWS]
+        ])  # fmt: skip
+    if summary["slices"]:
+        print("\nwho is failed")
+        for one in summary["slices"]:
+            print(_filled(f"- {one['sentence']}", width))
+
+
+def _rho(point: Any) -> str:
+    balanced = ", classes balanced" if point["settings"].get("balanced") else ""
+    return f"{point['rho']}{balanced}"
+
+
+def _number(value: float | None, what: str) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.2f}%" if what in ("accuracy", "balanced_accuracy", "R2") else f"{value:.4g}"
+
+
+def _filled(text: str, width: int) -> str:
+    return textwrap.fill(clean(text), max(width, 20), subsequent_indent="  " if text[:2] == "- " else "")
+
+
+def _table(rows: list[list[str]]) -> None:
+    rows = [[clean(cell)[:40] for cell in row] for row in rows]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    for row in rows:
+        first, *others = zip(row, widths, strict=True)
+        print("  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip())

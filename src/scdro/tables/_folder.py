@@ -1,0 +1,181 @@
+"""The folder of a run: one run at a time, files written whole, every file checked when it is opened."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scdro.errors import CheckpointError, DataError, MissingDataError
+from scdro.tables._read import shown
+
+__all__ = ["Fits", "locked", "open_run", "read_json", "same_run", "seal", "write_file"]
+
+MANIFEST, STARTED = "manifest.json", "started.json"
+LARGEST = 1 << 30  # bytes of a file that is read whole
+ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """Whole or not at all, where that is possible; a file keeps its mode, a symlink or a device its place."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    mode: int | None = None
+    if os.path.lexists(path):
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode):
+            if path.is_dir():
+                raise DataError(f"expected a file to write, got a folder, {shown(path)}")
+            with open(path, "wb") as file:
+                file.write(data)
+            return
+        mode = stat.S_IMODE(found.st_mode)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        if mode is None:
+            mask = os.umask(0)
+            os.umask(mask)
+            mode = 0o666 & ~mask
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def read_json(path: Path) -> Any:
+    """Plain data, or a line that says which file is damaged."""
+    try:
+        return json.loads(_bytes(path).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"expected JSON in {shown(path)}, got a damaged file: {error}") from error
+
+
+def _bytes(path: Path) -> bytes:
+    if not path.is_file():
+        raise CheckpointError(f"expected the file {shown(path)}, found none: the run is damaged or not finished")
+    if path.stat().st_size > LARGEST:
+        raise CheckpointError(f"expected a file of at most {LARGEST:,} bytes, got more, {shown(path)}")
+    return path.read_bytes()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """The folder, made where it is missing; a second run in it is refused at once."""
+    from filelock import FileLock, Timeout
+
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"expected --out to be a folder, got the file {shown(folder)}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise CheckpointError(
+            f"expected a folder of its own, got {shown(folder)}: another run is at work there"
+        ) from None
+    except OSError as error:
+        raise DataError(f"expected a folder that can be written, got {shown(folder)}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def same_run(folder: Path, about: dict[str, Any]) -> None:
+    """Note what runs here; another run, of other data or settings, is refused with what differs."""
+    path = folder / STARTED
+    if path.exists():
+        before = read_json(path)
+        before = before if isinstance(before, dict) else {}
+        other = [key for key in {**about, **before} if before.get(key) != about.get(key)]
+        if other:
+            what = ", ".join(f"{key} was {shown(before.get(key))}, is now {shown(about.get(key))}" for key in other[:4])
+            raise CheckpointError(
+                f"expected the run that began in {shown(folder)}, got another: {what}; choose another --out"
+            )
+        return
+    if any(not entry.name.startswith(".") for entry in folder.iterdir()):
+        raise CheckpointError(
+            f"expected an empty folder or a run, got {shown(folder)}, which has other files; choose another --out"
+        )
+    write_file(path, json.dumps(about, indent=1))
+
+
+class Fits:
+    """Finished fits by what they are: a killed run goes on where it was. Without a folder nothing is kept."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = None if folder is None else folder / "fits"
+        if self.folder is not None:
+            self.folder.mkdir(exist_ok=True)
+
+    def get(self, what: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Arrays by name: those of before, or computed now."""
+        if self.folder is None:
+            return compute()
+        name = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
+        path = self.folder / f"{name}.npz"
+        if path.exists():
+            with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as stored:
+                return {key: stored[key] for key in stored.files}  # a damaged one is computed again
+        found = compute()
+        handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".npz.part")
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, **found)
+        os.replace(temporary, path)
+        return found
+
+    def clear(self) -> None:
+        if self.folder is not None:
+            shutil.rmtree(self.folder)
+
+
+def seal(folder: Path) -> None:
+    """Write the checksums of all files: the run is finished."""
+    files = {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in (MANIFEST, ".lock", "report.html")
+    }
+    write_file(folder / MANIFEST, json.dumps({"format": 1, "files": files}, indent=1))
+
+
+def open_run(folder: Path) -> None:
+    """Check every file against its checksum."""
+    if not folder.is_dir():
+        raise MissingDataError(
+            f"expected the folder of a run, got {shown(folder)}; the order is: scdro predict RUN DATA"
+        )
+    if not (folder / MANIFEST).is_file():
+        begun = (folder / STARTED).is_file()
+        what = "has not finished: start it again" if begun else "is not one: `scdro train` makes one"
+        raise MissingDataError(f"expected the folder of a run, got {shown(folder)}, which {what}")
+    manifest = read_json(folder / MANIFEST)
+    try:
+        format, files = manifest["format"], dict(manifest["files"])
+        entries = [(str(name), str(digest)) for name, digest in files.items()]
+    except ERRORS as error:
+        raise CheckpointError(f"expected checksums in {shown(folder / MANIFEST)}, got a damaged file") from error
+    if format != 1:
+        raise CheckpointError(f"expected a run of format 1, got {shown(format)}; use the scdro that made it")
+    if not {"summary.json", "model.json"} <= {name for name, _ in entries}:
+        raise CheckpointError(f"expected summary.json and model.json among the files of {shown(folder)}")
+    root = folder.resolve()
+    for name, digest in entries:
+        path = folder / name
+        if root not in path.resolve().parents:
+            raise CheckpointError(f"expected files inside of {shown(folder)}, got {shown(name)}")
+        if hashlib.sha256(_bytes(path)).hexdigest() != digest:
+            raise CheckpointError(f"expected {shown(path)} as the run wrote it, got a changed or damaged file")

@@ -1,0 +1,377 @@
+"""Whether robust training helped, at what price, and who is failed: numbers on the same test rows, then plain words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import sklearn.metrics
+from scipy import stats
+
+from scdro.functional import worst_case
+from scdro.tables._problem import Problem
+from scdro.tables._summary import Difference, Estimate, Group, Method, SliceRow, Verdict, WorstGroup
+
+__all__ = ["Tested", "judge", "measure", "row_losses", "row_scores"]
+
+Array = npt.NDArray[Any]
+TAIL = 0.05
+RESAMPLES, RESAMPLED = 200, 20_000  # bootstrap samples, and the rows they are drawn from at most
+FLAT = 0.02  # a model whose probabilities vary less than this says the same to everybody
+
+
+class Tested(NamedTuple):
+    """Predictions of a method on test rows; of regressors in units of the standardised target."""
+
+    method: str
+    seed: int
+    rows: Array
+    predicted: Array
+    y: Array
+    scale: tuple[float, float]
+
+
+def row_losses(predicted: Array, y: Array) -> Array:
+    """Log losses, or half of the squared errors."""
+    if predicted.ndim == 2:
+        found: Array = -np.log(np.maximum(predicted[np.arange(len(y)), y], 1e-15))
+        return found
+    half: Array = (predicted - y) ** 2 / 2
+    return half
+
+
+def row_scores(predicted: Array, y: Array) -> Array:
+    """Values whose mean is the accuracy, or R^2."""
+    if predicted.ndim == 2:
+        right: Array = (predicted.argmax(1) == y).astype(float)
+        return right
+    explained: Array = 1.0 - (predicted - y) ** 2 / max(float(np.var(y)), 1e-300)
+    return explained
+
+
+def tail_mean(losses: Array) -> float:
+    """Of the worst twentieth."""
+    k = max(math.ceil(TAIL * len(losses)), 1)
+    return float(np.partition(losses, len(losses) - k)[-k:].mean())
+
+
+def measure(losses: Array, rho: float) -> dict[str, float]:
+    return {
+        "loss": float(losses.mean()),
+        "robust_value": float(worst_case(losses, rho).value),
+        "tail": tail_mean(losses),
+    }
+
+
+# -- intervals --------------------------------------------------------------------------------------------------------
+
+
+def _estimate(values: Array, level: float = 0.95) -> Estimate:
+    """A mean with its interval: Wilson's for shares, Student's otherwise."""
+    n, mean = len(values), float(values.mean())
+    if n < 2:
+        return {"value": mean, "low": None, "high": None}
+    if ((values == 0) | (values == 1)).all():
+        found = stats.binomtest(round(values.sum()), n).proportion_ci(level, method="wilson")
+        return {"value": mean, "low": float(found.low), "high": float(found.high)}
+    if np.ptp(values) == 0:
+        return {"value": mean, "low": mean, "high": mean}
+    low, high = stats.ttest_1samp(values, 0.0).confidence_interval(level)
+    return {"value": mean, "low": float(low), "high": float(high)}
+
+
+def _paired(before: Array, after: Array, level: float = 0.95) -> Difference:
+    """Of means over the same rows."""
+    change = _change(after - before, level)
+    return {"before": float(before.mean()), "after": float(after.mean()), **change}  # type: ignore[typeddict-item]
+
+
+def _change(differences: Array, level: float) -> dict[str, float | None]:
+    found = (
+        _estimate(differences, level)
+        if np.ptp(differences)
+        else {"value": float(differences[0]), "low": None, "high": None}
+    )
+    if ((differences == 0) | (differences == 1)).all() and np.ptp(differences):
+        low, high = stats.ttest_1samp(differences, 0.0).confidence_interval(level)
+        found = {"value": float(differences.mean()), "low": float(low), "high": float(high)}
+    return {"difference": found["value"], "low": found["low"], "high": found["high"]}
+
+
+def _resampled(before: Array, after: Array, statistic: Any) -> Difference:
+    """Of a statistic of losses that is no mean: by the bootstrap of rows."""
+    rng = np.random.default_rng(0)
+    rows = np.arange(len(before))
+    if len(rows) > RESAMPLED:
+        rows = rng.choice(rows, RESAMPLED, replace=False)
+    found = stats.bootstrap(
+        (before[rows], after[rows]), lambda a, b: statistic(b) - statistic(a), paired=True, vectorized=False,
+        n_resamples=RESAMPLES, method="percentile", rng=rng,
+    ).confidence_interval  # fmt: skip
+    first, then, factor = statistic(before), statistic(after), math.sqrt(len(rows) / len(before))
+    middle = then - first
+    low, high = (middle + factor * (bound - middle) for bound in (float(found.low), float(found.high)))
+    return {"before": first, "after": then, "difference": middle, "low": low, "high": high}
+
+
+# -- the verdict ------------------------------------------------------------------------------------------------------
+
+
+def judge(
+    problem: Problem, tests: list[Tested], options: Any, robust: str | None, slices: list[SliceRow],
+    look: str | None, too_dear: bool,
+) -> tuple[Verdict, list[Group], list[Method]]:  # fmt: skip
+    """The verdict, the table of groups, the methods with their scores on the test rows."""
+    names = list(options.methods)
+    pooled = {name: _Pooled([t for t in tests if t.method == name]) for name in names}
+    groups = _groups(problem, pooled, options.least_group)
+    methods = [_method_row(name, [t for t in tests if t.method == name], pooled[name], options.rho) for name in names]
+    return _verdict(problem, pooled, groups, options, robust, slices, look, too_dear), groups, methods
+
+
+class _Pooled:
+    """Losses and scores of each test row, averaged over the seeds that tested it."""
+
+    def __init__(self, tests: list[Tested]) -> None:
+        rows = np.concatenate([t.rows for t in tests])
+        self.rows, where = np.unique(rows, return_inverse=True)
+        times = np.bincount(where)
+
+        def mean(values: list[Array]) -> Array:
+            found: Array = np.bincount(where, np.concatenate(values)) / times
+            return found
+
+        self.losses = mean([row_losses(t.predicted, t.y) for t in tests])
+        self.scores = mean([row_scores(t.predicted, t.y) for t in tests])
+        self.classifier = tests[0].predicted.ndim == 2
+        self.served = self.scores
+        if not self.classifier:
+            self.served = mean([np.abs(t.predicted - t.y) * t.scale[1] for t in tests])
+        self.flat = self.classifier and all(float(t.predicted.std(0).max()) < FLAT for t in tests)
+        self.one_answer = self.classifier and all(len(np.unique(t.predicted.argmax(1))) == 1 for t in tests)
+
+
+def _method_row(name: str, tests: list[Tested], pooled: _Pooled, rho: float) -> Method:
+    def mean(function: Any) -> Estimate:
+        return {"value": float(np.mean([function(t) for t in tests])), "low": None, "high": None}
+
+    found = measure(pooled.losses, rho)
+    scores: dict[str, Estimate] = {}
+    if pooled.classifier:
+        scores["accuracy"] = _estimate(pooled.scores)
+        scores["balanced_accuracy"] = mean(_balanced_accuracy)
+        scores["log_loss"] = _estimate(pooled.losses)
+        scores["roc_auc"] = mean(_auc)
+        scores["brier"] = mean(_brier)
+    else:
+        scores["R2"] = _estimate(pooled.scores)
+        scores["mean_absolute_error"] = _estimate(pooled.served)
+        scores["root_mean_squared_error"] = mean(lambda t: math.sqrt(np.mean((t.predicted - t.y) ** 2)) * t.scale[1])
+    for key in ("robust_value", "tail"):
+        scores[key] = {"value": found[key], "low": None, "high": None}
+    scores = {key: _finite(value) for key, value in scores.items()}
+    return {"name": name, "settings": {}, "scores": scores, "out_of_fold": {}, "seconds": 0.0, "note": ""}  # type: ignore[typeddict-item]
+
+
+def _finite(estimate: Estimate) -> Estimate:
+    low, value, high = (
+        None if v is None or not math.isfinite(v) else v for v in (estimate["low"], estimate["value"], estimate["high"])
+    )
+    return {"value": value, "low": low, "high": high}
+
+
+def _balanced_accuracy(t: Tested) -> float:
+    right = t.predicted.argmax(1) == t.y
+    return float(np.mean([right[t.y == k].mean() for k in np.unique(t.y)]))
+
+
+def _auc(t: Tested) -> float:
+    present = np.unique(t.y)
+    if len(present) < t.predicted.shape[1] or len(present) > 50:
+        return math.nan
+    if len(present) == 2:
+        return float(sklearn.metrics.roc_auc_score(t.y, t.predicted[:, 1]))
+    shares = t.predicted / t.predicted.sum(1, keepdims=True)
+    return float(sklearn.metrics.roc_auc_score(t.y, shares, multi_class="ovr", labels=present))
+
+
+def _brier(t: Tested) -> float:
+    if t.predicted.shape[1] == 2:
+        return float(np.mean((t.predicted[:, 1] - t.y) ** 2))
+    errors = t.predicted.copy()
+    errors[np.arange(len(t.y)), t.y] -= 1.0
+    return float((errors**2).sum(1).mean())
+
+
+def _members(problem: Problem, rows: Array) -> list[tuple[str, Literal["class", "group"], Array]]:
+    """Name, kind and a mask of every group of these rows."""
+    found: list[tuple[str, Literal["class", "group"], Array]] = []
+    if 1 < len(problem.classes) <= 50:
+        labels = problem.y[rows]
+        for k, name in enumerate(problem.classes):
+            found.append((f"{problem.target} = {name}", "class", labels == k))
+    if problem.groups is not None:
+        names = problem.groups[rows]
+        found += [(str(name), "group", names == name) for name in np.unique(names)[:200]]
+    return [one for one in found if one[2].any()]
+
+
+def _groups(problem: Problem, pooled: dict[str, _Pooled], least: int) -> list[Group]:
+    rows = pooled["plain"].rows
+    found: list[Group] = []
+    for name, kind, mask in _members(problem, rows):
+        size = int(mask.sum())
+        scores = {method: _finite(_estimate(p.served[mask])) for method, p in pooled.items()}
+        found.append(
+            {
+                "name": name,
+                "kind": kind,
+                "size": size,
+                "share": size / len(rows),
+                "small": size < least,
+                "scores": scores,
+            }
+        )
+    sign = 1.0 if problem.classes else -1.0
+    return sorted(found, key=lambda g: (g["small"], sign * (g["scores"]["plain"]["value"] or 0.0)))
+
+
+def _worst_group(problem: Problem, before: _Pooled, after: _Pooled, least: int) -> WorstGroup | None:
+    """The one that plain training serves worst, of those large enough, with an interval that holds for all of them."""
+    large = [one for one in _members(problem, before.rows) if one[2].sum() >= least]
+    if len(large) < 2:
+        return None
+    sign = 1.0 if problem.classes else -1.0
+    name, _, mask = min(large, key=lambda one: sign * float(before.served[one[2]].mean()))
+    found = _paired(before.served[mask], after.served[mask], 1 - 0.05 / len(large))
+    return {"name": name, "size": int(mask.sum()), **found}
+
+
+def _verdict(
+    problem: Problem, pooled: dict[str, _Pooled], groups: list[Group], options: Any, robust: str | None,
+    slices: list[SliceRow], look: str | None, too_dear: bool,
+) -> Verdict:  # fmt: skip
+    plain = pooled["plain"]
+    words = _Words(problem, options)
+    failed = words.failed(slices, groups, float(plain.scores.mean()))
+    if robust is None:
+        said = [failed, "Only plain training was asked for."]
+        return {
+            "answer": "not tried", "kept": "plain", "robust": None, "headline": failed, "sentences": said,
+            "price": None, "robust_value": None, "tail": None, "worst_group": None, "second_look": look,
+        }  # fmt: skip
+    after = pooled[robust]
+    price = _paired(plain.scores, after.scores)
+    value = _resampled(plain.losses, after.losses, lambda losses: float(worst_case(losses, options.rho).value))
+    tail = _resampled(plain.losses, after.losses, tail_mean)
+    worst = _worst_group(problem, plain, after, options.least_group)
+    gain = _is_below(value) or (worst is not None and _is_better(worst, problem))
+    answer: Any = "no difference"
+    if after.flat or (after.one_answer and not plain.one_answer):
+        answer = "degenerate"
+    elif gain and (price["difference"] < -options.price or too_dear):
+        answer = "costs too much"
+    elif gain and not (worst is not None and _is_worse(worst, problem) and not _is_below(value)):
+        answer = "helps"
+    kept = robust if answer == "helps" else "plain"
+    headline, sentences = words.verdict(answer, robust, price, value, tail, worst, look)
+    return {
+        "answer": answer, "kept": kept, "robust": robust, "headline": headline, "sentences": [failed, *sentences],
+        "price": price, "robust_value": value, "tail": tail, "worst_group": worst, "second_look": look,
+    }  # fmt: skip
+
+
+def _is_below(d: Difference) -> bool:
+    return d["high"] is not None and d["high"] < 0
+
+
+def _is_better(d: WorstGroup, problem: Problem) -> bool:
+    bound = d["low"] if problem.classes else d["high"]
+    return bound is not None and (bound > 0 if problem.classes else bound < 0)
+
+
+def _is_worse(d: WorstGroup, problem: Problem) -> bool:
+    bound = d["high"] if problem.classes else d["low"]
+    return bound is not None and (bound < 0 if problem.classes else bound > 0)
+
+
+class _Words:
+    """The same numbers, as one would say them."""
+
+    def __init__(self, problem: Problem, options: Any) -> None:
+        self.problem, self.options = problem, options
+        self.score = "accuracy" if problem.classes else "R2"
+
+    def served(self, value: float | None) -> str:
+        if value is None:
+            return "?"
+        return f"{100 * value:.1f}% right" if self.problem.classes else f"a mean error of {value:.4g}"
+
+    def failed(self, slices: list[SliceRow], groups: list[Group], overall: float) -> str:
+        """Who is failed."""
+        if slices:
+            one = slices[0]
+            who = " and ".join(one["conditions"])
+            text = f"The plain model fails most where {who} ({100 * one['share']:.1f}% of the rows)"
+            if one["before"] is not None:
+                return f"{text}: {100 * one['before']:.1f}% right there, {100 * overall:.1f}% overall."
+            return f"{text}: {one['lift']:.1f} times their share of the worst case."
+        large = [g for g in groups if not g["small"]]
+        if large:
+            worst = large[0]
+            return (
+                f"No description in these columns stands out; the plain model is worst for {worst['name']} "
+                f"({worst['size']:,} test rows): {self.served(worst['scores']['plain']['value'])}."
+            )
+        return "No description in these columns stands out among the rows that the plain model fails."
+
+    def verdict(
+        self, answer: str, robust: str, price: Difference, value: Difference, tail: Difference,
+        worst: WorstGroup | None, look: str | None,
+    ) -> tuple[str, list[str]]:  # fmt: skip
+        how = {
+            "class-weighted": "class weights",
+            "worst-case": "training on the worst case",
+            "second-look": "a second look",
+        }[robust]
+        points = 100 * price["difference"]
+        cost = "at no price" if points >= 0 else f"for {-points:.2f} points of {self.score}"
+        tails = f"the worst 5% of losses go from {tail['before']:.3g} to {tail['after']:.3g}"
+        headline = {
+            "helps": f"Robust training helped: by {how}, {tails}, {cost}.",
+            "costs too much": f"Robust training is too dear: by {how}, {tails}, but {cost}; the plain model is kept.",
+            "no difference": f"Robust training made no clear difference ({how}); the plain model is kept.",
+            "degenerate": f"Robust training ({how}) says the same to everybody; the plain model is kept.",
+        }[answer]  # fmt: skip
+        said = [
+            f"Best robust: {how}. The worst-case loss (rho {self.options.rho:g}) goes from {value['before']:.3f} "
+            f"to {value['after']:.3f}{_interval(value, '{:+.3f}')}; {tails}.",
+            f"{self.score.capitalize() if self.problem.classes else 'R2'} goes from {_share(price['before'])} to "
+            f"{_share(price['after'])}{_interval(price, '{:+.2f} points', 100.0)}.",
+        ]
+        if worst is not None:
+            small = _is_better(worst, self.problem) or _is_worse(worst, self.problem)
+            clear = "" if small else ", no clear difference"
+            said.append(
+                f"Worst served by plain training is {worst['name']} ({worst['size']:,} test rows): "
+                f"{self.served(worst['before'])} before, {self.served(worst['after'])} after{clear}."
+            )
+        if look is not None:
+            said.append(f"A second look says: {look}.")
+        if answer == "helps":
+            said.append("The robust model is kept; the plain one is saved beside it.")
+            if self.problem.classes:
+                said.append("Its probabilities lean towards the worst case: calibrate them where they must be right.")
+        return headline, said
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.2f}%"
+
+
+def _interval(d: Difference, form: str, factor: float = 1.0) -> str:
+    if d["low"] is None or d["high"] is None:
+        return ""
+    return f" (change {form.format(factor * d['low'])} to {form.format(factor * d['high'])}, 95%)"

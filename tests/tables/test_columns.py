@@ -1,0 +1,93 @@
+"""What becomes of the columns, and what models see of them."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from scdro.errors import DataError
+from scdro.tables._columns import MOST_VALUES, Columns, describe
+
+N = 200
+RNG = np.random.default_rng(0)
+FRAME = pl.DataFrame(
+    {
+        "row": np.arange(N),
+        "name": [f"person {k}" for k in range(N)],
+        "one": ["same"] * N,
+        "empty": pl.Series([None] * N, dtype=pl.String),
+        "x": RNG.normal(size=N),
+        "colour": RNG.choice(["red", "blue", None], N),
+        "price": [f"{k % 40},5" for k in range(N)],
+        "mixed": ["?" if k % 10 == 0 else str(k % 30) for k in range(N)],
+        "zip": RNG.integers(1000, 1010, N),
+        "y": RNG.integers(0, 2, N),
+    }
+)
+
+
+def kinds(**given):
+    settings = {"special": {"y": "target"}, "drop": [], "categorical": [], **given}
+    return {c["name"]: c for c in describe(FRAME, **settings)}
+
+
+def test_useless_columns_are_left_out_and_odd_ones_noted():
+    found = kinds()
+    for name in ("row", "name", "one", "empty"):
+        assert found[name]["kind"] == "left out", name
+        assert found[name]["note"]
+    assert [found[name]["kind"] for name in ("x", "colour", "zip", "y")] == ["number", "category", "number", "target"]
+    assert not found["x"]["note"]
+    assert "comma" in found["price"]["note"]
+    assert "90%" in found["mixed"]["note"]
+    assert found["colour"]["missing"] == FRAME["colour"].null_count()
+
+
+def test_what_a_user_says_comes_first():
+    found = kinds(drop=["x"], categorical=["zip"])
+    assert (found["x"]["kind"], found["zip"]["kind"]) == ("left out", "category")
+    with pytest.raises(DataError, match="'colour'"):
+        kinds(drop=["color"])
+    with pytest.raises(DataError):
+        describe(FRAME.select("row", "y"), {"y": "target"}, [], [])
+
+
+def test_codes_are_those_of_training():
+    columns = Columns.fit(FRAME, ["x", "colour", "zip"], ["zip"])
+    assert columns.names == ["x", "colour", "zip"]
+    assert columns.categorical == [1, 2]
+    new = pl.DataFrame({"zip": [1000, 7], "colour": ["green", None], "x": [None, 2.0]})
+    codes = columns.encode(new)
+    known = len(columns.categories["colour"])
+    np.testing.assert_array_equal(codes[:, 0], [np.nan, 2.0])
+    np.testing.assert_array_equal(codes[:, 1], [known, np.nan])  # unseen, missing
+    assert codes[0, 2] == columns.categories["zip"].index("1000")
+    assert codes[1, 2] == len(columns.categories["zip"])
+    again = Columns.from_json(columns.as_json())
+    np.testing.assert_array_equal(again.encode(FRAME), columns.encode(FRAME))
+
+
+def test_frequent_values_have_codes_of_their_own():
+    values = [f"v{k}" for k in range(400)] * 2 + ["often"] * 50
+    columns = Columns.fit(pl.DataFrame({"c": values}), ["c"], [])
+    assert len(columns.categories["c"]) == MOST_VALUES
+    assert columns.categories["c"][0] == "often"
+
+
+def test_a_missing_or_wrong_column_says_which():
+    columns = Columns.fit(FRAME, ["x", "colour"], [])
+    with pytest.raises(DataError, match="'colour'"):
+        columns.encode(FRAME.select("x"))
+    with pytest.raises(DataError, match="'many'"):
+        columns.encode(FRAME.with_columns(pl.lit("many").alias("x")))
+
+
+def test_features_of_linear_models_are_scaled_and_without_gaps():
+    columns = Columns.fit(FRAME, ["x", "colour"], [])
+    X = columns.encode(FRAME)
+    X[:50, 0] = np.nan
+    features = columns.features().fit(X)
+    Z = features.transform(X)
+    assert np.isfinite(Z).all()
+    np.testing.assert_allclose(Z[:, 0].mean(), 0, atol=1e-12)
+    assert Z.shape[1] == 1 + 1 + 3  # the number, its gaps, red, blue and missing
+    assert np.isfinite(features.transform(np.array([[np.nan, 99.0]]))).all()

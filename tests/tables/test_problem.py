@@ -1,0 +1,104 @@
+"""The task, the splits, and what is wrong before anything is trained."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from scdro.errors import DataError, HyperparameterError
+from scdro.tables._problem import make_problem
+
+N = 300
+RNG = np.random.default_rng(0)
+FRAME = pl.DataFrame(
+    {
+        "x": RNG.normal(size=N),
+        "patient": RNG.integers(0, 60, N),
+        "year": RNG.integers(1990, 2010, N),
+        "sex": RNG.choice(["f", "m"], N),
+        "y": RNG.choice(["no", "yes"], N),
+        "wage": RNG.normal(size=N),
+        "stars": RNG.integers(1, 6, N),
+    }
+)
+
+
+def test_classes_or_a_quantity():
+    assert make_problem(FRAME, "y").classes == ["no", "yes"]
+    assert make_problem(FRAME, "stars").classes == ["1", "2", "3", "4", "5"]
+    found = make_problem(FRAME, "wage")
+    assert found.classes == []
+    assert any("regression" in warning for warning in found.warnings)
+    assert make_problem(FRAME, "stars", task="regression").classes == []
+    np.testing.assert_array_equal(make_problem(FRAME, "stars").y + 1, FRAME["stars"])
+
+
+def test_random_splits_keep_the_classes():
+    problem = make_problem(FRAME, "y")
+    cut = problem.cut(0)
+    assert sorted([*cut.train, *cut.test]) == list(range(N))
+    assert abs(problem.y[cut.train].mean() - problem.y[cut.test].mean()) < 0.02
+    assert list(cut.test) != list(problem.cut(1).test)
+    assert list(cut.test) == list(problem.cut(0).test)
+
+
+def test_rows_of_a_patient_stay_together():
+    problem = make_problem(FRAME, "y", split_by="patient")
+    patients = FRAME["patient"].to_numpy()
+    cut = problem.cut(0)
+    assert not set(patients[cut.train]) & set(patients[cut.test])
+    for seen, unseen in problem.folds(cut.train, 3, 0):
+        assert not set(patients[cut.train[seen]]) & set(patients[cut.train[unseen]])
+    assert "patient" not in problem.features()
+
+
+def test_a_split_in_time():
+    years = FRAME["year"].to_numpy()
+    cut = make_problem(FRAME, "y", split_after=("year", 2000)).cut(0)
+    assert years[cut.train].max() == 2000
+    assert years[cut.test].min() == 2001
+    late = make_problem(FRAME, "y", split_after="year").cut(5)
+    assert years[late.train].max() < years[late.test].min()
+    assert 0.1 < len(late.test) / N < 0.25
+
+
+def test_test_rows_of_another_file(tmp_path):
+    other = FRAME.head(50).with_columns(pl.col("x").cast(pl.String))
+    problem = make_problem(FRAME, "y", test=other)
+    assert len(problem.cut(0).test) == 50
+    with pytest.raises(DataError, match="'sex'"):
+        make_problem(FRAME, "y", test=FRAME.drop("sex"))
+
+
+def test_groups_are_named_and_not_learnt_from():
+    problem = make_problem(FRAME, "y", group=["sex", "stars"])
+    assert "sex = f, stars = 1" in problem.groups
+    assert not {"sex", "stars", "y"} & set(problem.features())
+
+
+@pytest.mark.parametrize(
+    ("frame", "settings", "fact"),
+    [
+        (FRAME, {"target": "Y"}, "'y'"),
+        (FRAME.with_columns(y=pl.when(pl.int_range(N) == 29).then(None).otherwise(pl.col("y"))), {}, "line 31"),
+        (FRAME.with_columns(y=pl.lit("no")), {}, "'no'"),
+        (FRAME.with_columns(y=pl.when(pl.int_range(N) < 2).then(pl.lit("rare")).otherwise(pl.col("y"))), {}, "'rare'"),
+        (FRAME.with_columns(y=pl.int_range(N).cast(pl.String)), {}, "300"),
+        (FRAME.head(30), {}, "40"),
+        (FRAME, {"group": ["six"]}, "'sex'"),
+        (FRAME, {"task": "regression"}, "texts"),
+        (FRAME, {"split_after": "sex"}, "'sex'"),
+        (FRAME, {"split_after": ("year", "soon")}, "'soon'"),
+        (FRAME, {"split_after": ("year", 3000)}, "3000"),
+        (FRAME, {"split_by": "sex"}, "'sex'"),
+    ],
+)
+def test_bad_data_say_what_is_wrong(frame, settings, fact):
+    with pytest.raises(DataError) as caught:
+        make_problem(frame, **{"target": "y", **settings})
+    assert fact in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{"task": "ranking"}, {"split_by": "patient", "split_after": "year"}])
+def test_bad_settings(settings):
+    with pytest.raises(HyperparameterError):
+        make_problem(FRAME, "y", **settings)

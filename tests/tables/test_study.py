@@ -1,0 +1,247 @@
+"""Training on tables, from rows to a run: what is chosen, kept, refused, and the same after a kill."""
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+from test_summary import mismatch
+
+import scdro
+from scdro.errors import HyperparameterError
+from scdro.tables import _folder, audit, load, train
+from scdro.tables._summary import Summary
+
+
+def spoilt(n=1500, seed=0, share=0.05):
+    """A shortcut that says the class but for a few, and a weaker column that says it for all."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, n)
+    few = rng.random(n) < share
+    shortcut = np.where(few, 1 - y, y) + 0.1 * rng.normal(size=n)
+    return pl.DataFrame(
+        {
+            "shortcut": shortcut,
+            "rule": y + 0.35 * rng.normal(size=n),
+            "noise": rng.normal(size=n),
+            "few": np.where(few, "few", "many"),
+            "y": np.where(y == 1, "yes", "no"),
+        }
+    )
+
+
+QUICK = {"budget": 2, "seeds": 1}
+
+
+@pytest.fixture(scope="module")
+def linear():
+    return train(spoilt(), "y", model="linear", group=["few"], price=0.05, budget=3, seeds=2)
+
+
+def test_the_summary_is_as_the_schema_says(linear):
+    summary = json.loads(json.dumps(linear.summary, allow_nan=False))
+    assert mismatch(summary, Summary) is None
+    assert summary["methods"][0]["name"] == "plain"
+    for curve in summary["curves"]:
+        assert sum(point["chosen"] for point in curve["points"]) == 1
+        assert len(curve["points"]) <= summary["settings"]["budget"]
+    assert 0.0 in [point["rho"] for curve in summary["curves"] for point in curve["points"]]
+
+
+def test_scores_are_those_of_the_predictions(linear):
+    """Of the first seed's model on rows that no model saw, by NumPy alone."""
+    new = spoilt(4000, seed=9)
+    for name in linear.models:
+        right = (linear.predict(new, name) == new["y"].to_numpy()).mean()
+        row = next(m for m in linear.summary["methods"] if m["name"] == name)
+        assert abs(right - row["scores"]["accuracy"]["value"]) < 0.03
+    proba = linear.predict_proba(new)
+    np.testing.assert_allclose(proba.sum(1), 1.0)
+    assert (np.array(linear.classes)[proba.argmax(1)] == linear.predict(new)).all()
+
+
+def test_robust_training_helps_the_few_where_it_can(linear):
+    verdict = linear.summary["verdict"]
+    assert verdict["answer"] == "helps"
+    assert verdict["kept"] == verdict["robust"] != "plain"
+    assert verdict["robust_value"]["high"] < 0
+    assert verdict["price"]["difference"] >= -0.05
+    new = spoilt(6000, seed=5)
+    few = (new["few"] == "few").to_numpy()
+    right = {name: (linear.predict(new, name) == new["y"].to_numpy())[few].mean() for name in ("plain", "robust")}
+    assert right["robust"] > right["plain"] + 0.01
+
+
+def test_who_is_failed_is_said_in_the_user_s_columns(linear):
+    slices = linear.summary["slices"]
+    assert "few = few" in slices[0]["conditions"]
+    assert "few = few" in linear.summary["verdict"]["sentences"][0]
+    assert slices[0]["before"] < 0.8
+
+
+def test_a_small_group_makes_no_headline():
+    frame = spoilt(600).with_columns(few=pl.when(pl.int_range(600) < 8).then(pl.lit("tiny")).otherwise(pl.lit("all")))
+    run = train(frame, "y", model="linear", group=["few"], **QUICK)
+    tiny = [group for group in run.summary["groups"] if group["name"] == "few = tiny"]
+    assert all(group["small"] for group in tiny)
+    assert run.summary["verdict"]["worst_group"]["name"] != "few = tiny"
+    assert "tiny" not in " ".join([run.summary["verdict"]["headline"], *run.summary["verdict"]["sentences"]])
+    assert not run.summary["groups"][0]["small"]
+
+
+def test_groups_and_ids_never_reach_the_model():
+    frame = spoilt(400)
+    other = frame.with_columns(few=pl.Series(np.random.default_rng(1).permutation(frame["few"].to_numpy())))
+    first, second = (train(f, "y", model="linear", group=["few"], **QUICK) for f in (frame, other))
+    np.testing.assert_array_equal(first.predict_proba(frame), second.predict_proba(frame))
+    assert first.summary["groups"] != second.summary["groups"]
+
+
+def test_noise_keeps_the_plain_model_and_says_so():
+    rng = np.random.default_rng(0)
+    frame = pl.DataFrame({"x": rng.normal(size=400), "y": rng.choice(["a", "b"], 400)})
+    run = train(frame, "y", model="linear", **QUICK)
+    assert run.kept == "plain"
+    assert run.summary["verdict"]["answer"] in ("no difference", "degenerate", "costs too much")
+    assert "plain model is kept" in run.summary["verdict"]["headline"]
+
+
+def test_a_model_that_says_one_half_to_everybody_is_never_kept(monkeypatch):
+    """As the old command did on credit default: the robust model is flat, whatever its robust value."""
+    from scdro.tables import _models
+
+    fit = _models.Linear.fit
+
+    class Flat(_models.LinearModel):
+        def predict(self, X):
+            return np.full((len(X), 2), 0.5) + 1e-4 * np.arange(len(X))[:, None] * [[1, -1]] / len(X)
+
+    def flat(self, columns, part, held_out, settings, classes, seed):
+        found = fit(self, columns, part, held_out, settings, classes, seed)
+        return Flat(found.pipeline, classes) if settings.get("rho") else found
+
+    monkeypatch.setattr(_models.Linear, "fit", flat)
+    run = train(spoilt(600, share=0.3), "y", model="linear", methods=["worst-case"], price=1.0, **QUICK)
+    assert run.summary["verdict"]["answer"] == "degenerate"
+    assert run.models == ["plain"]
+    assert run.kept == "plain"
+
+
+@pytest.mark.parametrize("model", ["trees", "linear", "network"])
+def test_every_model_is_saved_and_opened_as_it_was(tmp_path, model):
+    frame = spoilt(300).with_columns(colour=pl.Series(np.random.default_rng(2).choice(["r", "g", None], 300)))
+    run = train(frame, "y", model=model, budget=1, seeds=1, out=tmp_path / "run")
+    again = scdro.load(tmp_path / "run")
+    assert again.summary == json.loads(json.dumps(run.summary))
+    assert again.models == run.models
+    for name in run.models:
+        np.testing.assert_array_equal(again.predict_proba(frame, name), run.predict_proba(frame, name))
+    assert not list((tmp_path / "run").rglob("*.pkl"))
+
+
+@pytest.mark.parametrize("model", ["trees", "linear", "network"])
+def test_regression(tmp_path, model):
+    rng = np.random.default_rng(0)
+    x, kind = rng.normal(size=500), rng.choice(["u", "v"], 500)
+    wage = 1000 + 300 * x + 100 * (kind == "v") + 20 * rng.normal(size=500)
+    frame = pl.DataFrame({"x": x, "kind": kind, "wage": wage})
+    run = train(frame, "wage", model=model, budget=1, seeds=1, out=tmp_path / "run")
+    assert run.summary["task"]["type"] == "regression"
+    assert mismatch(json.loads(json.dumps(run.summary)), Summary) is None
+    assert run.summary["methods"][0]["scores"]["R2"]["value"] > 0.8
+    error = np.abs(load(tmp_path / "run").predict(frame, "plain") - wage).mean()
+    assert error < 150
+    with pytest.raises(HyperparameterError):
+        run.predict_proba(frame)
+
+
+def test_many_classes_and_an_uneven_one():
+    rng = np.random.default_rng(0)
+    y = rng.choice(4, 600, p=[0.6, 0.2, 0.17, 0.03])
+    frame = pl.DataFrame({"a": y + 0.3 * rng.normal(size=600), "b": rng.normal(size=600), "y": y})
+    run = train(frame, "y", budget=1, seeds=1)
+    assert run.classes == ["0", "1", "2", "3"]
+    assert (run.predict(frame) == np.array(run.classes)[y]).mean() > 0.85
+
+
+def test_an_audit_judges_every_row_and_keeps_no_model():
+    run = audit(spoilt(800), "y", model="linear", group=["few"], budget=3)
+    summary = json.loads(json.dumps(run.summary))
+    assert mismatch(summary, Summary) is None
+    assert summary["data"]["test"] == 800
+    assert run.models == []
+    radii = [p["rho"] for curve in summary["curves"] if curve["method"] == "second-look" for p in curve["points"]]
+    assert radii == ["half", "half", 0.2]
+    with pytest.raises(HyperparameterError):
+        run.predict(spoilt(10))
+
+
+# -- killed, and gone on ----------------------------------------------------------------------------------------------
+
+
+class Stop(BaseException):
+    pass
+
+
+def without_times(summary):
+    plain = {key: value for key, value in summary.items() if key not in ("seconds", "created")}
+    return plain | {"methods": [{**method, "seconds": 0} for method in summary["methods"]]}
+
+
+@pytest.mark.parametrize("after", [1, 4, 7])
+def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch, after):
+    frame, settings = spoilt(300), {"budget": 2, "seeds": 1, "group": ["few"]}
+    whole = train(frame, "y", **settings)
+
+    def stop(done, total, text):
+        if done > after:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(frame, "y", out=tmp_path / "run", progress=stop, **settings)
+    fitted = []
+    get = _folder.Fits.get
+
+    def counted(self, what, compute):
+        return get(self, what, lambda: fitted.append(what) or compute())
+
+    monkeypatch.setattr(_folder.Fits, "get", counted)
+    run = train(frame, "y", out=tmp_path / "run", **settings)
+    assert without_times(run.summary) == without_times(whole.summary)
+    np.testing.assert_array_equal(run.predict_proba(frame), whole.predict_proba(frame))
+    assert len(fitted) == 9 - after  # four methods with two candidates each, and the verdict
+    assert not (tmp_path / "run" / "fits").exists()
+    again = train(frame, "y", out=tmp_path / "run", **settings)  # complete: nothing to do
+    assert len(fitted) == 9 - after
+    assert again.summary == json.loads(json.dumps(run.summary))
+
+
+def test_a_damaged_fit_is_computed_again(tmp_path):
+    frame = spoilt(300)
+
+    def stop(done, total, text):
+        if done > 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(frame, "y", model="linear", out=tmp_path / "run", progress=stop, **QUICK)
+    stored = list((tmp_path / "run" / "fits").glob("*.npz"))
+    assert stored
+    for path in stored:
+        path.write_bytes(path.read_bytes()[:100])
+    run = train(frame, "y", model="linear", out=tmp_path / "run", **QUICK)
+    assert without_times(run.summary) == without_times(train(frame, "y", model="linear", **QUICK).summary)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "random"}, {"methods": ["magic"]}, {"rho": -1.0}, {"rho": float("nan")}, {"price": 2.0},
+        {"budget": 0}, {"folds": 1}, {"seeds": 10**9}, {"seed": -1}, {"seed": 2**70}, {"threads": 10**9},
+        {"least_group": 0}, {"budget": True},
+    ],
+)  # fmt: skip
+def test_bad_settings_are_refused_before_any_fit(settings, monkeypatch):
+    monkeypatch.setattr(_folder.Fits, "get", lambda *_: pytest.fail("a fit"))
+    with pytest.raises((HyperparameterError, TypeError)):
+        train(spoilt(100), "y", **settings)
