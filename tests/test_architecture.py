@@ -29,6 +29,7 @@ def imported(path):
 # From the mathematics up: a module imports what is below it, or what is in its own package.
 LEVELS = [
     {"errors"},
+    {"_files"},
     {"_scalar", "_frames"},
     {"_kl", "_validation"},
     {"distributed"},

@@ -15,9 +15,10 @@ import pytest
 import torch
 from test_study import spoilt
 
+from scdro._files import write_file
 from scdro.errors import CheckpointError, DataError, ScdroError
 from scdro.tables import load, train
-from scdro.tables._folder import locked, seal, write_file
+from scdro.tables._folder import locked, seal
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_opening_a_run_executes_nothing(linear, tmp_path, monkeypatch):
 
 
 def test_weights_of_a_network_execute_nothing(tmp_path, monkeypatch):
-    from scdro.tables._images import Images
+    from scdro.tables._pictures import Images
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.json").write_text('{"classes": 2}')

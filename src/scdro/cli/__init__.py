@@ -215,8 +215,8 @@ def _audit(args: argparse.Namespace) -> None:
 def _predict(args: argparse.Namespace) -> None:
     from pathlib import Path
 
+    from scdro._files import write_file
     from scdro.tables import load
-    from scdro.tables._folder import write_file
 
     run = load(args.folder)
     if Path(args.out).is_dir():
@@ -228,8 +228,8 @@ def _predict(args: argparse.Namespace) -> None:
 def _report(args: argparse.Namespace) -> None:
     from pathlib import Path
 
+    from scdro._files import write_file
     from scdro.tables import load
-    from scdro.tables._folder import write_file
 
     run = load(args.folder)
     path = Path(args.out) if args.out else Path(args.folder) / "report.html"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from scdro.cli import clean
 
 if TYPE_CHECKING:
-    from scdro.tables._summary import Summary
+    from scdro.tables import Summary
 
 __all__ = ["ProgressLine", "show"]
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,43 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from scdro._files import write_file
 from scdro.errors import CheckpointError, DataError, MissingDataError
 from scdro.tables._read import shown
 
-__all__ = ["Fits", "locked", "open_run", "read_json", "same_run", "seal", "write_file"]
+__all__ = ["Fits", "locked", "open_run", "read_json", "same_run", "seal"]
 
 MANIFEST, STARTED = "manifest.json", "started.json"
 LARGEST = 1 << 30  # bytes of a file that is read whole
 ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
-
-
-def write_file(path: Path, content: bytes | str) -> None:
-    """Whole or not at all, where that is possible; a file keeps its mode, a symlink or a device its place."""
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    mode: int | None = None
-    if os.path.lexists(path):
-        found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode):
-            if path.is_dir():
-                raise DataError(f"expected a file to write, got a folder, {shown(path)}")
-            with open(path, "wb") as file:
-                file.write(data)
-            return
-        mode = stat.S_IMODE(found.st_mode)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        if mode is None:
-            mask = os.umask(0)
-            os.umask(mask)
-            mode = 0o666 & ~mask
-        os.chmod(name, mode)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def read_json(path: Path) -> Any:

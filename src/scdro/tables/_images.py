@@ -4,170 +4,35 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.model_selection import train_test_split
-from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from scdro.errors import CheckpointError, DataError, HyperparameterError, MissingDataError
+from scdro.errors import DataError, HyperparameterError
 from scdro.second_look import repair
 from scdro.tables import _folder
 from scdro.tables._network import best_device
+from scdro.tables._pictures import ImageModel, Pictures, as_floats, images_below, printable, small_network
 from scdro.tables._problem import Problem
 from scdro.tables._read import polars, shown
 from scdro.tables._run import Run
 from scdro.tables._study import Found, Options, in_folder, make_summary
 from scdro.tables._verdict import Tested, judge
 
-if TYPE_CHECKING:
-    import polars as pl
-
-__all__ = ["Images", "Pictures", "train_images"]
+__all__ = ["train_images"]
 
 Array = npt.NDArray[Any]
-ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
-LARGEST = 50_000_000  # pixels of an image
 EPOCHS, PATIENCE, BATCH = 40, 6, 64
 METHODS = ("plain", "second-look")
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of each channel
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """How images are read: RGB, the shorter side to `size`, the middle of the longer."""
-
-    size: int
-
-    def open(self, data: Any) -> tuple[pl.DataFrame, Array]:
-        """All images below a folder, or one image."""
-        path = Path(data)
-        if path.is_file():
-            paths, root = [path], path.parent
-        elif path.is_dir():
-            paths, root = _images_below(path), path
-        else:
-            raise MissingDataError(f"expected an image or a folder of images, found none, {shown(path)}")
-        if not paths:
-            raise DataError(f"expected images ({', '.join(sorted(ENDINGS))}) in {shown(path)}, got none")
-        names = [_name(p.relative_to(root)) for p in paths]
-        return polars().DataFrame({"path": names}), self.read(paths)
-
-    def read(self, paths: list[Path]) -> Array:
-        """(n, 3, size, size), uint8."""
-        found = np.empty((len(paths), 3, self.size, self.size), np.uint8)
-        for k, path in enumerate(paths):
-            found[k] = _decoded(path, self.size)
-        return found
-
-    def as_json(self) -> dict[str, Any]:
-        return {"size": self.size}
-
-    @classmethod
-    def from_json(cls, about: dict[str, Any]) -> Pictures:
-        size = about["size"]
-        if not isinstance(size, int) or not 8 <= size <= 1024:
-            raise CheckpointError(f"expected images of 8 to 1,024 pixels, got {shown(size)}")
-        return cls(size)
-
-
-def _name(path: Path) -> str:
-    """A path that can be printed: bytes that are not UTF-8 are escaped."""
-    return str(path).encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _images_below(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
-
-
-def _decoded(path: Path, size: int) -> Array:
-    try:
-        from PIL import Image, ImageOps
-    except ModuleNotFoundError as error:
-        raise MissingDataError("expected Pillow, to decode images; pip install 'scdro[images]'") from error
-    try:
-        with warnings.catch_warnings(), Image.open(path) as image:
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            if image.width * image.height > LARGEST:
-                raise DataError(f"expected at most {LARGEST:,} pixels, got {image.width} x {image.height}")
-            image.draft("RGB", (2 * size, 2 * size))
-            fitted = ImageOps.fit(image.convert("RGB"), (size, size))
-            return np.array(fitted, np.uint8).transpose(2, 0, 1)
-    except (OSError, ValueError, SyntaxError, MemoryError, EOFError, Image.DecompressionBombError) as error:
-        # Pillow's own errors, DataError above among them: what a damaged or hostile file can do
-        raise DataError(f"expected an image, got {shown(_name(path), 200)}: {error}; remove or replace it") from error
-
-
-def small_network(classes: int, width: int = 32) -> nn.Sequential:
-    """Three blocks of convolutions, the average over places, a linear layer."""
-
-    def block(before: int, after: int) -> list[nn.Module]:
-        return [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
-
-    blocks = [*block(3, width), *block(width, 2 * width), *block(2 * width, 4 * width)]
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes))
-
-
-def _floats(X: Array) -> Tensor:
-    shift, scale = (torch.tensor(v).mul(255).view(3, 1, 1) for v in (MEAN, STD))
-    return torch.from_numpy(X).float().sub_(shift).div_(scale)
-
-
-class Images:
-    """The family of small networks for images, as `Run` opens it."""
-
-    inputs = Pictures
-
-    def __init__(self, threads: int = 1) -> None:
-        self.threads = threads
-
-    def load(self, folder: Path) -> ImageModel:
-        about = json.loads((folder / "model.json").read_text("utf-8"))
-        classes = about["classes"]
-        if not isinstance(classes, int) or not 2 <= classes <= 100_000:
-            raise CheckpointError(f"expected a number of classes, got {shown(classes)}")
-        try:
-            state = torch.load(folder / "network.pt", map_location="cpu", weights_only=True)
-            network = small_network(classes)
-            network.load_state_dict(state)
-        except Exception as error:  # whatever a damaged file makes of it
-            raise CheckpointError(f"expected weights in {folder / 'network.pt'}, got: {str(error)[:200]}") from error
-        return ImageModel(network)
-
-
-class ImageModel:
-    """A network that takes uint8 images."""
-
-    rounds = 0
-
-    def __init__(self, network: nn.Module) -> None:
-        self.network = network
-
-    @torch.no_grad()
-    def predict(self, X: Array) -> Array:
-        self.network.eval()
-        device = next(self.network.parameters()).device
-        parts = [
-            self.network(_floats(X[k : k + 256]).to(device)).double().softmax(1).cpu() for k in range(0, len(X), 256)
-        ]
-        found: Array = torch.cat(parts).numpy()
-        return found
-
-    def save(self, folder: Path) -> None:
-        state = {name: value.cpu() for name, value in self.network.state_dict().items()}
-        torch.save(state, folder / "network.pt")
-        last = list(state.values())[-1]
-        (folder / "model.json").write_text(json.dumps({"classes": len(last)}), "utf-8")
 
 
 def train_images(
@@ -223,14 +88,14 @@ def _labelled(root: Path) -> tuple[list[Path], Problem]:
     paths: list[Path] = []
     y: list[int] = []
     for k, own in enumerate(classes):
-        members = _images_below(own)
+        members = images_below(own)
         if len(members) < 10:
-            raise DataError(f"expected at least 10 images in {shown(_name(own), 200)}, got {len(members)}; remove it")
+            raise DataError(f"expected at least 10 images in {shown(printable(own))}, got {len(members)}; remove it")
         paths += members
         y += [k] * len(members)
-    frame = polars().DataFrame({"path": [_name(p.relative_to(root)) for p in paths]})
+    frame = polars().DataFrame({"path": [printable(p.relative_to(root)) for p in paths]})
     split: Any = {"how": "random", "column": None, "value": None, "text": "A fifth of the images is kept for the test."}
-    names = [_name(Path(p.name)) for p in classes]
+    names = [printable(Path(p.name)) for p in classes]
     return paths, Problem(frame, "class", names, np.array(y), [], None, [], [], None, split, None, [])
 
 
@@ -248,7 +113,7 @@ def _study(
     network = small_network(len(problem.classes))
     network.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in state.items()})
     tell(2, 3, "repair")
-    loader = DataLoader(TensorDataset(_floats(X[second]), torch.from_numpy(y[second])), 256)
+    loader = DataLoader(TensorDataset(as_floats(X[second]), torch.from_numpy(y[second])), 256)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the verdict says it
         fixed = repair(copy.deepcopy(network), loader, progress=False, budget=options.price, seed=options.seed)
@@ -285,7 +150,7 @@ def _trained(X: Array, y: Array, classes: int, seed: int) -> dict[str, Any]:
             for rows in torch.split(torch.from_numpy(seen)[torch.randperm(len(seen))], BATCH):
                 if len(rows) < 2:
                     continue
-                images = _floats(X[rows.numpy()])
+                images = as_floats(X[rows.numpy()])
                 flip = torch.rand(len(rows)) < 0.5
                 images[flip] = images[flip].flip(3)
                 with mixed:

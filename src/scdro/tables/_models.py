@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scdro.errors import CheckpointError, MissingDataError
 from scdro.tables._columns import Columns
 
-__all__ = ["FAMILIES", "Family", "Model", "Part"]
+__all__ = ["Family", "Linear", "Model", "Part", "Trees", "load_skops", "save_skops"]
 
 Array = npt.NDArray[Any]
 ROUNDS, PATIENCE = 500, 20  # of boosting
@@ -235,18 +235,3 @@ def _skops() -> Any:
     except ModuleNotFoundError as error:
         raise MissingDataError("expected skops, which saves models; pip install 'scdro[tables]'") from error
     return skops.io
-
-
-def _network(threads: int = 1) -> Any:
-    from scdro.tables._network import Networks
-
-    return Networks(threads)
-
-
-def _images(threads: int = 1) -> Any:
-    from scdro.tables._images import Images
-
-    return Images(threads)
-
-
-FAMILIES: dict[str, Any] = {"trees": Trees, "linear": Linear, "network": _network, "images": _images}

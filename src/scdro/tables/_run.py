@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scdro._files import write_file
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.tables import _folder
-from scdro.tables._models import FAMILIES, Model
+from scdro.tables._families import FAMILIES
+from scdro.tables._models import Model
+from scdro.tables._page import render
 from scdro.tables._read import column_of, polars, shown
 from scdro.tables._summary import FORMAT, Summary
 
@@ -123,9 +126,9 @@ class Run:
                 own = folder / "models" / name
                 own.mkdir(parents=True, exist_ok=True)
                 model.save(own)
-            _folder.write_file(folder / "model.json", json.dumps(about, indent=1))
-            _folder.write_file(folder / "summary.json", json.dumps(self.summary, indent=1, allow_nan=False))
-            _folder.write_file(folder / "report.html", self.report())
+            write_file(folder / "model.json", json.dumps(about, indent=1))
+            write_file(folder / "summary.json", json.dumps(self.summary, indent=1, allow_nan=False))
+            write_file(folder / "report.html", self.report())
             _folder.seal(folder)
 
     @classmethod
@@ -178,10 +181,3 @@ def load(folder: Any) -> Run:
         ['false', 'true']
     """
     return Run.load(folder)
-
-
-def render(summary: Summary) -> str:
-    """The report page."""
-    from scdro.tables._page import render as page
-
-    return page(summary)

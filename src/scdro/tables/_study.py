@@ -26,7 +26,8 @@ from scdro.functional import worst_case
 from scdro.second_look import SecondLook, find_slices, second_look_weights
 from scdro.tables import _folder
 from scdro.tables._columns import Columns
-from scdro.tables._models import FAMILIES, Family, Model, Part
+from scdro.tables._families import FAMILIES
+from scdro.tables._models import Family, Model, Part
 from scdro.tables._problem import Cut, Problem, make_problem
 from scdro.tables._run import Run
 from scdro.tables._summary import FORMAT, Curve, Group, Point, SliceRow, Summary, Verdict
@@ -228,10 +229,8 @@ def _options(
     for name in methods:
         if name not in METHODS:
             raise HyperparameterError(f"expected methods among {', '.join(METHODS)}, got {name!r}")
-    check_number("rho", rho)
-    check_number("price", price)
-    if not (0 <= rho < math.inf and 0 <= price <= 1):
-        raise HyperparameterError(f"expected rho >= 0 and a price in [0, 1], got rho = {rho}, price = {price}")
+    check_number("rho", rho, ">= 0", "the radius at which models are compared")
+    check_number("price", price, "in [0, 1]", "the share of accuracy that robust training may cost")
     seeds = (3 if n <= 5000 else 1) if seeds is None else seeds
     cores = os.cpu_count() or 1
     threads = (1 if n < 20_000 else _free(cores)) if threads is None else threads

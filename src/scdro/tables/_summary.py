@@ -167,7 +167,12 @@ class Settings(TypedDict):
 
 
 class Summary(TypedDict):
-    """All of `summary.json`."""
+    """All of `summary.json`, and `Run.summary`: plain data. The types of its fields are in the source of this one.
+
+    Example:
+        >>> sorted(Summary.__annotations__)[:6]
+        ['created', 'curves', 'data', 'format', 'groups', 'kind']
+    """
 
     format: int
     kind: Literal["train", "audit"]

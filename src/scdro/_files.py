@@ -1,0 +1,42 @@
+"""Files that are written whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from scdro.errors import DataError
+
+__all__ = ["write_file"]
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """Whole or not at all, where that is possible; a file keeps its mode, a symlink or a device its place."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    mode: int | None = None
+    if os.path.lexists(path):
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode):
+            if path.is_dir():
+                raise DataError(f"expected a file to write, got a folder, {str(path)!r}")
+            with open(path, "wb") as file:
+                file.write(data)
+            return
+        mode = stat.S_IMODE(found.st_mode)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        if mode is None:
+            mask = os.umask(0)
+            os.umask(mask)
+            mode = 0o666 & ~mask
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
