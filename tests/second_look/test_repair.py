@@ -23,8 +23,9 @@ from torch.utils.data import (
 )
 
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
+from scdro.linear_model._towards import HeadSolver
 from scdro.second_look import repair
-from scdro.second_look._head import HeadSolver, copied, features_of
+from scdro.second_look._head import copied, features_of
 
 
 def hidden_group(n=800, seed=0, classes=2):

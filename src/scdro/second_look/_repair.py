@@ -17,10 +17,11 @@ from torch import nn
 
 from scdro._validation import check_choice
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
+from scdro.linear_model._towards import HeadSolver
 from scdro.second_look._estimator import SecondLook
 from scdro.second_look._folds import cross_fit, partitions
 from scdro.second_look._gallery import Gallery, clustered
-from scdro.second_look._head import HeadSolver, copied, features_of, put_head
+from scdro.second_look._head import copied, features_of, put_head
 from scdro.second_look._slices import Slices, described
 from scdro.second_look._verdict import CLASS_WEIGHTS, NOTHING, Verdict
 from scdro.second_look._weights import balanced
