@@ -1,6 +1,6 @@
 """How long `repair` takes: 1,280 features and 5,000 samples, beside one plain refit of the head.
 
-    OMP_NUM_THREADS=1 python benchmarks/repair.py > results/repair.md
+    OMP_NUM_THREADS=1 python benchmarks/repair.py > results/repair/table.md
 
 Made data, with a shortcut that holds for 95% and a weaker rule that holds for all, in 2 and in 10 classes. Features of
 a network are correlated, so these are too. "Plain refit" is one `LogisticRegression` on the features with the classes
@@ -48,7 +48,7 @@ def timed(run: Callable[[], Any]) -> tuple[Any, float, float]:
 
 
 def main() -> None:
-    print("# How long `repair` takes\n\n    OMP_NUM_THREADS=1 python benchmarks/repair.py > results/repair.md\n")
+    print("# How long `repair` takes\n\n    OMP_NUM_THREADS=1 python benchmarks/repair.py > results/repair/table.md\n")
     print(f"{N:,} samples, {D:,} features, {torch.get_num_threads()} thread(s), load {os.getloadavg()[0]:.0f} on "
           f"{os.cpu_count()} cores.\n")  # fmt: skip
     print("| classes | what | seconds | CPU seconds | CPU, over plain refit | bit for bit again | verdict |")

@@ -1,6 +1,6 @@
 """Does `find_slices` name the group that a model fails, and nothing where columns mean nothing?
 
-    python benchmarks/slices.py --data DIR --cache CACHE > results/slices.md
+    python benchmarks/slices.py --data DIR --cache CACHE > results/slices/table.md
 
 DIR has waterbirds, tabular and text; CACHE the tweets' sentence embeddings (`python benchmarks/second_look.py embed`).
 On each data set the weights are those of the half rule, for a model with balanced classes, out of fold; the columns are
@@ -93,7 +93,7 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     print("# Slices: does it name the group, and nothing where there is nothing?\n")
-    print("    python benchmarks/slices.py --data DIR --cache CACHE > results/slices.md\n")
+    print("    python benchmarks/slices.py --data DIR --cache CACHE > results/slices/table.md\n")
     print("What counts as the true group, and what shuffled means, is written there.\n")
     print("| data | columns | seed | rows | first description | true group first | shuffled columns: anything found |")
     print("|---|---|---|---|---|---|---|")
