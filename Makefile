@@ -9,8 +9,8 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test test-cpus test-lowest test-slow test-gpu test-integrations coverage lint types unit completions notebooks reproduction-smoke benchmarks docs wheel release clean
 
-demo: $(VENV)/.demo  ## Train with and without scdro on data with hidden groups; prints a table, draws a picture
-	OMP_NUM_THREADS=2 $(BIN)/python examples/hidden_digits.py
+demo: $(VENV)/.demo  ## Find a group that a model fails, say who it is, fix it; prints a table, draws a picture
+	$(BIN)/python examples/hidden_digits.py
 
 test: lint types unit  ## Lint, type-check and test
 
