@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Two workers with one thread each: more only wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-cpus test-lowest test-slow test-integrations coverage lint types unit completions reproduction-smoke benchmarks docs wheel release clean
+.PHONY: demo test test-cpus test-lowest test-slow test-gpu test-integrations coverage lint types unit completions reproduction-smoke benchmarks docs wheel release clean
 
 demo: $(VENV)/.demo  ## Train with and without scdro on data with hidden groups; prints a table, draws a picture
 	OMP_NUM_THREADS=2 $(BIN)/python examples/hidden_digits.py
@@ -43,9 +43,12 @@ coverage: $(VENV)/.dev  ## Which lines of the library the tests run: a table, co
 test-slow: $(VENV)/.dev  ## The tests that take minutes
 	$(BIN)/python -m pytest -n 2 -m slow --timeout 1800
 
-test-integrations: $(VENV)/.integrations  ## The tests with Lightning, transformers, accelerate, skorch, tensorboard and Dask installed
+test-integrations: $(VENV)/.integrations  ## The tests with Lightning, transformers, TRL, skorch, torchmetrics, W&B, MLflow, tensorboard and Dask installed
 	$(BIN)/python -m pytest -n 2 -m integration tests reproduction
-	$(BIN)/python -m pytest -o addopts="-q --doctest-modules" src/scdro/integrations
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -o addopts="-q --doctest-modules" src/scdro/integrations
+
+test-gpu: $(VENV)/.dev  ## The tests that need a GPU; without one they are skipped, and say so
+	$(BIN)/python -m pytest -n 0 -m gpu -rs tests/gpu
 
 completions: $(VENV)/.dev  ## Write the completion scripts that the wheel ships
 	for shell in bash zsh fish; do $(BIN)/python -m shtab --shell=$$shell -u scdro.cli.parser --prog scdro > completions/scdro.$$shell; done

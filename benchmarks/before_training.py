@@ -36,13 +36,14 @@ def main() -> None:
     parser.add_argument("--datasets", nargs="+", default=DATASETS)
     parser.add_argument("--data", type=Path, default=None, help="folder with Adult; by default $SCDRO_DATA, or ./data")
     parser.add_argument("--rho", type=float, default=0.5)
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "before_training.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "before_training" / "table.md")
     args = parser.parse_args()
     accuracy = "rare: ERM, % | robust, % | all groups: ERM, % | robust, %"
     lines = [f"| data | rare samples, % | their weight, % | times | {accuracy} |", "|---|---|---|---|---|---|---|---|"]
     for dataset in args.datasets:
         lines.append(row(dataset, args.data, args.rho))
         print(lines[-1], flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text("\n".join(lines) + "\n")
 
 

@@ -1,8 +1,7 @@
-"""Every method on the same two problems, tuned with equally many trials: robust objective by samples and by time.
+"""Every method on the same two problems, searched over the same step sizes: robust objective by samples and by time.
 
-    python benchmarks/convergence.py tune      # 45 trials per method and problem; resumes where it stopped
-    python benchmarks/convergence.py curves    # the best of each again, three seeds, one run at a time for timing
-    python benchmarks/convergence.py report    # figure and tables
+    python benchmarks/convergence.py run       # search, refine, five seeds, tables and figure; resumes where it stopped
+    python benchmarks/convergence.py report    # tables and figure of the runs that are there
     python benchmarks/convergence.py ceiling   # SCDRO on the network with and without its ceiling, over lr
 
 The measure is the exact KL-constrained worst case at rho = .5 over all training samples, for every method, even those
@@ -12,15 +11,14 @@ that minimise something else. The floor of the convex problem is its exact optim
 from __future__ import annotations
 
 import argparse
+import csv
 import itertools
 import json
 import math
-import os
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,41 +30,78 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import scdro
+from reproduction.paired import Difference, difference_of, verdicts
 from scdro.optim import REGISTRY
 
 ROOT = Path(__file__).parents[1]
-RHO, BATCH, EPOCHS, TRIALS, SEEDS, POINTS = 0.5, 128, 3, 45, (1, 2, 3), 24
+RHO, BATCH, EPOCHS, TUNING_SEED, SEEDS, POINTS = 0.5, 128, 3, 0, (1, 2, 3, 4, 5), 24
 DECAY_AFTER = 2 / 3  # of the samples: the paper's convex setting divides lr by ten after two of three epochs
+PROBLEMS = ("convex", "network")
 
-_LR = (0.01, 0.05, 0.1, 0.5, 1.0)
-_FINE_LR = tuple(round(10 ** (-2.5 + 3 * k / 14), 4) for k in range(15))
-_DUAL_LR = (1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 1e-1)
-_MOMENTUM = (0.0, 0.5, 0.9)
-# If the paper's grid has fewer than 45 points, it is made finer or longer; if it has more, beta gets fewer values.
-GRIDS: dict[str, Mapping[str, Sequence[Any]]] = {
-    **{key: {"lr": _FINE_LR, "momentum": _MOMENTUM} for key in ("ERM", "FastDRO", "FastDRO-chi2")},
-    **{
-        name: {"lr": _LR, "beta": (0.1, 0.5, 0.9), "lam": (0.1, 1.0, 10.0)}
-        for name in ("SCDRO-printed", "ASCDRO-printed", "RSCDRO-printed", "RASCDRO-printed")
-    },
-    **{key: {"lr": _LR, "dual_lr": _DUAL_LR} for key in ("SPD", "AccMDA", "GroupDRO")},
-    "PGSMD2": {"lr": _LR, "dual_lr": _DUAL_LR, "stage_steps": (100,)},
-    "FastDRO-MLMC": {"lr": _FINE_LR, "smallest": (16, 32, 64), "largest": (1024,)},
-    "FastDRO-CVaR": {"lr": _LR, "alpha": (0.1, 0.2, 0.5), "momentum": _MOMENTUM},
-    "FastDRO-chi2-penalty": {"lr": _LR, "reg": (0.1, 1.0, 10.0), "momentum": _MOMENTUM},
-    "DualSGM": {"lr": _LR, "lam": (0.1, 1.0, 10.0), "dual_lr": (0.01, 0.1, 1.0)},
-    "RECOVER": {"lr": _LR, "beta": (0.1, 0.5, 0.9), "lam": (1.0, 50.0, 100.0)},
-    "TERM": {"lr": _LR, "lam": (0.1, 1.0, 10.0), "gamma": (1.0,), "momentum": _MOMENTUM},
-    "Focal": {"lr": _LR, "gamma": (0.5, 2.0, 5.0), "momentum": _MOMENTUM},
-    "ClassBalanced": {"lr": _LR, "balance": (0.99, 0.999, 0.9999), "momentum": _MOMENTUM},
+# -- the search -------------------------------------------------------------------------------------------------------
+
+Settings = dict[str, Any]
+
+# A method's effective step is how far a constant gradient moves it: lr / (1 - momentum), or lr if momentum is damped.
+STEPS = tuple(10 ** (-2 + k / 2) for k in range(7))
+FINER_STEPS = tuple(10 ** (k / 6) for k in (-2, -1, 1, 2))  # times the best; its neighbours are at 10^(+-1/2)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched of a method besides its step.
+
+    Attributes:
+        setting: its name.
+        values: seven; the second, fourth and sixth are tried with every step, the neighbours of the best afterwards.
+        fixed: the rest.
+        damped: whether a step is lr itself; else it is lr / (1 - momentum).
+    """
+
+    setting: str
+    values: tuple[float, ...]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    damped: bool = True
+
+    def settings(self, step: float, value: float) -> Settings:
+        own = {self.setting: value, **self.fixed}
+        return {"lr": float(f"{step * (1.0 if self.damped else 1.0 - own['momentum']):.4g}"), **own}
+
+    def coarse(self) -> list[tuple[float, float]]:
+        return list(itertools.product(STEPS, self.values[1::2]))
+
+    def finer(self, step: float, value: float) -> list[tuple[float, float]]:
+        at = self.values.index(value)
+        steps = [(step * factor, value) for factor in FINER_STEPS]
+        return steps + [(step, self.values[near]) for near in (at - 1, at + 1)]
+
+
+_BETA = (0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+_MOMENTUM = (0.95, 0.9, 0.7, 0.5, 0.3, 0.1, 0.0)
+_LAM = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_DUAL_LR = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+_HALF = {"momentum": 0.5}
+SEARCHES: Mapping[str, Search] = {
+    "SCDRO": Search("beta", _BETA),
+    "FastDRO": Search("momentum", _MOMENTUM, damped=False),
+    "ASCDRO": Search("beta", _BETA),
+    "ERM": Search("momentum", _MOMENTUM, damped=False),
+    "TERM": Search("lam", _LAM, {"gamma": 1.0, **_HALF}, damped=False),
+    "FastDRO-chi2-penalty": Search("reg", _LAM, _HALF, damped=False),
+    "SCDRO-printed": Search("lam", _LAM, {"beta": 0.5}),
+    "ABSGD": Search("lam", _LAM, {"gamma": 0.5, **_HALF}, damped=False),
+    "RECOVER": Search("lam", _LAM, {"beta": 0.5}),
+    "DualSGM": Search("lam", _LAM, {"dual_lr": 0.03, **_HALF}, damped=False),
+    "PGSMD2": Search("dual_lr", _DUAL_LR, {"stage_steps": 100}),
+    "FastDRO-chi2": Search("momentum", _MOMENTUM, damped=False),
+    "FastDRO-CVaR": Search("alpha", (0.07, 0.1, 0.14, 0.2, 0.3, 0.5, 0.7), _HALF, damped=False),
+    "Focal": Search("gamma", (0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.0), _HALF, damped=False),
+    "ClassBalanced": Search("balance", (0.97, 0.99, 0.997, 0.999, 0.9997, 0.9999, 0.99997), _HALF, damped=False),
+    "GroupDRO": Search("dual_lr", (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), _HALF, damped=False),
+    "FastDRO-MLMC": Search("smallest", (8, 16, 32, 64, 128, 256, 512), {"largest": 1024, **_HALF}, damped=False),
+    "SPD": Search("dual_lr", _DUAL_LR),
+    "AccMDA": Search("dual_lr", _DUAL_LR),
 }
-
-
-def trials(name: str) -> list[dict[str, Any]]:
-    grid = GRIDS.get(name, REGISTRY[name].grid)
-    every = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    assert len(every) == TRIALS, (name, len(every))
-    return every
 
 
 # -- the problems -----------------------------------------------------------------------------------------------------
@@ -180,86 +215,145 @@ def run(where: Task, name: str, settings: dict[str, Any], seed: int, points: int
 Row = dict[str, Any]
 
 
-def _tuned(job: tuple[str, str, dict[str, Any]]) -> Row:
-    problem, name, settings = job
-    ((_, seconds, value),) = run(task(problem), name, settings, seed=0)
-    return {"problem": problem, "method": name, "settings": settings, "value": value, "seconds": round(seconds, 2)}
+class Record:
+    """Runs in a file, a line each; those that are there are not repeated."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[Row] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def get(self, problem: str, name: str, settings: Settings, seed: int, points: int) -> Row:
+        identity = {"problem": problem, "method": name, "settings": settings, "seed": seed}
+        for row in self.rows:
+            if all(row[key] == value for key, value in identity.items()):
+                return row
+        curve = [
+            [samples, round(seconds, 4), round(value, 6) if math.isfinite(value) else None]
+            for samples, seconds, value in run(task(problem), name, settings, seed, points)
+        ]
+        self.rows.append({**identity, "curve": curve})
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(self.rows[-1]) + "\n")
+        return self.rows[-1]
+
+    def of(self, problem: str, name: str) -> list[Row]:
+        return [row for row in self.rows if (row["problem"], row["method"]) == (problem, name)]
 
 
-def read(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def value_of(row: Row) -> float:
+    """The robust objective at the end of a run, infinite where it diverged."""
+    end = row["curve"][-1][2]
+    return math.inf if end is None else float(end)
 
 
-def tune(problems: Iterable[str], names: Iterable[str], path: Path, workers: int) -> None:
-    done = {(r["problem"], r["method"], json.dumps(r["settings"])) for r in read(path)}
-    jobs = [(p, m, s) for p in problems for m in names for s in trials(m) if (p, m, json.dumps(s)) not in done]
-    print(f"{len(jobs)} trials to go", flush=True)
-    with ProcessPoolExecutor(workers) as pool, path.open("a") as file:
-        for k, row in enumerate(pool.map(_tuned, jobs)):
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            if k % TRIALS == TRIALS - 1:
-                print(f"{k + 1}/{len(jobs)} {row['problem']} {row['method']}", flush=True)
+def searched(tried: Record, problem: str, name: str) -> Row:
+    """The best trial: of every step with every value, then of steps and values around the best of them."""
+    search = SEARCHES[name]
+
+    def trial(point: tuple[float, float]) -> Row:
+        return tried.get(problem, name, search.settings(*point), TUNING_SEED, 1)
+
+    best = min(search.coarse(), key=lambda point: value_of(trial(point)))
+    return min((trial(point) for point in [best, *search.finer(*best)]), key=value_of)
 
 
-def best(rows: list[Row], problem: str, name: str) -> Row:
-    own = [r for r in rows if (r["problem"], r["method"]) == (problem, name)]
-    return min(own, key=lambda r: math.inf if math.isnan(r["value"]) else r["value"])
-
-
-def curves(problems: Iterable[str], names: Iterable[str], tuned: Path, path: Path) -> None:
-    rows = read(tuned)
-    done = {(r["problem"], r["method"], r["seed"], json.dumps(r["settings"])) for r in read(path)}
-    with path.open("a") as file:
-        for problem, name, seed in itertools.product(problems, names, SEEDS):
-            settings = best(rows, problem, name)["settings"]
-            if (problem, name, seed, json.dumps(settings)) in done:
-                continue
-            found = [
-                [samples, round(seconds, 4), round(value, 6)]
-                for samples, seconds, value in run(task(problem), name, settings, seed, POINTS)
-            ]
-            row = {"problem": problem, "method": name, "seed": seed, "settings": settings, "curve": found}
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            print(problem, name, seed, f"{found[-1][2]:.4f} in {found[-1][1]:.1f} s", flush=True)
+def sweep(problems: Iterable[str], names: Iterable[str], tried: Record, found: Record) -> None:
+    for name, problem in itertools.product(names, problems):
+        best = searched(tried, problem, name)["settings"]
+        ends = [value_of(found.get(problem, name, best, seed, POINTS)) for seed in SEEDS]
+        print(problem, name, best, " ".join(f"{end:.4f}" for end in ends), flush=True)
 
 
 # -- report -----------------------------------------------------------------------------------------------------------
 
 
-def ends(rows: list[Row], problem: str, name: str) -> list[list[float]]:
-    """The last point of each seed's curve."""
-    return [r["curve"][-1] for r in rows if (r["problem"], r["method"]) == (problem, name)]
+def complete(found: Record, problem: str) -> dict[str, list[Row]]:
+    """The methods with all seeds."""
+    runs = {name: sorted(found.of(problem, name), key=lambda row: row["seed"]) for name in SEARCHES}
+    return {name: rows for name, rows in runs.items() if len(rows) == len(SEEDS)}
 
 
-def table(problem: str, tuned: list[Row], rows: list[Row]) -> str:
-    shown = "gap to the optimum" if problem == "convex" else "robust objective"
+def compared(found: Record, problem: str) -> dict[str, tuple[Difference, str]]:
+    """SCDRO against every other method, paired by seed, and what holds for all of them at once."""
+    runs = {name: [value_of(row) for row in rows] for name, rows in complete(found, problem).items()}
+    others = [name for name in runs if name != "SCDRO"]
+    gaps = [difference_of(("SCDRO", other, "robust objective"), runs["SCDRO"], runs[other]) for other in others]
+    return {other: (gap, word) for other, gap, word in zip(others, gaps, verdicts(gaps), strict=True)}
+
+
+def cells(problem: str, tried: Record, found: Record) -> Iterator[list[str]]:
     below, near = (floor(), 2.0) if problem == "convex" else (0.0, 1.1)
-    lines = [
-        f"| method | {shown} (median of 3) | range | seconds | trials within {near:g} x the best | settings |",
-        "|---|---|---|---|---|---|",
-    ]
-    scored = []
-    for name in REGISTRY:
-        last = ends(rows, problem, name)
-        if not last:
-            continue
-        values = [v - below for _, _, v in last]
-        own = [r["value"] - below for r in tuned if (r["problem"], r["method"]) == (problem, name)]
-        easy = sum(v <= near * min(own) for v in own) / len(own)
-        seconds = statistics.median(s for _, s, _ in last)
-        settings = ", ".join(f"{k} {v:g}" for k, v in best(tuned, problem, name)["settings"].items())
-        cells = [name, f"{statistics.median(values):.4f}", f"{min(values):.4f} to {max(values):.4f}", f"{seconds:.1f}"]
-        scored.append((statistics.median(values), [*cells, f"{easy:.0%}", settings]))
-    lines += [f"| {' | '.join(cells)} |" for _, cells in sorted(scored, key=lambda pair: pair[0])]
-    return "\n".join(lines)
+    against = compared(found, problem)
+    for name, rows in sorted(complete(found, problem).items(), key=lambda item: _mean(item[1])):
+        ends = [value_of(row) - below for row in rows]
+        own = [value_of(row) - below for row in tried.of(problem, name)]
+        easy = sum(value <= near * min(own) for value in own) / len(own)
+        seconds = statistics.median(row["curve"][-1][1] for row in rows)
+        gap, word = against.get(name, (None, ""))
+        settings = ", ".join(f"{key} {value:g}" for key, value in rows[0]["settings"].items())
+        yield [
+            name,
+            _number(statistics.fmean(ends)),
+            f"{_number(min(ends))} to {_number(max(ends))}",
+            "" if gap is None else f"{gap.mean:+.4f} ({gap.low:+.4f} to {gap.high:+.4f})",
+            word,
+            f"{seconds:.1f}",
+            f"{easy:.0%}",
+            settings,
+        ]
+
+
+def table(problem: str, tried: Record, found: Record) -> str:
+    shown, near = ("gap to the optimum", 2.0) if problem == "convex" else ("robust objective", 1.1)
+    head = ["method", f"{shown}, mean of {len(SEEDS)}", "range", "SCDRO minus it, 95% interval", "SCDRO is"]
+    head += ["seconds", f"trials within {near:g} x the best", "settings"]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *cells(problem, tried, found)])
+
+
+def report(problems: Sequence[str], tried: Record, found: Record, out: Path) -> str:
+    """table.md, seeds.csv, trials.csv, config.json and the figure of what is there."""
+    parts = [f"### {problem}\n\n{table(problem, tried, found)}" for problem in problems if complete(found, problem)]
+    text = "\n\n".join(parts) + "\n"
+    (out / "table.md").write_text(text)
+    for record, path in ((tried, out / "trials.csv"), (found, out / "seeds.csv")):
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["problem", "method", "settings", "seed", "samples", "seconds", "robust objective"])
+            for row in record.rows:
+                words = " ".join(f"{key}={value:g}" for key, value in row["settings"].items())
+                writer.writerow([row["problem"], row["method"], words, row["seed"], *row["curve"][-1]])
+    config = {
+        "rho": RHO,
+        "batch": BATCH,
+        "epochs": EPOCHS,
+        "weight_decay": L2,
+        "tuning_seed": TUNING_SEED,
+        "seeds": SEEDS,
+        "steps": [float(f"{step:.4g}") for step in STEPS],
+        "torch": torch.__version__,
+        "searches": {
+            name: {"setting": own.setting, "values": own.values, "fixed": dict(own.fixed), "damped": own.damped}
+            for name, own in SEARCHES.items()
+        },
+    }
+    (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    figure(found, out / "figure.png")
+    return text
+
+
+def _mean(rows: Sequence[Row]) -> float:
+    return statistics.fmean(map(value_of, rows))
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if value < 1e3 else "diverged" if math.isinf(value) else f"{value:.3g}"
 
 
 SHOWN = ("SCDRO", "ASCDRO", "FastDRO", "FastDRO-MLMC", "DualSGM", "SPD", "PGSMD2", "AccMDA", "ERM")
 
 
-def figure(rows: list[Row], path: Path) -> None:
+def figure(found: Record, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -268,13 +362,13 @@ def figure(rows: list[Row], path: Path) -> None:
     fig, axes = pyplot.subplots(2, 2, figsize=(11, 7.5), sharey="row")
     styles = [*itertools.product(("-",), ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"))]
     styles += [("--", "#0072B2"), (":", "#777777")]
-    for row, problem in enumerate(("convex", "network")):
+    for row, problem in enumerate(PROBLEMS):
         below = floor() if problem == "convex" else 0.0
         for name, (line, colour) in zip(SHOWN, styles, strict=True):
-            found = [r["curve"] for r in rows if (r["problem"], r["method"]) == (problem, name)]
-            if not found:
+            curves = [[[math.inf if v is None else v for v in p] for p in r["curve"]] for r in found.of(problem, name)]
+            if not curves:
                 continue
-            middle = [[statistics.median(c[k][i] for c in found) for k in range(POINTS)] for i in range(3)]
+            middle = [[statistics.median(c[k][i] for c in curves) for k in range(POINTS)] for i in range(3)]
             value = [v - below for v in middle[2]]
             for column, x in enumerate((middle[0], middle[1])):
                 axes[row][column].plot(x, value, line, color=colour, label=name, linewidth=1.8)
@@ -312,27 +406,22 @@ def ceiling_table() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["tune", "curves", "report", "ceiling"])
-    parser.add_argument("--problem", nargs="*", default=["convex", "network"], choices=["convex", "network"])
-    parser.add_argument("--method", nargs="*", default=list(REGISTRY), choices=list(REGISTRY))
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("what", choices=["run", "report", "ceiling"])
+    parser.add_argument("--problem", nargs="*", default=list(PROBLEMS), choices=PROBLEMS)
+    parser.add_argument("--method", nargs="*", default=list(SEARCHES), choices=list(SEARCHES))
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "convergence", help="where every run is recorded")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "convergence")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    tuned, found = args.out / "trials.jsonl", args.out / "curves.jsonl"
-    if args.what == "tune":
-        tune(args.problem, args.method, tuned, args.workers)
-    elif args.what == "curves":
-        curves(args.problem, args.method, tuned, found)
-    elif args.what == "ceiling":
+    if args.what == "ceiling":
         text = ceiling_table()
         (args.out / "ceiling.md").write_text(text + "\n")
         print(text)
-    else:
-        text = "\n\n".join(f"### {p}\n\n{table(p, read(tuned), read(found))}" for p in args.problem)
-        (args.out / "tables.md").write_text(text + "\n")
-        figure(read(found), ROOT / "docs" / "img" / "convergence.png")
-        print(text)
+        return
+    tried, found = Record(args.runs / "trials.jsonl"), Record(args.runs / "seeds.jsonl")
+    if args.what == "run":
+        sweep(args.problem, args.method, tried, found)
+    print(report(args.problem, tried, found, args.out))
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4, 8], help="for the exchange")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "distributed.md")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "distributed" / "table.md")
     args = parser.parse_args()
     torch.set_num_threads(1)
     tables: list[tuple[str, Callable[[], list[str]]]] = [
@@ -158,7 +158,7 @@ def main() -> None:
         lines = [header, "|---" * (header.count("|") - 1) + "|", *rows()]
         print("\n".join(lines), end="\n\n", flush=True)
         parts.append("\n".join(lines))
-    args.out.parent.mkdir(exist_ok=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text("\n\n".join(parts) + "\n")
 
 

@@ -47,7 +47,7 @@ def accuracy(flip: float, rho: float, trim: float, seed: int) -> tuple[float, fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "label_noise.md")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "label_noise" / "table.md")
     args = parser.parse_args()
     torch.set_num_threads(1)
     lines = ["| labels flipped | method | accuracy, % | rare classes, % |", "|---|---|---|---|"]
@@ -61,7 +61,7 @@ def main() -> None:
             cells = (f"{m:.1f} ± {s:.1f}" for m, s in zip(runs.mean(0), runs.std(0, ddof=1), strict=True))
             lines.append(f"| {flip:.0%} | {name} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)
-    args.out.parent.mkdir(exist_ok=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text("\n".join(lines) + "\n")
 
 

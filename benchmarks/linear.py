@@ -261,10 +261,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="use only this many rows of it")
     parser.add_argument("--stream", type=int, default=10_000_000, help="rows of the stream")
     parser.add_argument("--only", choices=SECTIONS, nargs="*", default=list(SECTIONS))
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "linear.md")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "linear" / "table.md")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    args.out.parent.mkdir(exist_ok=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     for name in args.only:
         lines = SECTIONS[name](args)
         print("\n".join([f"## {name}", "", *lines, ""]), flush=True)

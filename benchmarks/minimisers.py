@@ -1,7 +1,7 @@
 """How good the exact minimiser of the robust objective is, on features or rows, without step sizes or grids.
 
     python benchmarks/minimisers.py
-    python benchmarks/minimisers.py --datasets cifar100-hidden adult --data DIR --out results/minimisers_hidden.md
+    python benchmarks/minimisers.py --datasets cifar100-hidden adult --data DIR --out results/minimisers_hidden/table.md
 
 For each data set and rho: test accuracy, averaged over all groups (the classes, if the data have no groups), over the
 rare and the other groups, and of the worst group; and the share of the worst case's weight on training samples of rare
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=None, help="folder with Adult; by default $SCDRO_DATA, or ./data")
     parser.add_argument("--rho", nargs="+", type=float, default=[0.0, 0.01, 0.1, 0.5, 1.0])
     parser.add_argument("--C", type=float, default=1.0, help="inverse strength of the penalty, as in scikit-learn")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "minimisers.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "minimisers" / "table.md")
     args = parser.parse_args()
     torch.set_num_threads(1)
     lines = [
@@ -106,6 +106,7 @@ def main() -> None:
         for rho in [*args.rho, None]:
             lines.append(row(dataset, train, test, rho, args.C))
             print(lines[-1], flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text("\n".join(lines) + "\n")
 
 

@@ -176,7 +176,9 @@ def fit_table(lr: float = 0.02) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "nonstationary.md")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parents[1] / "results" / "nonstationary" / "table.md"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     parts = [
@@ -190,7 +192,7 @@ def main() -> None:
         "## Losses that keep their distribution\n\nMean gradient mass and mean value of KLRobustLoss, steps 301 to 600."
         f"\n\n{still_table()}"
     )
-    args.out.parent.mkdir(exist_ok=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text("\n\n".join(parts) + "\n")
 
 

@@ -144,7 +144,7 @@ def size_rows(rounds: int) -> Iterator[tuple[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "overhead.md")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "overhead" / "table.md")
     args = parser.parse_args()
     torch.manual_seed(0)
     lines = ["| step | SGD, ms | robust, ms | ratio |", "|---|---|---|---|"]
@@ -156,7 +156,7 @@ def main() -> None:
     for name, value in size_rows(args.rounds):
         lines.append(f"| {name} | {1e3 * value:.3f} |")
         print(lines[-1], flush=True)
-    args.out.parent.mkdir(exist_ok=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text("\n".join(lines) + "\n")
 
 

@@ -73,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "pipeline.md")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "pipeline" / "table.md")
     args = parser.parse_args()
     torch.manual_seed(0)
     data = made_up() if args.data is None else CIFAR10ST(args.data)
@@ -91,7 +91,7 @@ def main() -> None:
         batch, step = measure(source, Trainer(), args.rounds)
         lines.append(f"| {name} | {1e3 * batch:.2f} | {1e3 * step:.1f} | {batch / (batch + step):.1%} |")
         print(lines[-1], flush=True)
-    args.out.parent.mkdir(exist_ok=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text("\n".join(lines) + "\n")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from reproduction.table1.cost import step_seconds, steps
 
-ROOT = Path(__file__).parents[1]
+OUT = Path(__file__).parents[1] / "results" / "scaling"
 SIZES, SECONDS = (10**4, 10**5, 10**6, 10**7), 3.0
 METHODS = ("SCDRO", "SPD", "SPD, inside", "PG-SMD2", "AccMDA")
 
@@ -88,8 +88,8 @@ def main() -> None:
         print(json.dumps(measure(args.point[0], int(args.point[1]))))
         return
     rows = sweep()
-    (ROOT / "results" / "scaling.md").write_text(table(rows) + "\n")
-    figure(rows, ROOT / "docs" / "img" / "scaling.png")
+    figure(rows, OUT / "figure.png")
+    (OUT / "table.md").write_text(table(rows) + "\n")
     print(table(rows))
 
 

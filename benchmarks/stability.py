@@ -132,11 +132,11 @@ def main() -> None:
     todo = settings(args.problem, args.algorithm, not args.no_printed)
     todo += settings(args.problem, ["FastDRO"], False)
     rows = run(sorted(todo, key=lambda s: (s.problem, s.algorithm, s.lam1 is not None)), args.workers)
-    args.out.parent.mkdir(exist_ok=True)
-    with args.out.with_suffix(".csv").open("w", newline="") as file:
+    args.out.mkdir(parents=True, exist_ok=True)
+    with (args.out / "seeds.csv").open("w", newline="") as file:
         csv.writer(file).writerows([[*Setting._fields, "gap"], *([*s, f"{gap:.6g}"] for s, gap in rows)])
     text = table(rows)
-    args.out.with_suffix(".md").write_text(text + "\n")
+    (args.out / "table.md").write_text(text + "\n")
     print(text)
 
 

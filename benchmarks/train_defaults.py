@@ -95,7 +95,8 @@ def compared(name: str, path: Path, target: str, out: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "train_defaults.md")
+    folder = Path(__file__).parents[1] / "results" / "train_defaults"
+    parser.add_argument("--out", type=Path, default=folder / "table.md")
     args = parser.parse_args()
     rows: list[str] = []
     texts: list[str] = []
@@ -104,6 +105,7 @@ def main() -> None:
             *lines, text = compared(name, path, target, Path(made, f"run {name}"))
             rows, texts = [*rows, *lines], [*texts, text]
             print(*lines, text, sep="\n", flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(ABOUT + "\n".join([*rows, *texts]))
 
 

@@ -22,14 +22,14 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 1, 2)))
 
 
-def draw(found: Found, folder: Path, name: str) -> list[Path]:
-    """{name}-samples and {name}-seconds, as PNG and SVG."""
+def draw(found: Found, folder: Path) -> list[Path]:
+    """figure-samples and figure-seconds, as PNG and SVG."""
     plots = pyplot()
     written = []
     for axis in AXES:
         figure = panels(found, axis)
         for kind in ("png", "svg"):
-            path = folder / f"{name}-{axis}.{kind}"
+            path = folder / f"figure-{axis}.{kind}"
             figure.savefig(path, dpi=110, metadata={"Date": None} if kind == "svg" else None)
             written.append(path)
         plots.close(figure)

@@ -12,7 +12,7 @@ from reproduction.engine.chance import confidence_of_each, hold_at_once
 from reproduction.engine.outcomes import Outcome
 from reproduction.engine.study import Study
 
-__all__ = ["Difference", "comparisons", "difference", "verdicts"]
+__all__ = ["Difference", "comparisons", "difference", "difference_of", "falls", "verdicts"]
 
 FEWEST = 3  # pairs for a verdict
 OURS = ("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO")
@@ -66,13 +66,29 @@ def comparisons(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
     ]
 
 
+def falls(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
+    """How much less test accuracy ours loses from the smallest radius to the largest, each with a result of its own."""
+    least, most = min(study.rho), max(study.rho)
+    if study.choose_rho or least == most:
+        return []
+    at = {(o.arm.method, o.arm.rho): o.values("test", "top1") for o in outcomes if o.arm.rho in (least, most)}
+    fall = {m: [x - y for x, y in zip(at[m, least], at[m, most], strict=True)] for m, rho in at if rho == least}
+    name = f"fall from rho {least:g} to {most:g}"
+    ours = [method for method in fall if method in OURS]
+    return [difference_of((a, b, name), fall[a], fall[b]) for a in ours for b in fall if b not in OURS]
+
+
 def difference(a: Outcome, b: Outcome, score: Column) -> Difference:
     """Seeds are paired: same initial weights, and the same data order unless a method draws its own samples."""
+    name = (str(a.arm), str(b.arm), score.title)
+    return difference_of(name, a.values(score.part, score.name), b.values(score.part, score.name))
+
+
+def difference_of(name: tuple[str, str, str], ours: Sequence[float], others: Sequence[float]) -> Difference:
+    """Of the scores of the same seeds, named (ours, other, score); pairs in which one is not finite are left out."""
     from scipy.stats import t
 
-    pairs = zip(a.values(score.part, score.name), b.values(score.part, score.name), strict=False)
-    gaps = [x - y for x, y in pairs if not math.isnan(x - y)]
-    name = (str(a.arm), str(b.arm), score.title)
+    gaps = [x - y for x, y in zip(ours, others, strict=False) if math.isfinite(x) and math.isfinite(y)]
     if len(gaps) < 2:
         return Difference(*name, gaps[0] if gaps else math.nan, -math.inf, math.inf, len(gaps))
     mean, error = statistics.mean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from reproduction.catalog import LISTS
-from reproduction.engine.study import Study, chosen
+from reproduction.engine.study import Study, chosen, takes
 
-__all__ = ["EXPERIMENTS", "SCALES", "changed", "datasets", "decay_at", "study"]
+__all__ = ["BY_LR", "EXPERIMENTS", "SCALES", "changed", "datasets", "decay_at", "names_lr", "study"]
 
 Grid = tuple[tuple[str, tuple[float, ...]], ...]
 
@@ -43,11 +43,15 @@ def _network(dataset: str, **own: Any) -> Study:
 
 
 def _hidden(dataset: str, **own: Any) -> Study:
-    """Weak groups without labels: a small network on frozen features or on the rows of a table."""
-    inputs = "rows" if dataset == "adult" else "features"
+    """Weak groups without labels: a small network on frozen features or on the rows of a table.
+
+    Five steps times five values of what matters most for each method. Of a table with two classes accuracy can be had
+    by chance, so settings are chosen by the robust value.
+    """
+    inputs, choose_by = ("rows", "robust_value") if dataset == "adult" else ("features", "accuracy")
     length = {"epochs": 20, "decay_epoch": 15, "model": "mlp", "width": 128, "max_grad_norm": 1.0}  # as docs/guide.md
-    search = {"rho": TABLE4_RHO, "choose_rho": True, "trials": 25, "grid": (("beta", (0.1, 0.5)),)}
-    return _study(dataset, **{"inputs": inputs, **length, **search, **own})
+    search = {"rho": TABLE4_RHO, "choose_rho": True, "steps": STEPS, "refine": True, "grid": HIDDEN_GRID}
+    return _study(dataset, **{"inputs": inputs, **length, **search, "tune_seeds": 3, "choose_by": choose_by, **own})
 
 
 def _study(dataset: str, methods: tuple[str, ...], grid: Grid = (), **own: Any) -> Study:
@@ -55,6 +59,18 @@ def _study(dataset: str, methods: tuple[str, ...], grid: Grid = (), **own: Any) 
     known = _known(grid, methods)
     return Study(dataset=dataset, methods=methods, scale="paper", batch_size=batch_size, grid=known, **own)
 
+
+# Of effective steps and of the rest every method tries as many.
+STEPS = (0.03, 0.1, 0.3, 1.0, 3.0)
+HIDDEN_GRID: Grid = (
+    ("beta", (0.1,)),  # rho has five values
+    ("ERM.momentum", (0.0, 0.5, 0.8, 0.9, 0.95)),
+    ("balance", (0.9, 0.99, 0.999, 0.9999, 1.0)),
+    ("Focal.gamma", (0.5, 1.0, 2.0, 3.0, 5.0)),
+    ("GroupDRO.dual_lr", (0.001, 0.003, 0.01, 0.03, 0.1)),
+    ("ABSGD.lam", (0.1, 0.3, 1.0, 3.0, 10.0)),
+    ("ABSGD.gamma", (0.5,)),
+)
 
 Maker = Callable[..., Study]
 HIDDEN_METHODS = ("ERM", "ClassBalanced", "Focal", "GroupDRO", "ABSGD", "FastDRO", "SCDRO", "ASCDRO")
@@ -73,15 +89,24 @@ EXPERIMENTS: Mapping[str, tuple[Maker, tuple[str, ...], tuple[str, ...], Mapping
     "hidden": (_hidden, ("cifar100-hidden", "adult"), HIDDEN_METHODS, {}),
 }
 
-# Five values of lr, and two of what comes next.
-SMALL_GRID = (
+# Five steps, two values of what matters most, and four steps more around the best.
+SMALL_GRID: Grid = (
     ("beta", (0.1, 0.5)),
+    ("ERM.momentum", (0.5, 0.9)),
+    ("FastDRO.momentum", (0.5, 0.9)),
+    ("FastDRO-chi2.momentum", (0.5, 0.9)),
     ("lam", (1.0, 10.0)),
-    ("RECOVER.lam", (1.0, 50.0)),
-    ("RECOVER.beta", (0.1,)),
     ("gamma", (0.9,)),
     ("dual_lr", (1e-5, 1e-4)),
     ("DualSGM.dual_lr", (0.1,)),
+)
+# The same with three values, where SCDRO has three radii to choose from.
+HEAD_GRID: Grid = (
+    ("beta", (0.1,)),
+    ("ERM.momentum", (0.0, 0.5, 0.9)),
+    ("lam", (0.1, 1.0, 10.0)),
+    ("RECOVER.lam", (1.0, 50.0, 100.0)),
+    ("gamma", (0.9,)),
 )
 # A narrow ResNet8 on images of half the side, a tenth of the epochs.
 SMALL_NETWORK: Mapping[str, Any] = {
@@ -93,6 +118,8 @@ SMALL_NETWORK: Mapping[str, Any] = {
     "decay_epoch": 9,
     "tune_epochs": 4,
     "grid": SMALL_GRID,
+    "steps": STEPS,
+    "refine": True,
     "points": 10,
 }
 # A hidden layer on frozen features, where the paper trains the last block of a pretrained network.
@@ -103,7 +130,9 @@ SMALL_HEAD: Mapping[str, Any] = {
     "width": 128,
     "epochs": 10,
     "decay_epoch": 7,
-    "grid": SMALL_GRID,
+    "grid": HEAD_GRID,
+    "steps": STEPS,
+    "refine": True,
     "points": 10,
 }
 SMOKE: Mapping[str, Any] = {
@@ -111,11 +140,16 @@ SMOKE: Mapping[str, Any] = {
     "decay_epoch": 4,
     "tune_epochs": 0,
     "batch_size": 32,
+    "tune_seeds": 1,
     "trials": 2,
+    "refine": False,
     "seeds": 2,
     "points": 3,
 }
 SMOKE_NETWORK: Mapping[str, Any] = {"model": "resnet8", "part": "all", "width": 4}
+
+
+BY_LR: Mapping[str, Any] = {"steps": (), "refine": False}
 
 
 def datasets(experiment: str, scale: str) -> tuple[str, ...]:
@@ -133,13 +167,21 @@ def study(experiment: str, dataset: str, scale: str, methods: tuple[str, ...] | 
 
 
 def changed(plain: Study, own: Mapping[str, Any]) -> Study:
-    """A study with changed fields. Other epochs move the decay of lr; a grid keeps entries that are not given."""
+    """A study with changed fields. Other epochs move the decay of lr; a grid keeps entries that are not given; its
+    values of lr take the place of steps."""
     own = dict(own)
+    if names_lr(own.get("grid", ())):
+        own = {**BY_LR, **own}
     if "epochs" in own and "decay_epoch" not in own:
         own["decay_epoch"] = decay_at(plain, own["epochs"])
     if "grid" in own:
         own["grid"] = tuple({**dict(plain.grid), **dict(own["grid"])}.items())
     return replace(plain, **own)
+
+
+def names_lr(grid: Grid) -> bool:
+    """Whether it has values of lr."""
+    return any(key.rpartition(".")[2] == "lr" for key, _ in grid)
 
 
 def decay_at(plain: Study, epochs: int) -> int:
@@ -153,8 +195,6 @@ def _shortened(whole: Study, scale: str) -> Study:
     if network:
         small = SMALL_HEAD if whole.experiment == "table3" else SMALL_NETWORK
         changes |= small if scale == "small" or small is SMALL_HEAD else SMOKE_NETWORK
-        if len(whole.rho) > 1:
-            changes["tune_rho"] = 0.0 if whole.choose_rho else 0.5
     if scale == "smoke":
         changes |= SMOKE
     changes["grid"] = _known(changes.get("grid", whole.grid), whole.methods)
@@ -163,11 +203,10 @@ def _shortened(whole: Study, scale: str) -> Study:
 
 def _known(grid: Grid, methods: tuple[str, ...]) -> Grid:
     """The entries that concern these methods."""
-    from scdro.optim import REGISTRY
 
     def concerns(key: str) -> bool:
         method, _, setting = key.rpartition(".")
-        return any(m == (method or m) and setting in REGISTRY[m].grid for m in methods)
+        return any(m == (method or m) and takes(m, setting) for m in methods)
 
     return tuple((key, values) for key, values in grid if concerns(key))
 

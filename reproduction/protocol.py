@@ -8,9 +8,9 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from reproduction.catalog import EMBEDDED
-from reproduction.engine.study import Study
+from reproduction.engine.study import Arm, Study
 from reproduction.engine.wording import plural
-from reproduction.presets import EXPERIMENTS, datasets, decay_at, study
+from reproduction.presets import BY_LR, EXPERIMENTS, datasets, decay_at, names_lr, study
 
 __all__ = [
     "BEYOND",
@@ -61,6 +61,8 @@ def _own_choices(own: Study) -> dict[str, Any]:
         found["decay_epoch"] = own.decay_epoch
     if "grid" in found:
         found["grid"] = tuple(entry for entry in own.grid if entry not in alike.grid)
+        if names_lr(found["grid"]):
+            found = {name: value for name, value in found.items() if value != BY_LR.get(name, ...)}
     return ({} if own.methods == plain.methods else {"methods": own.methods}) | found
 
 
@@ -186,14 +188,23 @@ WORDS: Mapping[str, Callable[[Config], str | None]] = {
     "batch_size": _plain("batch_size"),
     "weight_decay": _plain("weight_decay"),
     "max_grad_norm": _unless(0.0, "max_grad_norm", "gradients bounded by {}"),
+    "precision": _unless("float32", "precision", "steps in {}"),
     "rho": _plain("rho"),
     "choose_rho": lambda config: "rho chosen on validation data" if config["choose_rho"] else "each rho by itself",
     "tune_rho": _unless(0.0, "tune_rho", "settings searched at rho {} alone"),
     "tune_epochs": lambda config: _counted("searches of {}", config["tune_epochs"], "epoch"),
+    "tune_seeds": lambda config: _counted(
+        "searches with {}", config["tune_seeds"] - 1 and config["tune_seeds"], "seed"
+    ),
+    "choose_by": _unless("accuracy", "choose_by", "settings chosen by the robust value"),
     "trials": lambda config: _counted("at most {} of each grid", config["trials"], "setting"),
     "grid": lambda config: (
         f"grids {_written('grid', config['grid'])} in place of the paper's" if config["grid"] else None
     ),
+    "steps": lambda config: (
+        f"effective steps {_written('steps', config['steps'])} for every method" if config["steps"] else None
+    ),
+    "refine": lambda config: "four steps more around the best" if config["refine"] else None,
     "seeds": _plain("seeds"),
 }
 
@@ -222,13 +233,20 @@ def _planned(study: Study) -> str:
     width = max(map(len, study.as_dict()))
     named = ("experiment", "dataset", "scale")
     fields = [f"  {key:{width}}  {json.dumps(value)}" for key, value in study.as_dict().items() if key not in named]
-    settings = [f"{arm}: {plural(len(study.search(arm)), 'setting')}" for arm in study.arms()]
-    searched, final = number_of_runs(study)
-    runs = f"runs: {searched:,} to search, {final:,} of seeds"
+    settings = [f"{arm}: {plural(len(_settings(study, arm)), 'setting')}" for arm in study.arms()]
+    searched, around, final = number_of_runs(study)
+    refined = f"{around:,} around the best, " if around else ""
+    runs = f"runs: {searched:,} to search, {refined}{final:,} of seeds"
     return "\n".join([study.dataset, *fields, shortened_line(study.as_dict()), *settings, runs])
 
 
-def number_of_runs(study: Study) -> tuple[int, int]:
-    """The number of runs of the search, where arms may share runs, and of the seeds of the best."""
-    tried = [study.search(arm) for arm in study.arms()]
-    return len({run.path for runs in tried if len(runs) > 1 for run in runs}), study.seeds * len(tried)
+def number_of_runs(study: Study) -> tuple[int, int, int]:
+    """The number of runs of the search, where arms may share runs, of those around the best, at most, and of the seeds
+    of the best."""
+    tried = [runs for arm in study.arms() if len(runs := study.search(arm)) > 1]
+    around = sum(len(study.finer(arm, study.search(arm)[0].settings)) for arm in study.arms() if study.searches)
+    return len({run.path for runs in tried for run in runs}), around, study.seeds * len(study.arms())
+
+
+def _settings(study: Study, arm: Arm) -> set[Any]:
+    return {tuple(run.settings.items()) for run in study.search(arm)}

@@ -12,7 +12,7 @@ from reproduction.columns import columns
 from reproduction.engine.outcomes import Outcome
 from reproduction.engine.study import Study
 from reproduction.engine.wording import plural
-from reproduction.paired import Difference, comparisons, verdicts
+from reproduction.paired import Difference, comparisons, falls, verdicts
 from reproduction.paper import CLAIMS, beside
 from reproduction.sweep import Found
 
@@ -71,7 +71,9 @@ def _search(study: Study) -> str:
     if not study.searches:
         return "One setting of each method, no search."
     length = f"for {plural(study.tune_epochs, 'epoch')}" if study.tune_epochs else "at full length"
-    return f"Settings searched {length} by the mean accuracy over classes of the validation data."
+    score = "mean accuracy over classes" if study.choose_by == "accuracy" else "robust value"
+    seeds = f", the mean of {study.tune_seeds} seeds" if study.tune_seeds > 1 else ""
+    return f"Settings searched {length} by the {score} of the validation data{seeds}."
 
 
 def _table(study: Study, outcomes: Sequence[Outcome]) -> str:
@@ -147,7 +149,7 @@ def lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _differences(study: Study, outcomes: Sequence[Outcome]) -> list[str]:
-    found = comparisons(study, outcomes)
+    found = comparisons(study, outcomes) + falls(study, outcomes)
     if not found:
         return []
     rows = [

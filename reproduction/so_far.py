@@ -48,7 +48,7 @@ class Reached:
 
 
 def so_far(folder: Path, out: Path) -> str:
-    """Write results.md, curves.csv, studies.json and a figure of the runs of one data set; returns the text."""
+    """Write table.md, curves.csv, studies.json and a figure of the runs of one data set; returns the text."""
     path = folder / "study.json"
     if not path.exists():
         raise MissingDataError(
@@ -60,11 +60,11 @@ def so_far(folder: Path, out: Path) -> str:
     began = [began_in(at) for outcome in outcomes for at in _folders(study, outcome, folder)]
     environments = [one for k, one in enumerate(began) if one and one not in began[:k]]
     text = _text(study, runs, environments)
-    write(out / "results.md", text.encode())
+    write(out / "table.md", text.encode())
     write(out / "curves.csv", csv_text(curve_rows([(study, outcomes)])).encode())
     own = {"study": study.as_dict(), "data": read_json(path)["data"], "environments": environments}
     write_json(out / protocol.STUDIES, {study.dataset: own})
-    _draw(study, runs, out / "so-far")
+    _draw(study, runs, out / "figure")
     return text
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from reproduction.engine.folder import environment
 from reproduction.engine.identity import check_identity
-from reproduction.engine.outcomes import Outcome, Result, best_settings
+from reproduction.engine.outcomes import Outcome, Result, searched
 from reproduction.engine.storage import read_json, write_json
-from reproduction.engine.study import Run, Study
+from reproduction.engine.study import Arm, Run, Study
 from reproduction.engine.training import Trained, read_run
 from reproduction.engine.wording import plural
 from reproduction.pool import Means, Show, run_all
@@ -47,9 +47,12 @@ def sweep(
     arms = study.arms()
     if study.searches:
         say(f"{study.experiment} on {study.dataset}: searching settings of {plural(len(study.methods), 'method')}")
-    tried = {arm: study.search(arm) for arm in arms}
-    made = run_all([run for runs in tried.values() if len(runs) > 1 for run in runs], data, out, means, show, say)
-    best = {arm: best_settings(runs, _results(runs, made)) for arm, runs in tried.items()}
+    made: dict[Path, Trained] = {}
+    for _ in ("the grid", "around the best of it"):
+        tried = {arm: _searched(study, arm, made)[0] for arm in arms}
+        due = [run for runs in tried.values() if len(runs) > 1 for run in runs if run.path not in made]
+        made |= run_all(due, data, out, means, show, say)
+    best = {arm: _searched(study, arm, made)[1] for arm in arms}
     finals = {arm: [] if found is None else study.finals(arm, found) for arm, found in best.items()}
     say(f"{study.experiment} on {study.dataset}: {plural(study.seeds, 'seed')} of the best")
     made |= run_all([run for runs in finals.values() for run in runs], data, out, means, show, say, keep_models=True)
@@ -67,6 +70,10 @@ def sweep(
         _tell_of_a_lost_curve(run, made[run.path], out, say)
     ordered = [made[run.path] for arm in arms for run in (*tried[arm], *finals[arm]) if run.path in made]
     return Swept(study, found, data, _each_once(one.environment for one in ordered if one.environment))
+
+
+def _searched(study: Study, arm: Arm, made: Mapping[Path, Trained]) -> tuple[list[Run], dict[str, Any] | None]:
+    return searched(study, arm, lambda run: made[run.path].result if run.path in made else None)
 
 
 def _results(runs: Iterable[Run], made: Mapping[Path, Trained]) -> list[Result | None]:
@@ -89,8 +96,7 @@ def _begin(study: Study, data: str, out: Path) -> None:
         own = {"study": Study.shared(study.as_dict()), "data": data}
         check_identity(there, own, path, "name another folder by --out")
     for arm in study.arms():
-        tried = study.search(arm)
-        best = best_settings(tried, [_there(run, data, out) for run in tried])
+        best = searched(study, arm, lambda run: _there(run, data, out))[1]
         for run in () if best is None else study.finals(arm, best):
             _there(run, data, out)
     write_json(path, {"study": study.as_dict(), "data": data, "environment": environment(Ranks())})

@@ -21,7 +21,9 @@ def code(page):
     return "\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
 
 
-NEEDS = {"integrations": ("lightning", "transformers", "accelerate", "skorch")}
+NEEDS = {
+    "integrations": ("lightning", "transformers", "accelerate", "skorch", "trl", "torchmetrics", "wandb", "mlflow")
+}
 
 
 RUNNABLE = [

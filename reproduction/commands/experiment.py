@@ -48,10 +48,15 @@ ABOUT = {
     "choose_rho": "one result instead, at the radius that is best on the validation data",
     "tune_rho": "search settings at this radius alone; 0 searches at each",
     "tune_epochs": "length of the runs that search; 0 for that of all",
+    "tune_seeds": "runs of each setting in the search, judged by their mean",
+    "choose_by": "what settings are chosen by on validation data: accuracy or robust_value",
     "trials": "settings to try of each grid; 0 for all of it",
     "grid": "values to try, such as lr=.1,.5 SCDRO.beta=.1",
+    "steps": "effective step sizes in place of lr: lr, or lr / (1 - momentum) where momentum is not damped",
+    "refine": "try four steps more around the best",
     "seeds": "runs of the best settings",
     "points": "how often a run is evaluated",
+    "precision": "float32, or bfloat16 for the forward and backward passes of a step",
     "threads": "of each run",
 }
 
@@ -119,7 +124,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         flag, about = f"--{field.name.replace('_', '-')}", ABOUT[field.name]
         if field.name == "grid":
             group.add_argument(flag, nargs="+", type=_grid_entry, metavar="KEY=V,V", help=about)
-        elif field.name in ("methods", "rho"):
+        elif field.name in ("methods", "rho", "steps"):
             group.add_argument(flag, nargs="+", type=str if field.name == "methods" else float, help=about)
         elif isinstance(field.default, bool):
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=about)
@@ -214,7 +219,7 @@ def _write(swept: Sequence[Swept], folder: Path) -> None:
     found = [(own.study, own.outcomes) for own in swept]
     text = markdown(found, [one for own in swept for one in own.environments])
     rows = {"seeds.csv": seed_rows(found), "trials.csv": trial_rows(found), "curves.csv": curve_rows(found)}
-    files = {"results.md": text, **{name: csv_text(own) for name, own in rows.items()}}
+    files = {"table.md": text, **{name: csv_text(own) for name, own in rows.items()}}
     for name, content in files.items():
         write(folder / name, content.encode())
     write_json(
@@ -223,7 +228,7 @@ def _write(swept: Sequence[Swept], folder: Path) -> None:
     )
     print(text)
     try:
-        pictures = draw(found, folder, swept[0].study.experiment)
+        pictures = draw(found, folder)
     except MissingDataError as error:
         say(str(error))
         pictures = []

@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
         "the scores of its last evaluation beside the paper's, and its curve. Nothing is trained.",
         examples="""
             python -m reproduction so-far runs/table4-paper/cifar10-st --results results/table4-full
-                results.md, curves.csv, studies.json, so-far.png and so-far.svg
+                table.md, curves.csv, studies.json, figure.png and figure.svg
         """,
     )
     parser.add_argument("run_dir", type=Path, help="folder of an experiment on one data set, which has a study.json")

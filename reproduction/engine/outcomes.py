@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 from reproduction.engine.storage import read_json, read_lines
 from reproduction.engine.study import Arm, Run, Study
 
-__all__ = ["Outcome", "Result", "best_settings", "read_outcomes"]
+__all__ = ["Outcome", "Result", "best_settings", "read_outcomes", "read_result", "searched"]
 
 Result = dict[str, Any]
+Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,30 +41,52 @@ class Outcome:
 
 
 def best_settings(runs: Sequence[Run], results: Sequence[Result | None]) -> dict[str, Any] | None:
-    """Settings of the highest mean accuracy over the validation data's classes; of equals the lowest robust loss. One
-    setting alone needs no result."""
+    """The best settings on validation data, by what the study says, over all seeds of the search; of equals the better
+    by the other score. Settings with a seed that failed or diverged are out. One setting alone needs no result."""
     if len(runs) == 1:
         return dict(runs[0].settings)
-    done = [(run, r["validation"]) for run, r in zip(runs, results, strict=True) if r and r["status"] == "done"]
+    tried: dict[tuple[tuple[str, Any], ...], list[Result | None]] = {}
+    for run, result in zip(runs, results, strict=True):
+        tried.setdefault(tuple(run.settings.items()), []).append(result)
+    scores = {own: _score(found, runs[0].study.choose_by) for own, found in tried.items()}
+    done = {own: score for own, score in scores.items() if score is not None}
     if not done:
         return None
-    run, _ = max(done, key=lambda pair: (pair[1]["balanced"], -pair[1]["robust_loss"]))
-    return dict(run.settings)
+    best = max(done, key=lambda own: done[own])
+    return dict(best)
+
+
+def _score(results: Sequence[Result | None], choose_by: str) -> tuple[float, ...] | None:
+    found = [r["validation"] for r in results if r and r["status"] == "done"]
+    if len(found) < len(results):
+        return None
+    accuracy, value = (statistics.fmean(v[name] for v in found) for name in ("balanced", "robust_loss"))
+    return (accuracy, -value) if choose_by == "accuracy" else (-value, accuracy)
+
+
+def searched(study: Study, arm: Arm, results: Callable[[Run], Result | None]) -> tuple[list[Run], Settings | None]:
+    """The runs of an arm's search, with those around the best of the grid, as far as results tell which these are; and
+    the best settings of all."""
+    tried = study.search(arm)
+    best = best_settings(tried, [results(run) for run in tried])
+    around = [] if best is None or len(tried) == 1 else study.finer(arm, best)
+    return tried + around, best_settings(tried + around, [results(run) for run in tried + around])
 
 
 def read_outcomes(study: Study, out: Path, seeds: Iterable[int] | None = None) -> list[Outcome]:
     """What a folder holds, also of a sweep that is not done; of these seeds, or of the study's own."""
     found = []
     for arm in study.arms():
-        tried = study.search(arm)
-        trials = [_result(out / run.path) for run in tried]
-        settings = best_settings(tried, trials)
+        tried, settings = searched(study, arm, lambda run: read_result(out / run.path))
+        trials = [read_result(out / run.path) for run in tried]
         folders = [] if settings is None else [out / run.path for run in study.finals(arm, settings, seeds)]
         curves = [read_lines(folder / "metrics.jsonl") for folder in folders]
-        found.append(Outcome(arm, settings, [t for t in trials if t is not None], list(map(_result, folders)), curves))
+        results = [read_result(folder) for folder in folders]
+        found.append(Outcome(arm, settings, [t for t in trials if t is not None], results, curves))
     return found
 
 
-def _result(folder: Path) -> Result | None:
+def read_result(folder: Path) -> Result | None:
+    """Of the run in a folder; None where it has not ended."""
     path = folder / "result.json"
     return read_json(path) if path.exists() else None

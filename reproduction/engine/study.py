@@ -12,13 +12,22 @@ from typing import Any, ClassVar, TypeVar
 from scdro.errors import HyperparameterError
 from scdro.optim import REGISTRY
 
-__all__ = ["Arm", "Run", "Study", "chosen"]
+__all__ = ["UNDAMPED", "Arm", "Run", "Study", "chosen", "takes"]
 
 Choice = TypeVar("Choice")
 
 INPUTS = ("features", "images", "rows")
+PRECISIONS = ("float32", "bfloat16")
 MODELS = ("linear", "mlp", "resnet8", "resnet20", "resnet32", "resnet50")
-TUNING_SEED = 0
+TUNING_SEEDS = (0, 1001, 1002, 1003, 1004)  # never among those of reported runs
+CHOOSE_BY = ("accuracy", "robust_value")
+# Their momentum is not damped: a constant gradient moves them by lr / (1 - momentum) a step, all others by lr.
+UNDAMPED = (
+    *("ERM", "ClassBalanced", "Focal", "GroupDRO", "DualSGM", "ABSGD", "TERM", "FastDRO", "FastDRO-MLMC"),
+    *("FastDRO-CVaR", "FastDRO-chi2", "FastDRO-chi2-penalty"),
+)
+USUAL_MOMENTUM = 0.9
+FINER = tuple(10 ** (k / 6) for k in (-2, -1, 1, 2))  # times the best step: between its neighbours at 10^(+-1/2)
 
 
 def chosen(choices: Mapping[str, Choice], name: str, what: str) -> Choice:
@@ -26,6 +35,15 @@ def chosen(choices: Mapping[str, Choice], name: str, what: str) -> Choice:
     if name not in choices:
         raise HyperparameterError(f"expected {what} of {', '.join(choices)}, got {name!r}")
     return choices[name]
+
+
+def takes(method: str, setting: str) -> bool:
+    """Whether a setting of a method can be searched: those of its grid, and momentum where it is not damped."""
+    return setting in REGISTRY[method].grid or (setting == "momentum" and method in UNDAMPED)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
 
 
 @dataclass(frozen=True)
@@ -45,16 +63,26 @@ class Study:
         choose_rho: one result instead, at the radius that is best on the validation set.
         tune_rho: settings are searched at this radius alone, and used at all; 0 searches at each.
         tune_epochs: length of the runs that search; 0 for that of all.
+        tune_seeds: runs of each setting in the search, which is judged by their mean.
+        choose_by: the mean "accuracy" over the classes of the validation data, or their "robust_value".
         trials: settings to try for each method, drawn from its grid; 0 for the whole grid.
         grid: values in place of the grid's own, for a setting of all methods ("lr") or of one ("SCDRO.beta").
+        steps: effective step sizes, the same for all methods, in place of the grid's lr: lr, or lr / (1 - momentum) for
+            methods that do not damp their momentum.
+        refine: search four steps more around the best.
         seeds: runs of the best settings.
         points: how often a run is evaluated.
+        precision: of the forward and backward passes of a step; "bfloat16" by autocast, with weights, losses, optimizer
+            and evaluation in float32.
         threads: of each run; part of the configuration because sums depend on it.
 
     `WHICH_RUNS` are the fields that decide which runs there are, and not how one goes: a sweep can be extended by them.
     """
 
-    WHICH_RUNS: ClassVar[tuple[str, ...]] = ("methods", "rho", "choose_rho", "tune_rho", "trials", "grid", "seeds")
+    WHICH_RUNS: ClassVar[tuple[str, ...]] = (
+        *("methods", "rho", "choose_rho", "tune_rho", "tune_seeds", "choose_by", "trials", "grid", "steps", "refine"),
+        "seeds",
+    )
 
     experiment: str
     dataset: str
@@ -74,10 +102,15 @@ class Study:
     choose_rho: bool = False
     tune_rho: float = 0.0
     tune_epochs: int = 0
+    tune_seeds: int = 1
+    choose_by: str = "accuracy"
     trials: int = 0
     grid: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    steps: tuple[float, ...] = ()
+    refine: bool = False
     seeds: int = 5
     points: int = 12
+    precision: str = "float32"
     threads: int = 1
 
     def __post_init__(self) -> None:
@@ -85,9 +118,18 @@ class Study:
             chosen(REGISTRY, method, "a method")
         chosen(dict.fromkeys(INPUTS), self.inputs, "inputs")
         chosen(dict.fromkeys(MODELS), self.model, "a model")
+        chosen(dict.fromkeys(PRECISIONS), self.precision, "a precision")
+        chosen(dict.fromkeys(CHOOSE_BY), self.choose_by, "what to choose settings by")
         for name in ("width", "pool", "epochs", "batch_size", "seeds", "points", "threads"):
             if not getattr(self, name) >= 1:
                 raise HyperparameterError(f"expected {name} >= 1, got {getattr(self, name)}")
+        if not 1 <= self.tune_seeds <= len(TUNING_SEEDS) or self.seeds >= TUNING_SEEDS[1]:
+            raise HyperparameterError(
+                f"expected tune_seeds of 1 to {len(TUNING_SEEDS)}, and at most {TUNING_SEEDS[1] - 1} seeds, got "
+                f"{self.tune_seeds} and {self.seeds}"
+            )
+        if not all(0.0 < step < math.inf for step in self.steps):
+            raise HyperparameterError(f"expected steps > 0, got {', '.join(map(str, self.steps))}")
         for name, usual in (("trials", "the whole grid"), ("tune_epochs", "the length of all runs")):
             if getattr(self, name) < 0:
                 raise HyperparameterError(f"expected {name} >= 1, or 0 for {usual}, got {getattr(self, name)}")
@@ -100,7 +142,7 @@ class Study:
                 raise HyperparameterError(f"expected a radius rho >= 0, got {radius}")
         for key, values in self.grid:
             method, _, setting = key.rpartition(".")
-            known = [m for m in self.methods if m == (method or m) and setting in REGISTRY[m].grid]
+            known = [m for m in self.methods if m == (method or m) and takes(m, setting)]
             if not known or not values:
                 raise HyperparameterError(f"expected a grid of values for a setting of a method, got {key}={values}")
             if not all(map(math.isfinite, values)):
@@ -129,13 +171,31 @@ class Study:
         ]
 
     def search(self, arm: Arm) -> list[Run]:
-        """The runs that decide the settings of an arm."""
+        """The runs that decide the settings of an arm, those around the best left out."""
         method = REGISTRY[arm.method]
         values = dict(self._own_grid(arm.method))
+        if self.steps:
+            values["lr"] = self.steps
         if "rho" in method.needs:
             values["rho"] = self.rho if arm.rho is None else (self.tune_rho or arm.rho,)
         tried = method.trials(self.trials or None, values=values)
-        return [Run(self, arm.method, settings, TUNING_SEED) for settings in tried]
+        return self._tuning(arm, [self._with_lr(arm.method, own) for own in tried] if self.steps else tried)
+
+    def finer(self, arm: Arm, best: Mapping[str, Any]) -> list[Run]:
+        """The runs with steps around the best setting of the search; none unless the study refines."""
+        if not self.refine:
+            return []
+        return self._tuning(arm, [{**best, "lr": _short(best["lr"] * factor)} for factor in FINER])
+
+    def _tuning(self, arm: Arm, tried: Sequence[Mapping[str, Any]]) -> list[Run]:
+        seeds = TUNING_SEEDS[: self.tune_seeds if len(tried) > 1 else 1]
+        return [Run(self, arm.method, settings, seed) for settings in tried for seed in seeds]
+
+    @staticmethod
+    def _with_lr(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """lr in place of the effective step."""
+        damped = 1.0 - settings.get("momentum", USUAL_MOMENTUM) if method in UNDAMPED else 1.0
+        return {**settings, "lr": _short(settings["lr"] * damped)}
 
     @property
     def searches(self) -> bool:
@@ -148,7 +208,7 @@ class Study:
         return [Run(self, arm.method, at, seed) for seed in seeds or range(1, self.seeds + 1)]
 
     def _own_grid(self, method: str) -> Mapping[str, Sequence[Any]]:
-        general = {key: values for key, values in self.grid if key in REGISTRY[method].grid}
+        general = {key: values for key, values in self.grid if takes(method, key)}
         return general | {key.split(".")[1]: v for key, v in self.grid if key.split(".")[0] == method and "." in key}
 
 
@@ -175,7 +235,7 @@ class Run:
     @property
     def searches(self) -> bool:
         """Whether it serves the search: then it never sees the test data."""
-        return self.seed == TUNING_SEED
+        return self.seed in TUNING_SEEDS
 
     @property
     def rho(self) -> float:

@@ -170,8 +170,13 @@ class _Training:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.run.settings["lr"] * falls
         bound = self.study.max_grad_norm or None
-        self.optimizer.step(lambda: self.per_sample(self.in_training(x), y), index, max_grad_norm=bound)
+        self.optimizer.step(lambda: self._losses(x, y), index, max_grad_norm=bound)
         self.batch, self.step_number = self.batch + 1, self.step_number + 1
+
+    def _losses(self, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.study.precision == "bfloat16"):
+            scores = self.in_training(x)
+        return self.per_sample(scores.float(), y)
 
     def _count(self, samples: int, due: bool) -> bool:
         """Count the samples of all processes; whether the first one finds that something is due."""

@@ -60,7 +60,7 @@ def run(
     progress: Progress = lambda done, total, text: None,
     notice: Notice = silent,
 ) -> report.Table1:
-    """Run what is missing in the folder `out`, and write table1.md, table1.csv, cost.csv, table1.png and table1.svg.
+    """Run what is missing in the folder `out`, and write table.md, table.csv, cost.csv, figure.png and figure.svg.
     One process at a time does so in a folder."""
     size = chosen(SCALES, scale, "a scale")
     if workers < 1:

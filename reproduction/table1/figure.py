@@ -37,7 +37,7 @@ TITLES = {
 
 
 def draw(out: Path, series: Sequence[Points], timings: Sequence[Record]) -> None:
-    """table1.png and table1.svg."""
+    """figure.png and figure.svg."""
     try:
         import matplotlib
     except ImportError as error:
@@ -63,7 +63,7 @@ def draw(out: Path, series: Sequence[Points], timings: Sequence[Record]) -> None
         for kind in ("png", "svg"):
             buffer = io.BytesIO()
             fig.savefig(buffer, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
-            write(out / f"table1.{kind}", buffer.getvalue())
+            write(out / f"figure.{kind}", buffer.getvalue())
         pyplot.close(fig)
 
 

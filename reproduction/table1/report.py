@@ -36,14 +36,14 @@ class Table1(NamedTuple):
 
 
 def write(out: Path, scale: str, records: Sequence[Record], timings: Sequence[Record]) -> Table1:
-    """table1.md, table1.csv, cost.csv, table1.png and table1.svg."""
+    """table.md, table.csv, cost.csv, figure.png and figure.svg."""
     found = lines(records, timings)
     series = [points(row, records) for row in ROWS]
     parts = "\n\n".join((_claims(found), _means(series), _costs(timings)))
     text = f"# Table 1, measured ({scale})\n\n{NOTES}\n{parts}\n"
     files = {
-        "table1.md": text,
-        "table1.csv": _csv([f.name for f in fields(Line)], map(astuple, found)),
+        "table.md": text,
+        "table.csv": _csv([f.name for f in fields(Line)], map(astuple, found)),
         "cost.csv": _csv(["method", "n", "ms"], ((t["method"], t["n"], 1e3 * t["seconds"]) for t in timings)),
     }
     for name, content in files.items():

@@ -24,14 +24,14 @@ def test_reproduce_falls_back_to_digits_and_says_so(experiment, tmp_path, capsys
     assert "embedded digits" in written.err
     assert "smoke scale: that it runs, nothing more" in written.err
     folder = tmp_path / "runs" / f"{experiment}-smoke"
-    for name in ("results.md", "seeds.csv", "curves.csv", f"{experiment}-samples.png"):
+    for name in ("table.md", "seeds.csv", "curves.csv", "figure-samples.png"):
         assert (folder / name).stat().st_size > 0
     with (folder / "curves.csv").open() as file:
         curves = list(csv.DictReader(file))
     for score in drawn(study(experiment, curves[0]["dataset"], "smoke")):  # no empty panels
         assert all(row[f"{score.part} {score.name}"] for row in curves)
     assert (folder / "trials.csv").read_text() == ""  # one setting each
-    head = (folder / "results.md").read_text()
+    head = (folder / "table.md").read_text()
     assert all(method in head for method in EXPERIMENTS[experiment][2])
 
 

@@ -1,9 +1,14 @@
 """The experiments are the paper's."""
 
-import pytest
+from dataclasses import replace
 
-from reproduction.engine.study import Arm
-from reproduction.presets import EXPERIMENTS, SCALES, datasets, study
+import pytest
+import torch
+
+from reproduction.engine.study import UNDAMPED, Arm
+from reproduction.presets import EXPERIMENTS, SCALES, changed, datasets, study
+from reproduction.protocol import command
+from scdro.optim import REGISTRY
 
 
 @pytest.mark.parametrize(
@@ -58,13 +63,61 @@ def test_smoke_trains_what_small_does():
 
 def test_a_preset_with_fewer_methods_has_the_grids_of_these():
     assert {key for key, _ in study("figure2", "cifar10-st", "small").grid} == {
-        *("beta", "lam", "dual_lr", "DualSGM.dual_lr")
+        *("beta", "lam", "dual_lr", "DualSGM.dual_lr", "FastDRO.momentum")
     }
     assert {key for key, _ in study("figure2", "cifar10-st", "small", ("SCDRO",)).grid} == {"beta"}
 
 
-def test_settings_of_one_radius_serve_all_where_the_study_says_so():
+@pytest.mark.parametrize("experiment", ["figure2", "table3", "table4", "hidden"])
+def test_every_method_tries_as_many_settings_at_the_same_effective_steps(experiment):
+    for dataset in datasets(experiment, "small"):
+        own = study(experiment, dataset, "small")
+        searches = {arm: [run.settings for run in own.search(arm)] for arm in own.arms()}
+        assert len({len(tried) for tried in searches.values()}) == 1
+        for arm, tried in searches.items():
+            each = [_effective(arm.method, settings) for settings in tried]
+            rounded = sorted(round(step, 6) for step in each)
+            assert rounded == pytest.approx(sorted(own.steps * (len(each) // len(own.steps))), rel=1e-5)
+            assert len(own.finer(arm, tried[0])) == 4 * own.tune_seeds
+
+
+def _effective(method, settings):
+    """By what the optimizer itself says of its momentum."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    facts = {"rho": 0.5, "n": 8, "groups": torch.zeros(8, dtype=torch.long), "module": torch.nn.Linear(1, 1)}
+    facts |= {"all_losses": lambda: torch.zeros(8), "milestones": [1]}
+    plain = {key: value for key, value in settings.items() if key != "rho"}
+    group = REGISTRY[method].build([parameter], facts, **plain).param_groups[0]
+    return settings["lr"] / (1 - group.get("momentum", 0.0))
+
+
+def test_the_methods_whose_momentum_is_not_damped():
+    found = [
+        name
+        for name, method in REGISTRY.items()
+        if _effective(name, {key: values[0] for key, values in method.grid.items()}) != method.grid["lr"][0]
+    ]
+    assert sorted(found) == sorted(UNDAMPED)
+
+
+def test_a_grid_of_lr_takes_the_place_of_the_steps():
+    plain = study("figure2", "cifar10-st", "small", ("SCDRO",))
+    own = changed(plain, {"grid": (("lr", (0.1,)), ("beta", (0.1,)))})
+    assert [run.settings for run in own.search(own.arms()[0])] == [{"lr": 0.1, "beta": 0.1, "rho": 0.5}]
+    assert not own.refine
+    assert "--steps" not in command([own])
+    assert "--no-refine" not in command([own])
+    assert changed(plain, {"grid": (("beta", (0.1,)),)}).steps == plain.steps
+
+
+def test_table4_is_searched_at_each_radius():
     table = study("table4", "cifar10-st", "small")
+    for arm in table.arms():
+        assert {run.settings["rho"] for run in table.search(arm)} == {arm.rho}
+
+
+def test_settings_of_one_radius_serve_all_where_the_study_says_so():
+    table = replace(study("table4", "cifar10-st", "small"), tune_rho=0.5)
     arms = table.arms()
     assert len(arms) == 15
     assert {run.path for arm in arms for run in table.search(arm)} == {
@@ -73,3 +126,12 @@ def test_settings_of_one_radius_serve_all_where_the_study_says_so():
     final = table.finals(Arm("SCDRO", 0.01), {"lr": 0.1, "beta": 0.1, "rho": 0.5})
     assert {run.settings["rho"] for run in final} == {0.01}
     assert [run.seed for run in final] == [1, 2, 3, 4, 5]
+
+
+def test_hidden_is_chosen_by_several_seeds_and_where_accuracy_is_luck_by_the_robust_value():
+    images, table = (study("hidden", name, "small") for name in ("cifar100-hidden", "adult"))
+    assert (images.choose_by, table.choose_by) == ("accuracy", "robust_value")
+    for own in (images, table):
+        seeds = {run.seed for arm in own.arms() for run in own.search(arm)}
+        assert len(seeds) == 3
+        assert seeds.isdisjoint(run.seed for run in own.finals(own.arms()[0], {"lr": 0.1}))

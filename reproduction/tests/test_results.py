@@ -71,7 +71,7 @@ def test_results_say_what_made_them(tmp_path, capsys):
     runs, results = tmp_path / "private" / "runs", tmp_path / "results"
     line = f"figure1 {QUICK} --methods SPD FastDRO --data {tmp_path}/secret"
     assert main([*line.split(), "--out", str(runs), "--results", str(results)]) == 0
-    text = (results / "results.md").read_text()
+    text = (results / "table.md").read_text()
     command = next(row for row in text.splitlines() if "python -m reproduction" in row).split()
     own = "--dataset digits-st --methods SPD FastDRO --epochs 1 --trials 1 --seeds 1 --points 1"
     assert " ".join(command) == f"python -m reproduction figure1 --scale smoke {own}"
@@ -93,7 +93,7 @@ def test_versions_are_those_of_the_runs_and_not_of_the_last_command(tmp_path, ca
     old = json.loads(config.read_text())
     config.write_text(json.dumps({**old, "environment": {**old["environment"], "torch": "1.0"}}))
     assert main(line.split()) == 0
-    assert f"torch 1.0 and {old['environment']['torch']}, python" in (tmp_path / "figure1-smoke/results.md").read_text()
+    assert f"torch 1.0 and {old['environment']['torch']}, python" in (tmp_path / "figure1-smoke/table.md").read_text()
     assert main(["report", str(tmp_path / "figure1-smoke")]) == 0  # studies.json is no sweep
 
 
@@ -122,8 +122,9 @@ def test_one_is_one():
         (
             study("figure2", "cifar10-st", "small"),
             "resnet8 of width 8 instead of resnet20 of width 16; images smaller by 2; epochs 12 instead of 120; "
-            "searches of 4 epochs; grids beta=0.1,0.5, lam=1,10, dual_lr=1e-05,0.0001, DualSGM.dual_lr=0.1 in place of "
-            "the paper's.",
+            "searches of 4 epochs; grids beta=0.1,0.5, FastDRO.momentum=0.5,0.9, lam=1,10, dual_lr=1e-05,0.0001, "
+            "DualSGM.dual_lr=0.1 in place of the paper's; effective steps 0.03, 0.1, 0.3, 1, 3 for every method; four "
+            "steps more around the best.",
         ),
         (
             study("table2", "cifar10-st", "small"),

@@ -59,7 +59,7 @@ def test_the_tables_are_of_the_last_evaluations(unfinished, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     own, folder, done = unfinished
     assert main(["so-far", str(folder), "--results", str(tmp_path)]) == 0
-    text = (tmp_path / "results.md").read_text()
+    text = (tmp_path / "table.md").read_text()
     assert capsys.readouterr().out == text
     rows = {cells[1]: cells for line in text.splitlines() if len(cells := [c.strip() for c in line.split("|")]) > 8}
     scdro = read_outcomes(own, folder)[0].curves[0][-1]["test"]["top1"]
@@ -70,7 +70,7 @@ def test_the_tables_are_of_the_last_evaluations(unfinished, tmp_path, capsys):
     by_method = {row["method"]: row for row in csv.DictReader((tmp_path / "curves.csv").open())}
     assert float(by_method["ERM"]["epoch"]) == 8.0
     assert json.loads((tmp_path / "studies.json").read_text())["digits-st"]["study"] == own.as_dict()
-    assert (tmp_path / "so-far.png").stat().st_size > 1000
+    assert (tmp_path / "figure.png").stat().st_size > 1000
 
 
 def test_the_papers_numbers_stand_beside(unfinished, tmp_path, monkeypatch, capsys):

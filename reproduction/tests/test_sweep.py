@@ -124,7 +124,7 @@ def test_figures_of_a_sweep_in_which_all_failed(tmp_path, monkeypatch):
     study = tiny(tmp_path, methods=("ERM",), trials=2)
     found = sweep(study, tmp_path, Means(Sources())).outcomes
     assert [trial["status"] for trial in found[0].trials] == ["failed", "failed"]
-    assert all(path.stat().st_size > 0 for path in draw([(study, found)], tmp_path, "figure1"))
+    assert all(path.stat().st_size > 0 for path in draw([(study, found)], tmp_path))
 
 
 def test_a_method_that_needs_groups_is_refused_without_them(tmp_path, capsys):
@@ -150,7 +150,7 @@ def test_a_damaged_file_is_named(name, tmp_path):
 
 # -- the kill test ----------------------------------------------------------------------------------------------------
 
-FILES = ("results.md", "trials.csv")
+FILES = ("table.md", "trials.csv")
 
 
 def _command(out, *more):

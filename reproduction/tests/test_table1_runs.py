@@ -157,8 +157,8 @@ def kill_after(calls):
 
 def deterministic(folder):
     """All that is written but times."""
-    csv = (folder / "table1.csv").read_text().splitlines()
-    text = (folder / "table1.md").read_text().split("CPU milliseconds")[0].splitlines()
+    csv = (folder / "table.csv").read_text().splitlines()
+    text = (folder / "table.md").read_text().split("CPU milliseconds")[0].splitlines()
     return [line.rsplit(",", 2)[0] for line in csv], [line.rsplit("|", 2)[0] for line in text]
 
 
@@ -177,7 +177,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_table(tmp_path):
     records = [json.loads(line) for line in (parts / "runs.jsonl").read_text().splitlines()[1:]]
     size = table1.SCALES["smoke"]
     assert len(records) == len(ROWS) * len(size.horizons) * size.seeds
-    assert all((whole / f"table1.{kind}").stat().st_size > 10_000 for kind in ("png", "svg"))
+    assert all((whole / f"figure.{kind}").stat().st_size > 10_000 for kind in ("png", "svg"))
 
 
 @pytest.fixture
@@ -190,12 +190,12 @@ def tiny(monkeypatch):
 def test_records_that_are_there_twice_count_once(tmp_path, tiny):
     """As two processes at once left them before there was a lock, each with its own line of settings."""
     table1.run(tmp_path, "tiny")
-    table = (tmp_path / "table1.md").read_text()
+    table = (tmp_path / "table.md").read_text()
     for name in ("runs.jsonl", "cost.jsonl"):
         path = tmp_path / name
         path.write_text("".join(2 * line for line in path.read_text().splitlines(keepends=True)))
     table1.run(tmp_path, "tiny")
-    assert (tmp_path / "table1.md").read_text() == table
+    assert (tmp_path / "table.md").read_text() == table
 
 
 def test_a_second_process_waits(tmp_path, tiny):

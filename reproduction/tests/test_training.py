@@ -199,3 +199,19 @@ def test_a_method_that_needs_groups_is_refused_without_them(tmp_path):
 def test_a_wrong_study_says_so(wrong, says):
     with pytest.raises(HyperparameterError, match=says):
         Study("figure1", "made", "smoke", **{"methods": ("SCDRO",), **wrong})
+
+
+def test_steps_in_bfloat16_keep_weights_and_losses_in_float32_and_end_nearby(tmp_path):
+    """The same run in both: passes of half the digits, and nothing else of it."""
+    ends = {}
+    for precision in ("float32", "bfloat16"):
+        run = a_run("SCDRO", precision=precision, model="mlp")
+        result, _, _ = train(run, task(), tmp_path / precision, keep_model=True)
+        weights = torch.load(tmp_path / precision / "model.pt")["state_dict"]
+        assert {w.dtype for w in weights.values()} == {torch.float32}
+        ends[precision] = result["train"]["robust_loss"], torch.cat([w.flatten() for w in weights.values()])
+    first, second = ends["float32"], ends["bfloat16"]
+    assert first[0] == pytest.approx(second[0], rel=0.05)
+    assert 0 < float((first[1] - second[1]).norm()) < 0.05 * float(first[1].norm())
+    with pytest.raises(HyperparameterError, match="float16"):
+        small("SCDRO", precision="float16")

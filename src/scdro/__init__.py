@@ -6,6 +6,7 @@ reweightings of the data within KL distance rho. Here are the names most program
 """
 
 import importlib
+import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from scdro.tables import load
 
 __version__ = "0.1.0"
+
+logging.getLogger("scdro").addHandler(logging.NullHandler())  # silent unless the program asks for it
 
 __all__ = [
     "ASCDRO",

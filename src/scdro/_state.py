@@ -10,6 +10,7 @@ A batch is processed in three steps. The first two do not change the state:
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -68,6 +69,7 @@ __all__ = [
 
 
 _UNBOUNDED: Scalar = math.inf
+_LOG = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
@@ -234,6 +236,8 @@ class MethodState(nn.Module):
 
     def count_skipped(self, bad: Tensor | bool) -> None:
         self.skipped += bad
+        if bad is True:
+            _LOG.info("skipped a batch with NaN or infinite losses, number %d", int(self.skipped))
 
     def store(self, new: list[tuple[Tensor, Tensor]], batch: Batch, only_if: Tensor | None = None) -> None:
         """Write new values into buffers, unless `only_if` or the batch's `finite` flag is false."""

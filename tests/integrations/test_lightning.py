@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 import scdro  # noqa: E402
 from equality import assert_identical  # noqa: E402
 from scdro.integrations.lightning import RobustMonitor  # noqa: E402
+from scdro.integrations.loggers import JSONLinesLogger, read_json_lines  # noqa: E402
 
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
 BOTH = pytest.mark.parametrize("kind", [RobustClassifier, ASCDROClassifier])
@@ -268,3 +269,17 @@ def test_a_model_that_has_given_up_is_told_once(tmp_path, monkeypatch, on_host):
             model = made(kind)
             fitted(model, tmp_path / kind.__name__, -1, callbacks=[RobustMonitor(every=50)], max_steps=750)
         assert sum(issubclass(w.category, scdro.ScdroWarning) for w in caught) == times
+
+
+def test_loggers_get_numbers_histogram_and_hardest_samples(tmp_path):
+    path = tmp_path / "log.jsonl"
+    monitor = RobustMonitor(every=10, loggers=[JSONLinesLogger(path)])
+    fitted(made(RobustClassifier), tmp_path, 1, callbacks=[monitor])
+    records = read_json_lines(path)
+    steps = [record["step"] for record in records if "scalars" in record]
+    assert steps == [10, 20]
+    assert set(records[0]["scalars"]) == {"robust/lam", "robust/kl", "robust/ess"}
+    tables = [record["rows"] for record in records if record.get("table") == "robust/hardest"]
+    assert len(tables) == 2
+    assert [row["loss"] for row in tables[0]] == sorted((row["loss"] for row in tables[0]), reverse=True)
+    assert all(record["counts"] for record in records if "histogram" in record)

@@ -1,5 +1,6 @@
 """Hugging Face's Trainer on tiny models from configurations: parts equal the whole, resumed equals uninterrupted."""
 
+import copy
 import json
 import math
 import warnings
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -25,6 +27,8 @@ from transformers import (  # noqa: E402
 from equality import assert_identical  # noqa: E402
 from scdro import KLRobustLoss, ScdroWarning, worst_case  # noqa: E402
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError  # noqa: E402
+from scdro.functional import focal_loss  # noqa: E402
+from scdro.integrations.loggers import JSONLinesLogger, read_json_lines  # noqa: E402
 from scdro.integrations.transformers import (  # noqa: E402
     RobustTrainerLoss,
     language_model_losses,
@@ -278,8 +282,11 @@ def test_a_step_that_was_skipped_leaves_no_share_behind():
 
 def test_several_processes_must_not_average_tokens():
     arguments = SimpleNamespace(world_size=2, average_tokens_across_devices=True)
+    model, robust = torch.nn.Linear(4, 3), robust_for("sequences")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    robust.on_train_begin(arguments, SimpleNamespace(global_step=0), None, optimizer=optimizer)
     with pytest.raises(HyperparameterError, match="average_tokens_across_devices=False"):
-        robust_for("sequences").on_train_begin(arguments, SimpleNamespace(global_step=0), None)
+        robust({"logits": model(torch.zeros(2, 4))}, torch.zeros(2).long())
 
 
 @pytest.mark.parametrize(("constant", "times"), [(True, 1), (False, 0)])
@@ -295,3 +302,78 @@ def test_predictions_that_are_all_the_same_are_told_once(tmp_path, constant, tim
     told = [str(w.message) for w in caught if issubclass(w.category, ScdroWarning)]
     assert len(told) == times
     assert all("the same one for every sequence" in message for message in told)
+
+
+# -- weights, classes, focal loss -------------------------------------------------------------------------------------
+
+CLASS_WEIGHT = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
+
+
+def with_class_weights(outputs, labels):
+    return sequence_losses(outputs, labels), CLASS_WEIGHT[labels]
+
+
+def with_sample_weights(outputs, labels):
+    """Labels in rows: the class, and the sample's weight."""
+    return sequence_losses(outputs, labels[:, 0].long()), labels[:, 1]
+
+
+def with_focal_loss(outputs, labels):
+    return focal_loss(outputs["logits"], labels, gamma=2.0)
+
+
+RECIPES = {
+    "class weights": (with_class_weights, lambda z, y: F.cross_entropy(z, y, CLASS_WEIGHT)),
+    "sample weights": (
+        with_sample_weights,
+        lambda z, y: (F.cross_entropy(z, y[:, 0].long(), reduction="none") * y[:, 1]).sum() / y[:, 1].sum(),
+    ),
+    "focal": (
+        with_focal_loss,
+        lambda z, y: ((1 - (p := z.softmax(1).gather(1, y[:, None])[:, 0])) ** 2 * -p.log()).mean(),
+    ),
+}
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_without_radius_are_the_usual_losses(recipe, parts, tmp_path):
+    """Against a loop of one's own over the same batches, also where gradients are accumulated."""
+    losses, usual = RECIPES[recipe]
+    torch.manual_seed(0)
+    model, labels = sequences(16)
+    if recipe == "sample weights":
+        labels = torch.stack([labels.double(), torch.rand(16, generator=generator(), dtype=torch.float64)], 1)
+    data, twin = Rows(labels), copy.deepcopy(model).double()
+    robust = RobustTrainerLoss(KLRobustLoss(rho=0.0), losses)
+    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no", "max_grad_norm": 0.0}
+    sizes = {"per_device_train_batch_size": 16 // parts, "gradient_accumulation_steps": parts, "max_steps": 1}
+    arguments = TrainingArguments(str(tmp_path), optim="sgd", learning_rate=0.1, **quiet, **sizes)
+    Trainer(model.double(), arguments, train_dataset=data, compute_loss_func=robust, callbacks=[robust]).train()
+    usual(twin(input_ids=data.tokens).logits, labels).backward()
+    torch.optim.SGD(twin.parameters(), lr=0.1).step()
+    for key, value in twin.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[key], value, rtol=1e-9, atol=1e-11, msg=key)
+
+
+def test_a_radius_instead_of_a_loss_is_an_error():
+    with pytest.raises(HyperparameterError, match="KLRobustLoss"):
+        RobustTrainerLoss(0.5)
+
+
+def test_the_best_case_is_minus_the_worst_of_minus(tmp_path):
+    losses = torch.tensor([0.1, 0.4, 2.0], dtype=torch.float64)
+    with torch.no_grad():
+        value = RobustTrainerLoss(KLRobustLoss(rho=0.3), best_case=True).objective(losses)
+    assert float(value) == pytest.approx(-float(worst_case(-losses, 0.3).value), rel=1e-9)
+    assert value < losses.mean()
+
+
+def test_loggers_get_the_numbers(tmp_path):
+    robust = RobustTrainerLoss(KLRobustLoss(rho=0.5), loggers=[JSONLinesLogger(tmp_path / "log.jsonl")])
+    run = trainer("sequences", tmp_path, robust=robust, max_steps=2, per_device_train_batch_size=8)
+    run.train()
+    records = read_json_lines(tmp_path / "log.jsonl")
+    assert [record["step"] for record in records if "scalars" in record] == [1, 2]
+    assert records[-2]["scalars"]["robust_lam"] == pytest.approx(float(robust.robust.lam))
+    assert sum(records[-1]["counts"]) == 16

@@ -1,4 +1,4 @@
-"""One of several processes under torchrun, or all in one: Lightning, Trainer and Accelerate on shared batches.
+"""One of several processes under torchrun, or all in one: Lightning, Trainer, TRL and Accelerate on shared batches.
 
 Run by `test_two_processes.py`. Everything is in float64 and without BatchNorm, so that two processes can equal one.
 """
@@ -14,19 +14,25 @@ import lightning_digits
 import torch
 import torch.nn.functional as F
 import transformers_trainer
+import trl_preferences
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
+from lightning.pytorch import LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
-from transformers import BertForTokenClassification, Trainer, TrainingArguments
+from transformers import BertForTokenClassification, GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from trl import DPOConfig
 
 import scdro
 from scdro.data import Indexed
 from scdro.distributed import RankBatches
+from scdro.integrations.torchmetrics import GroupTable, RobustValue, WorstGroupAccuracy
 from scdro.integrations.transformers import RobustTrainerLoss, sequence_losses, token_losses
+from scdro.integrations.trl import RobustDPOTrainer
 
 BATCH, STEPS = 24, 8
+IN_FLOAT32 = ("TRL", "TRL, parts", "torchmetrics")  # TRL's fused head computes log-probabilities so
 PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -67,6 +73,42 @@ def with_lightning(kind, out):
     trainer.fit(model, LazyLoader(data, batches))
     lam = model.robust.lam if hasattr(model, "robust") else trainer.optimizers[0].lam
     return {**model.network.state_dict(), "lam": lam}
+
+
+class Measured(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+        self.worst, self.value, self.table = WorstGroupAccuracy(5), RobustValue(0.5), GroupTable(5)
+
+    def validation_step(self, batch, _):
+        x, y, _ = batch
+        scores = self.network(x)
+        self.worst.update(scores, y, y % 5)
+        self.table.update(scores, y, y % 5)
+        self.value.update(F.cross_entropy(scores, y, reduction="none").float())
+        self.log("worst", self.worst)
+        self.log("value", self.value)
+
+    def on_validation_epoch_end(self):
+        self.log_dict(self.table.compute(), sync_dist=False)
+
+
+def with_metrics():
+    """torchmetrics in Lightning: `self.log` alone, the parts joined."""
+    data = Indexed(TensorDataset(*digits()))
+    batches = BatchSampler(SequentialSampler(data), BATCH, drop_last=False)
+    trainer = LightningTrainer(
+        accelerator="cpu",
+        strategy="ddp" if PROCESSES > 1 else "auto",
+        devices=PROCESSES,
+        use_distributed_sampler=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    (found,) = trainer.validate(Measured(), LazyLoader(data, batches), verbose=False)
+    return {key: torch.tensor(value) for key, value in found.items()}
 
 
 class LazyLoader:
@@ -130,6 +172,48 @@ def with_trainer(out, model, data, losses, parts=1):
     return {**run.model.state_dict(), "lam": robust.robust.lam}
 
 
+def with_trl(out, parts=1):
+    """Preference pairs; the reference model is in both processes."""
+    words = trl_preferences.tokenizer()
+    config = GPT2Config(
+        vocab_size=len(words), n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1
+    )
+    models = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        models.append(GPT2LMHeadModel(config).double())
+    run = InOrderPairs(
+        models[0],
+        ref_model=models[1],
+        args=DPOConfig(
+            str(out),
+            max_steps=STEPS // parts,
+            beta=1.0,
+            gradient_accumulation_steps=parts,
+            per_device_train_batch_size=BATCH // parts // PROCESSES,
+            learning_rate=0.3,
+            optim="sgd",
+            bf16=False,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            save_strategy="no",
+            gradient_checkpointing=False,
+            ddp_find_unused_parameters=False,
+        ),
+        train_dataset=trl_preferences.pairs(BATCH * STEPS),
+        processing_class=words,
+        robust=scdro.KLRobustLoss(0.5, temperature=temperature()),
+    )
+    run.train()
+    return {**run.model.state_dict(), "lam": run.robust_loss.robust.lam}
+
+
+class InOrderPairs(RobustDPOTrainer):
+    def _get_train_sampler(self, *_):
+        return SequentialSampler(self.train_dataset)
+
+
 def with_accelerate(out):
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True))
     model = network()
@@ -151,7 +235,10 @@ def main(out):
     found = {
         "Trainer": with_sequences(out),
         "Trainer, masks": with_masks(out),
+        "TRL": with_trl(out),
+        "TRL, parts": with_trl(out, parts=2),
         "Accelerate": with_accelerate(out),
+        "torchmetrics": with_metrics(),
         "Lightning": with_lightning(lightning_digits.RobustClassifier, out),
         "Lightning, ASCDRO": with_lightning(lightning_digits.ASCDROClassifier, out),
     }

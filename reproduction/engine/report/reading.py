@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reproduction.engine.outcomes import Outcome, read_outcomes
+from reproduction.engine.outcomes import Outcome, read_outcomes, read_result, searched
 from reproduction.engine.storage import read_json, read_lines
 from reproduction.engine.study import Arm, Study
 from scdro.errors import DataError, MissingDataError
@@ -146,12 +146,12 @@ def _sweep(path: Path, name: str) -> Sweep:
     saved, study = read_json(path / "study.json"), read_study(path)
     own = saved.get("seed")  # of `scdro train`, which has one
     found = read_outcomes(study, path, None if own is None else [own])
-    trials = [study.search(arm) for arm in study.arms()]
+    trials = [searched(study, arm, lambda run: read_result(path / run.path))[0] for arm in study.arms()]
     runs = {run.path for tried in trials if len(tried) > 1 for run in tried}
-    searched = sum((path / run / "result.json").exists() for run in runs)
+    made = sum((path / run / "result.json").exists() for run in runs)
     told: dict[str, Any] = {field: tuple(saved.get(key, ())) for field, key in TOLD.items()}
     made_with = saved.get("environment", {})
-    return Sweep(name, study.as_dict(), made_with, found, searched, len(runs), folder=path, **told)
+    return Sweep(name, study.as_dict(), made_with, found, made, len(runs), folder=path, **told)
 
 
 def _study(saved: Any, path: Path) -> Study:

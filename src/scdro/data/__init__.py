@@ -9,6 +9,7 @@ from scdro.data.loading import Batches, MemoryBatches, WorkerBatches
 from scdro.data.memory import Rows
 from scdro.data.split import hold_out
 from scdro.data.transforms import EvalTransform
+from scdro.data.weighted import Weighted, WeightedSampler
 
 __all__ = [
     "Batches",
@@ -19,6 +20,8 @@ __all__ = [
     "Indexed",
     "MemoryBatches",
     "Rows",
+    "Weighted",
+    "WeightedSampler",
     "WorkerBatches",
     "crop_flip",
     "hold_out",

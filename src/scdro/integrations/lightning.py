@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from scdro._scalar import host_reads
 from scdro._validation import check_whole
 from scdro.errors import CheckpointError, HyperparameterError, LossError
+from scdro.integrations.loggers import Logger, recent_losses
 from scdro.loss import KLRobustLoss
 from scdro.optim._base import RobustOptimizer
 
@@ -38,6 +39,8 @@ class RobustMonitor(Callback):
         hardest: number of hardest samples since the last record to log.
         every: steps between records; None uses the Trainer's `log_every_n_steps`.
         name: prefix of the logged names; several monitors need different names.
+        loggers: further loggers, which also get a histogram of the recent losses and the hardest samples as a table;
+            see `scdro.integrations.loggers`.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -46,12 +49,18 @@ class RobustMonitor(Callback):
     """
 
     def __init__(
-        self, robust: Robust | None = None, *, hardest: int = 3, every: int | None = None, name: str = "robust"
+        self,
+        robust: Robust | None = None,
+        *,
+        hardest: int = 3,
+        every: int | None = None,
+        name: str = "robust",
+        loggers: Sequence[Logger] = (),
     ) -> None:
         check_whole("hardest", hardest, 0, meaning="the number of samples to log")
         if every is not None:
             check_whole("every", every, meaning="the steps between records")
-        self.robust, self.count, self.every, self.name = robust, hardest, every, name
+        self.robust, self.count, self.every, self.name, self.loggers = robust, hardest, every, name, tuple(loggers)
         self.hardest: list[tuple[float, int]] = []  # (loss, position), hardest first
         self._watched: Robust | None = robust
         self._recorded = 0
@@ -69,9 +78,26 @@ class RobustMonitor(Callback):
         if every and step // every > self._recorded // every:
             self._recorded = step
             self._look_for_plateau(step)
+            record = self._record()
             for logger in trainer.loggers:
-                logger.log_metrics(self._record(), step=step)
+                logger.log_metrics(record, step=step)
+            if trainer.is_global_zero:
+                self._log_more(step)
             self.hardest = []
+
+    def _log_more(self, step: int) -> None:
+        assert self._watched is not None
+        numbers = {f"{self.name}/{key}": float(getattr(self._watched, key)) for key in ("lam", "kl", "ess")}
+        rows = [{"index": index, "loss": loss} for loss, index in self.hardest]
+        for logger in self.loggers:
+            logger.scalars(numbers, step)
+            logger.histogram(f"{self.name}/losses", recent_losses(self._watched), step)
+            if rows:
+                logger.table(f"{self.name}/hardest", rows, step)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for logger in self.loggers:
+            logger.flush()
 
     def _note(self, outputs: Any) -> None:
         """Record the hardest samples of a batch, if `training_step` returns them."""

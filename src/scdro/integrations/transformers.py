@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,13 +17,16 @@ from transformers.trainer_callback import ExportableState
 
 from scdro._plateau import Resting
 from scdro._scalar import Scalar, host_reads
+from scdro._validation import check_is
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError
+from scdro.integrations.loggers import Logger, recent_losses
 from scdro.loss import KLRobustLoss
 
 __all__ = ["RobustTrainerLoss", "language_model_losses", "sequence_losses", "token_losses"]
 
 Losses = Tensor | tuple[Tensor, Tensor | None]
 _VERSION = 1
+_LOG = logging.getLogger(__name__)
 
 
 def sequence_losses(outputs: Any, labels: Tensor) -> Losses:
@@ -92,39 +96,68 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
     Args:
         robust: the loss.
         losses: a function of the model's outputs and the labels that returns per-sample losses, or a pair of losses and
-            a mask that is False for ignored samples: `sequence_losses`, `token_losses`, `language_model_losses`, or
-            your own.
+            sample weights, or a mask that is False for ignored samples: `sequence_losses`, `token_losses`,
+            `language_model_losses`, or your own. With rho = 0 it is a plain loss with these weights.
+        best_case: the smallest weighted loss in the KL ball instead of the largest: hard samples count less. For wrong
+            labels, as in Dr.DPO.
+        loggers: where the first process writes lam, KL, the effective sample size and a histogram of the recent losses,
+            each time the Trainer logs; see `scdro.integrations.loggers`.
 
     Example:
         >>> robust = RobustTrainerLoss(KLRobustLoss(rho=0.5), token_losses)
     """
 
-    def __init__(self, robust: KLRobustLoss, losses: Callable[[Any, Tensor], Losses] = sequence_losses) -> None:
-        self.robust, self.losses = robust, losses
-        self._attached, self._used = False, False
+    def __init__(
+        self,
+        robust: KLRobustLoss,
+        losses: Callable[[Any, Tensor], Losses] = sequence_losses,
+        *,
+        best_case: bool = False,
+        loggers: Sequence[Logger] = (),
+    ) -> None:
+        check_is(robust, KLRobustLoss, "KLRobustLoss(rho=...)")
+        self.robust, self.losses, self.best_case, self.loggers = robust, losses, best_case, tuple(loggers)
+        self._attached, self._used, self._averages = False, False, False
         self._value = torch.zeros(())  # the objective of the current batch's parts so far
         self._spread: Tensor | None = None  # of class probabilities in the last batch, for sequence outputs
         self._resting = Resting()
 
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        if self._averages and torch.is_grad_enabled():
+            raise HyperparameterError(
+                "expected TrainingArguments(average_tokens_across_devices=False) with several processes, got True; the "
+                "Trainer would multiply a mean over samples by the number of processes"
+            )
         found = self.losses(outputs, labels)
-        losses, mask = found if isinstance(found, tuple) else (found, None)
+        losses, weights = found if isinstance(found, tuple) else (found, None)
+        if torch.is_grad_enabled():
+            self._spread = _spread(outputs)
+        return self.objective(losses, weights)
+
+    def objective(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The robust objective of per-sample losses; in training, its gradient is this part's share of the batch's.
+
+        `weights` are sample weights, or a mask.
+        """
         if not (self.robust.training and torch.is_grad_enabled()):
-            value: Tensor = self.robust(losses, mask=mask)
-            return value
+            return self._value_of(losses, weights)
         if not self._attached:
             raise ClosureError(
                 "expected this object as a callback of the Trainer too, got it only as compute_loss_func; "
                 "pass callbacks=[robust] as well"
             )
-        self._used, self._spread = True, _spread(outputs)
-        value = self.robust(losses, mask=mask)
+        self._used = True
+        value = self._value_of(losses, weights)
         if value.grad_fn is None:  # a bad batch that was skipped
             return value
         part: Tensor = value * self._share()
         # The Trainer logs the sum over the parts, which should be the objective of the whole batch.
         before, self._value = self._value, value.detach()
         return part + (self._value - before - part).detach()
+
+    def _value_of(self, losses: Tensor, weights: Tensor | None) -> Tensor:
+        value: Tensor = -self.robust(-losses, weights) if self.best_case else self.robust(losses, weights)
+        return value
 
     def _share(self) -> Scalar:
         """This part's share of the batch so far. Rescales the gradients of the earlier parts to their shares."""
@@ -139,13 +172,10 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
     # -- what the Trainer calls ---------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        if args.world_size > 1 and args.average_tokens_across_devices:
-            raise HyperparameterError(
-                "expected TrainingArguments(average_tokens_across_devices=False) with several processes, got True; the "
-                "Trainer would multiply a mean over samples by the number of processes"
-            )
+        self._averages = args.world_size > 1 and args.average_tokens_across_devices
         if state.global_step:
             self._resume(state.stateful_callbacks.get(type(self).__name__))
+            _LOG.info("resumed the loss at step %d: %s", state.global_step, self.numbers())
         self.robust.attach(known["optimizer"])
         self._attached, self._used = True, False
 
@@ -164,10 +194,24 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
             same = "the same one for every sequence of a batch" if float(self._spread) < 1e-3 else None
             self._resting.look(same, state.global_step)
             self._spread = None
-        numbers = {"lam": self.robust.lam, "kl": self.robust.kl, "ess": self.robust.ess}
-        for record in (logs, state.log_history[-1] if state.log_history else None):
-            if record is not None and "loss" in record:
-                record.update({f"robust_{key}": float(value) for key, value in numbers.items()})
+        if logs is None or "loss" not in logs:
+            return
+        numbers = self.numbers()
+        for record in (logs, state.log_history[-1] if state.log_history else {}):
+            record.update(numbers)
+        if state.is_world_process_zero:
+            for logger in self.loggers:
+                logger.scalars({"loss": float(logs["loss"]), **numbers}, state.global_step)
+                sign = -1.0 if self.best_case else 1.0
+                logger.histogram("robust_losses", sign * recent_losses(self.robust), state.global_step)
+
+    def numbers(self) -> dict[str, float]:
+        """What the logs get: `robust_lam`, `robust_kl`, `robust_ess`."""
+        return {f"robust_{key}": float(getattr(self.robust, key)) for key in ("lam", "kl", "ess")}
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        for logger in self.loggers:
+            logger.flush()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
