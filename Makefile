@@ -7,10 +7,10 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Two workers with one thread each: more only wait for each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-cpus test-lowest test-slow test-gpu test-integrations coverage lint types unit completions reproduction-smoke benchmarks docs wheel release clean
+.PHONY: demo test test-cpus test-lowest test-slow test-gpu test-integrations coverage lint types unit completions notebooks reproduction-smoke benchmarks docs wheel release clean
 
-demo: $(VENV)/.demo  ## Train with and without scdro on data with hidden groups; prints a table, draws a picture
-	OMP_NUM_THREADS=2 $(BIN)/python examples/hidden_digits.py
+demo: $(VENV)/.demo  ## Find a group that a model fails, say who it is, fix it; prints a table, draws a picture
+	$(BIN)/python examples/hidden_digits.py
 
 test: lint types unit  ## Lint, type-check and test
 
@@ -52,6 +52,9 @@ test-gpu: $(VENV)/.dev  ## The tests that need a GPU; without one they are skipp
 
 completions: $(VENV)/.dev  ## Write the completion scripts that the wheel ships
 	for shell in bash zsh fish; do $(BIN)/python -m shtab --shell=$$shell -u scdro.cli.parser --prog scdro > completions/scdro.$$shell; done
+
+notebooks: $(VENV)/.integrations  ## Run the notebooks of the docs
+	$(BIN)/python docs/tools/run_notebooks.py
 
 reproduction-smoke: $(VENV)/.dev  ## Run one of the paper's experiments at the smallest scale
 	$(BIN)/python -m reproduction figure1 --scale smoke
@@ -102,7 +105,7 @@ $(VENV)-lowest/.test: constraints-lowest.txt pyproject.toml
 	touch $@
 
 $(VENV)/.integrations: $(VENV)/.dev
-	$(PIP) -e . --group integrations
+	$(PIP) -e . --group integrations --group notebooks
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.torch pyproject.toml

@@ -58,9 +58,25 @@ def test_claims_have_the_tests_they_name(page):
 @pytest.mark.timeout(900)
 def test_demo(tmp_path, monkeypatch, capsys):
     picture = tmp_path / "demo.png"
-    monkeypatch.setattr(sys, "argv", ["hidden_digits.py", "--quick", "--out", str(picture)])
+    monkeypatch.setattr(sys, "argv", ["hidden_digits.py", "--seeds", "1", "--out", str(picture)])
     monkeypatch.setenv("MPLBACKEND", "agg")
     runpy.run_path(str(ROOT / "examples" / "hidden_digits.py"), run_name="__main__")
+    assert picture.stat().st_size > 10_000
+    shown = capsys.readouterr().out
+    rows = {name: line.split() for name in ("plain", "worst case", "second look", "digits known")
+            for line in shown.splitlines() if line.startswith(name + "  ")}  # fmt: skip
+    worst = {name: float(row[len(name.split()) + 2]) for name, row in rows.items()}
+    assert worst["plain"] < worst["second look"]
+    assert len(worst) == 4
+    assert re.search(r"^digit = [2389]: ", shown, re.M)
+
+
+@pytest.mark.timeout(900)
+def test_network_example(tmp_path, monkeypatch, capsys):
+    picture = tmp_path / "network.png"
+    monkeypatch.setattr(sys, "argv", ["hidden_digits_network.py", "--quick", "--out", str(picture)])
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    runpy.run_path(str(ROOT / "examples" / "hidden_digits_network.py"), run_name="__main__")
     assert picture.stat().st_size > 10_000
     table = capsys.readouterr().out
     assert all(name in table for name in ("ERM", "class-balanced", "SCDRO", "hidden", "worst"))

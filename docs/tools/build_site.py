@@ -38,6 +38,7 @@ CHAPTERS: dict[str, list[str]] = {
     "Fix it": ["choosing", "guide", "train", "boosting", "linear", "long_tailed", "wrong_labels", "tabular"],
     "Tune it": ["watching", "tuning", "errors"],
     "In your stack": ["integrations", "distributed", "contrastive", "data", "commands", "report", "examples"],
+    "Notebooks": [f"notebooks/{name}" for name in ("table", "images", "text", "lightning", "hugging_face")],
     "Understand it": ["mathematics", "baselines"],
     "The paper": ["reproduction"],
     "API": ["api/index"],
@@ -186,6 +187,7 @@ def assemble() -> None:
             target.write_text(of_source(path))
         else:
             shutil.copyfile(ROOT / path, target)
+    shutil.copytree(ROOT / "docs" / "notebooks", SOURCES / "notebooks", dirs_exist_ok=True)
     for image in (ROOT / "docs" / "img").iterdir():
         (SOURCES / "img").mkdir(exist_ok=True)
         shutil.copyfile(image, SOURCES / "img" / image.name)
@@ -200,7 +202,7 @@ def assemble() -> None:
         name = re.sub(r"\W+", "_", chapter.lower()).strip("_") if len(names) > 1 else names[0]
         chapters.append(name)
         if len(names) > 1:
-            pages = "\n".join(f"/{page}" for page in names if (SOURCES / f"{page}.md").exists())
+            pages = "\n".join(f"/{page}" for page in names if list(SOURCES.glob(f"{page}.*")))
             (SOURCES / f"{name}.md").write_text(f"# {chapter}\n\n```{{toctree}}\n:maxdepth: 2\n\n{pages}\n```\n")
     with (SOURCES / "index.md").open("a") as index:
         index.write("\n```{toctree}\n:hidden:\n\n" + "\n".join(f"/{name}" for name in chapters) + "\n```\n")

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from reproduction.grids import GRIDS, trials
 from scdro.errors import HyperparameterError
 from scdro.optim import REGISTRY
 
@@ -39,7 +40,7 @@ def chosen(choices: Mapping[str, Choice], name: str, what: str) -> Choice:
 
 def takes(method: str, setting: str) -> bool:
     """Whether a setting of a method can be searched: those of its grid, and momentum where it is not damped."""
-    return setting in REGISTRY[method].grid or (setting == "momentum" and method in UNDAMPED)
+    return setting in GRIDS[method] or (setting == "momentum" and method in UNDAMPED)
 
 
 def _short(value: float) -> float:
@@ -178,7 +179,7 @@ class Study:
             values["lr"] = self.steps
         if "rho" in method.needs:
             values["rho"] = self.rho if arm.rho is None else (self.tune_rho or arm.rho,)
-        tried = method.trials(self.trials or None, values=values)
+        tried = trials(arm.method, self.trials or None, values=values)
         return self._tuning(arm, [self._with_lr(arm.method, own) for own in tried] if self.steps else tried)
 
     def finer(self, arm: Arm, best: Mapping[str, Any]) -> list[Run]:

@@ -10,6 +10,7 @@ import pytest
 
 from reproduction.__main__ import main
 from reproduction.engine.study import Run, Study
+from reproduction.grids import GRIDS, trials
 from reproduction.presets import study
 from scdro.optim import REGISTRY
 
@@ -129,7 +130,7 @@ def test_folders_that_are_there_keep_their_names():
     """Six digits of each setting, for all values of every grid, and for a radius that stands for a share."""
     for name, method in REGISTRY.items():
         own = Study("made", "digits-st", "smoke", (name,), rho=(0.5,))
-        for settings in method.trials(None, values={"rho": (0.01, 0.5)} if "rho" in method.needs else {}):
+        for settings in trials(name, values={"rho": (0.01, 0.5)} if "rho" in method.needs else {}):
             short = "_".join(f"{key}-{value:g}" for key, value in sorted(settings.items()))
             assert str(Run(own, name, settings, 1).path) == f"{name}/{short}/seed-1"
     rho = -math.log(0.61)
@@ -159,7 +160,7 @@ def test_the_bound_on_gradients_binds(tmp_path):
     moved = {}
     for bound in (0.0, 1e-6):
         own = Study("made", "digits-st", "smoke", ("ERM",), epochs=1, decay_epoch=1, points=1, max_grad_norm=bound)
-        settings = {key: values[0] for key, values in REGISTRY["ERM"].grid.items()}
+        settings = {key: values[0] for key, values in GRIDS["ERM"].items()}
         run = Run(own, "ERM", settings, 1)
         assert train(run, task, tmp_path / str(bound), keep_model=True).result["status"] == "done"
         weights = torch.load(tmp_path / str(bound) / "model.pt", weights_only=True)["state_dict"]

@@ -13,6 +13,7 @@ from reproduction.engine.assess import predicted
 from reproduction.engine.study import Run, Study
 from reproduction.engine.task import Task, make_model
 from reproduction.engine.training import train
+from reproduction.grids import GRIDS
 from scdro.data import Rows
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.optim import REGISTRY
@@ -43,7 +44,7 @@ def small(method, **own):
 
 
 def a_run(method, seed=1, **own):
-    grid = {key: values[len(values) // 2] for key, values in REGISTRY[method].grid.items()}
+    grid = {key: values[len(values) // 2] for key, values in GRIDS[method].items()}
     if method == "FastDRO-MLMC":
         grid |= {"smallest": 4, "largest": 16}
     return Run(small(method, **own), method, {**grid, "rho": 0.5} if "rho" in REGISTRY[method].needs else grid, seed)

@@ -13,6 +13,7 @@ from reproduction.__main__ import main
 from reproduction.engine.study import Run, Study
 from reproduction.engine.task import Task
 from reproduction.engine.training import train
+from reproduction.grids import GRIDS
 from scdro.data import ImageData, Rows
 from scdro.distributed import finish, initialize
 from scdro.optim import REGISTRY
@@ -53,7 +54,7 @@ def images():
 
 
 def run_of(method, study=STUDY, lr=0.05):
-    settings = {key: values[0] for key, values in REGISTRY[method].grid.items()}
+    settings = {key: values[0] for key, values in GRIDS[method].items()}
     return Run(study, method, settings | {"lr": lr} | ({"rho": 0.5} if "rho" in REGISTRY[method].needs else {}), 1)
 
 

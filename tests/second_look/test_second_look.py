@@ -4,13 +4,14 @@ import warnings
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 import sklearn
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, make_regression
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import RandomForestClassifier, VotingClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
-from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
+from sklearn.model_selection import GridSearchCV, GroupKFold, ShuffleSplit, TimeSeriesSplit, cross_val_score
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -208,12 +209,44 @@ def test_groups_go_to_the_splitter():
     assert np.array_equal(seen[0], np.arange(600) // 3)
 
 
+@pytest.mark.parametrize("cv", [ShuffleSplit(8, test_size=0.4, random_state=0), TimeSeriesSplit(3)])
+def test_splitters_that_make_no_partition(cv):
+    """Samples are tested several times, or never: those keep the weight that is usual in their class."""
+    X, y, _ = hidden_group(300)
+    look = SecondLook(LogisticRegression(), cv=cv, random_state=0, refuse=False).fit(X, y)
+    never = np.isnan(look.reference_proba_)
+    tested = np.unique(np.concatenate([unseen for _, unseen in cv.split(X)]))
+    assert set(np.flatnonzero(~never)) == set(tested)
+    for k in (0, 1):
+        assert look.weights_[y == k].sum() == pytest.approx(150)
+        if never.any():
+            assert look.weights_[never & (y == k)] == pytest.approx(look.weights_[y == k].mean())
+    if not never.any():  # the mean over the splits that tested a sample
+        expected = np.zeros(300)
+        for seen, unseen in cv.split(X):
+            balance = len(seen) / 2 / np.bincount(y[seen])[y[seen]]
+            proba = LogisticRegression().fit(X[seen], y[seen], sample_weight=balance).predict_proba(X[unseen])
+            expected[unseen] += proba[np.arange(len(unseen)), y[unseen]]
+        times = np.bincount(np.concatenate([unseen for _, unseen in cv.split(X)]), minlength=300)
+        assert look.reference_proba_ == pytest.approx(expected / times, abs=1e-4)
+
+
+def test_who_it_is(looked):
+    _, _, few = hidden_group()
+    found = looked.find_slices(pl.DataFrame({"shortcut": np.where(few, "other", "usual")}))
+    assert found[0].conditions[0] == "shortcut = other"
+    assert found[0].after > found[0].before + 0.1
+    assert isinstance(found.to_frame(), pl.DataFrame)
+
+
 def test_other_estimators():
     X, y, few = hidden_group()
     forest = SecondLook(
         RandomForestClassifier(20, max_depth=3, random_state=0), repeats=1, random_state=0, refuse=False
     )
     assert forest.fit(X, y).verdict_.chosen == {}
+    voting = VotingClassifier([("a", LogisticRegression()), ("b", LogisticRegression(C=0.1))], voting="soft")
+    assert SecondLook(voting, cv=2, repeats=1, random_state=0, refuse=False).fit(X, y).score(X, y) > 0.8
     svm = SecondLook(LinearSVC(), reference=LogisticRegression(), repeats=1, random_state=0, refuse=False).fit(X, y)
     assert not hasattr(svm, "predict_proba")
     assert svm.score(X[few], y[few]) > 0.5
@@ -245,6 +278,11 @@ def test_regressors():
     assert look.weights_[few].mean() > 3 * look.weights_[~few].mean()
     error, before = (np.abs(m.predict(X) - y)[few].mean() for m in (look, look.plain_))
     assert error < 0.7 * before
+    assert 1 <= look.verdict_.smallest_group < few.sum()
+    slices = look.find_slices({"kind": np.where(few, "few", "many")})
+    assert slices[0].conditions[0] == "kind = few"
+    assert slices[0].after < slices[0].before
+    assert "mean error" in str(slices)
     X, y = make_regression(100, 5, noise=1.0, random_state=0)
     with pytest.warns(ScdroWarning, match="plain model"):
         assert not SecondLook(LinearRegression(), random_state=0).fit(X, y).verdict_.helps
@@ -264,6 +302,9 @@ def test_regressors():
         (SecondLook(LogisticRegression(), cv=1), HyperparameterError, "cv"),
         (SecondLook(LogisticRegression(), repeats=0), HyperparameterError, "repeats"),
         (SecondLook(LogisticRegression(), budget=-0.1), HyperparameterError, "budget"),
+        (SecondLook(LogisticRegression(), budget="little"), HyperparameterError, "budget"),
+        (SecondLook(LogisticRegression(), reference=Ridge()), HyperparameterError, "reference"),
+        (SecondLook(Ridge(), reference=LogisticRegression()), HyperparameterError, "reference"),
     ],
 )
 def test_bad_settings(look, error, match):

@@ -1,15 +1,23 @@
 """find_slices: against brute force, on groups that are there, and on columns that mean nothing."""
 
 import itertools
+import math
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
-from scipy.stats import mannwhitneyu
+from scipy.stats import irwinhall, mannwhitneyu
+from sklearn.datasets import load_digits
+from sklearn.kernel_approximation import Nystroem
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_predict
+from sklearn.pipeline import make_pipeline
 
 from scdro.errors import DataError, HyperparameterError
-from scdro.second_look import find_slices
-from scdro.second_look._slices import SIMPLER, _conditions, _ranks, _search, _z
+from scdro.second_look import Slice, Slices, find_slices, second_look_weights
+from scdro.second_look._columns import conditions_of
+from scdro.second_look._slices import EXACT, SIMPLER, _in_classes, _joined, _p_value, _search, _z
 
 
 def planted(n=2000, seed=0):
@@ -35,24 +43,60 @@ def planted(n=2000, seed=0):
 
 def test_the_planted_group_is_named_first():
     weights, frame, y, p, hard = planted()
-    found = find_slices(weights, frame, y=y, proba=p)
-    assert set(found[0].conditions) == {"place = water", "label = 0"}
-    assert found[0].lift > 3
-    assert found[0].size == pytest.approx(hard.sum() / 2, rel=0.3)
-    assert found[0].before == pytest.approx((p > 0.5)[hard].mean(), abs=0.1)
-    assert found[0].p_value < 0.01
-    assert "place = water and label = 0" in str(found)
-    assert found.to_frame().shape[0] == len(found)
-    assert "place" in found._repr_html_()
+    found = find_slices(weights, frame, y=y, proba=p, after=np.ones(2000, bool))
+    first = found[0]
+    assert set(first.conditions) == {"place = water", "label = 0"}
+    assert first.size == hard.sum()
+    assert first.share == pytest.approx(hard.mean())
+    usual = weights[y == 0].mean()
+    assert first.lift == pytest.approx(weights[hard].mean() / usual, rel=0.1)
+    assert first.added == pytest.approx((weights[hard] - usual).sum() / weights.sum(), rel=0.1)
+    assert first.before == pytest.approx((p > 0.5)[hard].mean(), abs=0.05)
+    assert first.after == 1
+    assert first.p_value < 0.01
+
+
+def test_sentences_frames_and_html():
+    weights, frame, y, p, _ = planted()
+    found = find_slices(weights, frame.assign(place=frame.place.replace("water", "<b>water")), y=y, proba=p)
+    sentences = str(found).splitlines()
+    assert len(sentences) == len(found)
+    assert sentences[0].startswith("place = <b>water and label = 0: ")
+    assert "accuracy" in sentences[0]
+    assert found.to_frame()["conditions"][0] == "place = <b>water and label = 0"
+    assert isinstance(find_slices(weights, pl.from_pandas(frame), y=y).to_frame(), pl.DataFrame)
+    assert isinstance(found.to_frame("polars"), pl.DataFrame)
+    assert "&lt;b&gt;water" in found._repr_html_()
+    assert "<b>" not in found._repr_html_()
+    assert "chance" in str(Slices())
+    assert "chance" in Slices()._repr_html_()
+    worse = Slice(("age > 60",), 10, 0.1, 3.0, 0.2, 1e-4, 2.25, 1.5, loss=True)
+    assert "mean error 2.25 before, 1.5 after" in str(worse)
+
+
+def test_any_frame_gives_the_same():
+    weights, frame, y, _, _ = planted(600)
+    frame = frame.drop(columns="empty")
+    expected = tuple(find_slices(weights, frame, y=y))
+    assert expected
+    for other in (
+        pl.from_pandas(frame),
+        frame.to_dict("list"),
+        {name: frame[name].to_numpy() for name in frame},
+        {name: frame[name] for name in frame},
+    ):
+        assert tuple(find_slices(weights, other, y=y)) == expected
+    pyarrow = pytest.importorskip("pyarrow")
+    assert tuple(find_slices(weights, pyarrow.Table.from_pandas(frame), y=y)) == expected
 
 
 def test_the_search_is_brute_force():
-    """All pairs, one at a time, by masks."""
+    """All conjunctions of up to three conditions, one at a time, by masks."""
     weights, frame, y, _, _ = planted(300, seed=3)
     w = weights * 300 / weights.sum()
-    columns = {"place": frame["place"].to_numpy(), "colour": frame["colour"].to_numpy(), "label": y}
-    conditions = [c for name, values in columns.items() for c in _conditions(name, np.asarray(values), 4)]
-    ranks, half = _ranks(w, y), np.arange(300) % 2 == 0
+    columns = {"place": frame["place"].to_numpy(object), "colour": frame["colour"].to_numpy(object), "label": y * 1.0}
+    conditions = [c for name, values in columns.items() for c in conditions_of(name, values, 4)]
+    (ranks, usual), half = _in_classes(w, y), np.arange(300) % 2 == 0
     n = half.sum()
 
     def score(numbers):
@@ -60,39 +104,92 @@ def test_the_search_is_brute_force():
         size = rows.sum()
         if size < 4:
             return 0.0
-        value = (w[rows].sum() / w[half].mean() - size) / n / np.sqrt(size / n)
+        value = (w - usual)[rows].sum() / n / np.sqrt(size / n)
         return value if value > 0 and (ranks[rows].mean() - 0.5) / np.sqrt((1 / size - 1 / n) / 12) > 2 else 0.0
 
-    singles = {(i,): score((i,)) for i in range(len(conditions))}
-    pairs = {
-        (i, j): score((i, j))
-        for i, j in itertools.combinations(range(len(conditions)), 2)
-        if score((i, j)) > SIMPLER * max(singles[(i,)], singles[(j,)])
-    }
-    expected = sorted(
-        (k for k, v in (singles | pairs).items() if v > 0), key=lambda k: (-(singles | pairs)[k], len(k), k)
-    )
-    assert _search(conditions, w, ranks, half, 2, 4) == expected[:5]
-    assert expected
+    found = {}
+    for depth in (1, 2, 3):
+        for numbers in itertools.combinations(range(len(conditions)), depth):
+            parts = [part for size in range(1, depth) for part in itertools.combinations(numbers, size)]
+            if score(numbers) > SIMPLER * max([found.get(part, 0.0) for part in parts], default=0.0):
+                found[numbers] = score(numbers)
+        expected = sorted(found, key=lambda k: (-found[k], len(k), k))
+        assert _search(conditions, w - usual, ranks, half, depth, 4) == expected[:5]
+    assert len(expected[0]) == 2
 
 
-def test_the_statistic_is_mann_and_whitneys():
+def test_three_conditions():
+    rng = np.random.default_rng(0)
+    frame = {name: rng.choice(["yes", "no"], 3000) for name in ("a", "b", "c", "d")}
+    hard = (frame["a"] == "yes") & (frame["b"] == "yes") & (frame["c"] == "no")
+    weights = np.where(hard, 4.0, 0.5) * rng.uniform(0.9, 1.1, 3000)
+    assert set(find_slices(weights, frame, depth=3)[0].conditions) == {"a = yes", "b = yes", "c = no"}
+
+
+@pytest.mark.parametrize("m", [3, 8, EXACT])
+def test_p_values_of_few_members_are_exact(m):
+    """The sum of m uniform numbers."""
+    rng = np.random.default_rng(m)
+    for ranks in (rng.random(m), 0.7 + 0.3 * rng.random(m)):
+        assert _p_value(ranks, 10_000) == pytest.approx(irwinhall.sf(ranks.sum(), m), rel=1e-6, abs=1e-12)
+    assert _p_value(np.full(m, 0.999), 10_000) == pytest.approx((0.001 * m) ** m / math.factorial(m), rel=1e-6)
+
+
+def test_the_p_value_of_many_is_mann_and_whitneys():
     rng = np.random.default_rng(0)
     w = rng.random(300)
     rows = rng.random(300) < 0.2
-    ranks = _ranks(w, np.zeros(300))
+    ranks, _ = _in_classes(w, np.zeros(300))
     expected = mannwhitneyu(w[rows], w[~rows], alternative="greater", method="asymptotic", use_continuity=False)
-    from scipy.stats import norm
+    assert _p_value(ranks[rows], 300) == pytest.approx(expected.pvalue, rel=0.02)
+    assert np.isinf(_z(0.5, 1, 1)) or np.isnan(_z(0.5, 1, 1))
 
-    found = norm.sf(_z(ranks[rows].sum(), rows.sum(), 300))
-    assert found == pytest.approx(expected.pvalue, rel=0.02)
+
+def test_many_halves_join_to_one_p_value():
+    rng = np.random.default_rng(0)
+    assert np.mean([_joined(rng.random(20).tolist(), 20) <= 0.05 for _ in range(2000)]) <= 0.05
+    assert _joined([1e-9] * 4, 20) == 1.0  # among the candidates of four halves of twenty
+    assert _joined([1e-9] * 5, 20) == pytest.approx(4e-9)
+
+
+def digits(seed):
+    """Odd or even, 8 samples each of the digits 2, 3, 8 and 9, as in examples/hidden_digits.py."""
+    source = load_digits()
+    rng = np.random.default_rng(seed)
+    rows = np.concatenate(
+        [rng.permutation(np.flatnonzero(source.target == d))[: 8 if d in (2, 3, 8, 9) else 108] for d in range(10)]
+    )
+    return source.data[rows] / 16, source.target[rows]
+
+
+@pytest.fixture(scope="module", params=[0, 1])
+def rare_digits(request):
+    X, digit = digits(request.param)
+    model = make_pipeline(Nystroem(gamma=0.05, n_components=200, random_state=0), LogisticRegression(C=10))
+    proba = cross_val_predict(model, X, digit % 2, cv=5, method="predict_proba")
+    return second_look_weights(proba, digit % 2), digit, proba
+
+
+def test_rare_digits_are_named_first(rare_digits):
+    weights, digit, proba = rare_digits
+    found = find_slices(weights, {"digit": digit}, y=digit % 2, proba=proba)
+    assert found[0].conditions in [(f"digit = {d}",) for d in (2, 3, 8, 9)]
+    assert found[0].lift > 5
+    assert found[0].before < 0.6
+
+
+def test_shuffled_digits_mean_nothing(rare_digits):
+    weights, digit, _ = rare_digits
+    orders = (np.random.default_rng(k).permutation(len(digit)) for k in range(100))
+    assert sum(bool(find_slices(weights, {"digit": digit[order]}, y=digit % 2, seed=k)) for k, order in
+               enumerate(orders)) <= 5  # fmt: skip
 
 
 def test_shuffled_columns_mean_nothing():
     named = 0
     for seed in range(100):
-        weights, frame, y, _, _ = planted(600, seed=seed)
-        order = np.random.default_rng(1000 + seed).permutation(600)
+        weights, frame, y, _, _ = planted(400, seed=seed)
+        order = np.random.default_rng(1000 + seed).permutation(400)
         named += bool(find_slices(weights, frame.iloc[order].reset_index(drop=True), y=y, seed=seed))
     assert named <= 5
 
@@ -104,29 +201,69 @@ def test_unequal_classes_alone_are_no_slice():
     assert len(find_slices(weights, {"colour": rng.choice(["red", "green"], 1000)}, y=y)) == 0
 
 
-def test_numbers_and_words():
+def test_numbers_and_dates_are_cut_where_it_says():
     rng = np.random.default_rng(0)
     age = rng.uniform(20, 80, 1000)
     old = find_slices(np.where(age > 74, 5.0, 0.5) * rng.uniform(0.9, 1.1, 1000), {"age": age})
-    assert old[0].conditions[0].startswith("age > 7")
-    words = np.array(["plain words about things"] * 1000, dtype=object) + np.array([f" {i}" for i in range(1000)])
+    name, _, cut = old[0].conditions[0].split()
+    assert (name, round(float(cut))) == ("age", 74)
+    assert old[0].size == (age > float(cut)).sum()
+    days = np.datetime64("2020-01-01") + rng.integers(0, 1000, 1000)
+    late = find_slices(np.where(days > np.datetime64("2022-07-01"), 5.0, 0.5), {"day": days})
+    assert late[0].conditions[0].startswith("day > 2022-0")
+    numbers = rng.normal(size=1000) * 1e-5
+    assert find_slices(np.exp(numbers / 1e-5), {"tiny": numbers})[0].conditions[0].startswith("tiny > 0.00001")
+
+
+def test_words_of_texts():
+    rng = np.random.default_rng(0)
     hard = rng.random(1000) < 0.1
-    texts = np.where(hard, "finna go " + words, words)
-    found = find_slices(np.where(hard, 4.0, 0.7) * rng.uniform(0.9, 1.1, 1000), {"text": texts})
-    assert found[0].conditions[0] in ('text has "finna"', 'text has "go"')
+    texts = [f"{'finna gö' if h else 'going to'} number {k} of things" for k, h in enumerate(hard)]
+    weights = np.where(hard, 4.0, 0.7) * rng.uniform(0.9, 1.1, 1000)
+    for frame in (texts, {"text": texts}, pd.DataFrame({"text": texts})):
+        assert find_slices(weights, frame)[0].conditions[0] in ('text has "finna"', 'text has "gö"')
+
+
+def test_missing_values_are_values():
+    rng = np.random.default_rng(0)
+    known = rng.random(1000) < 0.9
+    weights = np.where(known, 0.5, 5.0) * rng.uniform(0.9, 1.1, 1000)
+    for values in (np.where(known, rng.normal(size=1000), np.nan), np.where(known, "a", None)):
+        assert find_slices(weights, {"payer": values})[0].conditions == ("payer is missing",)
+
+
+def test_numbers_to_predict_are_no_classes():
+    rng = np.random.default_rng(0)
+    place, y = rng.choice(["land", "water"], 1000, p=[0.9, 0.1]), rng.normal(size=1000)
+    weights = np.where(place == "water", 4.0, 0.7) * rng.uniform(0.9, 1.1, 1000)
+    assert find_slices(weights, {"place": place}, y=y)[0].conditions == ("place = water",)
+    assert find_slices(np.exp(y), {"place": place}, y=y)[0].conditions[0].startswith("label > ")
+
+
+def test_a_column_called_label_stays():
+    weights, frame, y, _, _ = planted(600)
+    found = find_slices(weights, frame.rename(columns={"place": "label"}), y=y)
+    assert set(found[0].conditions) == {"label = water", "given label = 0"}
 
 
 def test_bad_input():
-    weights, frame, _, _, _ = planted(100)
+    weights, frame, y, _, _ = planted(100)
     with pytest.raises(DataError, match="rows"):
         find_slices(weights, frame.iloc[:50])
     with pytest.raises(DataError, match="DataFrame"):
         find_slices(weights, np.zeros((100, 2)))
     with pytest.raises(DataError, match="vector"):
         find_slices(np.ones((10, 2)), frame)
+    with pytest.raises(DataError, match="vectors"):
+        find_slices(weights, {"a": np.zeros((100, 2))})
+    with pytest.raises(DataError, match="rows"):
+        find_slices(weights, frame, y=y[:50])
+    with pytest.raises(DataError, match="probability"):
+        find_slices(weights, frame, y=y, proba=np.ones(50))
     with pytest.raises(ValueError, match="finite"):
         find_slices(np.full(100, np.nan), frame)
-    for options in ({"alpha": 0.0}, {"depth": 3}, {"least": 1}):
+    for options in ({"alpha": 0.0}, {"depth": 4}, {"least": 1}):
         with pytest.raises(HyperparameterError, match="expected"):
             find_slices(weights, frame, **options)
     assert len(find_slices(weights, {})) == 0
+    assert len(find_slices(np.ones(100), frame)) == 0

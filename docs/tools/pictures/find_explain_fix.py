@@ -1,8 +1,9 @@
-"""The picture of docs/second_look.md: python docs/tools/pictures/find_explain_fix.py"""
+"""The pictures of docs/second_look.md: python docs/tools/pictures/find_explain_fix.py"""
 
 from __future__ import annotations
 
 import numpy as np
+from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.kernel_approximation import Nystroem
 from sklearn.linear_model import LogisticRegression
@@ -11,6 +12,7 @@ from sklearn.pipeline import make_pipeline
 from style import BLUE, GREEN, GREY, ORANGE, panels, save
 
 import scdro
+from scdro.second_look import gallery
 
 HIDDEN, KEPT = (2, 3, 8, 9), 8
 
@@ -29,34 +31,49 @@ def main() -> None:
     )
     look = scdro.SecondLook(model, random_state=0).fit(X[rows], y[rows])
     print(look.verdict_)
-    slices = scdro.find_slices(look.weights_, {"digit": digit}, y=y[rows], proba=look.reference_proba_)
-    print(slices)
-
-    figure, axes = panels(3)
+    print(look.find_slices({"digit": digit}))
     hidden = np.isin(digit, HIDDEN)
+
+    figure, axes = panels(2)
     bins = np.linspace(0, 1, 21)
-    for who, name, colour in ((~hidden, "usual digits", GREY), (hidden, "rare digits", ORANGE)):
-        p = look.reference_proba_[who]
-        axes[0].hist(p, bins, weights=look.weights_[who], color=colour, alpha=0.8, label=name)
-    axes[0].set(xlabel="reference's probability of the label, out of fold", ylabel="weight of the second look")
-    axes[0].set_title("Find: where the reference is unsure or wrong", fontsize=9)
-    axes[0].legend(fontsize=8)
+    for axis, weights in zip(axes, (np.ones(len(rows)), look.weights_), strict=True):
+        for who, name, colour in ((~hidden, "usual digits", GREY), (hidden, "rare digits", ORANGE)):
+            axis.hist(look.reference_proba_[who], bins, weights=weights[who], color=colour, alpha=0.8, label=name)
+        mean = float(np.average(look.reference_proba_, weights=weights))
+        axis.axvline(mean, color="black", lw=1, ls="--", label=f"mean, {mean:.2f}")
+        axis.set(xlabel="reference's probability of the label, out of fold")
+        axis.legend(fontsize=8)
+    axes[0].set_ylabel("images")
+    axes[1].set_ylabel("weight of the second look")
+    axes[0].set_title("The data as they are: the reference is nearly always sure", fontsize=8)
+    axes[1].set_title("The weights move to where it is unsure or wrong", fontsize=8)
+    save(figure, "second_look_find.png")
 
+    figure, axis = panels(1)
     lift = [look.weights_[digit == d].mean() for d in range(10)]
-    axes[1].bar(range(10), lift, color=[ORANGE if d in HIDDEN else GREY for d in range(10)])
-    axes[1].axhline(1, color="black", lw=0.8)
-    axes[1].set(xlabel="digit, which no model sees", ylabel="weight over share", xticks=range(10))
-    axes[1].set_title("Explain: who holds the weight", fontsize=9)
+    axis.bar(range(10), lift, color=[ORANGE if d in HIDDEN else GREY for d in range(10)])
+    axis.axhline(1, color="black", lw=0.8)
+    axis.set(xlabel="digit, which no model sees", ylabel="weight over that of the average image", xticks=range(10))
+    save(figure, "second_look_explain.png")
+    images = X[rows].reshape(-1, 8, 8)
+    found = gallery(look.weights_, 1 - images, images.reshape(-1, 64), y=y[rows], names=["even", "odd"], across=10)
+    print("\n".join(found.sentences))
+    save(found.figure(), "second_look_gallery.png")
 
-    right = [found.predict(X[test]) == y[test] for found in (look.plain_, look)]
-    for k, (name, colour) in enumerate((("plain", BLUE), ("second look", GREEN))):
-        rates = [100 * right[k][digits.target[test] == d].mean() for d in range(10)]
-        print(name, [round(rate) for rate in rates], round(100 * right[k].mean(), 1))
-        axes[2].bar(np.arange(10) + 0.4 * k - 0.2, rates, 0.4, color=colour, label=name)
-    axes[2].set(xlabel="digit", ylabel="test accuracy, %", xticks=range(10), ylim=(0, 119))
-    axes[2].set_title("Fix: the same model, fitted again", fontsize=9)
-    axes[2].legend(fontsize=8, ncol=2, loc="upper center")
-    save(figure, "second_look.png")
+    figure, axis = panels(1)
+    equal = clone(model).fit(
+        X[rows], y[rows], logisticregression__sample_weight=len(rows) / 10 / np.bincount(digit)[digit]
+    )
+    for k, (name, colour, fitted) in enumerate(
+        (("plain", BLUE, look.plain_), ("second look", GREEN, look), ("digits known", GREY, equal))
+    ):
+        right = fitted.predict(X[test]) == y[test]
+        rates = [100 * right[digits.target[test] == d].mean() for d in range(10)]
+        print(name, [round(rate) for rate in rates], round(100 * right.mean(), 1))
+        axis.bar(np.arange(10) + 0.28 * (k - 1), rates, 0.28, color=colour, label=name)
+    axis.set(xlabel="digit", ylabel="test accuracy, %", xticks=range(10), ylim=(0, 125))
+    axis.legend(fontsize=8, ncol=3, loc="upper center")
+    save(figure, "second_look_fix.png")
 
 
 if __name__ == "__main__":

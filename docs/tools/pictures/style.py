@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 
 def panels(count: int, height: float = 3.2) -> tuple[Any, Any]:
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False})
-    return plt.subplots(1, count, figsize=(3.4 * count, height), layout="constrained")
+    return plt.subplots(1, count, figsize=(3.4 * count if count > 1 else 5.0, height), layout="constrained")
 
 
 def save(figure: Any, name: str) -> None:

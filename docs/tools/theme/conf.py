@@ -10,9 +10,10 @@ from build_site import OPTIONAL  # which runs Sphinx, so that its folder is on t
 import scdro
 
 project, author, version = "scdro", "The scdro developers", scdro.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 myst_enable_extensions = ["colon_fence", "attrs_inline"]
 myst_heading_anchors = 4
+nb_execution_mode = "off"  # `make notebooks` runs them; the files hold the outputs
 suppress_warnings = ["myst.header"]
 autodoc_mock_imports = OPTIONAL
 autodoc_typehints = "none"  # docstrings say what is meant; overloads would be shown one by one

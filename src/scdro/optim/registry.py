@@ -1,11 +1,8 @@
-"""Every method by name: how to create it, what it needs, and the values that the paper tries."""
+"""Every method by name: how to create it, and what it needs to know about a task."""
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +47,6 @@ class Method:
         needs: what `make` needs to know about the task: "rho", "n" (the number of training samples), "all_losses" (a
             function that returns the losses of all training samples), "module" (the model), "groups" (of all training
             samples), "milestones" (numbers of steps after which the step size falls).
-        grid: settings and the values to try, from the paper if it gives them.
         loss: for methods that change the loss: creates it from `class_counts` and the settings in `loss_settings`.
         own_schedule: whether the method lowers its own step sizes, so that no scheduler should.
 
@@ -59,13 +55,12 @@ class Method:
         >>> method, model = REGISTRY["SCDRO"], torch.nn.Linear(3, 2)
         >>> method.needs
         ('rho',)
-        >>> opt = method.build(model.parameters(), {"rho": 0.5}, **method.trials(count=1)[0])
+        >>> opt = method.build(model.parameters(), {"rho": 0.5}, lr=0.1, beta=0.1)
     """
 
     name: str
     make: Maker
-    needs: tuple[str, ...]
-    grid: Mapping[str, Sequence[Any]]
+    needs: tuple[str, ...] = ()
     loss: Callable[..., PerSample] | None = None
     loss_settings: tuple[str, ...] = field(default=())
     own_schedule: bool = False
@@ -103,38 +98,6 @@ class Method:
             return _cross_entropy
         return self.loss(class_counts, **{k: v for k, v in settings.items() if k in self.loss_settings})
 
-    def trials(
-        self, count: int | None = None, seed: int = 0, values: Mapping[str, Sequence[Any]] | None = None
-    ) -> list[dict[str, Any]]:
-        """All combinations of the grid, or `count` of them at random, such that all values of a setting are tried
-        equally often. `values` replaces or extends the values of the grid.
-
-        Example:
-            >>> len(REGISTRY["SCDRO"].trials()), REGISTRY["ERM"].trials()[0]
-            (45, {'lr': 0.01})
-        """
-        grid = {**self.grid, **(values or {})}
-        every = [dict(zip(grid, each, strict=True)) for each in itertools.product(*grid.values())]
-        return every if count is None or count >= len(every) else _spread(every, count, random.Random(seed))
-
-
-def _spread(every: list[dict[str, Any]], count: int, rng: random.Random) -> list[dict[str, Any]]:
-    """Choose trials one by one, always one whose values and pairs of values were tried least so far."""
-    left, drawn = rng.sample(every, len(every)), []
-    sizes = {key: len({trial[key] for trial in every}) for key in every[0]}
-    tried: Counter[Any] = Counter()
-
-    def so_far(trial: dict[str, Any]) -> int:
-        pairs = itertools.combinations(trial.items(), 2)
-        alone = sum(sizes[item[0]] * tried[item] for item in trial.items())
-        return alone + sum(sizes[a[0]] * sizes[b[0]] * tried[a, b] for a, b in pairs)
-
-    for _ in range(count):
-        drawn.append(min(left, key=so_far))
-        left.remove(drawn[-1])
-        tried.update([*drawn[-1].items(), *itertools.combinations(drawn[-1].items(), 2)])
-    return drawn
-
 
 def _printed(method: Maker) -> Maker:
     """Use the paper's update of lam, starting at `lam`."""
@@ -170,44 +133,33 @@ def _class_balanced(class_counts: Tensor, *, balance: float = 1.0) -> PerSample:
     return weighed
 
 
-_LR = (0.01, 0.05, 0.1, 0.5, 1.0)
-_BETA = tuple(k / 10 for k in range(1, 10))
-_LAM = (0.1, 1.0, 10.0)
-_PRINTED = {"lr": _LR, "beta": _BETA, "lam": _LAM}
-_BALANCE = (0.99, 0.999, 0.9999, 1.0)
-_DUAL_LR = (1e-5, 5e-5, 1e-4, 5e-4)
-
 REGISTRY: Mapping[str, Method] = {
     method.name: method
     for method in (
-        Method("SCDRO", SCDRO, ("rho",), {"lr": _LR, "beta": _BETA}),
-        Method("ASCDRO", ASCDRO, ("rho", "module"), {"lr": _LR, "beta": _BETA}),
-        Method("RSCDRO", _decayed(RSCDRO), ("rho", "milestones"), {"lr": _LR, "beta": _BETA}, own_schedule=True),
-        Method(
-            "RASCDRO", _decayed(RASCDRO), ("rho", "milestones", "module"), {"lr": _LR, "beta": _BETA}, own_schedule=True
-        ),
-        Method("SCDRO-printed", _printed(SCDRO), ("rho",), _PRINTED),
-        Method("ASCDRO-printed", _printed(ASCDRO), ("rho", "module"), _PRINTED),
-        Method("RSCDRO-printed", _printed(_decayed(RSCDRO)), ("rho", "milestones"), _PRINTED, own_schedule=True),
-        Method(
-            "RASCDRO-printed", _printed(_decayed(RASCDRO)), ("rho", "milestones", "module"), _PRINTED, own_schedule=True
-        ),
-        Method("ERM", ERM, (), {"lr": _LR}),
-        Method("FastDRO", _fast(KLBall, "rho"), ("rho",), {"lr": _LR}),
-        Method("FastDRO-MLMC", _multilevel, ("rho",), {"lr": _LR, "smallest": (16, 32), "largest": (1024,)}),
-        Method("FastDRO-CVaR", _fast(CVaR, "alpha"), (), {"lr": _LR, "alpha": (0.1, 0.2, 0.5)}),
-        Method("FastDRO-chi2", _fast(Chi2, "rho"), ("rho",), {"lr": _LR}),
-        Method("FastDRO-chi2-penalty", _fast(Chi2Penalty, "reg"), (), {"lr": _LR, "reg": (0.1, 1.0, 10.0)}),
-        Method("DualSGM", DualSGM, ("rho",), {"lr": _LR, "lam": _LAM, "dual_lr": (0.01, 0.1, 1.0)}),
-        Method("SPD", SPD, ("rho", "n"), {"lr": _LR, "dual_lr": _DUAL_LR}),
-        Method("PGSMD2", PGSMD2, ("rho", "n", "all_losses"), {"lr": _LR, "dual_lr": _DUAL_LR}, own_schedule=True),
-        Method("AccMDA", AccMDA, ("rho", "n", "module"), {"lr": _LR, "dual_lr": _DUAL_LR}, own_schedule=True),
-        Method("RECOVER", RECOVER, ("module",), {"lr": _LR, "beta": _BETA, "lam": (1.0, 50.0, 100.0)}),
-        Method("ABSGD", ABSGD, (), {"lr": _LR, "lam": _LAM, "gamma": (0.1, 0.5, 0.9)}),
-        Method("TERM", ABSGD, (), {"lr": _LR, "lam": _LAM, "gamma": (1.0,)}),
-        Method("GroupDRO", GroupDRO, ("groups",), {"lr": _LR, "dual_lr": (0.001, 0.01, 0.1)}),
-        Method("Focal", ERM, (), {"lr": _LR, "gamma": (0.5, 1.0, 2.0, 5.0)}, _focal, ("gamma",)),
-        Method("ClassBalanced", ERM, (), {"lr": _LR, "balance": _BALANCE}, _class_balanced, ("balance",)),
+        Method("SCDRO", SCDRO, ("rho",)),
+        Method("ASCDRO", ASCDRO, ("rho", "module")),
+        Method("RSCDRO", _decayed(RSCDRO), ("rho", "milestones"), own_schedule=True),
+        Method("RASCDRO", _decayed(RASCDRO), ("rho", "milestones", "module"), own_schedule=True),
+        Method("SCDRO-printed", _printed(SCDRO), ("rho",)),
+        Method("ASCDRO-printed", _printed(ASCDRO), ("rho", "module")),
+        Method("RSCDRO-printed", _printed(_decayed(RSCDRO)), ("rho", "milestones"), own_schedule=True),
+        Method("RASCDRO-printed", _printed(_decayed(RASCDRO)), ("rho", "milestones", "module"), own_schedule=True),
+        Method("ERM", ERM),
+        Method("FastDRO", _fast(KLBall, "rho"), ("rho",)),
+        Method("FastDRO-MLMC", _multilevel, ("rho",)),
+        Method("FastDRO-CVaR", _fast(CVaR, "alpha")),
+        Method("FastDRO-chi2", _fast(Chi2, "rho"), ("rho",)),
+        Method("FastDRO-chi2-penalty", _fast(Chi2Penalty, "reg")),
+        Method("DualSGM", DualSGM, ("rho",)),
+        Method("SPD", SPD, ("rho", "n")),
+        Method("PGSMD2", PGSMD2, ("rho", "n", "all_losses"), own_schedule=True),
+        Method("AccMDA", AccMDA, ("rho", "n", "module"), own_schedule=True),
+        Method("RECOVER", RECOVER, ("module",)),
+        Method("ABSGD", ABSGD),
+        Method("TERM", ABSGD),
+        Method("GroupDRO", GroupDRO, ("groups",)),
+        Method("Focal", ERM, loss=_focal, loss_settings=("gamma",)),
+        Method("ClassBalanced", ERM, loss=_class_balanced, loss_settings=("balance",)),
     )
 }
-"""Every method by name, such as `REGISTRY["SCDRO"]`, with what it needs to know about a task and the values to try."""
+"""Every method by name, such as `REGISTRY["SCDRO"]`, with what it needs to know about a task."""

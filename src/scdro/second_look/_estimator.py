@@ -23,6 +23,7 @@ from scdro._validation import array_weights, check_choice, check_optional
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.second_look._cross_mistakes import cross_mistakes, mistake_weights
 from scdro.second_look._folds import Split, check_reference, check_takes_weights, cross_fit, fit_weighted, partitions
+from scdro.second_look._slices import Slices, described
 from scdro.second_look._verdict import (
     CLASS_WEIGHTS,
     HELPS,
@@ -87,7 +88,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         strategy: "half-rule", or "cross-mistakes": twins on two halves whose labels move to each other's predictions;
             class x mistake get equal weights (XRM).
         balance_classes: whether classes get equal totals, in the reference and in the second fit.
-        cv: folds, or a splitter whose test folds hold every sample once, or once in each repetition.
+        cv: folds, or a splitter. Samples that it tests several times count by the mean, those that it never tests keep
+            the weight that is usual in their class.
         repeats: partitions into `cv` folds, where that is a number; weights and scores are averages over them.
         grid: settings of the second fit to choose among, as for `GridSearchCV`; None for the estimator as it is;
             "auto": its C times 1e-4 to 10, if it has one.
@@ -186,6 +188,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         target = np.searchsorted(self.classes_, y) if classifier else y.astype(float)
         found = self._look(X, y, target, base, groups, known)
         self.verdict_, self.weights_, self._settings, self.reference_proba_ = found
+        self._labels = y
         self.estimator_ = self._final(X, y, base)
         return self
 
@@ -195,6 +198,9 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_takes_weights(self.estimator)
         if self.reference is not None:
             check_takes_weights(self.reference)
+            if is_classifier(self.reference) != is_classifier(self.estimator):
+                kinds = ["classifier" if is_classifier(m) else "regressor" for m in (self.estimator, self.reference)]
+                raise HyperparameterError(f"expected a {kinds[0]} as the reference of a {kinds[0]}, got a {kinds[1]}")
         if is_classifier(self.estimator):
             check_reference(self.estimator if self.reference is None else self.reference)
         check_half_or_rho(self.rho)
@@ -283,7 +289,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         best = self._choose(tried, plain, before, at, as_is, shared, known, y)
         if best is not None:
             best = scored(best.settings, balancing(weights), "second look, chosen")
-        self._right = {"plain": plain.each, "reference": before.each, "second": (plain if best is None else best).each}
+        three = {"plain": plain, "reference": before, "second": plain if best is None else best}
+        self._right = {name: np.where(tested, scores.each, np.nan) for name, scores in three.items()}
         verdict = self._judged(best, plain, before, rivals, at, as_is, shared, y, found, known)
         return verdict, weights, {} if best is None else best.settings, of_label
 
@@ -299,15 +306,29 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return LookWeights(np.mean([part.weights for part in parts], axis=0), parts[0].lam, common)
 
     def _tilted(self, p: Array, y: Array, base: Array) -> LookWeights:
-        if is_classifier(self.estimator):
-            tested = ~np.isnan(p)  # a class with one member has no test
+        """Samples in no test fold, such as the one member of a class, keep the weight that is usual in their class."""
+        rows = np.flatnonzero(~np.isnan(p) & (base > 0))
+        if len(rows) == 0:
+            raise ValueError("expected cv to test samples with a positive weight, got none")
+        classifier = is_classifier(self.estimator)
+        if classifier:
             found = look_weights(
-                np.where(tested, p, 1.0), y, rho=self.rho, balance_classes=self.balance_classes, sample_weight=base
+                p[rows], y[rows], rho=self.rho, balance_classes=self.balance_classes, sample_weight=base[rows]
             )
-            names = {self.classes_[k].item() if hasattr(self.classes_[k], "item") else self.classes_[k]: why
-                     for k, why in found.left_alone.items()}  # fmt: skip
-            return found._replace(left_alone=names)
-        return _tilted_errors(p, y, base, self.rho)
+        else:
+            found = _tilted_errors(p[rows], y[rows], base[rows], self.rho)
+        member = y if classifier else np.zeros(len(y), int)
+        given = np.bincount(member[rows], base[rows], member.max() + 1)
+        tilted = np.bincount(member[rows], found.weights, member.max() + 1)
+        weights = base.astype(float)
+        weights[rows] = found.weights * (given[member[rows]] / tilted[member[rows]])
+        if not classifier:
+            return found._replace(weights=weights * len(y) / weights.sum())
+        weights = balanced(weights, y) if self.balance_classes else weights * len(y) / weights.sum()
+        untested = {int(k): "no sample in a test fold" for k in np.setdiff1d(y[base > 0], y[rows])}
+        names = {self.classes_[k].item() if hasattr(self.classes_[k], "item") else self.classes_[k]: why
+                 for k, why in (found.left_alone | untested).items()}  # fmt: skip
+        return found._replace(weights=weights, left_alone=names)
 
     def _mistaken(self, X: Any, y: Array, share: Array, rng: Any, reference: Any) -> LookWeights:
         from sklearn.model_selection import StratifiedKFold
@@ -368,11 +389,12 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             answer = CLASS_WEIGHTS
 
         def mean(scores: _Scores, w: Array) -> float:
-            return sign * float(np.average(scores.each, weights=w))
+            return sign * float(np.average(scores.each, weights=w)) + 0.0
 
         return Verdict(
             answer, gain, error, kept, mean(plain, as_is), mean(after, as_is), mean(rival, at), mean(after, at),
-            effective_size(at), smallest_visible(at, error) if classifier else 0, found.left_alone,
+            effective_size(at), smallest_visible(at, error / (1.0 if classifier else mean(rival, at) or 1.0)),
+            found.left_alone,
             {} if best is None else best.settings, note, loss=not classifier,
         )  # fmt: skip
 
@@ -387,6 +409,19 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             stacklevel=3,
         )
         return self.plain_
+
+    # -- explaining ---------------------------------------------------------------------------------------------------
+
+    def find_slices(self, frame: Any, **options: Any) -> Slices:
+        """Who it is, in columns beside the training data: `scdro.find_slices` with all that is known filled in.
+
+        Accuracy before is that of the plain model out of fold, after that of the second fit. `frame` has the rows of
+        the X of `fit`, in their order.
+        """
+        check_is_fitted(self, "estimator_")
+        classifier = is_classifier(self.estimator)
+        before, after = (self._right[name] if classifier else -self._right[name] for name in ("plain", "second"))
+        return described(self.weights_, frame, self._labels, before, after, loss=not classifier, **options)
 
     # -- predicting ---------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,7 +111,7 @@ def partitions(cv: Any, repeats: int, X: Any, y: Array, groups: Any, seed: int, 
     """Partitions of the samples into folds: `repeats` where cv is a number, as many as it makes where it is a splitter.
 
     A class with fewer members than folds gets a member in as many folds as it has; one with a single member is seen
-    by all models, and by none as a test.
+    by all models, and by none as a test. The splits of a splitter that makes no partitions stay together.
     """
     n = len(y)
     if isinstance(cv, int | np.integer) and not isinstance(cv, bool) and groups is None:
@@ -121,24 +122,18 @@ def partitions(cv: Any, repeats: int, X: Any, y: Array, groups: Any, seed: int, 
             return [_stratified(y, int(cv), s) for s in seeds]
         return [list(KFold(cv, shuffle=True, random_state=s).split(y)) for s in seeds]
     splitter = check_cv(cv, y, classifier=classifier)
+    splits = [(np.asarray(seen), np.asarray(unseen)) for seen, unseen in splitter.split(X, y, groups)]
     found: list[list[Split]] = [[]]
     covered = np.zeros(n, bool)
-    for seen, unseen in splitter.split(X, y, groups):
+    for seen, unseen in splits:
         if covered[unseen].any():
-            raise HyperparameterError(
-                f"expected cv to put every sample into one test fold (of each repetition), got {cv!r}, which does not"
-            )
+            return [splits]
         covered[unseen] = True
-        found[-1].append((np.asarray(seen), np.asarray(unseen)))
+        found[-1].append((seen, unseen))
         if covered.all():
             found.append([])
             covered[:] = False
-    if found[-1]:
-        missing = int((~covered).sum())
-        raise HyperparameterError(
-            f"expected cv to put every sample into one test fold, got {cv!r}, which leaves out {missing} of {n}"
-        )
-    return found[:-1]
+    return [splits] if found[-1] else found[:-1]
 
 
 def _stratified(y: Array, folds: int, seed: int) -> list[Split]:
@@ -170,7 +165,7 @@ def fit_weighted(estimator: Any, X: Any, y: Array, weights: Array) -> Any:
 
 def check_takes_weights(estimator: Any) -> None:
     last = estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator
-    if not has_fit_parameter(last, "sample_weight") and not _passes_on(last):
+    if not has_fit_parameter(last, "sample_weight") and not _passes_on(last) and not _takes_anything(last):
         raise HyperparameterError(
             f"expected an estimator whose fit takes sample_weight, got {type(last).__name__}; a second look "
             "trains with weights"
@@ -183,24 +178,31 @@ def _passes_on(estimator: Any) -> bool:
     return inner is not None and (has_fit_parameter(inner, "sample_weight") or _passes_on(inner))
 
 
+def _takes_anything(estimator: Any) -> bool:
+    """Whether `fit` has **keywords, as VotingClassifier's, which passes them on."""
+    fit = getattr(estimator, "fit", None)
+    return fit is not None and any(p.kind is p.VAR_KEYWORD for p in inspect.signature(fit).parameters.values())
+
+
 def cross_fit(
     estimator: Any, X: Any, y: Array, splits: Sequence[Split], weights: Callable[[Array], Array], classes: Array | None
 ) -> Array:
     """Out-of-fold predictions: probabilities (n, k) where `classes` are given, else what `predict` says, (n,).
 
-    `weights(rows)` are those of a training part. Samples in no test fold get NaN.
+    `weights(rows)` are those of a training part. Samples in several test folds get the mean, those in none NaN.
     """
-    found = np.full(len(y) if classes is None else (len(y), len(classes)), np.nan)
+    total = np.zeros((len(y), 1 if classes is None else len(classes)))
+    times = np.zeros((len(y), 1))
     for seen, unseen in splits:
         model = fit_weighted(estimator, _safe_indexing(X, seen), y[seen], weights(seen))
         part = _safe_indexing(X, unseen)
         if classes is None:
-            found[unseen] = model.predict(part)
-        else:
-            found[unseen] = 0.0  # of a class that the training part does not have
-            columns = np.searchsorted(classes, model.classes_)
-            found[np.ix_(unseen, columns)] = _probabilities(model, part)
-    return found
+            total[unseen, 0] += model.predict(part)
+        else:  # 0 for a class that the training part does not have
+            total[np.ix_(unseen, np.searchsorted(classes, model.classes_))] += _probabilities(model, part)
+        times[unseen] += 1
+    found: Array = np.where(times > 0, total / np.maximum(times, 1), np.nan)
+    return found[:, 0] if classes is None else found
 
 
 def _probabilities(model: Any, X: Any) -> Array:

@@ -17,7 +17,8 @@ from sklearn.model_selection import train_test_split
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from scdro.errors import DataError, HyperparameterError
+from scdro._validation import check_whole
+from scdro.errors import DataError
 from scdro.second_look import repair
 from scdro.tables import _folder
 from scdro.tables._network import best_device
@@ -70,8 +71,7 @@ def train_images(
         >>> run.predict(root / "light").tolist()[:2]
         ['light', 'light']
     """
-    if isinstance(size, bool) or not isinstance(size, int) or not 8 <= size <= 1024:
-        raise HyperparameterError(f"expected images of 8 to 1,024 pixels, got size = {size!r}")
+    check_whole("size", size, 8, 1024, "the side of the images in pixels")
     root = Path(folder)
     paths, problem = _labelled(root)
     X = Pictures(size).read(paths)

@@ -20,7 +20,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.model_selection import train_test_split
 
 from scdro import __version__
-from scdro._validation import check_number
+from scdro._validation import check_choice, check_number, check_whole
 from scdro.errors import HyperparameterError
 from scdro.functional import worst_case
 from scdro.second_look import SecondLook, find_slices, second_look_weights
@@ -224,8 +224,7 @@ def _options(
     seed: int, seeds: int | None, least_group: int, threads: int | None, audit: bool,
 ) -> Options:  # fmt: skip
     n = len(problem.y)
-    if model not in ("trees", "linear", "network"):
-        raise HyperparameterError(f"expected model to be 'trees', 'linear' or 'network', got {model!r}")
+    check_choice("model", model, ("trees", "linear", "network"))
     for name in methods:
         if name not in METHODS:
             raise HyperparameterError(f"expected methods among {', '.join(METHODS)}, got {name!r}")
@@ -239,8 +238,7 @@ def _options(
         ("least_group", least_group, n), ("threads", threads, 4 * cores),
     ):  # fmt: skip
         least = {"folds": 2, "seed": 0}.get(what, 1)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise HyperparameterError(f"expected {what} to be a whole number from {least} to {most}, got {value!r}")
+        check_whole(what, value, least, most)
     if n > MANY_ROWS and seeds > 1:
         problem.warnings.append(f"{n:,} rows: one seed in place of {seeds}.")
         seeds = 1

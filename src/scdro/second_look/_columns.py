@@ -1,0 +1,190 @@
+"""Columns that describe samples, of any DataFrame, and what can be said about each: the conditions of a slice."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import narwhals as nw
+import numpy as np
+import numpy.typing as npt
+
+from scdro.errors import DataError
+
+__all__ = ["Condition", "columns_of", "conditions_of"]
+
+Array = npt.NDArray[Any]
+CUTS = (0.1, 0.25, 0.5, 0.75, 0.9)  # quantiles at which numbers are cut
+FEW = 12  # distinct numbers that are values of their own
+VALUES, WORDS = 40, 1000  # most frequent values, or words, of a column
+
+
+class Condition(NamedTuple):
+    """A statement about a sample, and for which samples it is true, (n,)."""
+
+    text: str
+    rows: Array
+
+
+def columns_of(frame: Any, n: int) -> dict[str, Array]:
+    """Vectors of floats (NaN: missing), of dates, or of objects (None: missing), by name.
+
+    A frame is one of pandas, polars or Arrow, a dictionary of columns, or one column alone, such as a list of texts.
+    """
+    if isinstance(frame, dict):
+        columns = {str(name): _vector(values) for name, values in frame.items()}
+    elif isinstance(frame, list | tuple) or (isinstance(frame, np.ndarray) and frame.ndim == 1):
+        columns = {"text": _vector(frame)}
+    else:
+        try:
+            table = nw.from_native(frame, eager_only=True, allow_series=True)
+        except TypeError:
+            raise DataError(
+                "expected a DataFrame (pandas, polars, Arrow), a dictionary of columns, or one column, got "
+                f"{type(frame).__name__}" + (f" of shape {frame.shape}" if hasattr(frame, "shape") else "")
+            ) from None
+        series = [table] if isinstance(table, nw.Series) else list(table.iter_columns())
+        columns = {"value" if one.name in (None, "") else str(one.name): _from_series(one) for one in series}
+    for name, values in columns.items():
+        if values.shape != (n,):
+            raise DataError(f"expected {n} rows in every column, as there are weights, got {values.shape} in {name!r}")
+    return columns
+
+
+def _from_series(series: nw.Series[Any]) -> Array:
+    dtype = series.dtype
+    if dtype.is_numeric():
+        return _floats(series.cast(nw.Float64).to_list())
+    if dtype == nw.Datetime or dtype == nw.Date:
+        return np.array([_without_zone(value) for value in series.to_list()], dtype="datetime64[us]")
+    return _objects(series.to_list())
+
+
+def _without_zone(value: Any) -> Any:
+    value = _missing_as_none(value)
+    return value.replace(tzinfo=None) if getattr(value, "tzinfo", None) is not None else value
+
+
+def _vector(values: Any) -> Array:
+    """A column without a DataFrame."""
+    series = nw.from_native(values, series_only=True, pass_through=True)
+    if isinstance(series, nw.Series):
+        return _from_series(series)
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    array = values if isinstance(values, np.ndarray) else np.array(list(values), dtype=object)
+    if array.ndim != 1:
+        raise DataError(f"expected columns as vectors, got shape {array.shape}")
+    if array.dtype.kind in "fiu":
+        return array.astype(float)
+    if array.dtype.kind == "M":
+        return array.astype("datetime64[us]")
+    return _objects(array.tolist())
+
+
+def _floats(values: list[Any]) -> Array:
+    return np.array([math.nan if _missing_as_none(value) is None else value for value in values], dtype=float)
+
+
+def _objects(values: list[Any]) -> Array:
+    """None for what is missing; floats if all others are numbers."""
+    known = [_missing_as_none(value) for value in values]
+    numbers = [value for value in known if value is not None]
+    if numbers and all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in numbers):
+        return _floats(known)
+    found = np.empty(len(known), dtype=object)
+    found[:] = known
+    return found
+
+
+def _missing_as_none(value: Any) -> Any:
+    missing = type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and math.isnan(value))
+    return None if missing else value
+
+
+# -- conditions -------------------------------------------------------------------------------------------------------
+
+
+def conditions_of(name: str, values: Array, least: int) -> Iterator[Condition]:
+    """What can be said about a column, each true of at least `least` samples and false of at least as many."""
+    for text, rows in _statements(name, values):
+        if least <= rows.sum() <= len(rows) - least:
+            yield Condition(text, rows)
+
+
+def _statements(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+    if values.dtype.kind == "f":
+        yield from _about_numbers(name, values)
+    elif values.dtype.kind == "M":
+        yield from _about_dates(name, values)
+    else:
+        yield from _about_names(name, values)
+
+
+def _about_numbers(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+    missing = np.isnan(values)
+    yield f"{name} is missing", missing
+    distinct = np.unique(values[~missing])
+    if len(distinct) <= FEW:
+        for value in distinct:
+            yield f"{name} = {value:.12g}", values == value
+        return
+    for cut, shown in _cuts(values[~missing]):
+        yield f"{name} <= {shown}", values <= cut
+        yield f"{name} > {shown}", values > cut
+
+
+def _cuts(values: Array) -> list[tuple[float, str]]:
+    """Near quantiles, as round as a fiftieth of the spread allows, so that what is shown is what is meant."""
+    finite = values[np.isfinite(values)]
+    if len(finite) == 0:
+        return []
+    low, high = np.quantile(finite, (0.1, 0.9))
+    spread = float(high - low) or float(finite.max() - finite.min()) or 1.0
+    digits = -math.floor(math.log10(spread / 50))
+    if (finite == np.round(finite)).all():
+        digits = min(digits, 0)
+    cuts = np.unique(np.round(np.quantile(finite, CUTS, method="lower"), digits))
+    return [(float(cut), f"{cut:,.{max(digits, 0)}f}" if abs(cut) >= 10_000 else f"{cut:.{max(digits, 0)}f}")
+            for cut in cuts]  # fmt: skip
+
+
+def _about_dates(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+    missing = np.isnat(values)
+    yield f"{name} is missing", missing
+    if missing.all():
+        return
+    days = values.astype("datetime64[D]")
+    unit = "D" if days[~missing].max() > days[~missing].min() else "s"
+    times = values.astype(f"datetime64[{unit}]")
+    order = np.sort(times[~missing])
+    for cut in np.unique([order[int(quantile * (len(order) - 1))] for quantile in CUTS]):
+        yield f"{name} <= {cut}", times <= cut
+        yield f"{name} > {cut}", times > cut
+
+
+def _about_names(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+    missing = np.array([value is None for value in values])
+    yield f"{name} is missing", missing
+    texts = np.array(["" if value is None else str(value) for value in values], dtype=object)
+    names, counts = np.unique(texts[~missing].astype(str), return_counts=True)
+    if len(names) > 0.5 * len(texts) and np.mean([len(text.split()) for text in names[:200]]) > 2:
+        yield from _about_words(name, texts)
+        return
+    for value in names[np.argsort(-counts, kind="stable")[:VALUES]]:
+        yield f"{name} = {value}", ~missing & (texts == value)
+
+
+def _about_words(name: str, texts: Array) -> Iterator[tuple[str, Array]]:
+    """The most frequent words that fewer than half of the texts have."""
+    having: dict[str, list[int]] = {}
+    for row, text in enumerate(texts):
+        for word in set(re.findall(r"[^\W\d_][\w']+", text.lower())):
+            having.setdefault(word, []).append(row)
+    usual = sorted((word for word in having if len(having[word]) < len(texts) / 2), key=lambda w: (-len(having[w]), w))
+    for word in usual[:WORDS]:
+        rows = np.zeros(len(texts), bool)
+        rows[having[word]] = True
+        yield f'{name} has "{word}"', rows

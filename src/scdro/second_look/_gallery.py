@@ -1,0 +1,211 @@
+"""Who it is, for images: clusters of the features that hold added weight, and what is in them."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA
+from sklearn.preprocessing import StandardScaler
+
+from scdro._validation import check_whole
+from scdro.errors import DataError
+from scdro.second_look._slices import Slice, Slices, _right, as_names, described
+from scdro.second_look._weights import _as_array
+
+__all__ = ["Gallery", "gallery"]
+
+Array = npt.NDArray[Any]
+DIRECTIONS = 50  # principal ones, in which clusters are looked for
+COLUMN = "cluster"
+
+
+@dataclass(frozen=True, eq=False)
+class Gallery:
+    """Clusters that hold added weight, each with its images of most weight.
+
+    Attributes:
+        slices: a `Slices` of the clusters that were found, in the column "cluster".
+        clusters: of every image, (n,).
+        rows: for each slice, its images of most weight; where there is no slice, one row of those of all.
+
+    Example:
+        >>> Gallery.__dataclass_fields__.keys() >= {"slices", "clusters", "rows"}
+        True
+    """
+
+    slices: Slices
+    clusters: Array
+    rows: list[Array]
+    _images: list[list[Array]]
+    _titles: list[list[str]]
+
+    @property
+    def sentences(self) -> list[str]:
+        """One for each row of images."""
+        return [str(one) for one in self.slices] or [f"{self.slices} Of all images, these have most weight:"]
+
+    def figure(self) -> Any:
+        """A matplotlib figure, one row of images for each cluster."""
+        from matplotlib.figure import Figure
+
+        across = max(len(row) for row in self._images)
+        figure: Any = Figure(figsize=(1.1 * across, 1.7 * len(self._images) + 0.2), layout="constrained")
+        parts = np.atleast_1d(figure.subfigures(len(self._images), 1))
+        for part, sentence, images, titles in zip(parts, self.sentences, self._images, self._titles, strict=True):
+            part.suptitle(_wrapped(sentence, 14 * across), fontsize=8, x=0.01, ha="left")
+            _shown(part, images, titles, across)
+        return figure
+
+    def to_html(self) -> str:
+        """A fragment for a page of your own, images inside."""
+        parts = []
+        for sentence, images, titles in zip(self.sentences, self._images, self._titles, strict=True):
+            told = html.escape(sentence)
+            parts.append(
+                f'<figure class="scdro-gallery"><img alt="{told}" style="max-width:100%" '
+                f'src="data:image/png;base64,{_png(images, titles)}"><figcaption>{told}</figcaption></figure>'
+            )
+        return "\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def save(self, path: Any) -> None:
+        """The figure, as a PNG or whatever the name ends in."""
+        self.figure().savefig(path, dpi=120)
+
+
+def gallery(
+    weights: Any,
+    images: Any,
+    features: Any = None,
+    *,
+    y: Any = None,
+    proba: Any = None,
+    after: Any = None,
+    clusters: int = 10,
+    across: int = 8,
+    most: int = 3,
+    names: Any = None,
+    seed: int = 0,
+) -> Gallery:
+    """Clusters of the features that hold added weight, tested as by `find_slices`, and their images of most weight.
+
+    The clusters are made without the weights (k-means in the 50 largest principal directions of the features with
+    variance one), so the tests stay honest. It needs matplotlib to show.
+
+    Args:
+        weights: of a second look, (n,).
+        images: one for each weight: arrays or tensors (n, height, width), (n, height, width, 3) or (n, 3, height,
+            width), in [0, 1] or 0 to 255; or a data set whose `images[i]` is one of these, a PIL image, or a pair
+            (image, label).
+        features: (n, d), such as those of `repair`; None for the pixels.
+        y: labels.
+        proba: as in `find_slices`.
+        after: as in `find_slices`.
+        clusters: how many.
+        across: images of a cluster.
+        most: clusters to show.
+        names: of the classes, for titles.
+        seed: of the clusters and of the tests.
+
+    Example:
+        >>> from sklearn.datasets import load_digits
+        >>> digits = load_digits()
+        >>> weights = np.where(digits.target == 3, 5.0, 0.5) * np.random.default_rng(0).uniform(0.8, 1.2, 1797)
+        >>> found = gallery(weights, digits.images / 16, digits.data, y=digits.target % 2)
+        >>> bool(np.mean(digits.target[found.rows[0]] == 3) > 0.9)
+        True
+        >>> figure = found.figure()
+    """
+    labels = None if y is None else np.asarray(_as_array(y))
+    w = _as_array(weights).astype(float)
+    first, second = (_right(p, labels, len(w)) for p in (proba, after))
+    X = None if features is None else _as_array(features).astype(float)
+    return clustered(w, images, X, labels, first, second, clusters=clusters, across=across, most=most, names=names,
+                     seed=seed)  # fmt: skip
+
+
+def clustered(
+    w: Array, images: Any, X: Array | None, labels: Array | None, before: Array | None, after: Array | None, *,
+    clusters: int = 10, across: int = 8, most: int = 3, names: Any = None, seed: int = 0,
+) -> Gallery:  # fmt: skip
+    """`gallery` with a score of each sample, before and after."""
+    if len(images) != len(w):
+        raise DataError(f"expected one image for each of the {len(w)} weights, got {len(images)}")
+    check_whole("clusters", clusters, 2, len(w), "as many as images at most")
+    check_whole("across", across, meaning="images of a cluster")
+    if X is None:
+        X = np.stack([_picture(images[i]).ravel() for i in range(len(w))])
+    if X.ndim != 2 or len(X) != len(w) or not np.isfinite(X).all():
+        raise DataError(
+            f"expected finite features of shape ({len(w)}, d), got shape {X.shape}, or NaN or infinite ones"
+        )
+    Z = StandardScaler().fit_transform(X)
+    Z = PCA(min(DIRECTIONS, *Z.shape), random_state=seed).fit_transform(Z)
+    member = KMeans(clusters, n_init=4, random_state=seed).fit_predict(Z)
+    columns = {COLUMN: as_names(member)} | ({} if labels is None else {"label": as_names(labels)})
+    slices = described(w, {COLUMN: columns[COLUMN]}, labels, before, after, most=most, seed=seed)
+    heaviest = [np.flatnonzero(_members(one, columns)) for one in slices] or [np.arange(len(w))]
+    rows = [found[np.argsort(-w[found], kind="stable")[:across]] for found in heaviest]
+    titles = [["" if labels is None else _name(labels[i], names) for i in row] for row in rows]
+    return Gallery(slices, member, rows, [[_picture(images[int(i)]) for i in row] for row in rows], titles)
+
+
+def _members(one: Slice, columns: dict[str, Array]) -> Array:
+    parts = (condition.split(" = ", 1) for condition in one.conditions)
+    rows: Array = np.logical_and.reduce([columns[column] == value for column, value in parts])
+    return rows
+
+
+def _name(label: Any, names: Any) -> str:
+    return str(label) if names is None else str(names[label])
+
+
+def _picture(image: Any) -> Array:
+    """(height, width) or (height, width, 3), in [0, 1]."""
+    if isinstance(image, tuple | list):
+        image = image[0]
+    array = _as_array(image).astype(float) if not hasattr(image, "convert") else np.asarray(image, dtype=float)
+    if array.ndim == 3 and array.shape[0] in (1, 3) and array.shape[2] not in (1, 3):
+        array = array.transpose(1, 2, 0)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
+        raise DataError(f"expected images (height, width), with 1 or 3 channels first or last, got shape {array.shape}")
+    low, high = float(np.nanmin(array)), float(np.nanmax(array))
+    if low >= 0 and high <= 255:
+        return array / (255.0 if high > 1 else 1.0)
+    return (array - low) / (high - low)  # normalised for a network: stretched, to be seen
+
+
+def _shown(figure: Any, images: list[Array], titles: list[str], across: int) -> None:
+    axes = np.atleast_1d(figure.subplots(1, across))
+    for k, axis in enumerate(axes):
+        axis.set_axis_off()
+        if k < len(images):
+            axis.imshow(images[k], cmap="gray", vmin=0, vmax=1)
+            axis.set_title(titles[k], fontsize=7)
+
+
+def _png(images: list[Array], titles: list[str]) -> str:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.1 * len(images), 1.3), layout="constrained")
+    _shown(figure, images, titles, len(images))
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=100)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _wrapped(text: str, width: int) -> str:
+    import textwrap
+
+    return "\n".join(textwrap.wrap(text, width))

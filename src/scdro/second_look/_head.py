@@ -1,0 +1,278 @@
+"""The last linear layer of a network: which one it is, what it sees, and how a new one is put in."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
+
+from scdro.errors import DataError, HyperparameterError, ScdroWarning
+
+__all__ = ["Features", "copied", "features_of", "put_head"]
+
+Array = npt.NDArray[Any]
+
+
+class Features(NamedTuple):
+    """Name of the last linear layer, its inputs in double precision, (n, d), and the labels, (n,)."""
+
+    name: str
+    X: Array
+    y: Array
+
+
+def features_of(model: nn.Module, loader: Any, head: str | None, device: Any, tell: Callable[[str], None]) -> Features:
+    """One pass over the loader, in evaluation mode. `model` is a copy that may be changed."""
+    model.eval()
+    if device is not None:
+        model.to(device)
+    here = next((p.device for p in model.parameters()), torch.device("cpu"))
+    batches = _ordered(loader)
+    try:
+        total = f" of {len(batches)}"
+    except TypeError:  # a stream
+        total = ""
+    if head is not None:
+        _check_layer(model, head)
+    name = head
+    features: list[Array] = []
+    labels: list[Array] = []
+    with torch.no_grad():
+        for k, batch in enumerate(batches):
+            args, kwargs, y = _read(batch)
+            seen = _Seen(model, [name] if name is not None else _linear_layers(model))
+            with seen:
+                result = model(*_moved(args, here), **_moved(kwargs, here))
+            logits = _logits(result)
+            if name is None:
+                name = _find_head(model, seen, logits)
+                _check_layer(model, name)
+            x = _rows(seen, name, logits, named=head is not None)
+            if len(x) != len(y):
+                raise DataError(f"expected one label per sample, got {len(y)} for {len(x)}")
+            features.append(x.double().cpu().numpy())
+            labels.append(y)
+            tell(f"features: batch {k + 1}{total}")
+    if name is None or not sum(map(len, labels)):
+        raise DataError("expected a loader with samples, got an empty one")
+    X = np.concatenate(features)
+    if not np.isfinite(X).all():
+        raise DataError(f"expected finite features, got NaN or infinite ones from the inputs of {name!r}")
+    return Features(name, X, np.concatenate(labels))
+
+
+# -- the layer --------------------------------------------------------------------------------------------------------
+
+
+class _Seen:
+    """While it is entered: inputs and outputs of some layers, call by call, and the last layer with parameters."""
+
+    def __init__(self, model: nn.Module, names: list[str]) -> None:
+        self.calls: list[tuple[str, Tensor, Tensor]] = []
+        self.last = ""
+        self._model, self._names = model, names
+
+    def __enter__(self) -> _Seen:
+        self._hooks = [
+            self._model.get_submodule(name).register_forward_hook(
+                lambda _, args, kwargs, out, name=name: self.calls.append(
+                    (name, args[0] if args else kwargs["input"], out)
+                ),
+                with_kwargs=True,
+            )
+            for name in self._names
+        ]
+        self._hooks += [
+            module.register_forward_hook(lambda _, __, ___, name=name: setattr(self, "last", name))
+            for name, module in self._model.named_modules()
+            if next(module.parameters(recurse=False), None) is not None
+        ]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _linear_layers(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+
+
+def _logits(result: Any) -> Tensor | None:
+    """Of a tensor, of Hugging Face's outputs, of a dictionary, or the first of several."""
+    if isinstance(result, Tensor):
+        return result
+    if isinstance(getattr(result, "logits", None), Tensor):
+        logits: Tensor = result.logits
+        return logits
+    values = list(result.values()) if isinstance(result, dict) else result if isinstance(result, list | tuple) else []
+    if isinstance(result, dict) and isinstance(result.get("logits"), Tensor):
+        values = [result["logits"]]
+    return next((value for value in values if isinstance(value, Tensor)), None)
+
+
+def _find_head(model: nn.Module, seen: _Seen, logits: Tensor | None) -> str:
+    """The linear layer whose output is the model's."""
+    for name, inputs, output in reversed(seen.calls):
+        if logits is not None and _matching(inputs, output, logits) is not None:
+            return name
+    layers = list(dict.fromkeys(name for name, _, _ in seen.calls))
+    last = model.get_submodule(seen.last) if seen.last else None
+    why = f"its last layer is {type(last).__name__} {seen.last!r}" if last is not None else "it has no layers"
+    if type(last).__name__.startswith("Conv"):
+        why += ", and a convolution is not refitted: end the network with a pooling and an nn.Linear"
+    raise HyperparameterError(
+        f"expected a network whose output is that of an nn.Linear; {why}. If one decides the class, name it with "
+        f"head=...; linear layers that were used: {layers or 'none'}"
+    )
+
+
+def _matching(inputs: Tensor, output: Tensor, logits: Tensor) -> Tensor | None:
+    """The inputs, one row per sample, if the logits are the output: as it is, as probabilities, of one token, or the
+    mean over tokens."""
+    if not isinstance(output, Tensor) or output.ndim < 2 or logits.numel() % output.shape[-1]:
+        return None
+    wanted = logits.detach().float().nan_to_num().reshape(-1, output.shape[-1])
+    out = output.detach().float().nan_to_num()
+    for link in (lambda z: z, lambda z: z.softmax(-1), lambda z: z.log_softmax(-1), torch.sigmoid):
+        shown = link(out)
+        if out.ndim == 2 and shown.shape == wanted.shape and torch.equal(shown, wanted):
+            return inputs
+        if out.ndim == 3 and len(shown) == len(wanted):
+            hits = (shown == wanted[:, None]).all(-1)
+            if hits.any(1).all():
+                last = hits.shape[1] - 1 - hits.flip(1).int().argmax(1)
+                return inputs[torch.arange(len(inputs), device=inputs.device), last]
+    if out.ndim == 3 and len(out) == len(wanted) and torch.allclose(out.mean(1), wanted, rtol=1e-4, atol=1e-6):
+        return inputs.float().mean(1)
+    return None
+
+
+def _rows(seen: _Seen, name: str, logits: Tensor | None, named: bool) -> Tensor:
+    calls = [(inputs, output) for called, inputs, output in seen.calls if called == name]
+    for inputs, output in reversed(calls):
+        found = None if logits is None else _matching(inputs, output, logits)
+        if found is not None:
+            return found
+    if named and len(calls) == 1 and calls[0][0].ndim == 2:  # more follows after it; the user knows
+        return calls[0][0]
+    shapes = [tuple(inputs.shape) for inputs, _ in calls]
+    raise HyperparameterError(f"expected {name!r} to see one row of features per sample, once, got {shapes}")
+
+
+def _check_layer(model: nn.Module, name: str) -> None:
+    try:
+        layer = model.get_submodule(name)
+    except AttributeError:
+        layer = None
+    if not isinstance(layer, nn.Linear):
+        got = f"{name!r}" if layer is None else f"{name!r}, a {type(layer).__name__}"
+        raise HyperparameterError(f"expected head to name an nn.Linear, one of {_linear_layers(model)}, got {got}")
+    if is_parametrized(layer) or "weight" not in layer._parameters:
+        raise HyperparameterError(
+            f"expected the weight of {name!r} to be a parameter, but it is computed from others (weight norm, a "
+            "parametrization); remove that first, as by torch.nn.utils.parametrize.remove_parametrizations"
+        )
+
+
+@torch.no_grad()
+def put_head(model: nn.Module, name: str, coef: Array, intercept: Array) -> None:
+    """Parameters of their own for the layer, also if it shared them. Two classes share one row of coefficients."""
+    layer: Any = model.get_submodule(name)
+    if len(coef) == 1 and layer.out_features == 2:
+        coef, intercept = np.concatenate([-coef, coef]) / 2, np.concatenate([-intercept, intercept]) / 2
+    for what, values in (("weight", coef), ("bias", intercept)):
+        old = getattr(layer, what)
+        if old is not None:
+            new = torch.as_tensor(values, dtype=old.dtype, device=old.device).contiguous()
+            setattr(layer, what, nn.Parameter(new, requires_grad=old.requires_grad))
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy; of a compiled network, of what was compiled."""
+    try:
+        return copy.deepcopy(getattr(model, "_orig_mod", model))
+    except Exception as error:
+        raise HyperparameterError(
+            f"expected a network that copy.deepcopy can copy, got {type(error).__name__}: {error}"
+        ) from error
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+def _ordered(loader: Any) -> Any:
+    """A DataLoader that shuffles, in the order of its data set; other batches as they come."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return loader
+    data: Any = loader.dataset
+    by_batch = loader.batch_size is None and loader.batch_sampler is not None
+    sampler = getattr(loader.batch_sampler, "sampler", None) if by_batch else loader.sampler
+    size = getattr(loader.batch_sampler, "batch_size", None) if by_batch else loader.batch_size
+    if isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == len(data):
+        order: Any = range(len(data))
+    elif isinstance(sampler, SubsetRandomSampler):
+        order = sorted(sampler.indices)
+    else:
+        if not isinstance(sampler, SequentialSampler):
+            warnings.warn(
+                f"expected a loader that gives each sample once, in the order of the data or shuffled; a "
+                f"{type(sampler if sampler is not None else loader.batch_sampler).__name__} may repeat samples, whose "
+                "copies then look known, and weights come in its order",
+                ScdroWarning,
+                stacklevel=4,
+            )
+        return loader
+    return DataLoader(
+        loader.dataset,
+        batch_size=size,
+        sampler=order,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        worker_init_fn=loader.worker_init_fn,
+    )
+
+
+def _read(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Array]:
+    """What the model is called with, and the labels."""
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if hasattr(batch, "keys"):
+        key = next((k for k in ("labels", "label") if k in batch), None)
+        if key is None:
+            raise DataError(f'expected batches with "labels", got {sorted(batch)}')
+        y, kwargs = batch[key], {k: v for k, v in batch.items() if k != key}
+    elif isinstance(batch, list | tuple) and len(batch) >= 2:
+        *inputs, y = batch
+        if len(inputs) == 1 and hasattr(inputs[0], "keys"):
+            kwargs = dict(inputs[0].items())
+        else:
+            args = tuple(inputs)
+    else:
+        raise DataError(f'expected batches (inputs, labels) or dictionaries with "labels", got {type(batch).__name__}')
+    y = torch.as_tensor(y)
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.ndim != 1:
+        raise DataError(f"expected one class number per sample, got labels of shape {tuple(y.shape)}")
+    if y.is_floating_point() and not bool((y == y.round()).all()):
+        raise DataError("expected class numbers as labels, got fractions")
+    return args, kwargs, y.long().cpu().numpy()
+
+
+def _moved(values: Any, device: torch.device) -> Any:
+    """Tensors inside tuples, lists and dictionaries, on the device."""
+    if hasattr(values, "to"):
+        return values.to(device)
+    if isinstance(values, list | tuple):
+        return [_moved(value, device) for value in values]
+    if isinstance(values, dict):
+        return {key: _moved(value, device) for key, value in values.items()}
+    return values

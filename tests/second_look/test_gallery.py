@@ -1,0 +1,105 @@
+"""gallery: clusters that hold weight are found, shown, and described."""
+
+import base64
+import re
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from scdro.errors import DataError, HyperparameterError
+from scdro.second_look import gallery, repair
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    source = load_digits()
+    heavy = source.target == 3
+    weights = np.where(heavy, 5.0, 0.5) * np.random.default_rng(0).uniform(0.8, 1.2, len(heavy))
+    return source, weights
+
+
+def test_the_heavy_digit_is_shown(digits):
+    source, weights = digits
+    found = gallery(weights, source.images / 16, source.data, y=source.target % 2, proba=source.target != 3)
+    assert np.mean(source.target[found.rows[0]] == 3) > 0.9
+    assert len(found.rows[0]) == 8
+    assert found.slices[0].before < np.mean(source.target != 3) - 0.2
+    assert found.slices[0].conditions[0].startswith("cluster = ")
+    inside = found.clusters == int(found.slices[0].conditions[0][-1])
+    assert set(found.rows[0]) <= set(np.flatnonzero(inside))
+    assert weights[found.rows[0]].min() >= np.sort(weights[inside & (source.target == 3)])[-8]
+    figure = found.figure()
+    assert sum(len(axis.images) for part in figure.subfigs for axis in part.axes) == sum(map(len, found.rows))
+
+
+def test_pages_and_files(digits, tmp_path):
+    source, weights = digits
+    names = ["<even>", "odd"]
+    found = gallery(weights, source.images, source.data, y=source.target % 2, names=names, most=1)
+    page = found.to_html()
+    assert page.count("<figure") == len(found.slices) == 1
+    png = base64.b64decode(re.search(r"base64,([^\"]+)", page).group(1))
+    assert png.startswith(b"\x89PNG")
+    assert "times the weight" in re.search(r"<figcaption>(.*)</figcaption>", page).group(1)
+    assert found._repr_html_() == page
+    found.save(tmp_path / "gallery.png")
+    assert (tmp_path / "gallery.png").stat().st_size > 3000
+
+
+def test_where_nothing_stands_out(digits):
+    source, _ = digits
+    weights = np.random.default_rng(1).uniform(0.5, 1.5, len(source.target))
+    found = gallery(weights, source.images, source.data, y=source.target % 2)
+    assert len(found.slices) == 0
+    assert found.rows[0].tolist() == np.argsort(-weights, kind="stable")[:8].tolist()
+    assert "chance" in found.to_html()
+
+
+@pytest.mark.parametrize("form", ["gray", "channels last", "channels first", "normalised", "bytes", "pairs", "pillow"])
+def test_forms_of_images(form):
+    rng = np.random.default_rng(0)
+    images = rng.random((40, 6, 5))
+    given = {
+        "gray": images,
+        "channels last": rng.random((40, 6, 5, 3)),
+        "channels first": torch.rand(40, 3, 6, 5),
+        "normalised": rng.normal(size=(40, 3, 6, 5)),
+        "bytes": (255 * images).astype(np.uint8),
+        "pairs": TensorDataset(torch.rand(40, 1, 6, 5), torch.zeros(40)),
+    }
+    if form == "pillow":
+        Image = pytest.importorskip("PIL.Image")
+        given["pillow"] = [Image.fromarray(image) for image in given["bytes"]]
+    found = gallery(np.ones(40), given[form], clusters=2)
+    for picture in found._images[0]:
+        assert picture.shape[:2] == (6, 5)
+        assert 0 <= picture.min() <= picture.max() <= 1
+
+
+def test_of_a_repaired_network(digits):
+    source, _ = digits
+    rows = np.flatnonzero(np.isin(source.target, (1, 4)))[:200]
+    X, y = torch.tensor(source.data[rows] / 16, dtype=torch.float32), torch.tensor(source.target[rows] % 2)
+    torch.manual_seed(0)
+    loader = DataLoader(TensorDataset(X, y), batch_size=100)
+    fixed = repair(nn.Sequential(nn.Linear(64, 2)), loader, progress=False, refuse=False)
+    found = fixed.gallery(source.images[rows], clusters=3)
+    assert len(found.clusters) == 200
+
+
+def test_bad_input(digits):
+    source, weights = digits
+    with pytest.raises(DataError, match="one image"):
+        gallery(weights, source.images[:5])
+    with pytest.raises(DataError, match="features"):
+        gallery(weights, source.images, source.data[:5])
+    with pytest.raises(HyperparameterError, match="clusters"):
+        gallery(weights, source.images, source.data, clusters=1)
+    with pytest.raises(DataError, match="height"):
+        gallery(weights, source.data)
