@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 ROOT = Path(__file__).parents[1]
 HIDDEN, KEPT = (2, 3, 8, 9), 8  # the digits that are almost missing from training, and what is left of each
 ROWS = 3_000  # of a large training part, so that five seeds of everything fit into an hour of one core
-TUNING = ("digits", "digits-splits", "waterbirds", "waterbirds-bootstrap", "dominoes-frozen", "flipped")
+TUNING = ("digits", "digits-splits", "waterbirds", "waterbirds-bootstrap", "flipped")
 FINAL = (
     *("cifar10-st", "cifar100-hidden", "adult", "adult trees", "tweets", "diabetes130", "crashes", "crashes trees"),
     "redrawn",
@@ -79,19 +79,6 @@ def waterbirds_bootstrap(data: Path, cache: Path, seed: int) -> Task:
     # Copies of one row must not lie on both sides of a fold: a bootstrap without them, of the distinct rows it draws.
     drawn = np.unique(np.random.default_rng(1000 + seed).integers(0, n, n))
     return Task("waterbirds-bootstrap", task.train.rows(drawn), task.test)
-
-
-def dominoes_frozen(data: Path, cache: Path, seed: int) -> Task:
-    """Features of a small CNN trained on one half of Dominoes; the other half is the training data here."""
-    file = cache / f"dominoes_frozen_{seed}.npz"
-    if not file.exists():
-        from second_look_dominoes import features_of_half
-
-        found = features_of_half(cache / "cifar-10-batches-py", cache / "mnist", seed)
-        np.savez_compressed(file, **found)  # type: ignore[arg-type]
-    with np.load(file) as saved:
-        train, test = (_part(*(saved[f"{half}_{what}"] for what in ("X", "y", "groups"))) for half in ("train", "test"))
-    return Task("dominoes-frozen", train, test)
 
 
 def cifar10_st(data: Path, cache: Path, seed: int) -> Task:
@@ -234,7 +221,6 @@ LOADERS: dict[str, Callable[[Path, Path, int], Task]] = {
     "digits-splits": digits_splits,
     "waterbirds": waterbirds,
     "waterbirds-bootstrap": waterbirds_bootstrap,
-    "dominoes-frozen": dominoes_frozen,
     "cifar10-st": cifar10_st,
     "cifar100-hidden": cifar100_hidden,
     "adult": adult,

@@ -106,20 +106,6 @@ def probabilities(net: nn.Module, data: Dominoes) -> Array:
     return found
 
 
-def features_of_half(cifar: Path, mnist: Path, seed: int) -> dict[str, Array]:
-    """A network trained plainly on one half; its 64 features of the other half and of the test set."""
-    data, test = load(cifar, mnist, seed)
-    halves = torch.tensor(np.random.default_rng(seed).permutation(len(data.y)))
-    first, second = halves.chunk(2)
-    body = train(data.rows(first), 2000 + seed)[:-1]  # type: ignore[index]
-    found: dict[str, Array] = {}
-    for name, part in (("train", data.rows(second)), ("test", test)):
-        with torch.no_grad():
-            found[f"{name}_X"] = torch.cat([body(x) for x in torch.split(part.x, 1000)]).double().numpy()
-        found[f"{name}_y"], found[f"{name}_groups"] = part.y.numpy(), part.groups.numpy()
-    return found
-
-
 def weights_of(method: str, data: Dominoes, seed: int) -> Array | None:
     """Sample weights, with mean one; None for plain training."""
     if method == "plain":
