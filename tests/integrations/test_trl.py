@@ -306,6 +306,7 @@ def test_a_plain_checkpoint_is_refused(tmp_path):
         dpo(tmp_path, robust_loss(), max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
+@pytest.mark.timeout(900)
 def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     """Of the example itself, in processes of its own."""
     root = Path(__file__).parents[2]
@@ -318,8 +319,8 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     kill_after_a_checkpoint([*command, "--out", killed], killed, 0.05, name="trainer_state.json", **settings)
     assert not (killed / "checkpoint-24").exists()
-    subprocess.run([*command, "--out", killed, "--resume"], check=True, timeout=300, **settings)
-    subprocess.run([*command, "--out", whole], check=True, timeout=300, **settings)
+    subprocess.run([*command, "--out", killed, "--resume"], check=True, timeout=600, **settings)
+    subprocess.run([*command, "--out", whole], check=True, timeout=600, **settings)
     for name in ("checkpoint-24/model.safetensors", "final/model.safetensors"):
         assert_identical(load_file(killed / name), load_file(whole / name))
     losses = [torch.load(folder / "checkpoint-24" / "optimizer.pt", weights_only=True) for folder in (killed, whole)]
