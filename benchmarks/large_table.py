@@ -55,7 +55,7 @@ def main() -> None:
         assert status == 0
         line = (
             f"| {args.rows:,} x {args.columns} | {path.stat().st_size / 1e6:.0f} MB | {seconds:.0f} s | "
-            f"{used.ru_utime + used.ru_stime:.0f} s | {used.ru_maxrss / 1e6:.2f} GB |"
+            f"{used.ru_utime + used.ru_stime:.0f} s | {used.ru_maxrss / 1e6:.2f} GB | {os.getloadavg()[2]:.0f} |"
         )
     text = f"""# A large table
 
@@ -64,8 +64,8 @@ def main() -> None:
 `scdro train` with no options on a CSV file, from the start of the process to the report; two cores, shared with other
 work. The aim is {LIMITS}.
 
-| rows x columns | file | time | of that, CPU | memory, at most |
-|---|---|---|---|---|
+| rows x columns | file | time | of that, CPU | memory, at most | load average |
+|---|---|---|---|---|---|
 {line}
 
 It said:
