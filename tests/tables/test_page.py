@@ -164,7 +164,18 @@ def test_a_group_outside_of_the_scale_is_a_number():
 
 @pytest.mark.parametrize(
     "values",
-    [[0.0], [5.0, 5.0], [1e-9, 2e-9], [-3.0, 1e6], [0.61, 0.88], [], [None, float("nan"), 2.0], [1e300, 1.1e300]],
+    [
+        [0.0],
+        [5.0, 5.0],
+        [1e-9, 2e-9],
+        [-3.0, 1e6],
+        [0.61, 0.88],
+        [0.9686, 0.97],
+        [0.0, 0.1],
+        [],
+        [None, float("nan"), 2.0],
+        [1e300, 1.1e300],
+    ],
 )
 def test_axes_hold_their_values(values):
     axis = axis_for(values)
@@ -175,6 +186,9 @@ def test_axes_hold_their_values(values):
     assert all(axis.low <= value <= axis.high for value in known)
     assert all(0 <= axis.at(value) <= 100 for value in known)
     assert (axis.at(axis.low), axis.at(axis.high)) == (0, 100)
+    for share in (False, True):
+        labels = [axis.label(tick, share) for tick in axis.ticks]
+        assert len(set(labels)) == len(labels)
 
 
 def test_dots_stand_where_the_numbers_are():

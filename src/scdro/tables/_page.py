@@ -142,6 +142,15 @@ class Axis(NamedTuple):
     high: float
     ticks: list[float]
 
+    def label(self, tick: float, share: bool) -> str:
+        """With as many digits as tell the ticks apart."""
+        step = (self.ticks[1] - self.ticks[0]) * (100 if share else 1)
+        digits = max(0, -math.floor(math.log10(step) + 1e-9))
+        if digits > 6 or abs(tick) >= 1e15:
+            return f"{tick:.3g}".replace("-", "−")
+        digits += abs(round(step, digits) - step) > 1e-3 * step  # steps of 2.5
+        return f"{tick * (100 if share else 1):,.{digits}f}{'%' if share else ''}".replace("-", "−")
+
     def holds(self, value: float) -> bool:
         return self.low <= value <= self.high
 
