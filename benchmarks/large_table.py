@@ -3,7 +3,7 @@
     python benchmarks/large_table.py [--rows 1000000] [--columns 20]
 
 The file has numbers and categories, with gaps, and is written first. The command runs in a process of its own, without
-options. Writes results/large_table.md.
+options. Writes results/large_table/table.md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--columns", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "large_table.md")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "large_table" / "table.md")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         path = Path(made) / "large.csv"
