@@ -3,7 +3,7 @@
     python benchmarks/train_defaults.py --data FOLDER
 
 Adult (adult.data.gz and adult.test.gz together) and credit_default.csv.gz of FOLDER; both models see the same training
-rows and are compared on the same test rows, those that `scdro train` holds out. Writes results/train_defaults.md.
+rows and are compared on the same test rows, those that `scdro train` holds out. Writes results/train_defaults/table.md.
 """
 
 from __future__ import annotations

@@ -218,9 +218,11 @@ def main() -> int:
     shutil.rmtree(SITE, ignore_errors=True)
     config = str(Path(__file__).parent / "theme")
     doctrees = str(ROOT / "build" / "doctrees")
-    return int(
-        build_main(["-W", "--keep-going", "-q", "-b", "html", "-c", config, "-d", doctrees, str(SOURCES), str(SITE)])
+    built = build_main(
+        ["-W", "--keep-going", "-q", "-b", "html", "-c", config, "-d", doctrees, str(SOURCES), str(SITE)]
     )
+    shutil.rmtree(ROOT / "jupyter_execute", ignore_errors=True)  # copies of the notebooks, made by myst-nb
+    return int(built)
 
 
 if __name__ == "__main__":

@@ -255,7 +255,7 @@ def hostile_images():
 
 
 @pytest.mark.parametrize(
-    ("what", "content"), hostile_images(), ids=lambda value: value if isinstance(value, str) else ""
+    ("what", "content"), list(hostile_images()), ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_hostile_images_get_a_line(images, tmp_path, capsys, what, content):
     (images / "a" / "evil.png").write_bytes(content)

@@ -16,6 +16,7 @@ from sklearn.pipeline import make_pipeline
 
 from scdro.errors import DataError, HyperparameterError
 from scdro.second_look import Slice, Slices, find_slices, second_look_weights
+from scdro.second_look import _slices as slices
 from scdro.second_look._columns import conditions_of
 from scdro.second_look._slices import EXACT, SIMPLER, _in_classes, _joined, _p_value, _search, _z
 
@@ -192,6 +193,28 @@ def test_shuffled_columns_mean_nothing():
         order = np.random.default_rng(1000 + seed).permutation(400)
         named += bool(find_slices(weights, frame.iloc[order].reset_index(drop=True), y=y, seed=seed))
     assert named <= 5
+
+
+def test_no_half_tests_what_it_found(monkeypatch):
+    found_on, tested_on = [], []
+    search, p_value = slices._search, slices._p_value
+    monkeypatch.setattr(slices, "_search", lambda *args: found_on.append(args[2][args[3]]) or search(*args)[:1])
+    monkeypatch.setattr(slices, "_p_value", lambda ranks, n: tested_on.append(ranks) or p_value(ranks, n))
+    place = np.random.default_rng(0).choice(["land", "water"], 200, p=[0.8, 0.2])
+    weights = np.where(place == "water", 3.0, 0.5) * np.random.default_rng(1).uniform(0.8, 1.2, 200)  # all different
+    assert find_slices(weights, {"place": place})
+    assert len(found_on) == len(tested_on) == 20
+    assert not any(set(here) & set(there) for here, there in zip(found_on, tested_on, strict=True))
+
+
+def test_many_columns_that_mean_nothing():
+    """Of thousands of conjunctions, some stand out on the half that finds them; the other half knows better."""
+    named = 0
+    for seed in range(20):
+        weights, _, y, _, _ = planted(300, seed=seed)
+        noise = np.random.default_rng(seed).choice(["a", "b", "c"], (30, 300))
+        named += bool(find_slices(weights, {f"column {k}": values for k, values in enumerate(noise)}, y=y, seed=seed))
+    assert named <= 1
 
 
 def test_unequal_classes_alone_are_no_slice():

@@ -245,3 +245,56 @@ def test_bad_settings_are_refused_before_any_fit(settings, monkeypatch):
     monkeypatch.setattr(_folder.Fits, "get", lambda *_: pytest.fail("a fit"))
     with pytest.raises((HyperparameterError, TypeError)):
         train(spoilt(100), "y", **settings)
+
+
+# -- many rows --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["y", "rule"])
+def test_settings_of_many_rows_are_chosen_on_a_sample(monkeypatch, target):
+    """Chosen on a sample with one seed, trained on all rows, and said so."""
+    from scdro.tables import _models, _study
+
+    monkeypatch.setattr(_study, "MANY_ROWS", 300)
+    monkeypatch.setattr(_study, "SAMPLE", 200)
+    sizes, fit = [], _models.Linear.fit
+
+    def counted(self, columns, part, *others):
+        sizes.append(len(part.y))
+        assert np.isfinite(part.weight).all()
+        assert part.weight.sum() == pytest.approx(len(part.y), rel=0.3)
+        return fit(self, columns, part, *others)
+
+    monkeypatch.setattr(_models.Linear, "fit", counted)
+    run = train(spoilt(1000), target, model="linear", budget=2, seeds=3)
+    assert run.summary["settings"]["seeds"] == 1
+    assert run.summary["data"]["chosen_on"] == 200
+    notes = " ".join(run.summary["warnings"])
+    assert "200 of 800" in notes
+    assert "one seed" in notes
+    methods = len(run.summary["methods"])
+    assert sizes.count(800) == methods  # the final ones
+    assert max(size for size in sizes if size != 800) == 200
+
+
+def test_what_is_said_about_rows_outside_the_sample_is_unseen(monkeypatch):
+    """A second look at many rows: the weights of all come from models that saw none of them."""
+    from scdro.tables import _study
+
+    monkeypatch.setattr(_study, "MANY_ROWS", 300)
+    monkeypatch.setattr(_study, "SAMPLE", 240)
+    seen = []
+    weights = _study._Seed._second_look_weights
+
+    def noted(self, reference, y, settings):
+        found = weights(self, reference, y, settings)
+        seen.append((self, reference, found))
+        return found
+
+    monkeypatch.setattr(_study._Seed, "_second_look_weights", noted)
+    train(spoilt(1000), "y", model="linear", methods=["second-look"], budget=1, seeds=1)
+    study, reference, found = next(one for one in seen if len(one[1]) == 800)
+    inside = np.searchsorted(study.cut.train, study.sample)
+    np.testing.assert_array_equal(reference[inside], study.methods["plain"].best.predicted)
+    few = (spoilt(1000)["few"] == "few").to_numpy()[study.cut.train]
+    assert found[few].mean() > 2 * found[~few].mean()

@@ -131,7 +131,7 @@ def _find_head(model: nn.Module, seen: _Seen, logits: Tensor | None) -> str:
         why += ", and a convolution is not refitted: end the network with a pooling and an nn.Linear"
     raise HyperparameterError(
         f"expected a network whose output is that of an nn.Linear; {why}. If one decides the class, name it with "
-        f"head=...; linear layers that were used: {layers or 'none'}"
+        f"head=...; the last linear layers that were used: {layers[-5:] or 'none'}"
     )
 
 
@@ -175,7 +175,9 @@ def _check_layer(model: nn.Module, name: str) -> None:
         layer = None
     if not isinstance(layer, nn.Linear):
         got = f"{name!r}" if layer is None else f"{name!r}, a {type(layer).__name__}"
-        raise HyperparameterError(f"expected head to name an nn.Linear, one of {_linear_layers(model)}, got {got}")
+        raise HyperparameterError(
+            f"expected head to name an nn.Linear, such as {_linear_layers(model)[-5:]}, got {got}"
+        )
     if is_parametrized(layer) or "weight" not in layer._parameters:
         raise HyperparameterError(
             f"expected the weight of {name!r} to be a parameter, but it is computed from others (weight norm, a "

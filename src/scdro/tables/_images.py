@@ -90,7 +90,7 @@ def _labelled(root: Path) -> tuple[list[Path], Problem]:
     for k, own in enumerate(classes):
         members = images_below(own)
         if len(members) < 10:
-            raise DataError(f"expected at least 10 images in {shown(printable(own))}, got {len(members)}; remove it")
+            raise DataError(f"expected at least 10 images in {shown(printable(own), 200)}, got {len(members)}")
         paths += members
         y += [k] * len(members)
     frame = polars().DataFrame({"path": [printable(p.relative_to(root)) for p in paths]})

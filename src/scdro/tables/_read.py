@@ -133,7 +133,7 @@ def _csv(path: Path) -> Any:
     delimiter = _delimiter(raw, path)
     blank = _check(raw, delimiter, path)
     try:
-        frame = pl.read_csv(raw, separator=delimiter, infer_schema=False, raise_if_empty=False)
+        frame = pl.read_csv(raw, separator=delimiter, infer_schema_length=0, raise_if_empty=False)
     except pl.exceptions.PolarsError as error:
         raise DataError(f"expected a table in {shown(path)}: {_first_line(error)}") from error
     del raw

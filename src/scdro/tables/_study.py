@@ -329,6 +329,8 @@ def _study(problem: Problem, options: Options, fits: _folder.Fits, title: str, p
     first = studies[0]
     chosen_on = len(first.sample)
     notes = list(problem.warnings)
+    if options.audit and chosen_on < len(problem.y):
+        notes.append(f"{chosen_on:,} of the {len(problem.y):,} rows, drawn at random, were looked at.")
     if chosen_on < len(first.cut.train):
         notes.append(
             f"Settings were chosen on {chosen_on:,} of {len(first.cut.train):,} training rows, with one seed; the "

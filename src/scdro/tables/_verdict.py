@@ -271,7 +271,7 @@ def _verdict(
     answer: Any = "no difference"
     if after.flat or (after.one_answer and not plain.one_answer):
         answer = "degenerate"
-    elif gain and (price["difference"] < -options.price or too_dear):
+    elif gain and (too_dear or (price["difference"] < -options.price and _is_below(price))):
         answer = "costs too much"
     elif gain and not (worst is not None and _is_worse(worst, problem) and not _is_below(value)):
         answer = "helps"
@@ -303,6 +303,7 @@ class _Words:
     def __init__(self, problem: Problem, options: Any) -> None:
         self.problem, self.options = problem, options
         self.score = "accuracy" if problem.classes else "R2"
+        self.rows = "rows" if options.audit else "test rows"
 
     def served(self, value: float | None) -> str:
         if value is None:
@@ -323,7 +324,7 @@ class _Words:
             worst = large[0]
             return (
                 f"No description in these columns stands out; the plain model is worst for {worst['name']} "
-                f"({worst['size']:,} test rows): {self.served(worst['scores']['plain']['value'])}."
+                f"({worst['size']:,} {self.rows}): {self.served(worst['scores']['plain']['value'])}."
             )
         return "No description in these columns stands out among the rows that the plain model fails."
 
@@ -339,12 +340,15 @@ class _Words:
         points = 100 * price["difference"]
         cost = "at no price" if points >= 0 else f"for {-points:.2f} points of {self.score}"
         tails = f"the worst 5% of losses go from {tail['before']:.3g} to {tail['after']:.3g}"
-        headline = {
-            "helps": f"Robust training helped: by {how}, {tails}, {cost}.",
-            "costs too much": f"Robust training is too dear: by {how}, {tails}, but {cost}; the plain model is kept.",
-            "no difference": f"Robust training made no clear difference ({how}); the plain model is kept.",
-            "degenerate": f"Robust training ({how}) says the same to everybody; the plain model is kept.",
-        }[answer]  # fmt: skip
+        audit = self.options.audit
+        begins, ends = {
+            "helps": ("would help" if audit else "helped", f": by {how}, {tails}, {cost}"),
+            "costs too much": ("would cost too much" if audit else "cost too much", f": by {how}, {tails}, but {cost}"),
+            "no difference": ("would make no clear difference" if audit else "made no clear difference", f" ({how})"),
+            "degenerate": ("would say the same to everybody" if audit else "says the same to everybody", f" ({how})"),
+        }[answer]
+        kept = "" if audit or answer == "helps" else "; the plain model is kept"
+        headline = f"Robust training {begins}{ends}{kept}."
         said = [
             f"Best robust: {how}. The worst-case loss (rho {self.options.rho:g}) goes from {value['before']:.3f} "
             f"to {value['after']:.3f}{_interval(value, '{:+.3f}')}; {tails}.",
@@ -355,12 +359,12 @@ class _Words:
             small = _is_better(worst, self.problem) or _is_worse(worst, self.problem)
             clear = "" if small else ", no clear difference"
             said.append(
-                f"Worst served by plain training is {worst['name']} ({worst['size']:,} test rows): "
+                f"Worst served by plain training is {worst['name']} ({worst['size']:,} {self.rows}): "
                 f"{self.served(worst['before'])} before, {self.served(worst['after'])} after{clear}."
             )
         if look is not None:
             said.append(f"A second look says: {look}.")
-        if answer == "helps":
+        if answer == "helps" and not self.options.audit:
             said.append("The robust model is kept; the plain one is saved beside it.")
             if self.problem.classes:
                 said.append("Its probabilities lean towards the worst case: calibrate them where they must be right.")
