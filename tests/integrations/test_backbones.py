@@ -31,6 +31,9 @@ TEXTS = {
     "Bart": ({**HALF, **HEADS}, "classification_head.out_proj"),
     "XLNet": ({"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}, "logits_proj"),
     "Funnel": ({"d_model": 16, "block_sizes": [1], "n_head": 2, "d_head": 8, "d_inner": 16}, "classifier.linear_out"),
+    "GPT2": ({"n_embd": 16, "n_layer": 1, "n_head": 2}, "score"),
+    "Llama": (SIZES, "score"),
+    "Qwen2": ({**SIZES, "num_key_value_heads": 2}, "score"),
 }
 IMAGES = {
     "ViT": ({**SIZES, **IMAGE}, "classifier"),

@@ -78,9 +78,9 @@ class RobustPairs(_Robust):
         RobustCPOTrainer(..., args=CPOConfig(loss_type="simpo", cpo_alpha=0.0, ...), robust=KLRobustLoss(rho=0.5))
 
     The trainer's own code computes the loss of each pair, so every `loss_type` works, and so do `loss_weights`
-    (the worst case of the weighted sum), `f_divergence_type`, `ld_alpha`, precomputed reference log-probabilities and
-    PEFT. Not possible: "aot" and "aot_unpaired", which sort the batch, and terms that are no mean over pairs
-    (`cpo_alpha`, the router loss of mixtures of experts); both are errors.
+    (the worst case of the weighted sum), `f_divergence_type`, `ld_alpha` and precomputed reference
+    log-probabilities. Not possible: "aot" and "aot_unpaired", which sort the batch, and terms that are no mean over
+    pairs (`cpo_alpha`, the router loss of mixtures of experts); both are errors.
 
     The state is in the trainer's checkpoints. Gradient accumulation and several processes equal one large batch.
     `eval_loss` is the mean of the exact robust values of the batches.
