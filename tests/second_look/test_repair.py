@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import itertools
 import warnings
 from types import SimpleNamespace
 
@@ -445,7 +446,9 @@ def test_known_by_heart():
     assert torch.equal(fixed.model[3].weight, model[3].weight)
 
 
-def test_progress_is_shown(capsys):
+def test_progress_is_shown(capsys, monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr("scdro.second_look._repair.time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     X, y, _ = hidden_group(200)
     repair(trained(X, y), batches(X, y), refuse=False)
     shown = capsys.readouterr().err
