@@ -593,10 +593,10 @@ class RobustOptimizer(ClosureOptimizer):
     @property
     def _beta(self) -> float:
         """beta, which must be the same in all parameter groups because there is only one s."""
-        beta: float = self.param_groups[0]["beta"]
+        beta = self.param_groups[0]["beta"]
         if any(group["beta"] != beta for group in self.param_groups):
             raise HyperparameterError("expected the same beta in all parameter groups, got different values")
-        return beta
+        return float(beta)
 
     # -- monitoring ---------------------------------------------------------------------------------------------------
 
