@@ -19,7 +19,7 @@ from scdro import KLRobustLoss, rho_for_group, worst_case
 from scdro._validation import array_weights, check_number, check_whole, log_weights
 from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
 from scdro.functional import objective, rho_for_confidence
-from scdro.temperature import PrintedTemperature, WindowTemperature
+from scdro.temperature import MovingAverage, PrintedTemperature, WindowTemperature
 
 
 def test_differences_can_see():
@@ -108,6 +108,26 @@ def test_numbers_in_single_precision_do_not_make_the_answer_so(kind):
     losses = np.random.default_rng(0).exponential(size=100)
     assert worst_case(losses, kind(0.5), kind(0.25)).value == worst_case(losses, 0.5, 0.25).value
     assert objective(losses, 2.0, kind(0.5), kind(0.25)) == objective(losses, 2.0, 0.5, 0.25)
+
+
+def test_arguments_of_the_wrong_kind():
+    params = [nn.Parameter(torch.ones(2))]
+    for call, error, match in (
+        (lambda: worst_case(["a", "b"], 0.5), LossError, "losses.*list.*a"),
+        (lambda: worst_case([[1.0], [1.0, 2.0]], 0.5), LossError, "losses.*list"),
+        (lambda: worst_case([1j, 2.0], 0.5), LossError, "losses.*complex"),
+        (lambda: worst_case([1.0, 2.0], 0.5, sample_weight=["a", "b"]), LossError, "weights.*list.*a"),
+        (lambda: KLRobustLoss(0.5)(torch.ones(2, requires_grad=True), ["a", "b"]), LossError, "weights.*list.*a"),
+        (lambda: objective([1.0, 2.0], "1", 0.5), HyperparameterError, "number.*lam.*'1'"),
+        (lambda: objective([1.0, 2.0], None, 0.5), HyperparameterError, "number.*lam.*None"),
+        (lambda: worst_case([1.0, 2.0], 10**400), HyperparameterError, "number.*rho.*1000"),
+        (lambda: scdro.SCDRO(params, tracker="auto"), HyperparameterError, "1 point.*SCDRO.*'auto'"),
+        (lambda: scdro.SCDRO(params, tracker=MovingAverage), HyperparameterError, "1 point.*SCDRO.*class"),
+        (lambda: scdro.SCDRO(params, module="model"), HyperparameterError, "module.*'m'"),
+        (lambda: scdro.SCDRO(params, module=True), HyperparameterError, "module.*True"),
+    ):
+        with pytest.raises(error, match=match):
+            call()
 
 
 def values_of(steps=4, **settings):

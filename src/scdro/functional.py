@@ -373,8 +373,8 @@ def objective(losses: Any, lam: Tensor | float, rho: float, lam0: float = 1e-3, 
     rho, lam0 = float(rho), float(lam0)
     vector, detached, log_q, as_array = read_losses(losses, sample_weight)
     dtype = detached.dtype
+    check_number("lam", lam.detach() if isinstance(lam, Tensor) else lam, "> 0", "a temperature", infinite=True)
     temperature = torch.as_tensor(lam, dtype=dtype, device=vector.device)
-    check_number("lam", temperature.detach(), "> 0", "a temperature", infinite=True)
     double = vector.to(dtype)
     if math.isinf(float(temperature.detach())):
         value = torch.dot(torch.exp(log_q), double) + (0.0 if rho == 0 else math.inf)
