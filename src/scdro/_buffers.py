@@ -45,8 +45,9 @@ class Buffers:
     """The buffers of the modules that were passed to an optimizer, during a step."""
 
     def __init__(self, module: Modules) -> None:
-        several = isinstance(module, Iterable) and not isinstance(module, nn.Module)
-        self.modules = () if module is None else tuple(module) if several else (module,)
+        modules = () if module is None else (module,) if isinstance(module, nn.Module) else module
+        check_is(modules, Iterable, "module=model, or several models")
+        self.modules = tuple(modules)
         for part in self.modules:
             check_is(part, nn.Module, "module=model, or several models")
         self._inspected = False
