@@ -6,6 +6,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Two workers with one thread each: more only wait for each other.
 export OMP_NUM_THREADS ?= 1
+# Nothing that a test calls may ask the network.
+OFFLINE := HF_HUB_OFFLINE=1 WANDB_MODE=offline MLFLOW_DISABLE_TELEMETRY=true DO_NOT_TRACK=1
 
 .PHONY: demo test test-cpus test-lowest test-slow test-gpu test-integrations coverage lint types unit completions notebooks reproduction-smoke benchmarks docs wheel release clean
 
@@ -44,8 +46,8 @@ test-slow: $(VENV)/.dev  ## The tests that take minutes
 	$(BIN)/python -m pytest -n 2 -m slow --timeout 1800
 
 test-integrations: $(VENV)/.integrations  ## The tests with Lightning, transformers, TRL, skorch, torchmetrics, W&B, MLflow, tensorboard and Dask installed
-	$(BIN)/python -m pytest -n 2 -m integration tests reproduction
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -o addopts="-q --doctest-modules" src/scdro/integrations
+	$(OFFLINE) $(BIN)/python -m pytest -n 2 -m integration tests reproduction
+	$(OFFLINE) $(BIN)/python -m pytest -o addopts="-q --doctest-modules" src/scdro/integrations
 
 test-gpu: $(VENV)/.dev  ## The tests that need a GPU; without one they are skipped, and say so
 	$(BIN)/python -m pytest -n 0 -m gpu -rs tests/gpu

@@ -387,6 +387,8 @@ def test_skip_nonfinite():
     assert value == 0.0
     assert loss.skipped == 1
     assert loss.tau.isnan().all()
+    assert loss.eval()(first, second, torch.arange(N)).isnan()  # a zero would be taken for the best model
+    assert loss.skipped == 1
 
 
 @pytest.mark.parametrize(

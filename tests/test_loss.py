@@ -338,6 +338,22 @@ def test_bad_losses_in_evaluation(kind):
     refuses(problem, lambda: robust(spoil(problem.losses(1))), error, match, robust)
 
 
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_evaluation_of_a_batch_that_would_be_skipped(bad):
+    """Its value is not known. A zero would be taken for the best model."""
+    problem, robust = Problem(), KLRobustLoss(0.5, skip_nonfinite=True)
+    robust(problem.losses())
+    before = problem.snapshot(robust)
+    losses = torch.tensor([1.0, bad], requires_grad=True)
+    value = robust.eval()(losses)
+    value.backward()
+    assert math.isnan(value.item())
+    assert losses.grad.tolist() == [0.0, 0.0]
+    assert differences(before, problem.snapshot(robust)) == []
+    good = torch.tensor([1.0, 2.0])
+    assert robust(good).item() == KLRobustLoss(0.5).eval()(good).item()
+
+
 def test_losses_at_their_bounds_are_fine():
     robust = KLRobustLoss(0.5, loss_bound=2.0)
     assert torch.isfinite(robust(torch.tensor([0.0, 2.0], requires_grad=True)))

@@ -79,6 +79,21 @@ def test_robust_accuracy_at_the_ends():
     assert robust_accuracy(y, predicted, -math.log(np.mean(y != predicted))) == 0.0
 
 
+def test_all_right_is_one_under_any_weights():
+    """Rounding made it more than one, where the logarithm of the error is not defined, or less, which rho amplifies."""
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        y, weight = rng.integers(2, size=5 + seed), rng.random(5 + seed)
+        assert robust_accuracy(y, y, 0.5, weight) == 1.0
+        assert group_table(y, y, np.zeros_like(y), weight)[0].accuracy == 1.0
+
+
+def test_a_rare_error_counts():
+    """e' log(e'/e) + (1 - e') log((1 - e')/(1 - e)) = rho, with an error rate e that is lost in 1 - e."""
+    rare = 1 - robust_accuracy([0, 1], [0, 0], 0.5, [1.0, 1e-20])
+    assert rare * math.log(rare / 1e-20) + (1 - rare) * math.log1p(-rare) == pytest.approx(0.5, rel=1e-9)
+
+
 def test_robust_accuracy_bounds_every_large_group():
     y, predicted, groups, _ = labels(400)
     for row in group_table(y, predicted, groups):

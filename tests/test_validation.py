@@ -14,11 +14,12 @@ from torch import nn
 
 import scdro
 from equality import differences
-from refusals import BAD_SETTINGS, BAD_WEIGHTS, INF, NAN, make
+from refusals import BAD_SETTINGS, BAD_WEIGHTS, INF, NAN, Problem, make
 from scdro import KLRobustLoss, rho_for_group, worst_case
 from scdro._validation import array_weights, check_number, check_whole, log_weights
 from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
 from scdro.functional import objective, rho_for_confidence
+from scdro.temperature import MovingAverage, PrintedTemperature, WindowTemperature
 
 
 def test_differences_can_see():
@@ -100,6 +101,60 @@ def test_settings_that_are_no_numbers(setting, value):
 def test_tensors_and_numpy_numbers_are_numbers():
     for rho in (torch.tensor(0.5), np.float32(0.5), np.int64(1), True):
         assert float(worst_case([1.0, 2.0], rho=rho).value) > 1.5
+
+
+@pytest.mark.parametrize("kind", [np.float32, torch.tensor])
+def test_numbers_in_single_precision_do_not_make_the_answer_so(kind):
+    losses = np.random.default_rng(0).exponential(size=100)
+    assert worst_case(losses, kind(0.5), kind(0.25)).value == worst_case(losses, 0.5, 0.25).value
+    assert objective(losses, 2.0, kind(0.5), kind(0.25)) == objective(losses, 2.0, 0.5, 0.25)
+
+
+def test_arguments_of_the_wrong_kind():
+    params = [nn.Parameter(torch.ones(2))]
+    for call, error, match in (
+        (lambda: worst_case(["a", "b"], 0.5), LossError, "losses.*list.*a"),
+        (lambda: worst_case([[1.0], [1.0, 2.0]], 0.5), LossError, "losses.*list"),
+        (lambda: worst_case([1j, 2.0], 0.5), LossError, "losses.*complex"),
+        (lambda: worst_case([1.0, 2.0], 0.5, sample_weight=["a", "b"]), LossError, "weights.*list.*a"),
+        (lambda: KLRobustLoss(0.5)(torch.ones(2, requires_grad=True), ["a", "b"]), LossError, "weights.*list.*a"),
+        (lambda: objective([1.0, 2.0], "1", 0.5), HyperparameterError, "number.*lam.*'1'"),
+        (lambda: objective([1.0, 2.0], None, 0.5), HyperparameterError, "number.*lam.*None"),
+        (lambda: worst_case([1.0, 2.0], 10**400), HyperparameterError, "number.*rho.*1000"),
+        (lambda: scdro.SCDRO(params, tracker="auto"), HyperparameterError, "1 point.*SCDRO.*'auto'"),
+        (lambda: scdro.SCDRO(params, tracker=MovingAverage), HyperparameterError, "1 point.*SCDRO.*class"),
+        (lambda: scdro.SCDRO(params, module="model"), HyperparameterError, "module.*'m'"),
+        (lambda: scdro.SCDRO(params, module=True), HyperparameterError, "module.*True"),
+    ):
+        with pytest.raises(error, match=match):
+            call()
+
+
+def values_of(steps=4, **settings):
+    robust, losses = KLRobustLoss(**settings), torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64, requires_grad=True)
+    return [robust((k + 1) * losses).item() for k in range(steps)], robust.state_dict()
+
+
+@pytest.mark.parametrize("kind", [np.float32, torch.tensor])
+@pytest.mark.parametrize("rho", [0.0, 0.5])
+def test_settings_in_single_precision_do_not_make_the_state_so(rho, kind):
+    assert differences(values_of(rho=rho, beta=kind(0.25)), values_of(rho=rho, beta=0.25)) == []
+    for temperature in (
+        lambda number: WindowTemperature(ceiling=number(0.25)),
+        lambda number: PrintedTemperature(lr=number(0.25)),
+    ):
+        of_kind, of_floats = (values_of(rho=rho, temperature=temperature(number)) for number in (kind, float))
+        assert differences(of_kind, of_floats) == []
+
+
+def test_a_beta_that_is_not_a_float():
+    """torch refuses a bool as a factor, in the middle of a step."""
+    runs = []
+    for beta in (1.0, 1, True, np.float32(1.0)):
+        problem = Problem()
+        optimizer = problem.optimizer("SCDRO", started=True, beta=beta)
+        runs.append((problem.snapshot(), float(optimizer.lam)))
+    assert all(differences(runs[0], run) == [] for run in runs[1:])
 
 
 @pytest.mark.parametrize("lam", [0.0, -1.0, NAN])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from scdro._validation import check_is
 from scdro.errors import ClosureError
 
 __all__ = [
@@ -44,7 +45,11 @@ class Buffers:
     """The buffers of the modules that were passed to an optimizer, during a step."""
 
     def __init__(self, module: Modules) -> None:
-        self.modules = () if module is None else (module,) if isinstance(module, nn.Module) else tuple(module)
+        modules = () if module is None else (module,) if isinstance(module, nn.Module) else module
+        check_is(modules, Iterable, "module=model, or several models")
+        self.modules = tuple(modules)
+        for part in self.modules:
+            check_is(part, nn.Module, "module=model, or several models")
         self._inspected = False
         self._before: Snapshot | None = None
 

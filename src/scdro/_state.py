@@ -463,6 +463,7 @@ class RobustState(MethodState):
         `old` is the same batch at the previous point, for two-point trackers.
         """
         check_beta(beta)
+        beta = float(beta)
         lam, lam_past, lam_log_s, ceiling, lam_log_s_max, kept = self.numbers()
         if not self.started and staged is None:
             lam, ceiling = self._first(batch, lam, ceiling)

@@ -48,7 +48,7 @@ def check_number(name: str, value: Any, within: str, meaning: str = "", *, infin
         if isinstance(value, (str, bytes)):
             raise TypeError
         number = float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise HyperparameterError(f"expected a number for {name}, got {value!r}") from None
     if not _is_within(number, within) or (math.isinf(number) and not infinite):
         explained = f", {meaning}" if meaning else ""
@@ -239,7 +239,7 @@ def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor
 
     Returns the losses with their graph, the losses detached in float64, log q, and whether the input was not a tensor.
     """
-    vector = losses if isinstance(losses, Tensor) else torch.from_numpy(np.array(np.asarray(losses), dtype=np.float64))
+    vector = losses if isinstance(losses, Tensor) else torch.from_numpy(_as_floats(losses, "losses"))
     _check_shape(vector)
     if vector.is_complex():
         raise LossError(f"expected real losses, got {vector.dtype}")
@@ -262,6 +262,17 @@ def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor
     return vector, double, log_q, not isinstance(losses, Tensor)
 
 
+def _as_floats(values: Any, what: str) -> npt.NDArray[np.float64]:
+    """A new float64 array. torch would read a list of floats as float32."""
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind == "c":
+            raise TypeError("they are complex")
+        return np.array(array, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise LossError(f"expected {what} as real numbers, got {_kind(values)}: {error}") from error
+
+
 # -- sample weights ---------------------------------------------------------------------------------------------------
 
 
@@ -271,8 +282,7 @@ _ALL_ZERO = "expected sample weights (or a mask) with a positive sum, got none a
 
 def as_weights(values: Any, losses: Tensor) -> Tensor:
     """Sample weights of a vector of losses, with its device and dtype."""
-    # By way of NumPy, which reads a list of floats as float64; torch would read float32.
-    tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.array(np.asarray(values), dtype=np.float64))
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(_as_floats(values, "sample weights"))
     weight = tensor.detach().to(losses.device, losses.dtype)
     if weight.shape != losses.shape:
         raise LossError(f"expected one sample weight per loss, shape {tuple(losses.shape)}, got {tuple(weight.shape)}")
@@ -307,10 +317,7 @@ def array_weights(sample_weight: Any, n: int, *, may_be_zero: bool = False) -> n
         return np.ones(n)
     if isinstance(sample_weight, Tensor):
         sample_weight = sample_weight.detach().cpu().numpy()
-    try:
-        weight = np.array(np.asarray(sample_weight), dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise LossError(f"expected sample weights as numbers, got {_kind(sample_weight)}: {error}") from error
+    weight = _as_floats(sample_weight, "sample weights")
     if weight.ndim == 0:
         weight = np.full(n, weight)
     if weight.shape != (n,):

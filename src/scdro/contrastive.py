@@ -560,7 +560,8 @@ class RobustContrastiveLoss(nn.Module):
             )
         if self.training and torch.is_grad_enabled():
             self.state.count_skipped(True)
-        return losses.new_zeros((), requires_grad=True)
+            return losses.new_zeros((), requires_grad=True)
+        return losses.new_full((), math.nan, requires_grad=True)
 
     # -- monitoring and checkpoints -----------------------------------------------------------------------------------
 

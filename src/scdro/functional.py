@@ -341,6 +341,7 @@ def worst_case(
     """
     check_radius(rho, lam0)
     check_trim(trim)
+    rho, lam0 = float(rho), float(lam0)
     vector, double, log_q, as_array = read_losses(losses, sample_weight)
     if trim:
         log_q = trimmed_log_weights(double, log_q, trim)
@@ -369,10 +370,11 @@ def objective(losses: Any, lam: Tensor | float, rho: float, lam0: float = 1e-3, 
         -0.338757397
     """
     check_radius(rho, lam0)
+    rho, lam0 = float(rho), float(lam0)
     vector, detached, log_q, as_array = read_losses(losses, sample_weight)
     dtype = detached.dtype
+    check_number("lam", lam.detach() if isinstance(lam, Tensor) else lam, "> 0", "a temperature", infinite=True)
     temperature = torch.as_tensor(lam, dtype=dtype, device=vector.device)
-    check_number("lam", temperature.detach(), "> 0", "a temperature", infinite=True)
     double = vector.to(dtype)
     if math.isinf(float(temperature.detach())):
         value = torch.dot(torch.exp(log_q), double) + (0.0 if rho == 0 else math.inf)

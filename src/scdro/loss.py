@@ -215,7 +215,7 @@ class KLRobustLoss(nn.Module):
         trim: fraction of the hardest recent losses to leave out, for data with wrong labels.
         window: number of recent losses used to determine lam; by default enough for rho.
         skip_nonfinite: skip batches with NaN or infinite losses and count them in `skipped`, instead of raising.
-            BatchNorm's statistics have already changed by then; see `watch`.
+            BatchNorm's statistics have already changed by then; see `watch`. In `eval()` mode the value is then NaN.
         process_group: the processes that share each batch: None for all, if torch.distributed is initialised; False
             for this process only. Each call is then one step on the losses of all of them. Gradients must be averaged,
             as DistributedDataParallel and fully_shard do. In `eval()` mode each process uses its own losses.
@@ -297,7 +297,8 @@ class KLRobustLoss(nn.Module):
             batch = batch._replace(losses=group_means(batch.losses, batch.labels, shares))
         if not trains:
             value, weights = self._exact(batch)
-            return _with_gradient(losses, batch, value, _of_samples(weights, batch, shares))
+            value = _with_gradient(losses, batch, value, _of_samples(weights, batch, shares))
+            return value if batch.finite is None else torch.where(batch.finite, value, math.nan)
         if batch.finite is not None and host_reads(batch.finite):
             if not bool(batch.finite):
                 state.count_skipped(True)

@@ -326,7 +326,7 @@ def group_table(
     for g in range(len(known.names)):
         own = weight[known.member == g]
         if own.sum() > 0:
-            accuracy = float(own @ right[known.member == g] / own.sum())
+            accuracy = float((own * right[known.member == g]).sum() / own.sum())
             table.append(GroupRow(known.name(g), len(own), float(own.sum() / weight.sum()), accuracy))
     return sorted(table, key=lambda row: row.accuracy)
 
@@ -370,10 +370,10 @@ def robust_accuracy(y_true: Any, y_pred: Any, rho: float, sample_weight: Any = N
     """
     check_rho(rho)
     right, weight = _right(y_true, y_pred, sample_weight)
-    accuracy = float(weight @ right / weight.sum())
-    if rho == 0.0 or accuracy in (0.0, 1.0):
+    # Sums of the same terms, so that all right is exactly one. With a small rate of errors, 1 - accuracy loses digits.
+    accuracy, error = (float((weight * part).sum() / weight.sum()) for part in (right, 1.0 - right))
+    if rho == 0.0 or accuracy == 0.0 or error == 0.0:
         return accuracy
-    error = 1.0 - accuracy
     if rho >= -math.log(error):
         return 0.0
 

@@ -413,6 +413,7 @@ class WindowTemperature(Temperature):
         check_optional("initial", self.initial, "> 0", "the first temperature lam, or None to find it")
         NormalizedStorm(self.cap, self.clip)  # validates both
         check_optional("ceiling", self.ceiling, ">= 0", "in units of lam, or None for no bound")
+        self.ceiling = None if self.ceiling is None else float(self.ceiling)
         check_optional("lag", self.lag, ">= 1", "or None for no bound", infinite=True)
 
     def one_point_tracker(self) -> Tracker:
@@ -463,6 +464,7 @@ class PrintedTemperature(Temperature):
     def __post_init__(self) -> None:
         check_number("initial", self.initial, "> 0", "the first temperature lam")
         check_optional("lr", self.lr, ">= 0", "the step size for lam, or None for the optimizer's")
+        self.lr = None if self.lr is None else float(self.lr)
 
     def one_point_tracker(self) -> Tracker:
         return MovingAverage()

@@ -262,7 +262,7 @@ class MLflowLogger:
     Example:
         >>> import tempfile, mlflow
         >>> os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # a folder; a database needs SQLAlchemy
-        >>> mlflow.set_tracking_uri(tempfile.mkdtemp())
+        >>> mlflow.set_tracking_uri(os.path.join(tempfile.mkdtemp(), "runs"))
         >>> with mlflow.start_run() as run:
         ...     MLflowLogger().scalars({"lam": 0.5}, step=3)
         >>> mlflow.get_run(run.info.run_id).data.metrics

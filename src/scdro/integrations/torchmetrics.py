@@ -133,7 +133,7 @@ class RobustValue(Metric):
         >>> value.update(torch.tensor([0.1, 0.2]))
         >>> value.update(torch.tensor([3.0]))
         >>> value.compute()
-        tensor(2.2...)
+        tensor(2.4...)
     """
 
     is_differentiable = False

@@ -240,7 +240,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _worst_case_weights(self, scores: Array, y: Array, weight: Array) -> Array:
         losses = self._losses(y, weight).exact(np.ascontiguousarray(scores.T, dtype=np.float64))
-        return worst(losses, weight / weight.sum(), self.rho, self.lam0).p
+        return worst(losses, weight / weight.sum(), float(self.rho), float(self.lam0)).p
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

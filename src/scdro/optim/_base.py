@@ -561,10 +561,10 @@ class RobustOptimizer(ClosureOptimizer):
         temperature = given_or_default(temperature)
         if tracker is None:
             tracker = temperature.two_point_tracker() if self._two_points else temperature.one_point_tracker()
-        if tracker.two_points != self._two_points:
+        if isinstance(tracker, type) or getattr(tracker, "two_points", None) != self._two_points:
             raise HyperparameterError(
                 f"expected a tracker of {2 if self._two_points else 1} point(s) for {type(self).__name__}, "
-                f"got {type(tracker).__name__}"
+                f"got {tracker!r}"
             )
         self._robust = RobustState(
             rho,
@@ -593,10 +593,10 @@ class RobustOptimizer(ClosureOptimizer):
     @property
     def _beta(self) -> float:
         """beta, which must be the same in all parameter groups because there is only one s."""
-        beta: float = self.param_groups[0]["beta"]
+        beta = self.param_groups[0]["beta"]
         if any(group["beta"] != beta for group in self.param_groups):
             raise HyperparameterError("expected the same beta in all parameter groups, got different values")
-        return beta
+        return float(beta)
 
     # -- monitoring ---------------------------------------------------------------------------------------------------
 
