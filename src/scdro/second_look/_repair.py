@@ -26,7 +26,7 @@ from scdro.second_look._slices import Slices, described
 from scdro.second_look._verdict import CLASS_WEIGHTS, NOTHING, Verdict
 from scdro.second_look._weights import balanced
 
-__all__ = ["Repaired", "Scores", "repair"]
+__all__ = ["HeadScores", "Repaired", "repair"]
 
 Array = npt.NDArray[Any]
 
@@ -37,13 +37,13 @@ FOLDS = 5
 BY_HEART = 0.998  # of the samples right out of fold: the features have seen them
 
 
-class Scores(NamedTuple):
+class HeadScores(NamedTuple):
     """Accuracies in [0, 1], of the given head as it is, or of the new one out of fold.
 
     `hard` is weighted: where the first model knows nothing.
 
     Example:
-        >>> Scores(accuracy=0.96, balanced=0.93, hard=0.47).hard
+        >>> HeadScores(accuracy=0.96, balanced=0.93, hard=0.47).hard
         0.47
     """
 
@@ -52,7 +52,7 @@ class Scores(NamedTuple):
     hard: float
 
     @classmethod
-    def of(cls, right: Array, y: Array, weights: Array) -> Scores:
+    def of(cls, right: Array, y: Array, weights: Array) -> HeadScores:
         """Of what is right, 1 or 0."""
         return cls(float(right.mean()), _balanced_mean(right, y), float(weights @ right / weights.sum()))
 
@@ -64,7 +64,7 @@ class Repaired:
     Attributes:
         model: a copy of the given network, with a new head if that helps.
         verdict: a `Verdict`; print it.
-        before: `Scores` of the given head.
+        before: `HeadScores` of the given head.
         after: those of the head of `model`, out of fold.
         weights: of the second look, (n,), with mean one.
         proba: the probability of each sample's label, out of fold, by the reference head, (n,).
@@ -80,8 +80,8 @@ class Repaired:
 
     model: nn.Module
     verdict: Verdict
-    before: Scores
-    after: Scores
+    before: HeadScores
+    after: HeadScores
     weights: Array
     proba: Array
     labels: Array
@@ -190,7 +190,7 @@ def repair(
         new.to(home.pop())
     for module, training in zip(new.modules(), modes, strict=True):
         module.training = training
-    before, after = (Scores.of(each, y, look.weights_) for each in (given, right))
+    before, after = (HeadScores.of(each, y, look.weights_) for each in (given, right))
     return Repaired(new, verdict, before, after, look.weights_, look.reference_proba_, y, X, given, right)
 
 
