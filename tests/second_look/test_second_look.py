@@ -124,6 +124,29 @@ def test_class_weights_suffice():
     assert look.estimator_.coef_ == pytest.approx(balanced.coef_, rel=1e-4)
 
 
+def test_class_weights_are_those_of_the_estimator_not_of_a_better_reference():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 2))
+    y = (X[:, 0] * X[:, 1] > 0.2).astype(int)  # no linear model knows anything of it, with class weights or without
+    reference = RandomForestClassifier(20, min_samples_leaf=3, random_state=0)
+    look = SecondLook(LogisticRegression(), reference=reference, cv=3, repeats=1, grid=None, random_state=0)
+    with pytest.warns(ScdroWarning, match="plain model is kept"):
+        look.fit(X, y)
+    assert look.estimator_ is look.plain_
+
+
+def test_balanced_classes_need_no_weights():
+    answers = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        y = rng.integers(0, 2, 600)
+        X = rng.normal(size=(600, 5)) + 2 * np.eye(5)[0] * y[:, None]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ScdroWarning)
+            answers.append(SecondLook(LogisticRegression(), grid=None, random_state=seed).fit(X, y).verdict_.answer)
+    assert "class weights suffice" not in answers
+
+
 def test_a_budget_bounds_the_price():
     X, y, _ = hidden_group(noise=0.3)
     free = SecondLook(LogisticRegression(C=0.1), random_state=0, refuse=False).fit(X, y)

@@ -276,6 +276,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         before = _scores(firsts, y, classifier)
         same = self.reference is None and np.allclose(share, base * n / base.sum())
         plain = before if same else scored({}, lambda rows: base[rows], "plain", times=1)
+        own = self.reference is None or self.reference is self.estimator
+        equal = _scores(firsts[:1], y, classifier) if own else plain  # with class weights, in the folds of `plain`
+        if classifier and self.balance_classes and not own:
+            equal = scored({}, balancing(share), "class weights", times=1)
         tried = [
             scored(settings, balancing(weights), f"second look: {settings}", times=1) for settings in self._candidates()
         ]
@@ -289,9 +293,9 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         best = self._choose(tried, plain, before, at, as_is, shared, known, y)
         if best is not None:
             best = scored(best.settings, balancing(weights), "second look, chosen")
-        three = {"plain": plain, "reference": before, "second": plain if best is None else best}
-        self._right = {name: np.where(tested, scores.each, np.nan) for name, scores in three.items()}
-        verdict = self._judged(best, plain, before, rivals, at, as_is, shared, y, found, known)
+        kinds = {"plain": plain, "balanced": before if own else equal, "second": plain if best is None else best}
+        self._right = {name: np.where(tested, scores.each, np.nan) for name, scores in kinds.items()}
+        verdict = self._judged(best, plain, before, equal, rivals, at, as_is, shared, y, found, known)
         return verdict, weights, {} if best is None else best.settings, of_label
 
     def _weighted(
@@ -364,8 +368,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return -float(np.average(np.abs(y - np.median(y)), weights=as_is))
 
     def _judged(
-        self, best: _Scores | None, plain: _Scores, before: _Scores, rivals: list[_Scores], at: Array, as_is: Array,
-        share: Array, y: Array, found: LookWeights, known: Array | None,
+        self, best: _Scores | None, plain: _Scores, before: _Scores, equal: _Scores, rivals: list[_Scores],
+        at: Array, as_is: Array, share: Array, y: Array, found: LookWeights, known: Array | None,
     ) -> Verdict:  # fmt: skip
         """`rivals` are models without the weights: what a better penalty alone gains does not count."""
         classifier = is_classifier(self.estimator)
@@ -385,7 +389,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             answer = judge(gain, error, kept, effective_size(at) / effective_size(share))
         unequal = not np.allclose(share / share.sum(), as_is / as_is.sum())
         refused = answer in (NOTHING, WRONG_LABELS) and known is None
-        if refused and classifier and unequal and class_weights_help(plain.each, before.each, y, as_is):
+        if refused and classifier and unequal and class_weights_help(plain.each, equal.each, y, as_is):
             answer = CLASS_WEIGHTS
 
         def mean(scores: _Scores, w: Array) -> float:

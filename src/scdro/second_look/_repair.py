@@ -180,8 +180,8 @@ def repair(
             solver = HeadSolver(verdict.chosen.get("C", penalty), start, intercept, tol=1e-6)
             solution, right = solver.fit(Z, y, look.weights_), look._right["second"]
         elif verdict.answer == CLASS_WEIGHTS:
-            solver = HeadSolver(penalty, None, intercept, tol=1e-6)
-            solution, right = solver.fit(Z, y, balanced(np.ones(len(y)), y)), look._right["reference"]
+            solver = HeadSolver(penalty, start, intercept, tol=1e-6)
+            solution, right = solver.fit(Z, y, balanced(np.ones(len(y)), y)), look._right["balanced"]
     if solution is None:
         warnings.warn(f"the given head is kept: {verdict.answer}; see the verdict", ScdroWarning, stacklevel=2)
     else:
