@@ -177,6 +177,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if classifier:
             check_classification_targets(y)
             self.classes_ = np.unique(y)
+            if len(self.classes_) < 2:
+                raise DataError(f"expected at least two classes, got one class: {self.classes_[0]!r}")
         base = array_weights(sample_weight, _num_samples(X))
         known = self._known_groups(X)
         self.plain_ = fit_weighted(self.estimator, X, y, base)
@@ -232,7 +234,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if self.grid is None:
             return [{}]
         if not isinstance(self.grid, str):
-            return list(ParameterGrid(self.grid))
+            settings = list(ParameterGrid(self.grid))
+            if not settings:
+                raise HyperparameterError(f"expected a grid with settings, or None, got {self.grid!r}")
+            return settings
         if self.grid != "auto":
             raise HyperparameterError(f'expected grid to be "auto", None or a grid of settings, got {self.grid!r}')
         settings = self.estimator.get_params()
@@ -384,7 +389,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         elif known is not None:
             first, then = (_worst_group(scores.each, known, as_is) for scores in (plain, after))
             answer = HELPS if then > first else NOTHING
-            note = f"Worst known group: {100 * first:.1f}% before, {100 * then:.1f}% after."
+            said = [f"{100 * v:.1f}%" if classifier else f"error {-v:.3g}" for v in (first, then)]
+            note = f"Worst known group: {said[0]} before, {said[1]} after."
         else:
             answer = judge(gain, error, kept, effective_size(at) / effective_size(share))
         unequal = not np.allclose(share / share.sum(), as_is / as_is.sum())
