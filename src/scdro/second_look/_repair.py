@@ -40,7 +40,8 @@ BY_HEART = 0.998  # of the samples right out of fold: the features have seen the
 class HeadScores(NamedTuple):
     """Accuracies in [0, 1], of the given head as it is, or of the new one out of fold.
 
-    `hard` is weighted: where the first model knows nothing.
+    `hard` is weighted: where the reference, a head refitted to these data, knows nothing. These samples are chosen
+    against the reference, not against the given head, whose `hard` may be higher though the new head is better.
 
     Example:
         >>> HeadScores(accuracy=0.96, balanced=0.93, hard=0.47).hard
@@ -118,6 +119,9 @@ def repair(
     penalties of their own are tried out of fold; the best is solved exactly and put into a copy, if the verdict is that
     it helps. All is done with a copy: the given model stays as it is, also when interrupted.
 
+    The verdict compares with the reference, not with the given head. A head that was trained well on far more data may
+    be better than both: then use `towards="old"`, and compare `model` with the given one on data kept for that.
+
     Args:
         model: a classifier whose output (or whose output's `logits`) is that of an `nn.Linear`, as it is or as
             probabilities. Of a compiled network the result is not compiled.
@@ -180,8 +184,8 @@ def repair(
             solver = HeadSolver(verdict.chosen.get("C", penalty), start, intercept, tol=1e-6)
             solution, right = solver.fit(Z, y, look.weights_), look._right["second"]
         elif verdict.answer == CLASS_WEIGHTS:
-            solver = HeadSolver(penalty, None, intercept, tol=1e-6)
-            solution, right = solver.fit(Z, y, balanced(np.ones(len(y)), y)), look._right["reference"]
+            solver = HeadSolver(penalty, start, intercept, tol=1e-6)
+            solution, right = solver.fit(Z, y, balanced(np.ones(len(y)), y)), look._right["balanced"]
     if solution is None:
         warnings.warn(f"the given head is kept: {verdict.answer}; see the verdict", ScdroWarning, stacklevel=2)
     else:
