@@ -100,7 +100,7 @@ def make_problem(
     if test is not None:
         if split_by is not None or split_after is not None:
             raise HyperparameterError("expected test rows from one place, got test and split_by or split_after")
-        other = as_table(test)
+        other = as_table(test, [name for name in frame.columns if frame[name].dtype == pl.String])
         for name in frame.columns:
             if name not in drop:
                 column_of(other, name, "every column of the training data, here of the test data,")
