@@ -89,7 +89,8 @@ class Run:
     def predictions(self, data: Any, model: str | None = None, ids: Sequence[str] = ()) -> Any:
         """A polars DataFrame: the row's number, columns of ids, the prediction, and probabilities of the classes.
 
-        Texts that a spreadsheet would take for a formula begin with an apostrophe.
+        Texts that a spreadsheet would take for a formula begin with an apostrophe. A name that is taken, such as that
+        of an id called "row", gets an underscore.
         """
         pl = polars()
         frame, X = self._inputs.open(data)
@@ -100,7 +101,13 @@ class Run:
         columns.append(_harmless(pl.Series("prediction", list(self._answers(scores)))))
         if self.classes:
             columns += [pl.Series(f"p({name})", scores[:, k].round(6)) for k, name in enumerate(self.classes)]
-        return pl.DataFrame([column.alias(_quoted(column.name)) for column in columns])
+        names: list[str] = []
+        for column in columns:
+            name = _quoted(column.name)
+            while name in names:
+                name += "_"
+            names.append(name)
+        return pl.DataFrame([column.alias(name) for column, name in zip(columns, names, strict=True)])
 
     def __str__(self) -> str:
         verdict = self.summary["verdict"]
