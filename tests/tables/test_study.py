@@ -5,12 +5,11 @@ import json
 import numpy as np
 import polars as pl
 import pytest
-from test_summary import mismatch
 
 import scdro
 from scdro.errors import DataError, HyperparameterError
 from scdro.tables import _folder, audit, load, train
-from scdro.tables._summary import Summary
+from scdro.tables._summary import Summary, mismatch
 
 
 def spoilt(n=1500, seed=0, share=0.05):

@@ -38,6 +38,7 @@ class Model(Protocol):
     """A fitted model."""
 
     rounds: int  # rounds or epochs that were best; 0 where there is no such thing
+    classes: int  # 0 for regression
 
     def predict(self, X: Array) -> Array:
         """(n, k) or (n,)."""
