@@ -62,6 +62,15 @@ def test_what_train_and_audit_say(place, capsys):
     assert "half" in said
 
 
+def test_groups_of_a_regression_are_errors_in_its_own_unit(tmp_path, capsys):
+    content = [{**row, "label": 5000.0 + 10.0 * k} for k, row in enumerate(rows(120))]
+    path = write_csv(tmp_path / "data.csv", content)
+    assert main(["audit", str(path), "--target", "label", "--group", "site", "--model", "linear", "--budget", "1"]) == 0
+    groups = [line for line in capsys.readouterr().out.splitlines() if line.startswith("site = ")]
+    assert groups
+    assert not any("%" in line for line in groups)
+
+
 def test_the_page_is_written_and_written_again(place, tmp_path, capsys):
     page = (place / "run" / "report.html").read_text()
     assert "label" in page

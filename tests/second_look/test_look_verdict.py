@@ -106,6 +106,13 @@ def test_class_weights_help_the_class_that_is_served_worst():
     assert not class_weights_help(plain, plain, y, np.ones(1000))
 
 
+def test_class_weights_that_only_move_the_threshold_do_not_help():
+    y = np.repeat([0, 1], [302, 298])
+    plain = np.r_[np.ones(260), np.zeros(42), np.ones(250), np.zeros(48)]
+    moved = np.r_[np.ones(254), np.zeros(48), np.ones(256), np.zeros(42)]  # six more here, six fewer there
+    assert not class_weights_help(plain, moved, y, np.ones(600))
+
+
 def test_printed():
     numbers = {
         "gain": 0.04,

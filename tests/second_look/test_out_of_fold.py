@@ -109,3 +109,30 @@ def test_splitters_of_the_user():
     assert len(splits) == 3
     with pytest.raises(HyperparameterError, match="folds"):
         partitions(1, 1, y, y, None, 0, True)
+
+
+class WithLogits(nn.Module):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x):
+        return {"loss": None, "logits": self.network(x)}
+
+
+def test_logits_probabilities_outputs_and_one_number_say_the_same():
+    x = torch.linspace(-1, 1, 40, dtype=torch.float32)[:, None]
+    data = torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long())
+    two, one = nn.Linear(1, 2), nn.Linear(1, 1)
+    with torch.no_grad():
+        two.weight.copy_(torch.tensor([[-2.0], [2.0]])), two.bias.zero_()
+        one.weight.fill_(4.0), one.bias.zero_()
+    expected = two(x).softmax(1).detach()
+    for network in (two, nn.Sequential(two, nn.Softmax(1)), WithLogits(two), one, nn.Sequential(one, nn.Sigmoid())):
+        torch.testing.assert_close(out_of_fold(lambda _, network=network: network, data), expected)
+
+
+def test_outputs_that_are_no_classes():
+    data = torch.utils.data.TensorDataset(torch.zeros(10, 1), torch.arange(10) % 2)
+    with pytest.raises(DataError, match="shape"):
+        out_of_fold(lambda _: nn.Flatten(0), data)

@@ -435,6 +435,14 @@ def test_bad_batches():
         repair(nn.Sequential(nn.Linear(4, 2)), [{"x": torch.randn(4, 4)}], progress=False)
 
 
+def test_what_is_no_network_and_no_loader():
+    data = torch.utils.data.TensorDataset(torch.zeros(10, 2), torch.arange(10) % 2)
+    with pytest.raises(HyperparameterError, match="SecondLook"):
+        repair(LogisticRegression(), DataLoader(data), progress=False)
+    with pytest.raises(DataError, match="DataLoader"):
+        repair(nn.Linear(2, 2), data, progress=False)
+
+
 def test_known_by_heart():
     rng = np.random.default_rng(0)
     y = torch.arange(400) % 2

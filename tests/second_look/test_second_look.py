@@ -9,7 +9,7 @@ import pytest
 import sklearn
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, make_regression
-from sklearn.ensemble import RandomForestClassifier, VotingClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier, VotingClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, GroupKFold, ShuffleSplit, TimeSeriesSplit, cross_val_score
 from sklearn.neighbors import KNeighborsClassifier
@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from scdro.errors import HyperparameterError, ScdroWarning
+from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.second_look import SecondLook
 
 COUNTS_SAMPLES = "folds and effective sizes count samples, so two copies are more than a weight of two"
@@ -122,6 +122,29 @@ def test_class_weights_suffice():
     assert look.verdict_.answer == "class weights suffice"
     balanced = LogisticRegression(class_weight="balanced").fit(X, y)
     assert look.estimator_.coef_ == pytest.approx(balanced.coef_, rel=1e-4)
+
+
+def test_class_weights_are_those_of_the_estimator_not_of_a_better_reference():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 2))
+    y = (X[:, 0] * X[:, 1] > 0.2).astype(int)  # no linear model knows anything of it, with class weights or without
+    reference = RandomForestClassifier(20, min_samples_leaf=3, random_state=0)
+    look = SecondLook(LogisticRegression(), reference=reference, cv=3, repeats=1, grid=None, random_state=0)
+    with pytest.warns(ScdroWarning, match="plain model is kept"):
+        look.fit(X, y)
+    assert look.estimator_ is look.plain_
+
+
+def test_balanced_classes_need_no_weights():
+    answers = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        y = rng.integers(0, 2, 600)
+        X = rng.normal(size=(600, 5)) + 2 * np.eye(5)[0] * y[:, None]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ScdroWarning)
+            answers.append(SecondLook(LogisticRegression(), grid=None, random_state=seed).fit(X, y).verdict_.answer)
+    assert "class weights suffice" not in answers
 
 
 def test_a_budget_bounds_the_price():
@@ -311,6 +334,29 @@ def test_bad_settings(look, error, match):
     X, y, _ = hidden_group(60)
     with pytest.raises(error, match=match):
         look.fit(X, y)
+
+
+def test_one_class():
+    X, _, _ = hidden_group(60)
+    for estimator in (RandomForestClassifier(3), HistGradientBoostingClassifier(max_iter=2)):
+        with pytest.raises(DataError, match="one class"):
+            SecondLook(estimator).fit(X, np.zeros(60))
+
+
+def test_a_grid_without_settings():
+    X, y, _ = hidden_group(60)
+    with pytest.raises(HyperparameterError, match="grid"):
+        SecondLook(LogisticRegression(), grid=[]).fit(X, y)
+
+
+def test_known_groups_of_a_regressor_are_told_as_errors():
+    X, y, few = hidden_group(200)
+    look = SecondLook(Ridge(), groups=np.where(few, "few", "many"), cv=3, repeats=1, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScdroWarning)
+        look.fit(X, y + 2.0 * few)
+    assert "error 1." in look.verdict_.note
+    assert "%" not in look.verdict_.note
 
 
 def test_bad_weights():

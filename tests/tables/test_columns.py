@@ -91,3 +91,35 @@ def test_features_of_linear_models_are_scaled_and_without_gaps():
     np.testing.assert_allclose(Z[:, 0].mean(), 0, atol=1e-12)
     assert Z.shape[1] == 1 + 1 + 3  # the number, its gaps, red, blue and missing
     assert np.isfinite(features.transform(np.array([[np.nan, 99.0]]))).all()
+
+
+@pytest.mark.parametrize(
+    ("texts", "few"),
+    [(["428", "250.83", "V57", "410"], 2), (["01", "02", "0A"], 2), (["1.50", "2", "x"], 2)],
+)
+def test_codes_do_not_depend_on_the_other_rows_of_a_file(tmp_path, texts, few):
+    """A file without the letters has numbers, which a reader would write otherwise: 428 as 428.0, 01 as 1."""
+    columns = Columns.fit(pl.DataFrame({"code": texts}), ["code"], [])
+    path = tmp_path / "few.csv"
+    path.write_text("code\n" + "\n".join(texts[:few]) + "\n")
+    assert columns.open(path)[1][:, 0].tolist() == columns.encode(pl.DataFrame({"code": texts[:few]}))[:, 0].tolist()
+    numbers = pl.DataFrame({"code": [float(text) for text in texts[:few]]})
+    assert columns.encode(numbers)[:, 0].tolist() == columns.encode(pl.DataFrame({"code": texts[:few]}))[:, 0].tolist()
+
+
+def test_codes_do_not_depend_on_the_reader():
+    booleans = Columns.fit(pl.DataFrame({"b": ["True", "False", "True"]}), ["b"], [])
+    assert booleans.encode(pl.DataFrame({"b": ["true", "false", "FALSE", "no"]}))[:, 0].tolist() == [0, 1, 1, 2]
+    wholes = Columns.fit(pl.DataFrame({"k": [1, 1, 2]}), ["k"], ["k"])
+    assert wholes.encode(pl.DataFrame({"k": [1.0, 2.0, 1.5]}))[:, 0].tolist() == [0, 1, 2]
+    both = Columns.fit(pl.DataFrame({"k": ["1", "1", "01"]}), ["k"], [])
+    assert both.encode(pl.DataFrame({"k": ["1", "01", "1.0", "1_0"]}))[:, 0].tolist() == [0, 1, 0, 2]
+
+
+def test_dates_are_the_same_in_every_unit():
+    day = pl.Series("t", ["2020-01-01", "2021-07-11"]).str.to_date()
+    columns = Columns.fit(pl.DataFrame({"t": day}), ["t"], [])
+    expected = columns.encode(pl.DataFrame({"t": day}))
+    assert np.ptp(expected) == 557 * 86_400 * 1e6
+    for unit in ("ms", "us", "ns"):
+        assert np.array_equal(columns.encode(pl.DataFrame({"t": day.cast(pl.Datetime(unit))})), expected), unit

@@ -61,12 +61,26 @@ def test_a_split_in_time():
     assert 0.1 < len(late.test) / N < 0.25
 
 
+def test_a_last_year_with_more_than_a_fifth_is_the_test():
+    frame = FRAME.with_columns(year=2000 + pl.int_range(N) // (N // 3))
+    problem = make_problem(frame, "y", split_after="year")
+    assert problem.split["value"] == "2001"
+    assert len(problem.cut(0).test) == N // 3
+
+
+def test_close_numbers_are_classes_of_their_own():
+    frame = FRAME.with_columns(y=1234567.0 + pl.int_range(N) % 2)
+    assert make_problem(frame, "y").classes == ["1234567.0", "1234568.0"]
+    assert make_problem(frame.with_columns(pl.col("y") - 1234567.0), "y").classes == ["0", "1"]
+
+
 def test_test_rows_of_another_file(tmp_path):
     other = FRAME.head(50).with_columns(pl.col("x").cast(pl.String))
     problem = make_problem(FRAME, "y", test=other)
     assert len(problem.cut(0).test) == 50
     with pytest.raises(DataError, match="'sex'"):
         make_problem(FRAME, "y", test=FRAME.drop("sex"))
+    assert len(make_problem(FRAME, "y", test=FRAME.drop("sex"), drop=["sex"]).y) == 2 * N
 
 
 def test_groups_are_named_and_not_learnt_from():
@@ -90,6 +104,9 @@ def test_groups_are_named_and_not_learnt_from():
         (FRAME, {"split_after": ("year", "soon")}, "'soon'"),
         (FRAME, {"split_after": ("year", 3000)}, "3000"),
         (FRAME, {"split_by": "sex"}, "'sex'"),
+        (FRAME, {"test": FRAME.head(1)}, "got 1"),
+        (FRAME.with_columns(y=pl.col("x") * 1e200), {}, "unit"),
+        (FRAME.with_columns(y=pl.col("x") * 1e-200), {}, "unit"),
     ],
 )
 def test_bad_data_say_what_is_wrong(frame, settings, fact):

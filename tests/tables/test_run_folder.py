@@ -94,6 +94,32 @@ def test_damaged_and_hostile_json_with_right_checksums(linear, tmp_path):
     assert problems > 60
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["verdict"], None),
+        (["verdict", "kept"], 5),
+        (["verdict", "kept"], "second-look"),
+        (["task", "classes"], ["yes"]),
+        (["task", "classes"], 7),
+        (["data", "columns"], 3),
+        (["groups"], [1]),
+        (["curves", 0, "points"], [{}]),
+    ],
+)
+def test_a_summary_of_another_shape_is_a_line(linear, tmp_path, path, value):
+    folder = copied(linear, tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    inner = summary
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    (folder / "summary.json").write_text(json.dumps(summary))
+    seal(folder)
+    with pytest.raises(CheckpointError):
+        load(folder)
+
+
 class Evil:
     def __reduce__(self):
         return os.system, ("touch executed",)

@@ -5,12 +5,11 @@ import json
 import numpy as np
 import polars as pl
 import pytest
-from test_summary import mismatch
 
 import scdro
-from scdro.errors import HyperparameterError
+from scdro.errors import DataError, HyperparameterError
 from scdro.tables import _folder, audit, load, train
-from scdro.tables._summary import Summary
+from scdro.tables._summary import Summary, mismatch
 
 
 def spoilt(n=1500, seed=0, share=0.05):
@@ -298,3 +297,39 @@ def test_what_is_said_about_rows_outside_the_sample_is_unseen(monkeypatch):
     np.testing.assert_array_equal(reference[inside], study.methods["plain"].best.predicted)
     few = (spoilt(1000)["few"] == "few").to_numpy()[study.cut.train]
     assert found[few].mean() > 2 * found[~few].mean()
+
+
+def test_an_id_may_have_any_name():
+    data = spoilt(200).with_columns(pl.int_range(pl.len()).alias("row"), pl.lit("a").alias("p(no)"))
+    run = train(data, "y", model="linear", ids=["row", "p(no)"], budget=1, seeds=1)
+    found = run.predictions(data)
+    assert found.columns == ["row", "row_", "p(no)", "prediction", "p(no)_", "p(yes)"]
+    assert found["row_"].to_list() == data["row"].to_list()
+
+
+def test_a_test_target_that_never_varies_has_a_score():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=300)
+    run = train(
+        {"x": x, "y": x + rng.normal(size=300)}, "y", test={"x": x[:50], "y": [1.0] * 50}, model="linear", **QUICK
+    )
+    assert abs(run.summary["methods"][0]["scores"]["R2"]["value"]) < 10
+
+
+def test_numbers_that_cannot_be_scaled_are_named():
+    data = spoilt(200).with_columns(pl.col("noise") * 1e300)
+    with pytest.raises(DataError, match="'noise'"):
+        train(data, "y", model="linear", **QUICK)
+
+
+@pytest.mark.parametrize("model", ["trees", "linear"])
+def test_a_class_of_one_patient_cannot_be_learnt(model):
+    data = spoilt(300).with_columns((pl.int_range(pl.len()) // 50).alias("patient"))
+    data = data.with_columns(pl.when(pl.col("patient") == 0).then(pl.lit("yes")).otherwise(pl.lit("no")).alias("y"))
+    with pytest.raises(DataError, match="'patient'"):
+        train(data, "y", model=model, split_by="patient", **QUICK)
+
+
+def test_plain_training_alone_says_each_thing_once():
+    verdict = train(spoilt(200), "y", model="linear", methods=["plain"], **QUICK).summary["verdict"]
+    assert verdict["headline"] not in verdict["sentences"]

@@ -16,7 +16,7 @@ from lightgbm import Booster, CVBooster, Dataset, LGBMClassifier, LGBMRegressor
 
 from scdro._validation import check_rho
 from scdro.boosting._losses import Array, lightgbm_loss
-from scdro.boosting._metric import RobustValue, split_metrics
+from scdro.boosting._metric import RobustMetric, split_metrics
 from scdro.boosting._worst import first_ratio, worst_ratio
 
 __all__ = ["KLDROLGBMClassifier", "KLDROLGBMRegressor", "LightGBMWorstCase", "lightgbm_metric", "lightgbm_objective"]
@@ -155,7 +155,7 @@ def lightgbm_metric(
         ['robust@0.1']
     """
     check_rho(rho)
-    value = RobustValue(f"robust@{rho:g}", rho, lightgbm_loss({**params, "objective": objective}), raw=raw)
+    value = RobustMetric(f"robust@{rho:g}", rho, lightgbm_loss({**params, "objective": objective}), raw=raw)
 
     def metric(predictions: Array, data: Dataset) -> tuple[str, float, bool]:
         return value.__name__, value(data.get_label(), predictions, data.get_weight()), False
@@ -174,7 +174,7 @@ class _Named:
 
     def __call__(self, y_true: Array, y_pred: Array, weight: Array | None) -> tuple[str, float, bool]:
         loss = lightgbm_loss(self.model._process_params(stage="predict"), y_true)
-        return self.name, RobustValue(self.name, self.rho, loss)(y_true, y_pred, weight), False
+        return self.name, RobustMetric(self.name, self.rho, loss)(y_true, y_pred, weight), False
 
 
 def _on_the_worst_case(fit: Callable[..., Any]) -> Callable[..., Any]:

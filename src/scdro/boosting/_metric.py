@@ -11,10 +11,10 @@ from scdro.boosting._losses import Array, Loss
 from scdro.boosting._worst import Reduce, alone, worst_ratio
 from scdro.errors import HyperparameterError
 
-__all__ = ["RobustValue", "radius", "split_metrics"]
+__all__ = ["RobustMetric", "radius", "split_metrics"]
 
 
-class RobustValue:
+class RobustMetric:
     """max over KL(p, q) <= rho of sum p l, as a function of labels, predictions and weights; lower is better.
 
     Args:

@@ -19,7 +19,7 @@ from xgboost.core import XGBoostError
 
 from scdro._validation import check_rho
 from scdro.boosting._losses import Array, Loss, xgboost_loss
-from scdro.boosting._metric import RobustValue, split_metrics
+from scdro.boosting._metric import RobustMetric, split_metrics
 from scdro.boosting._worst import first_ratio, worst_ratio
 from scdro.errors import HyperparameterError
 
@@ -201,7 +201,7 @@ def xgboost_metric(
     """
     check_rho(rho)
     loss = xgboost_loss(objective, **params)
-    value = RobustValue(f"robust@{rho:g}", rho, loss, raw=raw, reduce=among_workers)
+    value = RobustMetric(f"robust@{rho:g}", rho, loss, raw=raw, reduce=among_workers)
 
     def metric(predictions: Array, data: DMatrix) -> tuple[str, float]:
         return value.__name__, value(data.get_label(), predictions, data.get_weight())
@@ -242,7 +242,7 @@ class _Named:
         many = getattr(self.model, "n_classes_", 2) > 2
         known = {name: params[name] for name in _SETTINGS if params.get(name) is not None}
         loss = xgboost_loss("multi:softprob" if many else params["objective"], **known)
-        return RobustValue(self.__name__, self.rho, loss, reduce=among_workers)(y_true, y_pred, sample_weight)
+        return RobustMetric(self.__name__, self.rho, loss, reduce=among_workers)(y_true, y_pred, sample_weight)
 
 
 class _Reweighted:

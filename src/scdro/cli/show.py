@@ -70,9 +70,10 @@ def show(summary: Summary) -> None:
                 for point in curve["points"]
             ])  # fmt: skip
     if summary["groups"]:
+        served = "accuracy" if task["score"] == "accuracy" else "mean_absolute_error"
         print()
         _table([["group", "rows", *names]] + [
-            [group["name"], f"{group['size']:,}", *(_number(group["scores"][n]["value"], task["score"]) for n in names)]
+            [group["name"], f"{group['size']:,}", *(_number(group["scores"][n]["value"], served) for n in names)]
             for group in summary["groups"][:ROWS]
         ])  # fmt: skip
     if summary["slices"]:

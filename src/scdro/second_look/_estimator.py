@@ -177,6 +177,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if classifier:
             check_classification_targets(y)
             self.classes_ = np.unique(y)
+            if len(self.classes_) < 2:
+                raise DataError(f"expected at least two classes, got one class: {self.classes_[0]!r}")
         base = array_weights(sample_weight, _num_samples(X))
         known = self._known_groups(X)
         self.plain_ = fit_weighted(self.estimator, X, y, base)
@@ -232,7 +234,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if self.grid is None:
             return [{}]
         if not isinstance(self.grid, str):
-            return list(ParameterGrid(self.grid))
+            settings = list(ParameterGrid(self.grid))
+            if not settings:
+                raise HyperparameterError(f"expected a grid with settings, or None, got {self.grid!r}")
+            return settings
         if self.grid != "auto":
             raise HyperparameterError(f'expected grid to be "auto", None or a grid of settings, got {self.grid!r}')
         settings = self.estimator.get_params()
@@ -276,6 +281,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         before = _scores(firsts, y, classifier)
         same = self.reference is None and np.allclose(share, base * n / base.sum())
         plain = before if same else scored({}, lambda rows: base[rows], "plain", times=1)
+        own = self.reference is None or self.reference is self.estimator
+        equal = _scores(firsts[:1], y, classifier) if own else plain  # with class weights, in the folds of `plain`
+        if classifier and self.balance_classes and not own:
+            equal = scored({}, balancing(share), "class weights", times=1)
         tried = [
             scored(settings, balancing(weights), f"second look: {settings}", times=1) for settings in self._candidates()
         ]
@@ -289,9 +298,9 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         best = self._choose(tried, plain, before, at, as_is, shared, known, y)
         if best is not None:
             best = scored(best.settings, balancing(weights), "second look, chosen")
-        three = {"plain": plain, "reference": before, "second": plain if best is None else best}
-        self._right = {name: np.where(tested, scores.each, np.nan) for name, scores in three.items()}
-        verdict = self._judged(best, plain, before, rivals, at, as_is, shared, y, found, known)
+        kinds = {"plain": plain, "balanced": before if own else equal, "second": plain if best is None else best}
+        self._right = {name: np.where(tested, scores.each, np.nan) for name, scores in kinds.items()}
+        verdict = self._judged(best, plain, before, equal, rivals, at, as_is, shared, y, found, known)
         return verdict, weights, {} if best is None else best.settings, of_label
 
     def _weighted(
@@ -364,8 +373,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return -float(np.average(np.abs(y - np.median(y)), weights=as_is))
 
     def _judged(
-        self, best: _Scores | None, plain: _Scores, before: _Scores, rivals: list[_Scores], at: Array, as_is: Array,
-        share: Array, y: Array, found: LookWeights, known: Array | None,
+        self, best: _Scores | None, plain: _Scores, before: _Scores, equal: _Scores, rivals: list[_Scores],
+        at: Array, as_is: Array, share: Array, y: Array, found: LookWeights, known: Array | None,
     ) -> Verdict:  # fmt: skip
         """`rivals` are models without the weights: what a better penalty alone gains does not count."""
         classifier = is_classifier(self.estimator)
@@ -380,12 +389,13 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         elif known is not None:
             first, then = (_worst_group(scores.each, known, as_is) for scores in (plain, after))
             answer = HELPS if then > first else NOTHING
-            note = f"Worst known group: {100 * first:.1f}% before, {100 * then:.1f}% after."
+            said = [f"{100 * v:.1f}%" if classifier else f"error {-v:.3g}" for v in (first, then)]
+            note = f"Worst known group: {said[0]} before, {said[1]} after."
         else:
             answer = judge(gain, error, kept, effective_size(at) / effective_size(share))
         unequal = not np.allclose(share / share.sum(), as_is / as_is.sum())
         refused = answer in (NOTHING, WRONG_LABELS) and known is None
-        if refused and classifier and unequal and class_weights_help(plain.each, before.each, y, as_is):
+        if refused and classifier and unequal and class_weights_help(plain.each, equal.each, y, as_is):
             answer = CLASS_WEIGHTS
 
         def mean(scores: _Scores, w: Array) -> float:

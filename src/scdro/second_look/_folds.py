@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from scdro._validation import check_whole
 from scdro.errors import DataError, HyperparameterError
+from scdro.second_look._head import logits_of
 
 __all__ = ["out_of_fold"]
 
@@ -41,7 +42,8 @@ def out_of_fold(
     `torch.utils.data.Subset` of the others and returns a network, which then sees the part in evaluation mode.
 
     Args:
-        train: a function of a data set that returns a trained network; it is called `folds` times.
+        train: a function of a data set that returns a trained network; it is called `folds` times. The network returns
+            logits or probabilities of the classes (or an output with `logits`), or one of them for two classes.
         dataset: of pairs (input, label), with a length: `dataset[i]` is sample i at every call.
         folds: parts, >= 2. Two are enough: the reference need not be as good as the final network.
         labels: of the whole data set; None reads them from it, or from its `targets`.
@@ -90,10 +92,23 @@ def _predicted(network: nn.Module, dataset: Any, rows: Array, batch_size: int) -
         parts = []
         for at in range(0, len(rows), batch_size):
             inputs = torch.utils.data.default_collate([dataset[i][0] for i in rows[at : at + batch_size].tolist()])
-            parts.append(network(inputs.to(device)).float().softmax(1).cpu())
+            result = logits_of(network(inputs.to(device)))
+            if result is None or result.ndim != 2:
+                got = "none" if result is None else f"shape {tuple(result.shape)}"
+                raise DataError(f"expected outputs (samples, classes) of the network, got {got}")
+            parts.append(result.float().cpu())
     finally:
         network.train(training)
-    return torch.cat(parts)
+    return _as_probabilities(torch.cat(parts))
+
+
+def _as_probabilities(out: Tensor) -> Tensor:
+    """Of logits, or of what are probabilities already; a single output is that of the second of two classes."""
+    within = bool(((out >= 0) & (out <= 1)).all())
+    if out.shape[1] == 1:
+        second = out if within else out.sigmoid()
+        return torch.cat([1 - second, second], 1)
+    return out if within and torch.allclose(out.sum(1), torch.ones(len(out)), atol=1e-2) else out.softmax(1)
 
 
 def _labels_of(dataset: Any) -> Array:

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 
-__all__ = ["Features", "copied", "features_of", "put_head"]
+__all__ = ["Features", "copied", "features_of", "logits_of", "put_head"]
 
 Array = npt.NDArray[Any]
 
@@ -51,7 +51,7 @@ def features_of(model: nn.Module, loader: Any, head: str | None, device: Any, te
             seen = _Seen(model, [name] if name is not None else _linear_layers(model))
             with seen:
                 result = model(*_moved(args, here), **_moved(kwargs, here))
-            logits = _logits(result)
+            logits = logits_of(result)
             if name is None:
                 name = _find_head(model, seen, logits)
                 _check_layer(model, name)
@@ -106,7 +106,7 @@ def _linear_layers(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
 
-def _logits(result: Any) -> Tensor | None:
+def logits_of(result: Any) -> Tensor | None:
     """Of a tensor, of Hugging Face's outputs, of a dictionary, or the first of several."""
     if isinstance(result, Tensor):
         return result
@@ -200,6 +200,10 @@ def put_head(model: nn.Module, name: str, coef: Array, intercept: Array) -> None
 
 def copied(model: nn.Module) -> nn.Module:
     """A deep copy; of a compiled network, of what was compiled."""
+    if not isinstance(model, nn.Module):
+        raise HyperparameterError(
+            f"expected a torch network, got {type(model).__name__}; for scikit-learn's estimators there is SecondLook"
+        )
     try:
         return copy.deepcopy(getattr(model, "_orig_mod", model))
     except Exception as error:
@@ -213,6 +217,10 @@ def copied(model: nn.Module) -> nn.Module:
 
 def _ordered(loader: Any) -> Any:
     """A DataLoader that shuffles, in the order of its data set; other batches as they come."""
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        raise DataError(
+            f"expected a loader of batches, got a {type(loader).__name__}; give DataLoader(it, batch_size=256)"
+        )
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
     data: Any = loader.dataset

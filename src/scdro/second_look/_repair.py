@@ -26,7 +26,7 @@ from scdro.second_look._slices import Slices, described
 from scdro.second_look._verdict import CLASS_WEIGHTS, NOTHING, Verdict
 from scdro.second_look._weights import balanced
 
-__all__ = ["Repaired", "Scores", "repair"]
+__all__ = ["HeadScores", "Repaired", "repair"]
 
 Array = npt.NDArray[Any]
 
@@ -37,13 +37,14 @@ FOLDS = 5
 BY_HEART = 0.998  # of the samples right out of fold: the features have seen them
 
 
-class Scores(NamedTuple):
+class HeadScores(NamedTuple):
     """Accuracies in [0, 1], of the given head as it is, or of the new one out of fold.
 
-    `hard` is weighted: where the first model knows nothing.
+    `hard` is weighted: where the reference, a head refitted to these data, knows nothing. These samples are chosen
+    against the reference, not against the given head, whose `hard` may be higher though the new head is better.
 
     Example:
-        >>> Scores(accuracy=0.96, balanced=0.93, hard=0.47).hard
+        >>> HeadScores(accuracy=0.96, balanced=0.93, hard=0.47).hard
         0.47
     """
 
@@ -52,7 +53,7 @@ class Scores(NamedTuple):
     hard: float
 
     @classmethod
-    def of(cls, right: Array, y: Array, weights: Array) -> Scores:
+    def of(cls, right: Array, y: Array, weights: Array) -> HeadScores:
         """Of what is right, 1 or 0."""
         return cls(float(right.mean()), _balanced_mean(right, y), float(weights @ right / weights.sum()))
 
@@ -64,7 +65,7 @@ class Repaired:
     Attributes:
         model: a copy of the given network, with a new head if that helps.
         verdict: a `Verdict`; print it.
-        before: `Scores` of the given head.
+        before: `HeadScores` of the given head.
         after: those of the head of `model`, out of fold.
         weights: of the second look, (n,), with mean one.
         proba: the probability of each sample's label, out of fold, by the reference head, (n,).
@@ -80,8 +81,8 @@ class Repaired:
 
     model: nn.Module
     verdict: Verdict
-    before: Scores
-    after: Scores
+    before: HeadScores
+    after: HeadScores
     weights: Array
     proba: Array
     labels: Array
@@ -117,6 +118,9 @@ def repair(
     penalty of the least log loss; `second_look_weights` say where it knows nothing; heads with these weights and
     penalties of their own are tried out of fold; the best is solved exactly and put into a copy, if the verdict is that
     it helps. All is done with a copy: the given model stays as it is, also when interrupted.
+
+    The verdict compares with the reference, not with the given head. A head that was trained well on far more data may
+    be better than both: then use `towards="old"`, and compare `model` with the given one on data kept for that.
 
     Args:
         model: a classifier whose output (or whose output's `logits`) is that of an `nn.Linear`, as it is or as
@@ -180,8 +184,8 @@ def repair(
             solver = HeadSolver(verdict.chosen.get("C", penalty), start, intercept, tol=1e-6)
             solution, right = solver.fit(Z, y, look.weights_), look._right["second"]
         elif verdict.answer == CLASS_WEIGHTS:
-            solver = HeadSolver(penalty, None, intercept, tol=1e-6)
-            solution, right = solver.fit(Z, y, balanced(np.ones(len(y)), y)), look._right["reference"]
+            solver = HeadSolver(penalty, start, intercept, tol=1e-6)
+            solution, right = solver.fit(Z, y, balanced(np.ones(len(y)), y)), look._right["balanced"]
     if solution is None:
         warnings.warn(f"the given head is kept: {verdict.answer}; see the verdict", ScdroWarning, stacklevel=2)
     else:
@@ -190,7 +194,7 @@ def repair(
         new.to(home.pop())
     for module, training in zip(new.modules(), modes, strict=True):
         module.training = training
-    before, after = (Scores.of(each, y, look.weights_) for each in (given, right))
+    before, after = (HeadScores.of(each, y, look.weights_) for each in (given, right))
     return Repaired(new, verdict, before, after, look.weights_, look.reference_proba_, y, X, given, right)
 
 

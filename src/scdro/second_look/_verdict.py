@@ -170,13 +170,19 @@ def kept_share(after: Array, before: Array, weights: Array, nothing: float) -> f
 
 
 def class_weights_help(plain: Array, balanced: Array, y: Array, base: Array) -> bool:
-    """Whether balanced classes clearly serve the plain model's worst class better, and no class then worse than it."""
+    """Whether balanced classes clearly serve the plain model's worst class better, and no class then worse than it.
+
+    The mean over classes must clearly rise as well: where it does not, one class gains what another loses, as by any
+    other threshold.
+    """
+    present = [int(k) for k in np.unique(y) if base[y == k].sum() > 0]
 
     def rates(scores: Array) -> dict[int, float]:
-        present = [int(k) for k in np.unique(y) if base[y == k].sum() > 0]
         return {k: float(np.average(scores[y == k], weights=base[y == k])) for k in present}
 
     before, after = rates(plain), rates(balanced)
     worst = min(before, key=lambda k: before[k])
-    gain, error = paired(balanced[y == worst], plain[y == worst], base[y == worst])
-    return gain > CLEARLY * error and gain > 0 and min(after.values()) > before[worst]
+    gains = {k: paired(balanced[y == k], plain[y == k], base[y == k]) for k in present}
+    gain, error = gains[worst]
+    total, noise = sum(g for g, _ in gains.values()), math.sqrt(sum(e * e for _, e in gains.values()))
+    return gain > CLEARLY * error and gain > 0 and total > CLEARLY * noise and min(after.values()) > before[worst]

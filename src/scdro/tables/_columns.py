@@ -63,7 +63,7 @@ class Columns:
 
     def open(self, data: Any) -> tuple[pl.DataFrame, Array]:
         """The table, and what a model takes of it."""
-        frame = as_table(data)
+        frame = as_table(data, list(self.categories))
         return frame, self.encode(frame)
 
     def as_json(self) -> dict[str, Any]:
@@ -89,12 +89,12 @@ class Columns:
                         f"{row + 1}"
                     )
             if column.dtype.is_temporal():
-                column = column.to_physical()
+                column = _instants(column)
             found[:, k] = column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
         for k, (name, values) in enumerate(self.categories.items(), len(self.numbers)):
             texts = _texts(column_of(frame, name, "a column that the model was trained on"))
-            codes = texts.replace_strict(values, list(range(len(values))), default=len(values), return_dtype=pl.Float64)
-            codes = codes.set(texts.is_null(), None)
+            distinct = texts.drop_nulls().unique()
+            codes = texts.replace_strict(distinct, _codes(distinct, values), default=None, return_dtype=pl.Float64)
             found[:, k] = codes.fill_null(float("nan")).to_numpy()
         return found
 
@@ -108,6 +108,32 @@ class Columns:
 
 def _texts(column: Any) -> Any:
     return column.cast(polars().String)
+
+
+def _codes(texts: Sequence[str], values: Sequence[str]) -> list[int]:
+    """The number of each text; a reader that took 01 for 1, or True for true, gets the category that was meant."""
+    known = {value: code for code, value in enumerate(values)}
+    alike: dict[float | str, int] = {}
+    for value, code in known.items():
+        alike.setdefault(_meant(value), code)
+    return [known.get(text, alike.get(_meant(text), len(values))) for text in texts]
+
+
+def _meant(text: str) -> float | str:
+    try:
+        return text if "_" in text else float(text)
+    except ValueError:
+        return text.lower() if text.lower() in ("true", "false") else text
+
+
+def _instants(column: Any) -> Any:
+    """Microseconds, whatever the unit of the reader: days of a CSV file, nanoseconds of pandas."""
+    pl = polars()
+    if column.dtype == pl.Date:
+        column = column.cast(pl.Datetime("us"))
+    elif column.dtype != pl.Time:
+        column = column.dt.cast_time_unit("us")
+    return column.to_physical()
 
 
 def _is_category(column: Any, name: str, categorical: Sequence[str]) -> bool:

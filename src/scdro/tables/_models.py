@@ -38,6 +38,7 @@ class Model(Protocol):
     """A fitted model."""
 
     rounds: int  # rounds or epochs that were best; 0 where there is no such thing
+    classes: int  # 0 for regression
 
     def predict(self, X: Array) -> Array:
         """(n, k) or (n,)."""
@@ -114,11 +115,12 @@ class Trees:
             **_without(settings, "rho", "rounds"),
         )
         stopping: dict[str, Any] = {}
-        if held_out is not None:
-            seen = np.isin(held_out.y, np.unique(part.y)) if classes else np.ones(len(held_out.y), bool)
+        if held_out is not None and classes:  # LightGBM takes no class that it does not learn
+            held_out = held_out.take(np.isin(held_out.y, np.unique(part.y)))
+        if held_out is not None and len(held_out.y):
             stopping = {
-                "eval_set": [(held_out.X[seen], held_out.y[seen])],
-                "eval_sample_weight": [held_out.weight[seen]],
+                "eval_set": [(held_out.X, held_out.y)],
+                "eval_sample_weight": [held_out.weight],
                 "callbacks": [lightgbm.early_stopping(PATIENCE, verbose=False)],
             }
         model.fit(part.X, part.y, sample_weight=part.weight, categorical_feature=columns.categorical, **stopping)

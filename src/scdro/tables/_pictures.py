@@ -138,6 +138,7 @@ class ImageModel:
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
+        self.classes = len(list(network.state_dict().values())[-1])
 
     @torch.no_grad()
     def predict(self, X: Array) -> Array:
@@ -152,5 +153,4 @@ class ImageModel:
     def save(self, folder: Path) -> None:
         state = {name: value.cpu() for name, value in self.network.state_dict().items()}
         torch.save(state, folder / "network.pt")
-        last = list(state.values())[-1]
-        (folder / "model.json").write_text(json.dumps({"classes": len(last)}), "utf-8")
+        (folder / "model.json").write_text(json.dumps({"classes": self.classes}), "utf-8")

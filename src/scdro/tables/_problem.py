@@ -100,7 +100,7 @@ def make_problem(
     if test is not None:
         if split_by is not None or split_after is not None:
             raise HyperparameterError("expected test rows from one place, got test and split_by or split_after")
-        other = as_table(test)
+        other = as_table(test, [name for name in frame.columns if frame[name].dtype == pl.String])
         for name in frame.columns:
             if name not in drop:
                 column_of(other, name, "every column of the training data, here of the test data,")
@@ -153,7 +153,8 @@ def _split(how: Any, column: str | None, value: str | None, text: str) -> Split:
 def _joined(frame: Any, other: Any) -> Any:
     """Both, one below the other; a column that is a number in one and a text in the other is a text."""
     pl = polars()
-    other = other.select(frame.columns)
+    absent = [name for name in frame.columns if name not in other.columns]  # of those to leave out
+    other = other.with_columns(pl.lit(None).alias(name) for name in absent).select(frame.columns)
     for name in frame.columns:
         if frame[name].dtype != other[name].dtype:
             both = frame[name].dtype.is_numeric() and other[name].dtype.is_numeric()
@@ -177,6 +178,8 @@ def _after(frame: Any, split_after: str | tuple[str, Any]) -> tuple[Cut, Split]:
         )
     if bound is None:
         bound = column.sort()[int(len(column) * (1 - TEST)) - 1]
+        if bound == column.max() and column.n_unique() > 1:  # the last value has more than a fifth
+            bound = column.filter(column < bound).max()
     else:
         try:
             bound = pl.Series([str(bound)]).cast(column.dtype)[0]
@@ -207,7 +210,13 @@ def _labels(y: Any, task: str | None, warnings: list[str]) -> tuple[list[str], A
         )
         task = "regression"
     if task == "regression":
-        return [], y.cast(pl.Float64).to_numpy().copy()
+        values = y.cast(pl.Float64).to_numpy().copy()
+        if not 1e-100 < np.ptp(values) < 1e100:
+            raise DataError(
+                f"expected numbers of {shown(y.name)} that can be squared, got {values.min():g} to {values.max():g}; "
+                "use another unit"
+            )
+        return [], values
     values = y.unique().sort()
     if distinct > max(MANY, len(y) / LEAST):
         raise DataError(
@@ -219,7 +228,10 @@ def _labels(y: Any, task: str | None, warnings: list[str]) -> tuple[list[str], A
 
 
 def _class_name(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 def _combined(frame: Any, group: Sequence[str]) -> Array | None:
@@ -248,6 +260,8 @@ def _check_sizes(problem: Problem, folds: int) -> None:
         raise DataError(
             f"expected at least {2 * folds} different values of {shown(problem.split['column'])} to split by"
         )
+    if problem.fixed is not None and len(problem.fixed.test) < 2:
+        raise DataError(f"expected at least 2 test rows, got {len(problem.fixed.test)}")
     if problem.fixed is not None and problem.classes:
         seen = set(problem.y[problem.fixed.train].tolist())
         new = [name for k, name in enumerate(problem.classes) if k not in seen]

@@ -6,7 +6,7 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ def _listed(names: list[str]) -> str:
     return f"there are {', '.join(shown(n, 30) for n in names[:LISTED])}{more}"
 
 
-def read_table(path: Any) -> pl.DataFrame:
+def read_table(path: Any, texts: Sequence[str] = ()) -> pl.DataFrame:
     """A CSV (.csv, .tsv, .txt, also with .gz) or Parquet file as a polars DataFrame.
 
     Of a CSV file, columns whose values are all numbers become numbers and dates dates, judged by the whole column;
@@ -63,6 +63,7 @@ def read_table(path: Any) -> pl.DataFrame:
 
     Args:
         path: of the file.
+        texts: columns of a CSV file whose values stay as they are written, numbers too.
 
     Example:
         >>> import tempfile, pathlib
@@ -84,14 +85,14 @@ def read_table(path: Any) -> pl.DataFrame:
             f"expected a file that ends with .csv, .tsv, .txt (each also with .gz) or .parquet, got {shown(path)}; "
             "from Python, give a DataFrame"
         )
-    return _csv(path)
+    return _csv(path, texts)
 
 
-def as_table(data: Any) -> pl.DataFrame:
+def as_table(data: Any, texts: Sequence[str] = ()) -> pl.DataFrame:
     """A DataFrame of pandas, polars or Arrow, a dictionary of columns, or a path, as a polars DataFrame."""
     pl = polars()
     if isinstance(data, str | Path):
-        return read_table(data)
+        return read_table(data, texts)
     if isinstance(data, pl.DataFrame):
         return _tidy(data)
     if isinstance(data, pl.LazyFrame):
@@ -124,7 +125,7 @@ def _parquet(path: Path) -> Any:
         raise DataError(f"expected a Parquet file, got {shown(path)}: {_first_line(error)}") from error
 
 
-def _csv(path: Path) -> Any:
+def _csv(path: Path, texts: Sequence[str]) -> Any:
     pl = polars()
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix.lower() == ".gz" else path.read_bytes()
@@ -139,7 +140,7 @@ def _csv(path: Path) -> Any:
     del raw
     if blank:
         frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
-    return _tidy(pl.DataFrame([_typed(frame[name]) for name in frame.columns]), path)
+    return _tidy(pl.DataFrame([_typed(frame[name], name in texts) for name in frame.columns]), path)
 
 
 def _first_line(error: BaseException) -> str:
@@ -232,11 +233,13 @@ def _bad_line(raw: bytes) -> int:
     return 1
 
 
-def _typed(texts: Any) -> Any:
+def _typed(texts: Any, as_written: bool) -> Any:
     """Numbers or dates where all values are; the spaces around texts are dropped."""
     pl = polars()
     texts = texts.str.strip_chars()
     texts = texts.set(texts.is_in(MISSING), None)
+    if as_written:
+        return texts
     known = texts.null_count()
     for kind in (pl.Int64, pl.Float64):
         found = texts.cast(kind, strict=False)

@@ -18,7 +18,7 @@ from scdro.tables._families import FAMILIES
 from scdro.tables._models import Model
 from scdro.tables._page import render
 from scdro.tables._read import column_of, polars, shown
-from scdro.tables._summary import FORMAT, Summary
+from scdro.tables._summary import FORMAT, Summary, mismatch
 
 __all__ = ["Run", "load"]
 
@@ -89,7 +89,8 @@ class Run:
     def predictions(self, data: Any, model: str | None = None, ids: Sequence[str] = ()) -> Any:
         """A polars DataFrame: the row's number, columns of ids, the prediction, and probabilities of the classes.
 
-        Texts that a spreadsheet would take for a formula begin with an apostrophe.
+        Texts that a spreadsheet would take for a formula begin with an apostrophe. A name that is taken, such as that
+        of an id called "row", gets an underscore.
         """
         pl = polars()
         frame, X = self._inputs.open(data)
@@ -100,7 +101,13 @@ class Run:
         columns.append(_harmless(pl.Series("prediction", list(self._answers(scores)))))
         if self.classes:
             columns += [pl.Series(f"p({name})", scores[:, k].round(6)) for k, name in enumerate(self.classes)]
-        return pl.DataFrame([column.alias(_quoted(column.name)) for column in columns])
+        names: list[str] = []
+        for column in columns:
+            name = _quoted(column.name)
+            while name in names:
+                name += "_"
+            names.append(name)
+        return pl.DataFrame([column.alias(name) for column, name in zip(columns, names, strict=True)])
 
     def __str__(self) -> str:
         verdict = self.summary["verdict"]
@@ -140,13 +147,20 @@ class Run:
         try:
             if summary["format"] != FORMAT:
                 raise CheckpointError(f"expected a summary of format {FORMAT}, got {shown(summary['format'])}")
+            wrong = mismatch(summary, Summary)
+            if wrong is not None:
+                raise CheckpointError(f"expected the summary of a run in {shown(folder)}, got {shown(wrong, 200)}")
             family = FAMILIES[about["model"]](1)
             inputs = family.inputs.from_json(about["inputs"])
             mean, std = (float(value) for value in about["scale"])
             names = [str(name) for name in about["models"]]
             if any(name not in ("plain", "class-weighted", "worst-case", "second-look") for name in names):
                 raise CheckpointError(f"expected names of methods, got {shown(names)}")
+            if names and summary["verdict"]["kept"] not in names:
+                raise CheckpointError(f"expected the model that was kept, got only {shown(names)}")
             models = {name: family.load(folder / "models" / name) for name in names}
+            if any(model.classes != len(summary["task"]["classes"]) for model in models.values()):
+                raise CheckpointError("expected models of the classes in summary.json, got models of others")
             return cls(summary, models, inputs, (mean, std))
         except _folder.ERRORS as error:
             if isinstance(error, CheckpointError):

@@ -21,7 +21,7 @@ from sklearn.model_selection import train_test_split
 
 from scdro import __version__
 from scdro._validation import check_choice, check_number, check_whole
-from scdro.errors import HyperparameterError
+from scdro.errors import DataError, HyperparameterError
 from scdro.functional import worst_case
 from scdro.second_look import SecondLook, find_slices, second_look_weights
 from scdro.tables import _folder
@@ -29,6 +29,7 @@ from scdro.tables._columns import Columns
 from scdro.tables._families import FAMILIES
 from scdro.tables._models import Family, Model, Part
 from scdro.tables._problem import Cut, Problem, make_problem
+from scdro.tables._read import shown
 from scdro.tables._run import Run
 from scdro.tables._summary import FORMAT, Curve, Group, Point, SliceRow, Summary, Verdict
 from scdro.tables._summary import Method as MethodRow
@@ -449,6 +450,26 @@ class _Seed:
             mean, std = float(self.y[self.cut.train].mean()), float(self.y[self.cut.train].std()) or 1.0
             self.y, self.scale = (self.y - mean) / std, (mean, std)
         self.folds = problem.folds(rows, options.folds, seed)
+        self._check()
+
+    def _check(self) -> None:
+        """What only the parts show."""
+        for seen, _ in self.folds if self.problem.classes else ():
+            present = np.unique(self.y[self.sample[seen]])
+            if len(present) < 2:
+                only, column = self.problem.classes[present[0]], self.problem.split["column"]
+                raise DataError(
+                    f"expected two classes to learn from in every fold, got only {shown(only)} in one: the others are "
+                    f"in too few values of {shown(column)}"
+                )
+        if self.options.model != "trees":
+            for name, column in zip(self.columns.names, self.X.T, strict=True):
+                largest = np.nanmax(np.abs(column), initial=0.0)
+                if largest > 1e100:
+                    raise DataError(
+                        f"expected numbers that can be scaled in column {shown(name)}, got one of size {largest:g}; "
+                        "leave the column out, or use trees"
+                    )
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 

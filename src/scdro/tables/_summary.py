@@ -7,9 +7,23 @@ interval, null where there is none. A change of meaning raises FORMAT.
 
 from __future__ import annotations
 
+import types
+import typing
 from typing import Any, Literal, TypedDict
 
-__all__ = ["FORMAT", "Column", "Curve", "Estimate", "Group", "Method", "Point", "SliceRow", "Summary", "Verdict"]
+__all__ = [
+    "FORMAT",
+    "Column",
+    "Curve",
+    "Estimate",
+    "Group",
+    "Method",
+    "Point",
+    "SliceRow",
+    "Summary",
+    "Verdict",
+    "mismatch",
+]
 
 FORMAT = 1
 
@@ -189,3 +203,29 @@ class Summary(TypedDict):
     slices: list[SliceRow]  # the one that stands out most first
     verdict: Verdict
     warnings: list[str]
+
+
+def mismatch(value: Any, kind: Any, where: str = "summary") -> str | None:
+    """Where plain data differ from a type made of TypedDicts, lists, dictionaries, literals and unions."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is typing.Any:
+        return None
+    if typing.is_typeddict(kind):
+        fields = typing.get_type_hints(kind)
+        if not isinstance(value, dict) or set(value) != set(fields):
+            return f"{where}: {sorted(set(value) ^ set(fields)) if isinstance(value, dict) else value!r}"
+        return next((m for name, t in fields.items() if (m := mismatch(value[name], t, f"{where}.{name}"))), None)
+    if origin is list:
+        if not isinstance(value, list):
+            return f"{where}: {value!r}"
+        return next((m for k, v in enumerate(value) if (m := mismatch(v, inner[0], f"{where}[{k}]"))), None)
+    if origin is dict:
+        if not isinstance(value, dict):
+            return f"{where}: {value!r}"
+        return next((m for k, v in value.items() if (m := mismatch(v, inner[1], f"{where}[{k!r}]"))), None)
+    if origin is typing.Literal:
+        return None if value in inner else f"{where}: {value!r}"
+    if origin in (typing.Union, types.UnionType):
+        return None if any(mismatch(value, t, where) is None for t in inner) else f"{where}: {value!r}"
+    good = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+    return None if good else f"{where}: {value!r} is no {kind}"

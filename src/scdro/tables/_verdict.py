@@ -47,7 +47,8 @@ def row_scores(predicted: Array, y: Array) -> Array:
     if predicted.ndim == 2:
         right: Array = (predicted.argmax(1) == y).astype(float)
         return right
-    explained: Array = 1.0 - (predicted - y) ** 2 / max(float(np.var(y)), 1e-300)
+    variance = float(np.var(y))  # of the standardised target: 1 in training, and where these rows are all the same
+    explained: Array = 1.0 - (predicted - y) ** 2 / (variance if variance > 1e-12 else 1.0)
     return explained
 
 
@@ -257,9 +258,9 @@ def _verdict(
     words = _Words(problem, options)
     failed = words.failed(slices, groups, float(plain.scores.mean()))
     if robust is None:
-        said = [failed, "Only plain training was asked for."]
         return {
-            "answer": "not tried", "kept": "plain", "robust": None, "headline": failed, "sentences": said,
+            "answer": "not tried", "kept": "plain", "robust": None, "headline": failed,
+            "sentences": ["Only plain training was asked for."],
             "price": None, "robust_value": None, "tail": None, "worst_group": None, "second_look": look,
         }  # fmt: skip
     after = pooled[robust]

@@ -58,7 +58,7 @@ def test_the_bias_of_fastdro_is_measured():
 
 @pytest.mark.parametrize("levels", [(0, 8), (4, 4), (4, 12), (4.0, 8), (8, 4)])
 def test_bad_levels(levels):
-    with pytest.raises(scdro.errors.HyperparameterError, match="smallest|largest"):
+    with pytest.raises(scdro.errors.HyperparameterError, match=r"smallest|largest"):
         FastDRO([nn.Parameter(torch.ones(1))], multilevel=Multilevel(*levels))
 
 
