@@ -177,7 +177,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if classifier:
             check_classification_targets(y)
             self.classes_ = np.unique(y)
-            if len(self.classes_) < 2:
+            if len(self.classes_) == 1:  # no samples at all are reported by the estimator
                 raise DataError(f"expected at least two classes, got one class: {self.classes_[0]!r}")
         base = array_weights(sample_weight, _num_samples(X))
         known = self._known_groups(X)
