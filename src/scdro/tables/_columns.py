@@ -113,10 +113,10 @@ def _texts(column: Any) -> Any:
 def _codes(texts: Sequence[str], values: Sequence[str]) -> list[int]:
     """The number of each text; a reader that took 01 for 1, or True for true, gets the category that was meant."""
     known = {value: code for code, value in enumerate(values)}
-    alike: dict[float | str, int] = {}
+    by_meaning: dict[float | str, int] = {}
     for value, code in known.items():
-        alike.setdefault(_meant(value), code)
-    return [known.get(text, alike.get(_meant(text), len(values))) for text in texts]
+        by_meaning.setdefault(_meant(value), code)
+    return [known.get(text, by_meaning.get(_meant(text), len(values))) for text in texts]
 
 
 def _meant(text: str) -> float | str:
