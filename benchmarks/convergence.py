@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import scdro
-from reproduction.paired import Difference, difference_of, verdicts
+from reproduction.paired import PairedDifference, difference_of, verdicts
 from scdro.optim import REGISTRY
 
 ROOT = Path(__file__).parents[1]
@@ -275,7 +275,7 @@ def complete(found: Record, problem: str) -> dict[str, list[Row]]:
     return {name: rows for name, rows in runs.items() if len(rows) == len(SEEDS)}
 
 
-def compared(found: Record, problem: str) -> dict[str, tuple[Difference, str]]:
+def compared(found: Record, problem: str) -> dict[str, tuple[PairedDifference, str]]:
     """SCDRO against every other method, paired by seed, and what holds for all of them at once."""
     runs = {name: [value_of(row) for row in rows] for name, rows in complete(found, problem).items()}
     others = [name for name in runs if name != "SCDRO"]

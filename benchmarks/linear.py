@@ -34,7 +34,7 @@ import scdro
 from reproduction.data import covertype
 from scdro.linear_model import KLDROClassifier
 from scdro.linear_model._losses import Logistic, Multinomial
-from scdro.linear_model._problem import Problem
+from scdro.linear_model._problem import LinearProblem
 
 Array = npt.NDArray[Any]
 TOL, RHO = 1e-4, 0.1
@@ -52,18 +52,18 @@ def timed(*fits: Callable[[], Any], rounds: int = 5) -> tuple[list[float], list[
     return seconds.tolist(), fitted
 
 
-def problem_of(X: Array, y: Array, rho: float, C: float = 1.0, lam0: float = 1e-3) -> Problem:
+def problem_of(X: Array, y: Array, rho: float, C: float = 1.0, lam0: float = 1e-3) -> LinearProblem:
     """The objective as the solver sees it; y is 0, 1, ..."""
     k, n = int(y.max()) + 1, len(y)
     loss = Logistic(2.0 * y - 1) if k == 2 else Multinomial(y, k)
-    return Problem(X, loss, np.full(n, 1 / n), 1 / (C * n), rho, lam0, True)
+    return LinearProblem(X, loss, np.full(n, 1 / n), 1 / (C * n), rho, lam0, True)
 
 
 def packed(model: Any) -> Array:
     return np.concatenate([model.coef_, model.intercept_[:, None]], 1).astype(float)
 
 
-def slope(problem: Problem, W: Array) -> float:
+def slope(problem: LinearProblem, W: Array) -> float:
     """The largest entry of the gradient."""
     return float(np.abs(problem.gradient(W, problem.evaluate(W, problem.scores(W)))).max())
 
@@ -121,7 +121,7 @@ def lbfgs(args: argparse.Namespace) -> list[str]:
     for name, X, y, rounds in data:
         problem = problem_of(X, y, RHO)
 
-        def by_lbfgs(problem: Problem = problem) -> Array:
+        def by_lbfgs(problem: LinearProblem = problem) -> Array:
             lam: list[float | None] = [None]
 
             def both(flat: Array) -> tuple[float, Array]:

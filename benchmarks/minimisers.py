@@ -27,54 +27,56 @@ ROOT = Path(__file__).parents[1]
 Array = npt.NDArray[Any]
 
 
-class Part(NamedTuple):
+class GroupedPart(NamedTuple):
     x: Array
     y: Array
     groups: Array
 
 
-def parts(dataset: str, folder: Path | None) -> tuple[Part, Part]:
+def parts(dataset: str, folder: Path | None) -> tuple[GroupedPart, GroupedPart]:
     """Training and test data as in `python -m reproduction`; validation data are in neither."""
     inputs = "rows" if dataset == "adult" else "features"
     task: Any = open_task(inputs, dataset, 1, Sources(folder, ROOT / "results" / "features"))
     train, test = ([p.inputs, p.labels, p.labels if p.groups is None else p.groups] for p in (task.train, task.test))
-    first, second = (Part(np.asarray(p[0], np.float64), np.asarray(p[1]), np.asarray(p[2])) for p in (train, test))
+    first, second = (
+        GroupedPart(np.asarray(p[0], np.float64), np.asarray(p[1]), np.asarray(p[2])) for p in (train, test)
+    )
     return first, second
 
 
-def rare_groups(train: Part) -> Array:
+def rare_groups(train: GroupedPart) -> Array:
     counts = np.bincount(train.groups)
     rare: Array = counts < counts.mean()
     return rare
 
 
-def accuracies(model: KLDROClassifier, test: Part, groups: int) -> Array:
+def accuracies(model: KLDROClassifier, test: GroupedPart, groups: int) -> Array:
     """Accuracy of each group, in per cent."""
     right = model.predict(test.x) == test.y
     return 100 * np.array([right[test.groups == group].mean() for group in range(groups)])
 
 
-def rare_weight(model: KLDROClassifier, train: Part, rho: float) -> float:
+def rare_weight(model: KLDROClassifier, train: GroupedPart, rho: float) -> float:
     """The weight of rare groups in the worst case of a model's training losses, in per cent."""
     weights = functional.worst_case(torch.from_numpy(losses_of(model, train)), rho).weights.numpy()
     return 100 * float(weights[rare_groups(train)[train.groups]].sum() / weights.sum())
 
 
-def losses_of(model: KLDROClassifier, part: Part) -> Array:
+def losses_of(model: KLDROClassifier, part: GroupedPart) -> Array:
     losses: Array = -model.predict_log_proba(part.x)[np.arange(len(part.y)), part.y]
     return losses
 
 
-def alike(train: Part) -> Array:
+def equal_groups(train: GroupedPart) -> Array:
     """A weight for each sample, such that all groups have the same weight."""
     sizes = np.bincount(train.groups)
     weights: Array = len(train.groups) / (len(sizes) * sizes[train.groups])
     return weights
 
 
-def row(dataset: str, train: Part, test: Part, rho: float | None, c: float) -> str:
+def row(dataset: str, train: GroupedPart, test: GroupedPart, rho: float | None, c: float) -> str:
     """A row of the table for one radius; None for known groups with equal weights."""
-    weights = alike(train) if rho is None else None
+    weights = equal_groups(train) if rho is None else None
     model = KLDROClassifier(rho=rho or 0.0, C=c).fit(train.x, train.y, sample_weight=weights)
     rare = rare_groups(train)
     accuracy = accuracies(model, test, len(rare))
@@ -82,7 +84,7 @@ def row(dataset: str, train: Part, test: Part, rho: float | None, c: float) -> s
     shown = " | ".join(f"{a:.2f}" for a in (overall, accuracy[rare].mean(), accuracy[~rare].mean(), accuracy.min()))
     mean = f"{losses_of(model, train).mean():.3f}"
     if rho is None:
-        return f"| {dataset} | groups alike | {shown} | {mean} | | {100 * rare.mean():.1f} |"
+        return f"| {dataset} | groups equal | {shown} | {mean} | | {100 * rare.mean():.1f} |"
     return (
         f"| {dataset} | {rho:g} | {shown} | {mean} | {model.robust_value_:.3f} | {rare_weight(model, train, rho):.1f} |"
     )

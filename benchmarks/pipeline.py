@@ -22,7 +22,7 @@ from reproduction.data import CIFAR10ST
 from reproduction.engine.memory import keep_freed_memory
 from reproduction.engine.networks import CifarResNet
 from scdro.data import CropFlip, ImageData, MemoryBatches
-from scdro.data.loading import Batch
+from scdro.data.loading import LoadedBatch
 
 ABOUT = """# What the input pipeline costs
 
@@ -40,7 +40,7 @@ def made_up(n: int = 25_500) -> ImageData:
     return ImageData(images, torch.arange(n) % 10, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), names=names)
 
 
-def forever(batches: MemoryBatches) -> Iterator[Batch]:
+def forever(batches: MemoryBatches) -> Iterator[LoadedBatch]:
     while True:
         yield from batches
 
@@ -56,7 +56,7 @@ class Trainer:
         self.optimizer.step()
 
 
-def measure(source: Iterator[Batch], trainer: Trainer, rounds: int) -> tuple[float, float]:
+def measure(source: Iterator[LoadedBatch], trainer: Trainer, rounds: int) -> tuple[float, float]:
     """Median seconds of a batch and of a step."""
     pairs = []
     for _ in range(rounds + 3):

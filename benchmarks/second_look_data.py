@@ -27,20 +27,20 @@ FINAL = (
 )
 
 
-class Part(NamedTuple):
+class GroupedPart(NamedTuple):
     X: Array
     y: Array
     groups: Array
     frame: pd.DataFrame  # columns that a user has beside the features, for `find_slices`
 
-    def rows(self, index: Any) -> Part:
-        return Part(self.X[index], self.y[index], self.groups[index], self.frame.iloc[index])
+    def rows(self, index: Any) -> GroupedPart:
+        return GroupedPart(self.X[index], self.y[index], self.groups[index], self.frame.iloc[index])
 
 
 class Task(NamedTuple):
     name: str
-    train: Part
-    test: Part
+    train: GroupedPart
+    test: GroupedPart
 
 
 def digits(data: Path, cache: Path, seed: int) -> Task:
@@ -118,7 +118,7 @@ def adult(data: Path, cache: Path, seed: int) -> Task:
     frame = table[["sex", "race", "age", "education", "marital-status"]]
     groups = (table.sex + ", " + table.race + ", " + np.where(y == 1, ">50K", "<=50K")).to_numpy()
     X = _columns(table.drop(columns=["sex", "race", "fnlwgt", "income"]))
-    return _split("adult", Part(X, y, groups, frame), seed, None)
+    return _split("adult", GroupedPart(X, y, groups, frame), seed, None)
 
 
 def diabetes130(data: Path, cache: Path, seed: int) -> Task:
@@ -133,7 +133,7 @@ def diabetes130(data: Path, cache: Path, seed: int) -> Task:
         table[column] = table[column].astype(str)
     left_out = ["encounter_id", "patient_nbr", "race", "gender", "weight", "readmitted"]
     X = _columns(table.drop(columns=left_out), rare=400)
-    return _split("diabetes130", Part(X, y, groups, frame), seed, table.patient_nbr.to_numpy())
+    return _split("diabetes130", GroupedPart(X, y, groups, frame), seed, table.patient_nbr.to_numpy())
 
 
 def crashes(data: Path, cache: Path, seed: int) -> Task:
@@ -144,7 +144,7 @@ def crashes(data: Path, cache: Path, seed: int) -> Task:
     groups = (table.sex + ", " + age + ", " + table.dead).to_numpy()
     frame = table[["sex", "ageOFocc", "seatbelt", "dvcat", "occRole"]]
     X = _columns(table.drop(columns=["dead", "sex", "weight", "injSeverity", "caseid"]))
-    return _split("crashes", Part(X, y, groups, frame), seed, None)
+    return _split("crashes", GroupedPart(X, y, groups, frame), seed, None)
 
 
 def tweets(data: Path, cache: Path, seed: int) -> Task:
@@ -154,7 +154,9 @@ def tweets(data: Path, cache: Path, seed: int) -> Task:
     dialect = np.where(table.dialect_argmax == "p_aae", "aae", table.dialect_argmax.astype(str).str.removeprefix("p_"))
     groups = np.array([f"{d}, {'offensive' if label else 'not'}" for d, label in zip(dialect, y, strict=True)])
     frame = pd.DataFrame({"dialect": dialect, "text": table.text})
-    return _split("tweets", Part(np.load(cache / "tweets_minilm.npy").astype(np.float64), y, groups, frame), seed, None)
+    return _split(
+        "tweets", GroupedPart(np.load(cache / "tweets_minilm.npy").astype(np.float64), y, groups, frame), seed, None
+    )
 
 
 FLIPPED = {"breast_cancer": load_breast_cancer, "wine": load_wine, "iris": load_iris, "ten digits": load_digits}
@@ -181,8 +183,8 @@ def redrawn(task: Task, proba: Array, classes: Array, seed: int) -> Task:
     return Task(f"redrawn {task.name}", task.train._replace(y=drawn), task.test)
 
 
-def _part(X: Array, y: Array, groups: Array, **columns: Any) -> Part:
-    return Part(X, np.asarray(y), np.asarray(groups), pd.DataFrame(columns, index=range(len(y))))
+def _part(X: Array, y: Array, groups: Array, **columns: Any) -> GroupedPart:
+    return GroupedPart(X, np.asarray(y), np.asarray(groups), pd.DataFrame(columns, index=range(len(y))))
 
 
 def _columns(table: pd.DataFrame, rare: int = 50) -> Array:
@@ -205,7 +207,7 @@ def _columns(table: pd.DataFrame, rare: int = 50) -> Array:
     return array
 
 
-def _split(name: str, part: Part, seed: int, together: Array | None) -> Task:
+def _split(name: str, part: GroupedPart, seed: int, together: Array | None) -> Task:
     """70% to train, at most ROWS of them; rows of one patient stay together."""
     n = np.arange(len(part.y))
     if together is None:

@@ -51,7 +51,7 @@ function _shtab_scdro_using
 end
 
 set -g _shtab_scdro_commands train audit predict report doctor
-set -g _shtab_scdro_opts_with_value --budget --categorical --drop --folds --group --id --least-group --method --model --out --price --rho --seed --seeds --size --split-after --split-by --target --task --test --threads
+set -g _shtab_scdro_opts_with_value --budget --categorical --drop --features --folds --group --id --least-group --log --method --model --out --price --rho --seed --seeds --size --split-after --split-by --target --task --test --threads
 
 complete -c scdro -e
 complete -c scdro -f
@@ -65,7 +65,7 @@ complete -c scdro -n '_shtab_scdro_using train' -l model -xka "trees linear netw
 complete -c scdro -n '_shtab_scdro_using train' -l task -xka "classification regression" -d 'default: by the target'
 complete -c scdro -n '_shtab_scdro_using train' -l method -xka "plain class-weighted worst-case second-look" -d 'only these; may be repeated'
 complete -c scdro -n '_shtab_scdro_using train' -l rho -x -d 'radius at which models are compared (default 0.5)'
-complete -c scdro -n '_shtab_scdro_using train' -l price -x -d 'most accuracy, as a share, that robust training may cost (default 0.002)'
+complete -c scdro -n '_shtab_scdro_using train' -l price -x -d 'most accuracy, as a share, that robust training may cost (default 0.002; for images 0.02)'
 complete -c scdro -n '_shtab_scdro_using train' -l group -x -d 'evaluate its values; never trained on'
 complete -c scdro -n '_shtab_scdro_using train' -l drop -x -d 'leave a column out'
 complete -c scdro -n '_shtab_scdro_using train' -l categorical -x -d 'numbers that are names'
@@ -76,11 +76,13 @@ complete -c scdro -n '_shtab_scdro_using train' -l folds -x -d 'of the cross-val
 complete -c scdro -n '_shtab_scdro_using train' -l least-group -x -d 'smaller groups never decide (default 30)'
 complete -c scdro -n '_shtab_scdro_using train' -l seed -x -d 'of splits and models (default 0)'
 complete -c scdro -n '_shtab_scdro_using train' -l threads -x -d 'default: 1 below 20,000 rows, all free cores beyond'
+complete -c scdro -n '_shtab_scdro_using train' -l log -x -d 'file of JSON lines: every candidate once judged, then the results'
 complete -c scdro -n '_shtab_scdro_using train' -l out -x -d 'folder of the run'
 complete -c scdro -n '_shtab_scdro_using train' -l split-after -x -d 'test on the rows after a value, or the last fifth'
 complete -c scdro -n '_shtab_scdro_using train' -l test -x -d 'test on the rows of another file'
 complete -c scdro -n '_shtab_scdro_using train' -l seeds -x -d 'splits to repeat everything on (default: 3 up to 5,000 rows, 1 beyond)'
-complete -c scdro -n '_shtab_scdro_using train' -l size -x -d 'pixels of an image'"'"'s side (default 64)'
+complete -c scdro -n '_shtab_scdro_using train' -l features -x -d 'for images: a pretrained classifier of torchvision, or timm/NAME, whose weights are on this machine (default: one of the usual ones, if it is); none: a small network'
+complete -c scdro -n '_shtab_scdro_using train' -l size -x -d 'pixels of an image'"'"'s side (default: 224 with --features, else 64)'
 complete -c scdro -n '_shtab_scdro_using; and test $_shtab_scdro_npos -eq 0' -a audit -d 'Whom a plain model fails, and what a second look would gain at what price. Every row is judged by a model that did not see it; no model is kept.'
 complete -c scdro -n '_shtab_scdro_using audit' -s h -l help -d 'show this help message and exit'
 complete -c scdro -n '_shtab_scdro_using audit' -l target -x -d 'the column to predict'
@@ -88,7 +90,7 @@ complete -c scdro -n '_shtab_scdro_using audit' -l model -xka "trees linear netw
 complete -c scdro -n '_shtab_scdro_using audit' -l task -xka "classification regression" -d 'default: by the target'
 complete -c scdro -n '_shtab_scdro_using audit' -l method -xka "plain class-weighted worst-case second-look" -d 'only these; may be repeated'
 complete -c scdro -n '_shtab_scdro_using audit' -l rho -x -d 'radius at which models are compared (default 0.5)'
-complete -c scdro -n '_shtab_scdro_using audit' -l price -x -d 'most accuracy, as a share, that robust training may cost (default 0.002)'
+complete -c scdro -n '_shtab_scdro_using audit' -l price -x -d 'most accuracy, as a share, that robust training may cost (default 0.002; for images 0.02)'
 complete -c scdro -n '_shtab_scdro_using audit' -l group -x -d 'evaluate its values; never trained on'
 complete -c scdro -n '_shtab_scdro_using audit' -l drop -x -d 'leave a column out'
 complete -c scdro -n '_shtab_scdro_using audit' -l categorical -x -d 'numbers that are names'
@@ -99,6 +101,7 @@ complete -c scdro -n '_shtab_scdro_using audit' -l folds -x -d 'of the cross-val
 complete -c scdro -n '_shtab_scdro_using audit' -l least-group -x -d 'smaller groups never decide (default 30)'
 complete -c scdro -n '_shtab_scdro_using audit' -l seed -x -d 'of splits and models (default 0)'
 complete -c scdro -n '_shtab_scdro_using audit' -l threads -x -d 'default: 1 below 20,000 rows, all free cores beyond'
+complete -c scdro -n '_shtab_scdro_using audit' -l log -x -d 'file of JSON lines: every candidate once judged, then the results'
 complete -c scdro -n '_shtab_scdro_using audit' -l out -x -d 'folder for the report page and the numbers'
 complete -c scdro -n '_shtab_scdro_using; and test $_shtab_scdro_npos -eq 0' -a predict -d 'Predictions of a run for new rows.'
 complete -c scdro -n '_shtab_scdro_using predict' -s h -l help -d 'show this help message and exit'

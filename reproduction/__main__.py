@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from reproduction.commands import PROGRAM
-from reproduction.engine.parsing import EXAMPLES, Help, Parser
+from reproduction.commands import EXAMPLES, PROGRAM, Help
 from reproduction.engine.together import one_voice, run_command
+from scdro.cli import Parser
 
 __all__ = ["main", "parser"]
 

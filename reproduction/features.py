@@ -23,12 +23,12 @@ from reproduction.engine.task import Samples, in_order
 from scdro.data.files import PathLike
 from scdro.errors import DataError, MissingDataError
 
-__all__ = ["Features", "extract", "load_features", "weights_fingerprint"]
+__all__ = ["StoredFeatures", "extract", "load_features", "weights_fingerprint"]
 
 Array = npt.NDArray[Any]
 
 
-class Features(NamedTuple):
+class StoredFeatures(NamedTuple):
     """Memory-mapped features (n, d), labels (n,), and groups (n,) if the data have them."""
 
     x: Array
@@ -74,7 +74,7 @@ def extract(
     return True
 
 
-def load_features(folder: PathLike, split: str) -> Features:
+def load_features(folder: PathLike, split: str) -> StoredFeatures:
     """Load and check what `extract` wrote. The features are memory-mapped."""
     folder = Path(folder)
     manifest = _manifest(folder, split)
@@ -87,7 +87,7 @@ def load_features(folder: PathLike, split: str) -> Features:
         if [_sha256(file) for file in files] != [digests[name] for name in names]:
             raise ValueError("its files have another SHA-256")
         rest = [np.load(file) for file in files[1:]]
-        return Features(np.load(files[0], mmap_mode="r"), rest[0], rest[1] if len(rest) > 1 else None)
+        return StoredFeatures(np.load(files[0], mmap_mode="r"), rest[0], rest[1] if len(rest) > 1 else None)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"expected features as {manifest.absolute()} says, got others ({type(error).__name__}: {error}); make them "

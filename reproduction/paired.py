@@ -12,13 +12,13 @@ from reproduction.engine.chance import confidence_of_each, hold_at_once
 from reproduction.engine.outcomes import Outcome
 from reproduction.engine.study import Study
 
-__all__ = ["Difference", "comparisons", "difference", "difference_of", "falls", "verdicts"]
+__all__ = ["PairedDifference", "comparisons", "difference", "difference_of", "falls", "verdicts"]
 
 FEWEST = 3  # pairs for a verdict
 OURS = ("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO")
 
 
-class Difference(NamedTuple):
+class PairedDifference(NamedTuple):
     """Our score minus the other's, seed by seed, with a 95% confidence interval of its mean over seeds (Student's t)
     and the p-value: the probability of a mean this far from zero if there were no difference."""
 
@@ -37,13 +37,13 @@ class Difference(NamedTuple):
         return "higher" if self.low > 0 else "lower" if self.high < 0 else ""
 
 
-def verdicts(found: Sequence[Difference]) -> list[str]:
+def verdicts(found: Sequence[PairedDifference]) -> list[str]:
     """The verdicts in a table of comparisons. "higher" and "lower" hold for all comparisons at once."""
     judged = [d.p_value if d.pairs >= FEWEST else 1.0 for d in found]
     return [_verdict(d, sure) for d, sure in zip(found, hold_at_once(judged), strict=True)]
 
 
-def _verdict(d: Difference, sure: bool) -> str:
+def _verdict(d: PairedDifference, sure: bool) -> str:
     if d.pairs < FEWEST:
         return "too few pairs"
     if not d.direction:
@@ -51,7 +51,7 @@ def _verdict(d: Difference, sure: bool) -> str:
     return d.direction if sure else f"{d.direction} by its own interval alone"
 
 
-def comparisons(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
+def comparisons(study: Study, outcomes: Sequence[Outcome]) -> list[PairedDifference]:
     """Each of our methods against each baseline, at the same rho if both have one; without ours, the printed ones."""
     methods = set(OURS) & set(study.methods) or {f"{name}-printed" for name in OURS}
     ours = [outcome for outcome in outcomes if outcome.arm.method in methods]
@@ -66,7 +66,7 @@ def comparisons(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
     ]
 
 
-def falls(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
+def falls(study: Study, outcomes: Sequence[Outcome]) -> list[PairedDifference]:
     """How much less test accuracy ours loses from the smallest radius to the largest, each with a result of its own."""
     least, most = min(study.rho), max(study.rho)
     if study.choose_rho or least == most:
@@ -78,20 +78,20 @@ def falls(study: Study, outcomes: Sequence[Outcome]) -> list[Difference]:
     return [difference_of((a, b, name), fall[a], fall[b]) for a in ours for b in fall if b not in OURS]
 
 
-def difference(a: Outcome, b: Outcome, score: Column) -> Difference:
+def difference(a: Outcome, b: Outcome, score: Column) -> PairedDifference:
     """Seeds are paired: same initial weights, and the same data order unless a method draws its own samples."""
     name = (str(a.arm), str(b.arm), score.title)
     return difference_of(name, a.values(score.part, score.name), b.values(score.part, score.name))
 
 
-def difference_of(name: tuple[str, str, str], ours: Sequence[float], others: Sequence[float]) -> Difference:
+def difference_of(name: tuple[str, str, str], ours: Sequence[float], others: Sequence[float]) -> PairedDifference:
     """Of the scores of the same seeds, named (ours, other, score); pairs in which one is not finite are left out."""
     from scipy.stats import t
 
     gaps = [x - y for x, y in zip(ours, others, strict=False) if math.isfinite(x) and math.isfinite(y)]
     if len(gaps) < 2:
-        return Difference(*name, gaps[0] if gaps else math.nan, -math.inf, math.inf, len(gaps))
+        return PairedDifference(*name, gaps[0] if gaps else math.nan, -math.inf, math.inf, len(gaps))
     mean, error = statistics.mean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
     half = float(t.ppf((1 + confidence_of_each(1)) / 2, len(gaps) - 1)) * error
     p_value = 2 * float(t.sf(abs(mean) / error, len(gaps) - 1)) if error else float(not mean)
-    return Difference(*name, mean, mean - half, mean + half, len(gaps), p_value)
+    return PairedDifference(*name, mean, mean - half, mean + half, len(gaps), p_value)

@@ -21,7 +21,7 @@ from reproduction.engine.folder import Notice, began_in, silent
 from reproduction.engine.identity import OtherRun
 from reproduction.engine.memory import keep_freed_memory
 from reproduction.engine.storage import write_json
-from reproduction.engine.study import Run
+from reproduction.engine.study import StudyRun
 from reproduction.engine.training import Trained, read_run, train
 from reproduction.tasks import Sources, open_task
 from scdro.distributed import Ranks
@@ -59,7 +59,7 @@ class Means:
 class Job:
     """A run, and everything that a process needs to execute it."""
 
-    run: Run
+    run: StudyRun
     out: Path
     means: Means
     keep_model: bool
@@ -67,7 +67,7 @@ class Job:
 
 
 def run_all(
-    runs: Sequence[Run],
+    runs: Sequence[StudyRun],
     data: str,
     out: Path,
     means: Means,

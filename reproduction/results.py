@@ -12,7 +12,7 @@ from reproduction.columns import columns
 from reproduction.engine.outcomes import Outcome
 from reproduction.engine.study import Study
 from reproduction.engine.wording import plural
-from reproduction.paired import Difference, comparisons, falls, verdicts
+from reproduction.paired import PairedDifference, comparisons, falls, verdicts
 from reproduction.paper import CLAIMS, beside
 from reproduction.sweep import Found
 
@@ -160,7 +160,7 @@ def _differences(study: Study, outcomes: Sequence[Outcome]) -> list[str]:
     return [f"{PAIRED.format(plural(len(found), 'comparison'))}\n\n{lines(head, rows)}"]
 
 
-def _interval(d: Difference) -> list[str]:
+def _interval(d: PairedDifference) -> list[str]:
     """Mean and interval in points, if there are enough pairs for them."""
     mean = f"{100 * d.mean:+.2f}" if d.pairs else "none"
     return [mean, f"{100 * d.low:+.2f} to {100 * d.high:+.2f}" if d.pairs > 1 else "none"]

@@ -11,7 +11,7 @@ from reproduction.engine.folder import environment
 from reproduction.engine.identity import check_identity
 from reproduction.engine.outcomes import Outcome, Result, searched
 from reproduction.engine.storage import read_json, write_json
-from reproduction.engine.study import Arm, Run, Study
+from reproduction.engine.study import Arm, Study, StudyRun
 from reproduction.engine.training import Trained, read_run
 from reproduction.engine.wording import plural
 from reproduction.pool import Means, Show, run_all
@@ -72,11 +72,11 @@ def sweep(
     return Swept(study, found, data, _each_once(one.environment for one in ordered if one.environment))
 
 
-def _searched(study: Study, arm: Arm, made: Mapping[Path, Trained]) -> tuple[list[Run], dict[str, Any] | None]:
+def _searched(study: Study, arm: Arm, made: Mapping[Path, Trained]) -> tuple[list[StudyRun], dict[str, Any] | None]:
     return searched(study, arm, lambda run: made[run.path].result if run.path in made else None)
 
 
-def _results(runs: Iterable[Run], made: Mapping[Path, Trained]) -> list[Result | None]:
+def _results(runs: Iterable[StudyRun], made: Mapping[Path, Trained]) -> list[Result | None]:
     return [made[run.path].result if run.path in made else None for run in runs]
 
 
@@ -102,12 +102,12 @@ def _begin(study: Study, data: str, out: Path) -> None:
     write_json(path, {"study": study.as_dict(), "data": data, "environment": environment(Ranks())})
 
 
-def _there(run: Run, data: str, out: Path) -> Result | None:
+def _there(run: StudyRun, data: str, out: Path) -> Result | None:
     found = read_run(out / run.path, run.identity(data))
     return None if found is None else found.result
 
 
-def _tell_of_a_lost_curve(run: Run, trained: Trained, out: Path, say: Callable[[str], None]) -> None:
+def _tell_of_a_lost_curve(run: StudyRun, trained: Trained, out: Path, say: Callable[[str], None]) -> None:
     """Warn if a finished run has no evaluations, since every run has at least one."""
     if trained.result["status"] != "failed" and not trained.curve:
         say(

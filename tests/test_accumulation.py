@@ -16,7 +16,7 @@ from equality import differences
 from loops import TEMPERATURES, assert_close_state, assert_same_state, data, flat, linear, losses_of, train_step
 from refusals import BAD_LOSSES, Problem, refuses
 from scdro import KLRobustLoss
-from scdro.errors import HyperparameterError
+from scdro.errors import CheckpointError, HyperparameterError
 from scdro.temperature import PrintedTemperature, WindowTemperature
 
 # -- gradient accumulation ---
@@ -430,6 +430,28 @@ def test_reset_drops_the_parts_of_an_attached_batch():
     robust.reset_parameters()
     optimizer.step()
     assert math.isnan(robust.lam)
+
+
+def test_loading_drops_the_parts_of_an_attached_batch():
+    """What the old state has seen of a batch is not committed to the loaded one; loading fails whole."""
+    model, robust, plain = linear(), KLRobustLoss(0.4), KLRobustLoss(0.4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    (x, y), (other_x, other_y), *_ = data(3)
+    robust(losses_of(model, x, y))
+    saved = copy.deepcopy(robust.state_dict())
+    robust.attach(optimizer)
+    robust(losses_of(model, other_x, other_y)).backward()
+    with pytest.raises(CheckpointError):
+        robust.load_state_dict(KLRobustLoss(0.4, window=7).state_dict())
+    assert robust.accumulation.shares == [1.0]
+    robust.load_state_dict(saved)
+    assert robust.accumulation.shares == []
+    optimizer.zero_grad()
+    plain.load_state_dict(saved)
+    robust(losses_of(model, x, y)).backward()
+    plain(losses_of(model, x, y))
+    optimizer.step()
+    assert differences(robust.state_dict(), plain.state_dict()) == []
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------

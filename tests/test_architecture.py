@@ -40,7 +40,8 @@ LEVELS = [
     {"loss", "evaluation", "metrics", "optim", "contrastive", "data"},
     {"linear_model", "boosting"},
     {"second_look"},
-    {"integrations", "tables"},
+    {"integrations"},
+    {"tables"},
     {"cli"},
     {"__main__", "__init__"},
 ]
@@ -165,6 +166,22 @@ def test_what_the_reproduction_imports():
             for name in imported(path):
                 known = name in public or name.startswith(private) or not name.startswith("scdro")
                 assert known, f"{path} imports {name}"
+
+
+def public_classes(folder):
+    """(name, path) of every class in a folder but private ones and those of its tests."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.parse(path.read_text()).body if "tests" not in path.parts else ():
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield node.name, path
+
+
+def test_one_name_is_one_thing():
+    library = {}
+    for name, path in public_classes("src/scdro"):
+        assert library.setdefault(name, path) == path, f"{name} is in {library[name]} and in {path}"
+    for name, path in (*public_classes("reproduction"), *public_classes("benchmarks")):
+        assert name not in library, f"{name} is in {library[name]} and in {path}"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["train", "--help"]])

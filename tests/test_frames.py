@@ -1,6 +1,9 @@
 """The same rows as arrays and as tables of pandas, polars and Arrow: the same results, with names of columns."""
 
+import datetime
+import math
 import warnings
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -11,7 +14,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from scdro import worst_case
-from scdro._frames import as_array, columns_of, frame_like, name_of
+from scdro._frames import as_array, as_vector, backend_of, columns_of, frame_of, name_of
 from scdro.boosting import KLDROLGBMClassifier, KLDROLGBMRegressor, KLDROXGBClassifier, KLDROXGBRegressor
 from scdro.errors import DataError
 from scdro.linear_model import KLDROClassifier, KLDRORegressor
@@ -111,6 +114,47 @@ def test_categories_keep_what_is_missing(category):
     assert found[2] is None or found[2] != found[2]
 
 
+NOON = datetime.datetime(2020, 5, 1, 12, tzinfo=datetime.timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, None, 3], np.array([1, np.nan, 3])),
+        ([True, None, False], np.array([True, None, False], dtype=object)),
+        (["a", None, "b"], np.array(["a", None, "b"], dtype=object)),
+        ([Decimal("1.5"), None, Decimal(2)], np.array([1.5, np.nan, 2])),
+        ([NOON, None, NOON], np.array(["2020-05-01T12", None, "2020-05-01T12"], dtype="datetime64[us]")),
+        ([NOON.date(), None, NOON.date()], np.array(["2020-05-01", None, "2020-05-01"], dtype="datetime64[us]")),
+    ],
+    ids=["whole", "booleans", "texts", "decimals", "times", "dates"],
+)
+@pytest.mark.parametrize("make", [pl.Series, lambda v: pa.chunked_array([v])], ids=["polars", "Arrow"])
+def test_vectors_are_floats_dates_or_objects(make, values, expected):
+    found = as_vector(make(values))
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_times_are_those_of_their_own_zone():
+    naive = datetime.datetime(2020, 5, 1, 12)
+    for column in (
+        pl.Series([naive]).dt.replace_time_zone("Europe/Paris"),
+        pd.Series([naive]).dt.tz_localize("Europe/Paris"),
+    ):
+        assert as_vector(column).tolist() == [naive]
+
+
+@pytest.mark.parametrize("missing", [None, math.nan, pd.NA, pd.NaT])
+def test_vectors_of_lists_and_pandas(missing):
+    for make in (list, pd.Series, lambda values: np.array(values, dtype=object)):
+        assert as_vector(make(["a", missing])).tolist() == ["a", None]
+        np.testing.assert_array_equal(as_vector(make([2, missing])), [2.0, np.nan])
+    assert as_vector(torch.tensor([1, 2])).dtype == float
+    with pytest.raises(DataError, match=r"vectors.*\(1, 2\)"):
+        as_vector([[1, 2]])
+
+
 def test_what_is_no_table():
     assert columns_of(X) is None
     assert columns_of([1, 2]) is None
@@ -125,10 +169,10 @@ def test_what_is_no_table():
 
 def test_a_table_of_the_same_kind(kind):
     table, column = kind
-    made = frame_like({"a": ["x", None], "b": np.array([1.0, 2.0])}, [1, 2], column([1, 2]))
+    made = frame_of({"a": ["x", None], "b": np.array([1.0, 2.0])}, backend_of([1, 2], column([1, 2])))
     assert type(made) is type(table({"a": [1]}))
     assert columns_of(made)["b"].tolist() == [1.0, 2.0]
-    assert isinstance(frame_like({"a": [1]}, np.zeros(1)), pd.DataFrame)
+    assert isinstance(frame_of({"a": [1]}, backend_of(np.zeros(1))), pd.DataFrame)
 
 
 def test_functions_of_rows(kind):

@@ -119,3 +119,50 @@ def test_predictions_that_are_no_probabilities():
         group_table(Y, Y, GROUP, metrics="log_loss")
     with pytest.raises(DataError, match="each of the 2 labels"):
         group_table(Y, RNG.dirichlet(np.ones(3), N), GROUP, metrics="accuracy")
+
+
+@pytest.mark.parametrize("names", [(0, 1), (1, 2), ("no", "yes")])
+@pytest.mark.parametrize("columns", [1, 2])
+def test_functions_of_scores_get_the_probabilities(names, columns):
+    """Not the likeliest labels; and the second label is the one that they are of."""
+    rng = np.random.default_rng(0)
+    second = rng.integers(0, 2, 300)
+    p = np.clip(0.35 + 0.3 * second + 0.2 * rng.normal(size=300), 0.01, 0.99)
+    y, given = np.array(names)[second], p if columns == 1 else np.stack([1 - p, p], 1)
+    asked = ["roc_auc_score", "average_precision_score", "brier_score_loss"]
+    found = group_table(y, given, ["all"] * 300, metrics=asked, bootstrap=0).iloc[0]
+    for name in asked:
+        assert found[name] == pytest.approx(getattr(sk, name)(second, p))
+    positive = 0 if names == (1, 2) else 1  # where there is a label 1, it is scikit-learn's positive one
+    f1 = group_table(y, given, ["all"] * 300, metrics="f1_score", bootstrap=0)["f1_score"].iloc[0]
+    assert f1 == pytest.approx(sk.f1_score(second, p > 0.5, pos_label=positive))
+
+
+@pytest.mark.parametrize(
+    ("y_true", "y_pred", "metrics", "error", "fact"),
+    [
+        ([0, 1, None], [0.1, 0.2, 0.3], "accuracy", DataError, "y_true"),
+        ([0, 1, 1], [0.1, np.nan, 0.3], "log_loss", DataError, "y_pred"),
+        ([0, 1, 1], [0.1, 0.2, 0.3], "confusion_matrix", HyperparameterError, "one number"),
+        ([0, 1, 1], [0.1, 0.2, 0.3], [lambda a, b: 1.0, lambda a, b: 2.0], HyperparameterError, "dict"),
+        ([], [], "accuracy", DataError, "none"),
+    ],
+)
+def test_what_has_no_value(y_true, y_pred, metrics, error, fact):
+    with pytest.raises(error, match=fact):
+        group_table(y_true, y_pred, ["a"] * len(y_true), metrics=metrics)
+
+
+def test_intervals_of_many_rows_are_made_of_fewer(monkeypatch):
+    from scdro import _group_metrics
+
+    rng = np.random.default_rng(0)
+    y, groups = rng.integers(0, 2, 20_000), ["all"] * 20_000
+    p = (rng.random(20_000) < np.where(y, 0.7, 0.4)).astype(int)
+    whole = group_table(y, p, groups, metrics="accuracy").iloc[0]
+    monkeypatch.setattr(_group_metrics, "_MANY", 2000)
+    part = group_table(y, p, groups, metrics="accuracy").iloc[0]
+    assert part["accuracy"] == whole["accuracy"]
+    widths = [row["accuracy_high"] - row["accuracy_low"] for row in (whole, part)]
+    assert widths[1] == pytest.approx(widths[0], rel=0.2)
+    assert part["accuracy_low"] < part["accuracy"] < part["accuracy_high"]

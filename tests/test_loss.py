@@ -388,6 +388,8 @@ def test_bad_masks():
     problem, robust = Problem(), KLRobustLoss(0.5)
     for mask, match in (([False] * 5, "positive"), ([True] * 4, r"\(5,\).*\(4,\)")):
         refuses(problem, lambda m=mask: robust(problem.losses(), mask=torch.tensor(m)), LossError, match, robust)
+    for mask, match in (("abc", "mask of booleans.*'abc'"), (["a"] * 5, "mask of booleans"), ({}, "booleans.*{}")):
+        refuses(problem, lambda m=mask: robust(problem.losses(), mask=m), LossError, match, robust)
 
 
 def test_what_is_no_vector_of_losses_is_told_apart():

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.board import Board
-from reproduction.commands import add_command
+from reproduction.commands import add_command, say
 from reproduction.engine.memory import keep_freed_memory
 from reproduction.engine.places import check_folder
-from reproduction.engine.progress import say
 from reproduction.engine.storage import write, write_json
 from reproduction.engine.study import Study
 from reproduction.engine.tensorboard import TENSORBOARD, check

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.catalog import PRETRAINED, open_splits
-from reproduction.commands import DefaultsHelp, add_command
+from reproduction.commands import DefaultsHelp, add_command, say
 from reproduction.engine.memory import keep_freed_memory
 from reproduction.engine.places import check_folder
-from reproduction.engine.progress import ProgressLine, say
 from reproduction.engine.study import chosen
 from reproduction.features import extract
 from reproduction.pretrain import load_pretrained
+from scdro.cli.show import ProgressLine
 from scdro.errors import HyperparameterError
 
 __all__ = ["add"]

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.catalog import IMAGES, MODELS, open_image_data
-from reproduction.commands import DefaultsHelp, add_command
+from reproduction.commands import DefaultsHelp, add_command, say
 from reproduction.engine.memory import keep_freed_memory
 from reproduction.engine.places import check_folder
-from reproduction.engine.progress import ProgressLine, say
 from reproduction.engine.tensorboard import TENSORBOARD, check
 from reproduction.pretrain import Pretraining, pretrain
+from scdro.cli.show import ProgressLine
 
 __all__ = ["add"]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from reproduction import table1
-from reproduction.commands import add_command
+from reproduction.commands import add_command, say
 from reproduction.engine.memory import keep_freed_memory
 from reproduction.engine.places import check_folder
-from reproduction.engine.progress import ProgressLine, say
+from scdro.cli.show import ProgressLine
 
 __all__ = ["add"]
 

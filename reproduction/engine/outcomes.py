@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.engine.storage import read_json, read_lines
-from reproduction.engine.study import Arm, Run, Study
+from reproduction.engine.study import Arm, Study, StudyRun
 
 __all__ = ["Outcome", "Result", "best_settings", "read_outcomes", "read_result", "searched"]
 
@@ -40,7 +40,7 @@ class Outcome:
         return [math.nan if value is None else float(value) for value in found]
 
 
-def best_settings(runs: Sequence[Run], results: Sequence[Result | None]) -> dict[str, Any] | None:
+def best_settings(runs: Sequence[StudyRun], results: Sequence[Result | None]) -> dict[str, Any] | None:
     """The best settings on validation data, by what the study says, over all seeds of the search; of equals the better
     by the other score. Settings with a seed that failed or diverged are out. One setting alone needs no result."""
     if len(runs) == 1:
@@ -64,7 +64,9 @@ def _score(results: Sequence[Result | None], choose_by: str) -> tuple[float, ...
     return (accuracy, -value) if choose_by == "accuracy" else (-value, accuracy)
 
 
-def searched(study: Study, arm: Arm, results: Callable[[Run], Result | None]) -> tuple[list[Run], Settings | None]:
+def searched(
+    study: Study, arm: Arm, results: Callable[[StudyRun], Result | None]
+) -> tuple[list[StudyRun], Settings | None]:
     """The runs of an arm's search, with those around the best of the grid, as far as results tell which these are; and
     the best settings of all."""
     tried = study.search(arm)

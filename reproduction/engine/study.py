@@ -13,7 +13,7 @@ from reproduction.grids import GRIDS, trials
 from scdro.errors import HyperparameterError
 from scdro.optim import REGISTRY
 
-__all__ = ["UNDAMPED", "Arm", "Run", "Study", "chosen", "takes"]
+__all__ = ["UNDAMPED", "Arm", "Study", "StudyRun", "chosen", "takes"]
 
 Choice = TypeVar("Choice")
 
@@ -171,7 +171,7 @@ class Study:
             for rho in (self.rho if "rho" in REGISTRY[method].needs and not self.choose_rho else (None,))
         ]
 
-    def search(self, arm: Arm) -> list[Run]:
+    def search(self, arm: Arm) -> list[StudyRun]:
         """The runs that decide the settings of an arm, those around the best left out."""
         method = REGISTRY[arm.method]
         values = dict(self._own_grid(arm.method))
@@ -182,15 +182,15 @@ class Study:
         tried = trials(arm.method, self.trials or None, values=values)
         return self._tuning(arm, [self._with_lr(arm.method, own) for own in tried] if self.steps else tried)
 
-    def finer(self, arm: Arm, best: Mapping[str, Any]) -> list[Run]:
+    def finer(self, arm: Arm, best: Mapping[str, Any]) -> list[StudyRun]:
         """The runs with steps around the best setting of the search; none unless the study refines."""
         if not self.refine:
             return []
         return self._tuning(arm, [{**best, "lr": _short(best["lr"] * factor)} for factor in FINER])
 
-    def _tuning(self, arm: Arm, tried: Sequence[Mapping[str, Any]]) -> list[Run]:
+    def _tuning(self, arm: Arm, tried: Sequence[Mapping[str, Any]]) -> list[StudyRun]:
         seeds = TUNING_SEEDS[: self.tune_seeds if len(tried) > 1 else 1]
-        return [Run(self, arm.method, settings, seed) for settings in tried for seed in seeds]
+        return [StudyRun(self, arm.method, settings, seed) for settings in tried for seed in seeds]
 
     @staticmethod
     def _with_lr(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,10 +203,10 @@ class Study:
         """Whether there is anything to search: a method with more than one setting."""
         return any(len(self.search(arm)) > 1 for arm in self.arms())
 
-    def finals(self, arm: Arm, settings: Mapping[str, Any], seeds: Iterable[int] | None = None) -> list[Run]:
+    def finals(self, arm: Arm, settings: Mapping[str, Any], seeds: Iterable[int] | None = None) -> list[StudyRun]:
         """The runs that are reported, with settings that the search found."""
         at = {**settings, "rho": arm.rho} if arm.rho is not None else dict(settings)
-        return [Run(self, arm.method, at, seed) for seed in seeds or range(1, self.seeds + 1)]
+        return [StudyRun(self, arm.method, at, seed) for seed in seeds or range(1, self.seeds + 1)]
 
     def _own_grid(self, method: str) -> Mapping[str, Sequence[Any]]:
         general = {key: values for key, values in self.grid if takes(method, key)}
@@ -225,7 +225,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Run:
+class StudyRun:
     """One training of a study."""
 
     study: Study

@@ -22,7 +22,7 @@ from reproduction.engine.events import Events
 from reproduction.engine.folder import Notice, RunFolder, Stopwatch, began_in, locked, silent
 from reproduction.engine.identity import check_identity
 from reproduction.engine.storage import read_json, read_lines, write_json
-from reproduction.engine.study import Run
+from reproduction.engine.study import StudyRun
 from reproduction.engine.task import Task, make_model
 from scdro.distributed import Ranks
 from scdro.errors import HyperparameterError, NonFiniteLossError
@@ -53,7 +53,7 @@ def read_run(folder: Path, identity: Mapping[str, Any]) -> Trained | None:
 
 
 def train(
-    run: Run,
+    run: StudyRun,
     task: Task,
     out: Path,
     *,
@@ -89,7 +89,7 @@ class _Training:
 
     def __init__(
         self,
-        run: Run,
+        run: StudyRun,
         task: Task,
         out: Path,
         identity: dict[str, Any],

@@ -1,6 +1,7 @@
 """TensorBoard's files, beside the metrics.jsonl of the same run."""
 
 import json
+import time
 
 import pytest
 from torchrun_worker import Stop
@@ -37,8 +38,12 @@ def assert_as_logged(folder, steps):
 
 
 def interrupted(samples):
+    """TensorBoard reads its files in the order of their names: whole seconds, then a counter in which 10 is before 9.
+    So the next run begins in another second."""
+
     def progress(done, total, text):
         if done >= samples:
+            time.sleep(1.01 - time.time() % 1)
             raise Stop
 
     return progress

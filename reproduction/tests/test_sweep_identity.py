@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from reproduction.__main__ import main
-from reproduction.engine.study import Run, Study
+from reproduction.engine.study import Study, StudyRun
 from reproduction.grids import GRIDS, trials
 from reproduction.presets import study
 from scdro.optim import REGISTRY
@@ -123,7 +123,7 @@ def test_a_lost_curve_is_told(folder, capsys):
 def test_other_settings_have_other_folders():
     own = Study("made", "digits-st", "smoke", ("SCDRO",), rho=(0.1, 0.5))
     values = (0.1, 0.1000001, 0.1 + 2**-50, 1e-5, 100000.0, 1000000.0, 1000001.0, 5)
-    assert len({Run(own, "SCDRO", {"lr": value}, 1).path for value in values}) == len(values)
+    assert len({StudyRun(own, "SCDRO", {"lr": value}, 1).path for value in values}) == len(values)
 
 
 def test_folders_that_are_there_keep_their_names():
@@ -132,20 +132,20 @@ def test_folders_that_are_there_keep_their_names():
         own = Study("made", "digits-st", "smoke", (name,), rho=(0.5,))
         for settings in trials(name, values={"rho": (0.01, 0.5)} if "rho" in method.needs else {}):
             short = "_".join(f"{key}-{value:g}" for key, value in sorted(settings.items()))
-            assert str(Run(own, name, settings, 1).path) == f"{name}/{short}/seed-1"
+            assert str(StudyRun(own, name, settings, 1).path) == f"{name}/{short}/seed-1"
     rho = -math.log(0.61)
     share = Study("own", "rows.csv", "own", ("SCDRO",), rho=(rho,))
-    assert str(Run(share, "SCDRO", {"lr": 0.5, "rho": rho}, 0).path) == "SCDRO/lr-0.5_rho-0.494296/seed-0"
+    assert str(StudyRun(share, "SCDRO", {"lr": 0.5, "rho": rho}, 0).path) == "SCDRO/lr-0.5_rho-0.494296/seed-0"
 
 
 def test_the_radius_of_the_robust_objective():
     """An arm's own where each radius has a result; one for all where radii are chosen, whatever a method calls rho."""
     settings = {"lr": 0.1, "rho": 1.0}
     every = study("table2", "cifar10-st", "paper")
-    assert {Run(every, method, settings, 1).scored_at for method in every.methods} == {0.5}
+    assert {StudyRun(every, method, settings, 1).scored_at for method in every.methods} == {0.5}
     each = study("table4", "cifar10-st", "paper")
-    assert {Run(each, method, settings, 1).scored_at for method in each.methods} == {1.0}
-    assert Run(each, "ERM", {"lr": 0.1}, 1).scored_at == each.score_rho
+    assert {StudyRun(each, method, settings, 1).scored_at for method in each.methods} == {1.0}
+    assert StudyRun(each, "ERM", {"lr": 0.1}, 1).scored_at == each.score_rho
 
 
 def test_the_bound_on_gradients_binds(tmp_path):
@@ -161,7 +161,7 @@ def test_the_bound_on_gradients_binds(tmp_path):
     for bound in (0.0, 1e-6):
         own = Study("made", "digits-st", "smoke", ("ERM",), epochs=1, decay_epoch=1, points=1, max_grad_norm=bound)
         settings = {key: values[0] for key, values in GRIDS["ERM"].items()}
-        run = Run(own, "ERM", settings, 1)
+        run = StudyRun(own, "ERM", settings, 1)
         assert train(run, task, tmp_path / str(bound), keep_model=True).result["status"] == "done"
         weights = torch.load(tmp_path / str(bound) / "model.pt", weights_only=True)["state_dict"]
         start = make_model(own, task, 1).state_dict()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from reproduction.engine.assess import predicted
-from reproduction.engine.study import Run, Study
+from reproduction.engine.study import Study, StudyRun
 from reproduction.engine.task import Task, make_model
 from reproduction.engine.training import train
 from reproduction.grids import GRIDS
@@ -47,7 +47,9 @@ def a_run(method, seed=1, **own):
     grid = {key: values[len(values) // 2] for key, values in GRIDS[method].items()}
     if method == "FastDRO-MLMC":
         grid |= {"smallest": 4, "largest": 16}
-    return Run(small(method, **own), method, {**grid, "rho": 0.5} if "rho" in REGISTRY[method].needs else grid, seed)
+    return StudyRun(
+        small(method, **own), method, {**grid, "rho": 0.5} if "rho" in REGISTRY[method].needs else grid, seed
+    )
 
 
 def timeless(result):
@@ -157,7 +159,7 @@ def test_the_search_never_sees_the_test_data(tmp_path):
 
 
 def test_a_diverged_run_is_recorded(tmp_path):
-    run = Run(small("ERM"), "ERM", {"lr": 1e30}, 1)
+    run = StudyRun(small("ERM"), "ERM", {"lr": 1e30}, 1)
     assert train(run, task(), tmp_path).result["status"] == "diverged"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from reproduction.__main__ import main
-from reproduction.engine.study import Run, Study
+from reproduction.engine.study import Study, StudyRun
 from reproduction.engine.task import Task
 from reproduction.engine.training import train
 from reproduction.grids import GRIDS
@@ -55,7 +55,7 @@ def images():
 
 def run_of(method, study=STUDY, lr=0.05):
     settings = {key: values[0] for key, values in GRIDS[method].items()}
-    return Run(study, method, settings | {"lr": lr} | ({"rho": 0.5} if "rho" in REGISTRY[method].needs else {}), 1)
+    return StudyRun(study, method, settings | {"lr": lr} | ({"rho": 0.5} if "rho" in REGISTRY[method].needs else {}), 1)
 
 
 @contextlib.contextmanager

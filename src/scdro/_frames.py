@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import narwhals.stable.v2 as nw
@@ -12,25 +13,10 @@ import numpy.typing as npt
 
 from scdro.errors import DataError
 
-__all__ = ["as_array", "columns_of", "frame_like", "is_missing", "name_of"]
+__all__ = ["as_array", "as_vector", "backend_of", "columns_of", "frame_of", "is_missing", "name_of"]
 
 Array = npt.NDArray[Any]
 BACKENDS = ("pandas", "polars", "pyarrow")  # for a table where none came in: the first that is installed
-
-
-def columns_of(frame: Any) -> dict[str, Array] | None:
-    """The columns by name; None if this is no table. Missing values are None or NaN.
-
-    Example:
-        >>> columns_of({"a": [1, 2]}), columns_of(np.zeros((2, 2)))
-        ({'a': array([1, 2])}, None)
-    """
-    if isinstance(frame, Mapping):
-        return {str(name): as_array(values) for name, values in frame.items()}
-    known = _known(frame)
-    if not isinstance(known, nw.DataFrame):
-        return None
-    return {str(column.name): _numpy(column) for column in known.iter_columns()}
 
 
 def as_array(values: Any) -> Array:
@@ -45,9 +31,52 @@ def as_array(values: Any) -> Array:
         values = values.detach().cpu()
         values = values.double() if values.is_floating_point() else values  # NumPy has no bfloat16
     known = _known(values)
+    if not isinstance(known, nw.Series):
+        return np.asarray(values)
+    if known.implementation.is_pyarrow() and isinstance(known.dtype, nw.Categorical | nw.Enum):
+        known = known.cast(nw.String)  # otherwise missing values become the last one before
+    array: Array = known.to_numpy()
+    return array
+
+
+def as_vector(values: Any) -> Array:
+    """A column of any kind as floats (NaN: missing), dates, or objects (None: missing).
+
+    Example:
+        >>> as_vector([1, None]), as_vector(["a", float("nan")])
+        (array([ 1., nan]), array(['a', None], dtype=object))
+    """
+    known = _known(values)
     if isinstance(known, nw.Series):
-        return _numpy(known)
-    return np.asarray(values)
+        if known.dtype.is_numeric():
+            return _floats(known.cast(nw.Float64).to_list())
+        if known.dtype == nw.Datetime or known.dtype == nw.Date:
+            return np.array([_wall_time(value) for value in known.to_list()], dtype="datetime64[us]")
+        return _objects(known.to_list())
+    typed = isinstance(values, np.ndarray) or hasattr(values, "detach")
+    array = as_array(values) if typed else np.array(list(values), dtype=object)
+    if array.ndim != 1:
+        raise DataError(f"expected columns as vectors, got shape {array.shape}")
+    if array.dtype.kind in "fiu":
+        return array.astype(float)
+    if array.dtype.kind == "M":
+        return array.astype("datetime64[us]")
+    return _objects(array.tolist())
+
+
+def columns_of(frame: Any, read: Callable[[Any], Array] = as_array) -> dict[str, Array] | None:
+    """The columns by name, each read by `as_array` or `as_vector`; None if this is no table.
+
+    Example:
+        >>> columns_of({"a": [1, 2]}), columns_of(np.zeros((2, 2)))
+        ({'a': array([1, 2])}, None)
+    """
+    if isinstance(frame, Mapping):
+        return {str(name): read(values) for name, values in frame.items()}
+    known = _known(frame)
+    if not isinstance(known, nw.DataFrame):
+        return None
+    return {str(column.name): read(column) for column in known.iter_columns()}
 
 
 def name_of(column: Any) -> str | None:
@@ -56,24 +85,26 @@ def name_of(column: Any) -> str | None:
     return str(known.name) if isinstance(known, nw.Series) and known.name not in (None, "") else None
 
 
-def frame_like(columns: Mapping[str, Sequence[Any] | Array], *given: Any) -> Any:
-    """A table of these columns, of the kind of the first of `given` that is a table or a column of one.
+def backend_of(*given: Any) -> Any:
+    """The library of the first that is a table or a column of one; None if none is."""
+    known = (_known(thing) for thing in given)
+    return next((thing.implementation for thing in known if isinstance(thing, nw.DataFrame | nw.Series)), None)
+
+
+def frame_of(columns: Mapping[str, Sequence[Any] | Array], backend: Any = None) -> Any:
+    """A table of these columns, of this library or of the first that is installed.
 
     Example:
         >>> import polars as pl
-        >>> type(frame_like({"a": [1, 2]}, [1, 2], pl.Series([3])))
+        >>> type(frame_of({"a": [1, 2]}, backend_of([1, 2], pl.Series([3]))))
         <class 'polars.dataframe.frame.DataFrame'>
     """
-    for thing in given:
-        known = _known(thing)
-        if isinstance(known, nw.DataFrame | nw.Series):
-            return nw.from_dict(dict(columns), backend=known.implementation).to_native()
-    installed: Any = next((name for name in BACKENDS if importlib.util.find_spec(name)), None)
-    if installed is None:
+    backend = backend or next((name for name in BACKENDS if importlib.util.find_spec(name)), None)
+    if backend is None:
         raise ModuleNotFoundError(
             f"expected one of {', '.join(BACKENDS)} to be installed, for a table; pip install pandas", name=BACKENDS[0]
         )
-    return nw.from_dict(dict(columns), backend=installed).to_native()
+    return nw.from_dict(dict(columns), backend=backend).to_native()
 
 
 def is_missing(value: Any) -> bool:
@@ -90,8 +121,20 @@ def _known(thing: Any) -> Any:
     return known
 
 
-def _numpy(column: Any) -> Array:
-    if column.implementation.is_pyarrow() and isinstance(column.dtype, nw.Categorical | nw.Enum):
-        column = column.cast(nw.String)  # otherwise missing values become the last one before
-    array: Array = column.to_numpy()
-    return array
+def _floats(values: list[Any]) -> Array:
+    return np.array([math.nan if is_missing(value) else value for value in values], dtype=float)
+
+
+def _objects(values: list[Any]) -> Array:
+    """None for what is missing; floats if all others are numbers."""
+    known = [value for value in values if not is_missing(value)]
+    if known and all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in known):
+        return _floats(values)
+    found = np.empty(len(values), dtype=object)
+    found[:] = [None if is_missing(value) else value for value in values]
+    return found
+
+
+def _wall_time(value: Any) -> Any:
+    """Without its time zone, for NumPy."""
+    return None if is_missing(value) else value.replace(tzinfo=None) if hasattr(value, "tzinfo") else value

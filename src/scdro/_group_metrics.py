@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ Array = npt.NDArray[Any]
 Metric = Callable[[Array, Array, Array], float]  # labels, predictions, weights
 
 _ERRORS = ("loss", "error", "deviance", "brier")  # what a metric's name ends with, if less of it is better
+_MANY = 20_000  # rows of a bootstrap sample at most
 _LARGE = 0.5  # share of bootstrap samples that must have a value for an interval to be given
 
 
@@ -41,17 +43,25 @@ def metrics_by_group(
     check_number("level", level, "in (0, 1)", "a confidence level")
     y_pred = as_array(y_pred)
     check_consistent_length(y_true, y_pred, member)
+    if not len(y_true):
+        raise DataError("expected samples, got none")
+    for name, values in (("y_true", y_true), ("y_pred", y_pred)):
+        missing = _missing(values)
+        if missing:
+            raise DataError(f"expected {name} without missing values, got {missing:,} that are None or NaN")
     functions = _functions(metrics, y_true, y_pred)
     rng = check_random_state(random_state)
     rows = []
     for g in np.unique(member[weight > 0]).tolist():
         own = np.flatnonzero((member == g) & (weight > 0))
         row = {"group": g, "size": int((member == g).sum()), "share": float(weight[own].sum() / weight.sum())}
-        draws = rng.randint(len(own), size=(bootstrap, len(own)))
+        draws = rng.randint(len(own), size=(bootstrap, min(len(own), _MANY)))
         for metric, function in functions.items():
-            row[metric] = _value(function, y_true, y_pred, weight, own)
+            row[metric] = middle = _value(function, y_true, y_pred, weight, own)
             if bootstrap:
                 values = np.array([_value(function, y_true, y_pred, weight, own[draw]) for draw in draws])
+                if len(own) > _MANY:  # the interval of fewer rows is too wide
+                    values = middle + math.sqrt(_MANY / len(own)) * (values - middle)
                 row[f"{metric}_low"], row[f"{metric}_high"] = _interval(values, level)
         rows.append(row)
     first = next(iter(functions))
@@ -60,12 +70,22 @@ def metrics_by_group(
     return {column: [row[column] for row in rows] for column in rows[0]}
 
 
+def _missing(values: Array) -> int:
+    """How many are None or NaN."""
+    if values.dtype.kind == "f":
+        return int(np.isnan(values).sum())
+    return sum(value is None or value != value for value in values.ravel().tolist()) if values.dtype == object else 0
+
+
 def _value(function: Metric, y_true: Array, y_pred: Array, weight: Array, rows: Array) -> float:
     """NaN where the rows do not have one, such as AUC where all are of one class."""
     try:
-        return float(function(y_true[rows], y_pred[rows], weight[rows]))
+        found = function(y_true[rows], y_pred[rows], weight[rows])
     except _Undefined:
         return math.nan
+    if np.ndim(found):
+        raise HyperparameterError(f"expected metrics that give one number, got one that gives {np.shape(found)}")
+    return float(found)
 
 
 class _Undefined(ValueError):
@@ -114,7 +134,12 @@ def _functions(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, Metric]:
     if isinstance(metrics, str) or callable(metrics):
         metrics = [metrics]
     if not isinstance(metrics, Mapping):
-        metrics = {metric if isinstance(metric, str) else metric.__name__: metric for metric in metrics}
+        metrics = [(metric if isinstance(metric, str) else metric.__name__, metric) for metric in metrics]
+        if len(dict(metrics)) < len(metrics):
+            raise HyperparameterError(
+                f"expected metrics with different names, got {[name for name, _ in metrics]}; give a dict"
+            )
+        metrics = dict(metrics)
     if not metrics:
         raise HyperparameterError("expected at least one metric, got none")
     probabilities = _Probabilities(y_true, y_pred)
@@ -125,7 +150,7 @@ def _functions(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, Metric]:
         elif metric in probabilities.known:
             found[name] = probabilities.known[metric]
         elif isinstance(metric, str) and callable(getattr(sklearn.metrics, metric, None)):
-            found[name] = probabilities.of_labels(_weighted(getattr(sklearn.metrics, metric)))
+            found[name] = probabilities.by_name(getattr(sklearn.metrics, metric))
         else:
             known = ", ".join(probabilities.known)
             raise HyperparameterError(
@@ -170,8 +195,22 @@ class _Probabilities:
             "calibration_error": self._calibration_error,
         }
 
+    def by_name(self, metric: Any) -> Metric:
+        """A function of sklearn.metrics: one of scores gets the probabilities, one of predictions labels. The second
+        label is the positive one, unless there is a label 1."""
+        takes = inspect.signature(metric).parameters
+        scores = any(name in takes for name in ("y_score", "y_proba", "y_prob"))
+        if "pos_label" in takes and len(self.classes) == 2 and (scores or 1 not in self.classes.tolist()):
+            metric = functools.partial(metric, pos_label=self.classes[1])
+        if not scores:
+            return self.of_labels(_weighted(metric))
+        value = _weighted(metric)
+        return lambda y_true, y_pred, weight: value(
+            y_true, y_pred[:, 1] if y_pred.ndim == 2 and len(self.classes) == 2 else y_pred, weight
+        )
+
     def of_labels(self, metric: Metric) -> Metric:
-        """Of the likeliest labels, where predictions are probabilities; otherwise of predictions as they are."""
+        """A metric of labels: where predictions are probabilities, it gets the likeliest labels."""
 
         def value(y_true: Array, y_pred: Array, weight: Array) -> float:
             if self.given:
@@ -204,7 +243,7 @@ class _Probabilities:
         return float(np.average(-np.log(own), weights=weight))
 
     def _brier(self, y_true: Array, y_pred: Array, weight: Array) -> float:
-        """Of two classes the squared error of the second one's probability; of more the sum over classes."""
+        """Squared error of the probabilities: of the second class if there are two, else summed over classes."""
         p = self._all(y_pred).copy()
         p[np.arange(len(p)), self._numbers(y_true)] -= 1.0
         squares = (p**2).sum(1) if p.shape[1] > 2 else p[:, 1] ** 2

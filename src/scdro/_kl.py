@@ -101,13 +101,8 @@ def newton_step(kl: Scalar, var: Scalar, lam: Scalar, rho: Scalar, mu: float = 0
     return log(kl / target) / maximum(slope, _TINY)
 
 
-def effective_size(log_weight: Vector) -> Scalar:
-    """The effective number of samples, (sum w)^2 / sum w^2."""
-    return mass_and_size(log_weight)[1]
-
-
 def mass_and_size(log_weight: Vector) -> tuple[Scalar, Scalar]:
-    """log sum w, and (sum w)^2 / sum w^2."""
+    """log sum w, and the effective number of samples, (sum w)^2 / sum w^2."""
     if not isinstance(log_weight, Tensor) and not log_weight.any():  # the usual case: all weights are one
         return math.log(len(log_weight)), float(len(log_weight))
     top = maximum(scalar(log_weight.max()), -1e300)

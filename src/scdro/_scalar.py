@@ -33,6 +33,7 @@ __all__ = [
     "maximum",
     "minimum",
     "on_host",
+    "one_thread_dot",
     "pinned",
     "quietly",
     "scalar",
@@ -178,6 +179,11 @@ def dot(a: Vector, b: Vector) -> Scalar:
         assert isinstance(b, Tensor)
         return scalar(torch.dot(a, b))
     return scalar((a * b).sum())
+
+
+def one_thread_dot(a: Array, b: Array) -> float:
+    """sum a b of NumPy vectors, for solvers. BLAS would wake all threads for a vector and wait for the last."""
+    return float(np.einsum("n,n->", a, b))
 
 
 # -- for scalars only -------------------------------------------------------------------------------------------------

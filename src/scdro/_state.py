@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scdro._kl import attainable, effective_share, effective_size, solve_lam, trimmed_log_weights, value_at
+from scdro._kl import attainable, effective_share, mass_and_size, solve_lam, trimmed_log_weights, value_at
 from scdro._plateau import EVERY, Plateau
 from scdro._scalar import (
     Scalar,
@@ -193,21 +193,21 @@ class MethodState(nn.Module):
         sample_weight: Tensor | None = None,
         mask: Tensor | None = None,
         *,
-        labels: Callable[[], Tensor] | None = None,
+        read_labels: Callable[[], Tensor] | None = None,
         alone: bool = False,
-        graph: str = "",
+        if_detached: str = "",
     ) -> Batch:
         """Check a batch of losses, convert it to the log domain and, unless `alone`, join it over the processes.
 
-        Errors are raised before anything changes, and on all processes. `labels` is called to check and return one
-        integer per sample. If `graph` is given, losses must require grad; it is the error message if they do not.
+        Errors are raised before anything changes, and on all processes. `read_labels` checks and returns one integer
+        per sample. `if_detached` is the error message for losses that do not require grad; without it they need not.
         """
         ranks = ALONE if alone else self.ranks
         several, here = ranks.size > 1, self.skipped.device
         with ranks.joining(getattr(losses, "device", here)):
             check_losses(losses, several, sample_weight)
-            if graph and not losses.requires_grad:
-                raise LossError(graph)
+            if if_detached and not losses.requires_grad:
+                raise LossError(if_detached)
             if here != losses.device:
                 move = self.to_empty if self.skipped.is_meta else self.to
                 move(device=losses.device)
@@ -215,7 +215,7 @@ class MethodState(nn.Module):
             log_weight = log_weights(values, sample_weight, mask, may_be_zero=True)
             if log_weight is not None:  # a loss of weight zero may have any value
                 values = torch.where(log_weight > -math.inf, values, 0.0)
-            own = None if labels is None else labels().to(losses.device)
+            own = None if read_labels is None else read_labels().to(losses.device)
         mark = self._mark() if several else None
         values, log_weight, joined_labels, share = ranks.join(values, log_weight, own, mark)
         log_mass = _log_count(values)
@@ -432,7 +432,7 @@ class RobustState(MethodState):
             ceiling = scalar(top)
         if self.temperature.initial is not None or self.plain:
             return lam, ceiling
-        rho = attainable(self.limits.rho, effective_size(log_weight))
+        rho = attainable(self.limits.rho, mass_and_size(log_weight)[1])
         solved = solve_lam(batch.losses, log_weight, rho, self.limits.lam0, mu=self.mu)
         return self.limits.clamp(solved), ceiling
 
@@ -483,7 +483,7 @@ class RobustState(MethodState):
         if self.plain or not self.temperature.carries:
             mean = _mean_of_parts(point.mean(batch.losses), staged, log_mean + log_mass)
             mean_old = None if old is None else old[1].mean(old[0].losses)
-        lam_log_s = self._soft_max(lam, lam_log_s, step, mean, beta)
+        lam_log_s = self._next_lam_log_s(lam, lam_log_s, step, mean, beta)
         weights, objective = point.weights(step.log_s), self._objective(lam_log_s, lam)
         return Estimate(lam, lam_past, step, lam_log_s, log_mass, weights, objective, kept, mean, mean_old)
 
@@ -496,7 +496,9 @@ class RobustState(MethodState):
         step, weights, unknown = Advance(0.0, 0.0), torch.exp(log_q), math.nan
         return Estimate(lam, lam, step, unknown, batch.log_mass, weights, scalar(value), calibrating=True)
 
-    def _soft_max(self, lam: Scalar, lam_log_s: Scalar, step: Advance, mean: Scalar | None, beta: float) -> Scalar:
+    def _next_lam_log_s(
+        self, lam: Scalar, lam_log_s: Scalar, step: Advance, mean: Scalar | None, beta: float
+    ) -> Scalar:
         """lam log s, or the mean loss if lam is infinite."""
         if self.plain:
             assert mean is not None
@@ -522,7 +524,7 @@ class RobustState(MethodState):
         Nothing changes if `only_if` or the last part's `finite` flag is false.
         """
         if isinstance(estimate.lam, Tensor):
-            estimate = estimate.read()
+            estimate = estimate.as_floats()
         recent = self.recent  # Attributes of a module that are buffers are slow to look up.
         pushed = window = Window(on_host(recent)).pushed(*_joined_parts(parts))
         ceiling = _UNBOUNDED

@@ -119,6 +119,25 @@ def check_beta(beta: float) -> None:
         check_number("beta", beta, "in (0, 1]", "the weight of the new batch in the averages")
 
 
+def check_stages(stages: Any) -> None:
+    """Raise unless `stages` are rows (lr, beta, steps). The last one may have steps = 0: it never ends."""
+    try:
+        rows = [tuple(stage) for stage in stages]
+        if not all(len(row) == 3 for row in rows):
+            raise TypeError
+    except TypeError:
+        raise HyperparameterError(
+            f"expected stages as a list of Stage(lr, beta, steps), got {stages!r}; decay_stages(lr, beta, milestones) "
+            "makes one"
+        ) from None
+    if not rows:
+        raise HyperparameterError("expected at least one stage, got none; decay_stages(lr, beta, []) is one")
+    for k, (lr, beta, steps) in enumerate(rows):
+        check_number("lr", lr, "> 0", f"in stage {k}")
+        check_number("beta", beta, "in (0, 1]", f"in stage {k}")
+        check_whole("steps", steps, 0 if k == len(rows) - 1 else 1, meaning=f"in stage {k}")
+
+
 def check_steps(settings: dict[str, Any]) -> None:
     """The step sizes among an optimizer's settings."""
     for name in ("lr", "weight_decay", "dual_lr"):
@@ -297,13 +316,22 @@ def log_weights(losses: Tensor, sample_weight: Any, mask: Any = None, *, may_be_
     """
     log_weight = None if sample_weight is None else torch.log(as_weights(sample_weight, losses))
     if mask is not None:
-        keep = torch.as_tensor(mask, device=losses.device).to(torch.bool)
+        keep = _as_mask(mask).to(losses.device, torch.bool)
         if keep.shape != losses.shape:
             raise LossError(f"expected one mask entry per loss, shape {tuple(losses.shape)}, got {tuple(keep.shape)}")
         log_weight = torch.where(keep, 0.0 if log_weight is None else log_weight, -math.inf).to(losses.dtype)
     if log_weight is not None and not may_be_zero:
         check_mass(log_weight.amax())
     return log_weight
+
+
+def _as_mask(mask: Any) -> Tensor:
+    if isinstance(mask, Tensor):
+        return mask
+    try:
+        return torch.as_tensor(mask)
+    except (TypeError, ValueError, RuntimeError):
+        raise LossError(f"expected a mask of booleans, True for each loss that counts, got {mask!r}") from None
 
 
 def check_mass(log_mass: Tensor | float) -> None:
@@ -417,13 +445,14 @@ def _kind(values: Any) -> str:
     return type(values).__name__
 
 
-def check_groups(groups: Tensor, losses: Tensor) -> None:
-    """Check that there is one integer per loss."""
+def check_groups(groups: Tensor, losses: Tensor) -> Tensor:
+    """Return the groups of a batch's samples, one integer per loss."""
     if not isinstance(groups, Tensor) or groups.is_floating_point() or groups.is_complex():
         came = groups.dtype if isinstance(groups, Tensor) else _kind(groups)
         raise LossError(f"expected groups as a tensor of integers, got {came}")
     if groups.shape != losses.shape:
         raise LossError(f"expected one group per loss, shape {tuple(losses.shape)}, got {tuple(groups.shape)}")
+    return groups
 
 
 def check_embeddings(first: Tensor, second: Tensor, may_be_empty: bool) -> None:

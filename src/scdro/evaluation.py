@@ -116,12 +116,12 @@ def _losses(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
             came = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, Sequence) else type(batch).__name__
             raise DataError(f'expected batches (x, y), or dictionaries with "labels", got a {came}')
         x, y, *_ = batch
-        return loss_fn(model(_moved(x, device)), _moved(y, device))
+        return loss_fn(model(on_device(x, device)), on_device(y, device))
     if "labels" not in batch:
         raise DataError(
             f'expected batches with "labels", or pairs (x, y), got a dictionary with {", ".join(map(str, batch))}'
         )
-    arguments = {name: _moved(value, device) for name, value in batch.items()}
+    arguments = {name: on_device(value, device) for name, value in batch.items()}
     labels = arguments.pop("labels")
     return loss_fn(model(**arguments), labels)
 
@@ -140,13 +140,13 @@ def _joined(parts: list[Tensor], ranks: Ranks) -> Tensor:
     return ranks.join(losses, None, None)[0]
 
 
-def _moved(thing: Any, device: torch.device | str) -> Any:
+def on_device(thing: Any, device: torch.device | str) -> Any:
     """Move a batch to the device: a tensor, anything with a `to` method, or lists, tuples and dictionaries of these."""
     if hasattr(thing, "to"):
         return thing.to(device)
     if isinstance(thing, Mapping):
-        return {key: _moved(value, device) for key, value in thing.items()}
+        return {key: on_device(value, device) for key, value in thing.items()}
     if isinstance(thing, (list, tuple)):
-        parts = [_moved(part, device) for part in thing]
+        parts = [on_device(part, device) for part in thing]
         return type(thing)(*parts) if hasattr(thing, "_fields") else type(thing)(parts)
     return thing

@@ -262,6 +262,7 @@ class KLRobustLoss(nn.Module):
         )
         self.accumulation: Accumulation | None = None
         self._watched: list[Watch] = []
+        self.register_load_state_dict_post_hook(_after_loading)  # type: ignore[no-untyped-call]
 
     def forward(
         self,
@@ -282,13 +283,19 @@ class KLRobustLoss(nn.Module):
                 within each part, so these should have several samples of each group.
         """
         state, trains = self.state, self.training and torch.is_grad_enabled()
-        labels = None if groups is None else partial(_checked_groups, groups, losses)
-        graph = _DETACHED if trains else ""
+        read_labels = None if groups is None else partial(check_groups, groups, losses)
         try:
-            batch = state.read(losses, sample_weight, mask, labels=labels, alone=not trains, graph=graph)
+            batch = state.read(
+                losses,
+                sample_weight,
+                mask,
+                read_labels=read_labels,
+                alone=not trains,
+                if_detached=_DETACHED if trains else "",
+            )
         except Exception:
             if trains:
-                self._judge(False)
+                self._restore_watched_unless(False)
             raise
         shares = None
         if batch.labels is not None:
@@ -302,11 +309,11 @@ class KLRobustLoss(nn.Module):
         if batch.finite is not None and host_reads(batch.finite):
             if not bool(batch.finite):
                 state.count_skipped(True)
-                self._judge(False)
+                self._restore_watched_unless(False)
                 # No graph: gradients stay None, so optimizers do nothing.
                 return torch.zeros((), dtype=_result_dtype(losses), device=losses.device, requires_grad=True)
             batch = batch._replace(finite=None)
-        self._judge(True if batch.finite is None else batch.finite)
+        self._restore_watched_unless(True if batch.finite is None else batch.finite)
         if self.accumulation is None:
             estimate = state.estimate(batch, self.beta)
             state.commit(estimate, batch)
@@ -336,7 +343,8 @@ class KLRobustLoss(nn.Module):
         For gradient accumulation and mixed precision. Calls between two steps are parts of one batch. After the last
         one, the gradients are those of the one large batch (divide each loss by the number of parts, as for a mean).
         A step that a GradScaler skips changes nothing. `optimizer.zero_grad()` also drops the parts accumulated here;
-        so does `model.zero_grad()`, unless it only fills the gradients with zeros.
+        so does `model.zero_grad()`, unless it only fills the gradients with zeros. `load_state_dict` drops them too, as
+        it replaces all state; like that of any module, it leaves the gradients, so call `zero_grad()` after it.
 
         The first step gives all samples the same weight unless the temperature has an initial value, because lam_1
         depends on the whole first batch, which is not known yet while its parts are processed.
@@ -374,7 +382,7 @@ class KLRobustLoss(nn.Module):
         self._watched = [Watch(module, self) for module in modules]
         return self
 
-    def _judge(self, good: Tensor | bool) -> None:
+    def _restore_watched_unless(self, good: Tensor | bool) -> None:
         if self._watched and not torch.compiler.is_compiling():
             for watched in self._watched:
                 watched.restore_unless(good)
@@ -416,9 +424,11 @@ class KLRobustLoss(nn.Module):
         return f"rho={limits.rho:g}, beta={self.beta:g}, lam0={limits.lam0:g}, temperature={temperature}"
 
 
-def _checked_groups(groups: Tensor, losses: Tensor) -> Tensor:
-    check_groups(groups, losses)
-    return groups
+def _after_loading(module: nn.Module, _: object) -> None:
+    """A loaded state replaces everything: parts of a batch that the old one has seen are not committed to it."""
+    assert isinstance(module, KLRobustLoss)
+    if module.accumulation is not None:
+        module.accumulation.forget()
 
 
 def _of_samples(weights: Tensor, batch: Batch, shares: Tensor | None) -> Tensor:

@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 from torch import Tensor
 
-from scdro._frames import as_array, columns_of, frame_like, is_missing, name_of
+from scdro._frames import as_array, backend_of, columns_of, frame_of, is_missing, name_of
 from scdro._group_metrics import metrics_by_group
 from scdro._validation import array_weights, as_labels, check_rho
 from scdro.errors import DataError
@@ -290,7 +290,8 @@ def group_table(
         metrics: one or several of "accuracy", "roc_auc", "log_loss", "brier", "calibration_error", names of functions
             in sklearn.metrics such as "f1_score", and functions (y_true, y_pred, sample_weight); or a dict of them by
             name. NaN where a group has no value, such as AUC with one class. The first one orders the rows.
-        bootstrap: of how many samples drawn from each group the interval is made; 0 for no intervals.
+        bootstrap: of how many samples drawn from each group the interval is made; 0 for no intervals. Of more than
+            20,000 rows that many are drawn, and the interval is narrowed by the root of their share.
         level: of the intervals, percentiles of the bootstrap. Those of few samples are too narrow: look at `size`.
         random_state: of the bootstrap.
 
@@ -319,7 +320,7 @@ def group_table(
         if taken:
             raise DataError(f"expected columns of groups with other names than those of the result, got {taken}")
         titles = {title: [name[k] for name in rows] for k, title in enumerate(known.titles)}
-        return frame_like(titles | found, groups, y_pred, y_true)
+        return frame_of(titles | found, backend_of(groups, y_pred, y_true))
     right, weight = _right(y_true, y_pred, sample_weight)
     check_consistent_length(right, known.member)
     table = []

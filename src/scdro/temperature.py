@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scdro._kl import Tilt, attainable, effective_size, mass_and_size, newton_step, solve_lam, tilt, trimmed_log_weights
+from scdro._kl import Tilt, attainable, mass_and_size, newton_step, solve_lam, tilt, trimmed_log_weights
 from scdro._scalar import Scalar, Vector, as_tensor, clamp, exp, log, logaddexp, masked, maximum, on_host, scalar, where
 from scdro._validation import check_is, check_number, check_optional
 
@@ -69,7 +69,7 @@ class Estimate(NamedTuple):
     mean_old: Scalar | None = None
     calibrating: bool = False  # lam_1 is set once all of the first batch is there
 
-    def read(self) -> Estimate:
+    def as_floats(self) -> Estimate:
         """Convert scalars to floats where the host can read them; an estimate from a compiled graph has tensors."""
 
         def number(x: Any) -> Any:
@@ -280,7 +280,7 @@ class Window(NamedTuple):
         return at, size, where(q > 0.0, log(maximum(p, 1e-300)) - log(q), math.inf)
 
     def effective_size(self) -> Scalar:
-        return effective_size(self.rows[1])
+        return mass_and_size(self.rows[1])[1]
 
     def mean(self) -> Scalar:
         return scalar(torch.dot(torch.softmax(self.log_weight, 0), self.losses))

@@ -23,8 +23,8 @@ from scdro.boosting import (
     lightgbm_metric,
     lightgbm_objective,
 )
-from scdro.boosting._worst import tempered
-from scdro.errors import HyperparameterError, NonFiniteLossError
+from scdro.boosting._worst import best_constant_shares
+from scdro.errors import DataError, HyperparameterError, NonFiniteLossError
 
 pytestmark = pytest.mark.filterwarnings("ignore:The argument 'eval_set'")
 QUIET = {"n_jobs": 1, "verbose": -1, "n_estimators": 12}
@@ -47,7 +47,7 @@ def first_weights(y, w, rho, slopes):
     if slopes is not logistic:
         return np.ones(len(y))
     share = np.average(y, weights=w)
-    shares = tempered(np.array([1 - share, share]), rho) / [1 - share, share]
+    shares = best_constant_shares(np.array([1 - share, share]), rho) / [1 - share, share]
     return shares[y]
 
 
@@ -66,7 +66,7 @@ def test_a_classifier_equals_a_loop_by_hand(weighted):
     w = np.random.default_rng(1).exponential(size=len(y)).astype(np.float32) if weighted else np.ones(len(y))
     model = KLDROLGBMClassifier(rho=0.3, **QUIET).fit(X, y, sample_weight=w if weighted else None)
     share = np.average(y, weights=w)
-    start = np.log(1 / (1 / tempered(np.array([1 - share, share]), 0.3)[1] - 1))
+    start = np.log(1 / (1 / best_constant_shares(np.array([1 - share, share]), 0.3)[1] - 1))
     hand = by_hand(X, y, w, 0.3, 12, start, logistic)
     assert model.predict(X, raw_score=True) == pytest.approx(hand, abs=1e-4)
 
@@ -369,3 +369,9 @@ def test_a_model_that_diverges():
     X, _, y = table(60)
     with pytest.raises(NonFiniteLossError, match="learning_rate"):
         KLDROLGBMRegressor(learning_rate=1e200, min_child_samples=1, **QUIET).fit(X, y)
+
+
+def test_weights_below_zero_are_no_distribution():
+    X, y = np.arange(60.0)[:, None], np.arange(60) % 2
+    with pytest.raises(DataError, match="-1"):
+        KLDROLGBMClassifier(**QUIET).fit(X, y, sample_weight=np.where(y, 1.0, -1.0))

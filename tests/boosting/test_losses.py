@@ -21,16 +21,16 @@ COUNT = RNG.poisson(2.0, 40).astype(float)
 CLASS = RNG.integers(0, 4, 40)
 # Losses with a kink in their slope have second derivatives of one by convention: only their slopes are compared.
 CASES = {
-    "logistic": (module.Logistic(), (CLASS > 1).astype(float), 1, True),
-    "soft labels": (module.Logistic(), RNG.random(40), 1, True),
-    "softmax": (module.Softmax(), CLASS, 4, True),
-    "one against all": (module.OneVsAll(), CLASS, 4, True),
-    "squared": (module.Squared(), REAL, 1, True),
-    "absolute": (module.Absolute(), REAL, 1, False),
-    "pinball": (module.Pinball(0.3), REAL, 1, False),
-    "huber": (module.Huber(0.5), REAL, 1, False),
-    "pseudo-huber": (module.PseudoHuber(0.5), REAL, 1, True),
-    "poisson": (module.Poisson(), COUNT, 1, True),
+    "logistic": (module.LogisticLoss(), (CLASS > 1).astype(float), 1, True),
+    "soft labels": (module.LogisticLoss(), RNG.random(40), 1, True),
+    "softmax": (module.SoftmaxLoss(), CLASS, 4, True),
+    "one against all": (module.OneVsAllLoss(), CLASS, 4, True),
+    "squared": (module.SquaredLoss(), REAL, 1, True),
+    "absolute": (module.AbsoluteLoss(), REAL, 1, False),
+    "pinball": (module.PinballLoss(0.3), REAL, 1, False),
+    "huber": (module.HuberLoss(0.5), REAL, 1, False),
+    "pseudo-huber": (module.PseudoHuberLoss(0.5), REAL, 1, True),
+    "poisson": (module.PoissonLoss(), COUNT, 1, True),
 }
 
 
@@ -66,39 +66,39 @@ def test_a_loss_is_never_negative(case):
 def test_values_are_those_of_scikit_learn():
     p = RNG.random(40)
     y = CLASS > 1
-    assert module.Logistic().losses(y.astype(float), p).mean() == pytest.approx(log_loss(y, p))
+    assert module.LogisticLoss().losses(y.astype(float), p).mean() == pytest.approx(log_loss(y, p))
     P = RNG.dirichlet(np.ones(4), 40)
-    assert module.Softmax().losses(CLASS, P).mean() == pytest.approx(log_loss(CLASS, P))
+    assert module.SoftmaxLoss().losses(CLASS, P).mean() == pytest.approx(log_loss(CLASS, P))
     s = RNG.normal(size=40)
-    assert 2 * module.Squared().losses(REAL, s).mean() == pytest.approx(mean_squared_error(REAL, s))
-    assert module.Absolute().losses(REAL, s).mean() == pytest.approx(mean_absolute_error(REAL, s))
-    assert module.Pinball(0.3).losses(REAL, s).mean() == pytest.approx(mean_pinball_loss(REAL, s, alpha=0.3))
+    assert 2 * module.SquaredLoss().losses(REAL, s).mean() == pytest.approx(mean_squared_error(REAL, s))
+    assert module.AbsoluteLoss().losses(REAL, s).mean() == pytest.approx(mean_absolute_error(REAL, s))
+    assert module.PinballLoss(0.3).losses(REAL, s).mean() == pytest.approx(mean_pinball_loss(REAL, s, alpha=0.3))
     mean = np.exp(s)
-    assert 2 * module.Poisson().losses(COUNT, mean).mean() == pytest.approx(mean_poisson_deviance(COUNT, mean))
+    assert 2 * module.PoissonLoss().losses(COUNT, mean).mean() == pytest.approx(mean_poisson_deviance(COUNT, mean))
 
 
 def test_a_certain_mistake_costs_much_but_not_everything():
     single = np.array([0.0, 1.0], dtype=np.float32)
-    losses = module.Logistic().losses(np.array([1.0, 0.0]), single)
+    losses = module.LogisticLoss().losses(np.array([1.0, 0.0]), single)
     assert np.isfinite(losses).all()
     assert (losses > 15).all()
 
 
 def test_several_targets_are_summed():
     y, scores = RNG.normal(size=(5, 3)), RNG.normal(size=(5, 3))
-    assert module.Squared().of_samples(y, scores) == pytest.approx(((y - scores) ** 2).sum(1) / 2)
+    assert module.SquaredLoss().of_samples(y, scores) == pytest.approx(((y - scores) ** 2).sum(1) / 2)
 
 
 @pytest.mark.parametrize(
     ("params", "expected"),
     [
-        ({}, module.Squared),
-        ({"objective": "binary"}, module.Logistic),
-        ({"objective": "softmax"}, module.Softmax),
-        ({"objective": "ova"}, module.OneVsAll),
-        ({"objective": "mae"}, module.Absolute),
-        ({"objective": "rmse"}, module.Squared),
-        ({"objective": "poisson"}, module.Poisson),
+        ({}, module.SquaredLoss),
+        ({"objective": "binary"}, module.LogisticLoss),
+        ({"objective": "softmax"}, module.SoftmaxLoss),
+        ({"objective": "ova"}, module.OneVsAllLoss),
+        ({"objective": "mae"}, module.AbsoluteLoss),
+        ({"objective": "rmse"}, module.SquaredLoss),
+        ({"objective": "poisson"}, module.PoissonLoss),
     ],
 )
 def test_lightgbm_names(params, expected):
@@ -106,13 +106,13 @@ def test_lightgbm_names(params, expected):
 
 
 def test_settings_of_a_loss():
-    assert lightgbm_loss({"objective": "quantile", "alpha": 0.2}) == module.Pinball(0.2)
-    assert lightgbm_loss({"objective": "huber"}) == module.Huber(0.9)
-    assert xgboost_loss("reg:quantileerror", quantile_alpha=[0.2]) == module.Pinball(0.2)
-    assert xgboost_loss("reg:pseudohubererror", huber_slope=2.0) == module.PseudoHuber(2.0)
+    assert lightgbm_loss({"objective": "quantile", "alpha": 0.2}) == module.PinballLoss(0.2)
+    assert lightgbm_loss({"objective": "huber"}) == module.HuberLoss(0.9)
+    assert xgboost_loss("reg:quantileerror", quantile_alpha=[0.2]) == module.PinballLoss(0.2)
+    assert xgboost_loss("reg:pseudohubererror", huber_slope=2.0) == module.PseudoHuberLoss(2.0)
     y = np.array([1.0, 0.0, 0.0, 0.0])
-    assert lightgbm_loss({"objective": "binary", "is_unbalance": True}, y) == module.Logistic(3.0)
-    assert module.Logistic(3.0).factor(y).tolist() == [3, 1, 1, 1]
+    assert lightgbm_loss({"objective": "binary", "is_unbalance": True}, y) == module.LogisticLoss(3.0)
+    assert module.LogisticLoss(3.0).factor(y).tolist() == [3, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_settings_of_a_loss():
         (lambda: lightgbm_loss({"boosting": "rf"}), "forest"),
         (lambda: xgboost_loss("rank:ndcg"), "rank:ndcg"),
         (lambda: xgboost_loss("reg:quantileerror", quantile_alpha=[0.1, 0.9]), "one quantile_alpha"),
-        (lambda: module.Logistic(2.0).factor(np.zeros((3, 2))), "several labels"),
+        (lambda: module.LogisticLoss(2.0).factor(np.zeros((3, 2))), "several labels"),
     ],
 )
 def test_what_has_no_worst_case_is_refused(ask, told):
@@ -135,4 +135,4 @@ def test_what_has_no_worst_case_is_refused(ask, told):
 
 def test_classes_in_place_of_probabilities_are_refused():
     with pytest.raises(DataError, match="multi:softprob"):
-        module.Softmax().losses(CLASS, CLASS.astype(float))
+        module.SoftmaxLoss().losses(CLASS, CLASS.astype(float))

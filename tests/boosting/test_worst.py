@@ -10,8 +10,8 @@ from scipy.optimize import brentq, minimize
 from scipy.special import logsumexp
 
 import scdro
-from scdro.boosting._losses import Logistic, Softmax, Squared
-from scdro.boosting._worst import first_ratio, tempered, worst_ratio
+from scdro.boosting._losses import LogisticLoss, SoftmaxLoss, SquaredLoss
+from scdro.boosting._worst import best_constant_shares, first_ratio, worst_ratio
 from scdro.errors import NonFiniteLossError
 
 RNG = np.random.default_rng(0)
@@ -114,20 +114,22 @@ def test_tempered_shares_have_the_least_robust_value(rho):
         return scdro.worst_case(logsumexp(scores) - scores, rho, 1e-9, sample_weight=q).value
 
     best = minimize(robust, np.log(q), method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-12, "maxiter": 5000})
-    assert robust(np.log(tempered(q, rho))) == pytest.approx(best.fun, rel=1e-6)
+    assert robust(np.log(best_constant_shares(q, rho))) == pytest.approx(best.fun, rel=1e-6)
 
 
 def test_equal_shares_where_they_are_within_the_radius():
-    assert tempered(np.array([0.6, 0.4, 0.0]), rho=1.0) == pytest.approx([0.5, 0.5, 0])
+    assert best_constant_shares(np.array([0.6, 0.4, 0.0]), rho=1.0) == pytest.approx([0.5, 0.5, 0])
 
 
 def test_the_first_weights_have_the_tempered_average():
     y = (RNG.random(500) < 0.1).astype(float)
-    ratio = first_ratio(Logistic(), y, WEIGHT, 0.2)
+    ratio = first_ratio(LogisticLoss(), y, WEIGHT, 0.2)
     share = np.average(y, weights=WEIGHT)
-    assert np.average(y, weights=WEIGHT * ratio) == pytest.approx(tempered(np.array([1 - share, share]), 0.2)[1])
+    assert np.average(y, weights=WEIGHT * ratio) == pytest.approx(
+        best_constant_shares(np.array([1 - share, share]), 0.2)[1]
+    )
     classes = RNG.choice(3, 500, p=[0.8, 0.15, 0.05])
-    ratio = first_ratio(Softmax(), classes, None, 0.2)
+    ratio = first_ratio(SoftmaxLoss(), classes, None, 0.2)
     masses = np.bincount(classes, ratio) / 500
-    assert masses == pytest.approx(tempered(np.bincount(classes) / 500, 0.2))
-    assert first_ratio(Squared(), LOSSES, None, 0.2) is None
+    assert masses == pytest.approx(best_constant_shares(np.bincount(classes) / 500, 0.2))
+    assert first_ratio(SquaredLoss(), LOSSES, None, 0.2) is None

@@ -20,7 +20,7 @@ from scdro.boosting import (
     xgboost_metric,
     xgboost_objective,
 )
-from scdro.boosting._worst import tempered
+from scdro.boosting._worst import best_constant_shares
 from scdro.errors import DataError, HyperparameterError
 
 QUIET = {"n_jobs": 1, "n_estimators": 12, "max_depth": 3}
@@ -52,7 +52,7 @@ def test_a_classifier_equals_a_loop_by_hand(weighted):
         return p - y, p * (1 - p), np.logaddexp(0, np.where(y > 0, -s, s))
 
     share = np.average(y, weights=w)
-    shares = tempered(np.array([1 - share, share]), 0.3)
+    shares = best_constant_shares(np.array([1 - share, share]), 0.3)
     first = (shares / [1 - share, share])[y]
     model = KLDROXGBClassifier(rho=0.3, **QUIET).fit(X, y, sample_weight=w if weighted else None)
     hand = by_hand(X, y, w, 0.3, 12, "binary:logistic", shares[1], logistic, first)

@@ -60,7 +60,7 @@ def test_progress_in_a_file_is_few_lines(monkeypatch):
         now[0] += 1.0
     lines = stream.getvalue().splitlines()
     assert [line.split()[0] for line in lines] == ["1%", "31%", "61%", "91%", "100%"]
-    assert lines[1].endswith("1:10 left")
+    assert lines[1].endswith(" 0:01:10 left")
 
 
 def test_progress_on_a_terminal_is_one_line_of_its_width(monkeypatch):

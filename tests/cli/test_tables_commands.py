@@ -16,6 +16,8 @@ import pytest
 
 from own_data import read_csv, rows, write_csv, write_images
 from scdro.cli import main
+from scdro.cli.show import show
+from scdro.integrations.loggers import read_json_lines
 from scdro.tables import load
 
 QUICK = ["--model", "linear", "--budget", "1", "--seeds", "1"]
@@ -62,6 +64,25 @@ def test_what_train_and_audit_say(place, capsys):
     assert "half" in said
 
 
+def test_rows_are_counted_once_and_what_is_too_dear_says_so(tmp_path, capsys):
+    """Three splits test the same row up to three times; groups and scores count it once, and the header says so."""
+    path = write_csv(tmp_path / "data.csv", rows(120))
+    options = ["--target", "label", "--model", "linear", "--budget", "2", "--seeds", "3", "--price", "0"]
+    assert main(["train", str(path), "--out", str(tmp_path / "run"), *options]) == 0
+    said, data = " ".join(capsys.readouterr().out.split()), load(tmp_path / "run").summary["data"]
+    assert 24 < data["tested"] <= 72
+    assert f"3 times 96 to train on, 24 to test on; the numbers are of the {data['tested']} different" in said
+    groups = load(tmp_path / "run").summary["groups"]
+    assert sum(group["size"] for group in groups) == data["tested"]
+    page = load(tmp_path / "run").report()
+    assert f"on all {data['tested']} test rows" in page
+    summary = load(tmp_path / "run").summary
+    point = next(c for c in summary["curves"] if c["method"] == "worst-case")["points"][0]
+    point["within_price"], point["chosen"] = False, True
+    show(summary)
+    assert "chosen, too dear" in capsys.readouterr().out
+
+
 def test_groups_of_a_regression_are_errors_in_its_own_unit(tmp_path, capsys):
     content = [{**row, "label": 5000.0 + 10.0 * k} for k, row in enumerate(rows(120))]
     path = write_csv(tmp_path / "data.csv", content)
@@ -103,6 +124,27 @@ def test_kill_9_and_go_on(place, tmp_path, capsys):
     assert first == second
     trees = [sorted((f / "models").rglob("trees.txt")) for f in (whole, broken)]
     assert [p.read_bytes() for p in trees[0]] == [p.read_bytes() for p in trees[1]]
+
+
+def test_the_log_has_every_candidate_and_the_results(place, tmp_path, capsys):
+    """Also in the folder of the run, whose files are sealed at its end."""
+    run = tmp_path / "run"
+    options = ["--target", "label", "--group", "site", "--id", "who", "--out", run, "--log", run / "log.jsonl"]
+    for _ in range(2):  # the second time there is nothing to do, and nothing is written
+        assert main(["train", str(place / "data.csv"), *map(str, options), *QUICK, "--budget", "2"]) == 0
+        summary, records = load(run).summary, read_json_lines(run / "log.jsonl")
+    points = {(curve["method"], k): p for curve in summary["curves"] for k, p in enumerate(curve["points"])}
+    assert len(points) == 8
+    for record, ((method, _), point) in zip(records, points.items(), strict=False):
+        measures = {f"candidates/{method}/{key}": point[key] for key in ("score", "loss", "robust_value", "tail")}
+        assert record["scalars"].items() >= measures.items()
+    assert records[5]["scalars"]["candidates/worst-case/rho"] == points["worst-case", 1]["rho"]
+    final, groups = records[8:10]
+    assert final["scalars"]["final/plain/accuracy"] == summary["methods"][0]["scores"]["accuracy"]["value"]
+    assert [row["group"] for row in groups["rows"]] == [group["name"] for group in summary["groups"]]
+    assert groups["rows"][0]["plain"] == summary["groups"][0]["scores"]["plain"]["value"]
+    status, said = told(capsys, "audit", place / "data.csv", "--target", "label", "--log", tmp_path)
+    assert (status, "a file" in said) == (1, True)
 
 
 # -- hostile names and files ------------------------------------------------------------------------------------------
@@ -229,10 +271,13 @@ def images(tmp_path):
 
 def test_a_folder_of_images(images, tmp_path, capsys):
     out, predicted = tmp_path / "run", tmp_path / "p.csv"
-    assert main(["train", str(images), "--size", "16", "--out", str(out)]) == 0
+    log = tmp_path / "log.jsonl"
+    assert main(["train", str(images), "--size", "16", "--out", str(out), "--log", str(log)]) == 0
     run = load(out)
+    accuracy = run.summary["methods"][0]["scores"]["accuracy"]["value"]
+    assert read_json_lines(log)[0]["scalars"]["final/plain/accuracy"] == accuracy
     assert run.summary["settings"]["model"] == "images"
-    assert run.summary["methods"][0]["scores"]["accuracy"]["value"] >= 0.9
+    assert accuracy >= 0.9
     assert main(["predict", str(out), str(images / "a"), "--out", str(predicted)]) == 0
     found = read_csv(predicted)
     assert len(found) == 24

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import scdro
+from scdro.errors import HyperparameterError
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")]
 
@@ -17,6 +18,8 @@ IMAGE = {"image_size": 16, "patch_size": 8, "num_labels": 2}
 TWO_STAGES = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "num_labels": 2}
 HALF = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
 HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_start_token_id": 2}
+
+T5 = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
 
 # The class without its ending, the settings, and the name of the head.
 TEXTS = {
@@ -29,6 +32,8 @@ TEXTS = {
     "ModernBert": ({**SIZES, "cls_token_id": 1, "sep_token_id": 2}, "classifier"),
     "MPNet": (SIZES, "classifier.out_proj"),
     "Bart": ({**HALF, **HEADS}, "classification_head.out_proj"),
+    "T5": ({**T5, "decoder_start_token_id": 0}, "classification_head.out_proj"),
+    "MBart": ({**HALF, **HEADS}, "classification_head.out_proj"),
     "XLNet": ({"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}, "logits_proj"),
     "Funnel": ({"d_model": 16, "block_sizes": [1], "n_head": 2, "d_head": 8, "d_inner": 16}, "classifier.linear_out"),
     "GPT2": ({"n_embd": 16, "n_layer": 1, "n_head": 2}, "score"),
@@ -103,6 +108,30 @@ def test_images(name):
     model = getattr(transformers, f"{name}ForImageClassification")(getattr(transformers, f"{name}Config")(**settings))
     rows = [{"pixel_values": x, "labels": y} for x, y in zip(*images(), strict=True)]
     check(model, DataLoader(rows, batch_size=40), head)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fact"),
+    [
+        ("BertForTokenClassification", r"shape \(40, 9, 2\)"),
+        ("BertForMaskedLM", r"shape \(40, 9, 40\)"),
+        ("BertModel", "pooler"),
+    ],
+)
+def test_networks_without_one_row_of_scores_are_refused(kind, fact):
+    transformers = pytest.importorskip("transformers")
+    model = getattr(transformers, kind)(transformers.BertConfig(**TEXT, **SIZES))
+    with pytest.raises(HyperparameterError, match=fact):
+        scdro.repair(model, DataLoader(texts(), batch_size=40), progress=False)
+
+
+def test_heads_that_are_averaged_are_refused():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.DeiTConfig(**SIZES, **IMAGE)
+    model = transformers.DeiTForImageClassificationWithTeacher(config)
+    rows = [{"pixel_values": x, "labels": y} for x, y in zip(*images(), strict=True)]
+    with pytest.raises(HyperparameterError, match=r"distillation_classifier.*changed"):
+        scdro.repair(model, DataLoader(rows, batch_size=40), progress=False)
 
 
 def names(package, listed):

@@ -100,6 +100,7 @@ def test_wandb_offline(tmp_path):
         summary = dict(run.summary)
     finally:
         run.finish()
+        wandb.teardown()  # it keeps the working folder of its first run for all later ones
     assert summary["scdro/step"] == 2
     assert summary["scdro/robust/lam"] == 1.0
     assert sum(summary["scdro/robust/losses"]["values"]) == len(LOSSES)

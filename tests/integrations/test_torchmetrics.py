@@ -1,5 +1,6 @@
 """The metrics equal the functions of scdro.metrics, however the data are cut; in Lightning, `self.log` is enough."""
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -119,6 +120,7 @@ def test_in_a_collection():
             lambda: WorstGroupAccuracy(2).update(torch.zeros(3, 2), torch.zeros(3).long(), torch.zeros(2).long()),
             "shapes",
         ),
+        (lambda: WorstGroupAccuracy(2).update(torch.zeros(3, 2), torch.zeros(3).long(), torch.zeros(3)), "float32"),
         (lambda: RobustValue(0.5).update(torch.tensor(1.0)), "one loss per sample"),
     ],
 )
@@ -130,5 +132,24 @@ def test_wrong_input_leaves_the_state(call, fact):
 def test_wrong_settings():
     with pytest.raises(HyperparameterError):
         RobustValue(-1.0)
-    with pytest.raises(HyperparameterError):
-        GroupTable(["a", "a"])
+    for groups in (["a", "a"], [], 0, True, 2.0):
+        with pytest.raises(HyperparameterError, match="groups"):
+            GroupTable(groups)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int16])
+def test_groups_of_any_whole_type(dtype):
+    table = GroupTable(np.int64(2))
+    table.update(torch.tensor([1, 1, 0]), torch.tensor([1, 0, 0]), torch.tensor([1, 0, 1]).to(dtype))
+    assert table.size.tolist() == [1, 2]
+    assert table._accuracy().tolist() == [0, 1]
+
+
+def test_no_samples_are_nan_and_half_precision_is_not_lost():
+    value = RobustValue(0.3)
+    assert torch.isnan(value.compute())
+    value.update(torch.zeros(0))
+    assert torch.isnan(value.compute())
+    losses = torch.linspace(0, 3, 500).bfloat16()
+    value.update(losses)
+    assert float(value.compute()) == pytest.approx(float(worst_case(losses.double(), 0.3).value), rel=1e-6)

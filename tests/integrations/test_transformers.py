@@ -26,7 +26,7 @@ from transformers import (  # noqa: E402
 
 from equality import assert_identical  # noqa: E402
 from scdro import KLRobustLoss, ScdroWarning, worst_case  # noqa: E402
-from scdro.errors import CheckpointError, ClosureError, HyperparameterError  # noqa: E402
+from scdro.errors import CheckpointError, ClosureError, DataError, HyperparameterError  # noqa: E402
 from scdro.functional import focal_loss  # noqa: E402
 from scdro.integrations.loggers import JSONLinesLogger, read_json_lines  # noqa: E402
 from scdro.integrations.transformers import (  # noqa: E402
@@ -122,6 +122,54 @@ def test_losses_are_those_of_the_model_on_each_sequence_alone(task):
         else:
             assert float(values[i]) == pytest.approx(expected, rel=1e-5)
             assert mask is None or mask[i]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels"),
+    [(1, torch.tensor([0.5, -2.0, 3.0])), (2, torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]))],
+    ids=["regression", "several answers"],
+)
+def test_losses_of_numbers_and_of_several_answers_are_those_of_the_model(outputs, labels):
+    torch.manual_seed(0)
+    model, data = BertForSequenceClassification(example.tiny(num_labels=outputs)).eval(), Rows(labels)
+    with torch.no_grad():
+        found = sequence_losses(model(input_ids=data.tokens), labels)
+        alone = [model(input_ids=data.tokens[i : i + 1], labels=labels[i : i + 1]).loss for i in range(3)]
+    torch.testing.assert_close(found, torch.stack(alone))
+
+
+def test_a_sequence_with_the_label_minus_100_does_not_count():
+    logits, labels = torch.randn(6, 3), torch.tensor([0, -100, 2, 1, -100, 2])
+    with torch.no_grad():
+        value = robust_for("sequences")({"logits": logits}, labels)
+        counted = labels != -100
+        expected = worst_case(F.cross_entropy(logits[counted], labels[counted], reduction="none").double(), 0.5).value
+    assert float(value) == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("losses", "outputs", "labels", "error", "fact"),
+    [
+        (sequence_losses, {"logits": torch.zeros(4, 3)}, None, DataError, "labels"),
+        (sequence_losses, {"logits": torch.zeros(4, 3)}, torch.zeros(4), DataError, "float32"),
+        (sequence_losses, {"logits": torch.zeros(4, 3)}, torch.zeros(4, 9).long(), DataError, r"\(4, 9\)"),
+        (sequence_losses, {"logits": torch.zeros(4, 9, 3)}, torch.zeros(4, 9).long(), ClosureError, "token_losses"),
+        (sequence_losses, {"scores": torch.zeros(4, 3)}, torch.zeros(4).long(), ClosureError, "dict without"),
+        (sequence_losses, torch.zeros(4, 3), torch.zeros(4).long(), ClosureError, "Tensor without"),
+        (sequence_losses, (torch.zeros(()), torch.zeros(4, 3)), torch.zeros(4).long(), ClosureError, r"shape \(\)"),
+        (token_losses, {"logits": torch.zeros(4, 3)}, torch.zeros(4).long(), ClosureError, r"\(4, 3\)"),
+        (token_losses, {"logits": torch.zeros(4, 9, 3)}, torch.zeros(4, 5).long(), DataError, r"\(4, 5\)"),
+        (language_model_losses, {"logits": torch.zeros(4, 9, 3)}, torch.zeros(4).long(), DataError, r"\(4,\)"),
+    ],
+)
+def test_outputs_and_labels_that_do_not_fit_are_errors(losses, outputs, labels, error, fact):
+    with torch.no_grad(), pytest.raises(error, match=fact):
+        RobustTrainerLoss(KLRobustLoss(rho=0.5), losses)(outputs, labels)
+
+
+def test_label_smoothing_which_the_trainer_would_ignore_is_an_error(tmp_path):
+    with pytest.raises(HyperparameterError, match=r"label_smoothing_factor=0, got 0\.1"):
+        trainer("sequences", tmp_path, label_smoothing_factor=0.1).train()
 
 
 @EVERY_TASK
@@ -268,7 +316,7 @@ def test_a_step_that_was_skipped_leaves_no_share_behind():
         torch.manual_seed(0)
         model, robust = torch.nn.Linear(4, 3).double(), robust_for("sequences")
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        arguments = SimpleNamespace(world_size=1, average_tokens_across_devices=True)
+        arguments = SimpleNamespace(world_size=1, average_tokens_across_devices=True, label_smoothing_factor=0.0)
         robust.on_train_begin(arguments, SimpleNamespace(global_step=0), None, optimizer=optimizer)
         x, y = torch.randn(8, 4).double(), torch.randint(3, (8,))
         if skipped:
@@ -281,7 +329,7 @@ def test_a_step_that_was_skipped_leaves_no_share_behind():
 
 
 def test_several_processes_must_not_average_tokens():
-    arguments = SimpleNamespace(world_size=2, average_tokens_across_devices=True)
+    arguments = SimpleNamespace(world_size=2, average_tokens_across_devices=True, label_smoothing_factor=0.0)
     model, robust = torch.nn.Linear(4, 3), robust_for("sequences")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     robust.on_train_begin(arguments, SimpleNamespace(global_step=0), None, optimizer=optimizer)

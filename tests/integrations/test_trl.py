@@ -17,8 +17,8 @@ import trl_preferences as example  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from torch.utils.data import SequentialSampler  # noqa: E402
-from transformers import TrainerCallback  # noqa: E402
-from trl import DPOConfig, DPOTrainer, SFTConfig  # noqa: E402
+from transformers import LlamaForSequenceClassification, TrainerCallback  # noqa: E402
+from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig  # noqa: E402
 from trl.experimental.cpo import CPOConfig, CPOTrainer  # noqa: E402
 
 from equality import assert_identical  # noqa: E402
@@ -207,6 +207,74 @@ def test_without_a_reference(tmp_path):
     assert math.isfinite(trainer.robust_loss.robust.lam)
 
 
+class RobustRewardTrainer(RobustPairs, RewardTrainer):
+    pass
+
+
+def rewards(tmp_path, robust, **settings):
+    config = example.language_model().config
+    config.num_labels = 1
+    torch.manual_seed(7)
+    arguments = {"per_device_train_batch_size": 8, "max_steps": 2, **QUIET, **settings}
+    return RobustRewardTrainer(
+        LlamaForSequenceClassification(config),
+        args=RewardConfig(str(tmp_path), **arguments),
+        train_dataset=example.pairs(32),
+        processing_class=example.tokenizer(),
+        robust=robust,
+    )
+
+
+def test_reward_models(tmp_path):
+    trainer = rewards(tmp_path, KLRobustLoss(rho=0.5))
+    batch = first_batch(trainer)
+    with torch.no_grad():
+        value = trainer.compute_loss(trainer.model, dict(batch))
+        chosen, rejected = trainer.model(**batch).logits[:, 0].double().chunk(2)
+    expected = worst_case(-F.logsigmoid(chosen - rejected), 0.5).value
+    torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
+    trainer.train()
+    assert math.isfinite(trainer.robust_loss.robust.lam)
+
+
+def lora(tmp_path, steps=8, **settings):
+    """Adapters; the reference is the model without them."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    sizes = {"per_device_train_batch_size": 8, "learning_rate": 0.1, "optim": "sgd", "max_steps": steps}
+    return RobustDPOTrainer(
+        moved(),
+        args=DPOConfig(str(tmp_path), beta=BETA, **{**sizes, **QUIET, **settings}),
+        train_dataset=example.pairs(64),
+        processing_class=example.tokenizer(),
+        peft_config=peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+        robust=robust_loss(),
+    )
+
+
+def test_adapters_are_trained_on_the_worst_case_and_resumed(tmp_path):
+    whole = lora(tmp_path, save_strategy="steps", save_steps=4)
+    before = {key: value.clone() for key, value in whole.model.state_dict().items()}
+    whole.train()
+    after = whole.model.state_dict()
+    changed = {key for key, value in after.items() if not torch.equal(value, before[key])}
+    assert changed
+    assert all("lora" in key for key in changed)
+    batch = first_batch(whole)
+    with torch.no_grad():
+        value = whole.compute_loss(whole.model, dict(batch))
+        own = log_probabilities(whole.model, batch["input_ids"], batch["completion_mask"])
+        with whole.model.disable_adapter():
+            given = log_probabilities(whole.model, batch["input_ids"], batch["completion_mask"])
+    chosen, rejected = (own - given).chunk(2)
+    losses = -F.logsigmoid(BETA * (chosen - rejected))
+    assert losses.std() > 0.01
+    torch.testing.assert_close(value.double(), worst_case(losses, 0.5).value, rtol=1e-5, atol=1e-6)
+    resumed = lora(tmp_path / "again")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert_identical(state_of(resumed), state_of(whole))
+
+
 def texts(n):
     words = example.pairs(n)
     longer = [
@@ -274,7 +342,9 @@ def test_logs_have_the_numbers_before_the_callbacks_see_them(tmp_path):
     ("make", "settings", "fact"),
     [
         (dpo, {"loss_type": "aot"}, "aot"),
+        (dpo, {"loss_type": "sft"}, "sft"),
         (cpo, {"cpo_alpha": 1.0}, "cpo_alpha"),
+        (rewards, {"center_rewards_coefficient": 0.1}, "center_rewards_coefficient"),
         (sft, {"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
         (sft, {"packing": True}, "packing"),
     ],

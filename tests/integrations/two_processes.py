@@ -92,6 +92,10 @@ class Measured(LightningModule):
 
     def on_validation_epoch_end(self):
         self.log_dict(self.table.compute(), sync_dist=False)
+        only_first = RobustValue(0.5)
+        if self.global_rank == 0:  # the other process has no samples
+            only_first.update(torch.arange(5.0))
+        self.log("only the first", only_first.compute(), sync_dist=False)
 
 
 def with_metrics():

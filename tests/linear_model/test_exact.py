@@ -19,7 +19,7 @@ from scdro.linear_model import KLDROClassifier, KLDRORegressor
 from scdro.linear_model import _exact as exact
 from scdro.linear_model._dual import lower_bound
 from scdro.linear_model._losses import Huber, Logistic, Multinomial, Pinball, Squared
-from scdro.linear_model._problem import Problem
+from scdro.linear_model._problem import LinearProblem
 from scdro.linear_model._worst import worst
 
 
@@ -89,7 +89,7 @@ def problem_of(kind, X, y, rho, lam0=LAM0):
         "quantile": lambda: Pinball(y, 0.8, 1.0, mu=0.3),
     }[kind]()
     n = len(y)
-    return Problem(X, loss, np.full(n, 1 / n), 1 / n, rho, lam0, True)
+    return LinearProblem(X, loss, np.full(n, 1 / n), 1 / n, rho, lam0, True)
 
 
 @pytest.mark.parametrize(("rho", "lam0"), [(0.0, LAM0), (0.2, LAM0), (0.2, 50.0)])
@@ -302,12 +302,12 @@ def test_products_with_X(monkeypatch):
     path = exact._Path(problem, np.zeros(problem.shape))
     counts = {"scores": 0, "gathered": 0}
     for name in counts:
-        original = getattr(Problem, name)
+        original = getattr(LinearProblem, name)
 
         def counted(self, a, name=name, original=original):
             counts[name] += 1
             return original(self, a)
 
-        monkeypatch.setattr(Problem, name, counted)
+        monkeypatch.setattr(LinearProblem, name, counted)
     path.step()
     assert counts == {"scores": 1, "gathered": 1}

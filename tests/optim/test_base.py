@@ -23,7 +23,7 @@ from refusals import (
 )
 from scdro import SCDRO, KLRobustLoss
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError
-from scdro.optim import RASCDRO, RSCDRO, Stage, decay_stages, lemma_stages
+from scdro.optim import RASCDRO, RSCDRO, Stage, decay_stages, factor_stages, lemma_stages
 from scdro.temperature import PrintedTemperature
 
 # -- losses -----------------------------------------------------------------------------------------------------------
@@ -142,7 +142,15 @@ def test_bad_stages(name):
         ([], "stage"),
         ([Stage(0.1, 0.5, 0), Stage(0.1, 0.5, 1)], "steps >= 1.*stage 0"),
         ([Stage(0.1, 0.5, 1), Stage(0.0, 0.5, 1)], "lr > 0.*stage 1"),
-        ([Stage(0.1, 0.5, 1), Stage(0.1, 1.5, 1)], r"beta.*\(0, 1\].*1.5"),
+        ([Stage(0.1, 0.5, 1), Stage(0.1, 1.5, 1)], r"beta.*\(0, 1\].*stage 1.*1.5"),
+        ([Stage(0.1, 0.5, -3)], "steps >= 0.*stage 0.*-3"),
+        ([Stage(0.1, 0.5, 2.5), Stage(0.1, 0.5, 0)], "steps.*whole number.*stage 0.*2.5"),
+        ([Stage("fast", 0.5, 3)], "number for lr.*fast"),
+        ([(0.1, 0.5)], r"Stage\(lr, beta, steps\).*\(0.1, 0.5\).*decay_stages"),
+        ("abc", "Stage.*'abc'.*decay_stages"),
+        (600, "Stage.*600.*decay_stages"),
+        (None, "Stage.*None"),
+        (Stage(0.1, 0.5, 10), "list of Stage.*steps=10"),
     ):
         with pytest.raises(HyperparameterError, match=match):
             kind(params, stages)
@@ -152,6 +160,11 @@ def test_bad_schedules():
     for milestones in ([0], [5, 5], [7, 3], [-1]):
         with pytest.raises(HyperparameterError, match="milestones"):
             decay_stages(0.1, 0.5, milestones)
+    for milestones in ("abc", [2.5]):
+        with pytest.raises(HyperparameterError, match=r"milestones.*whole number"):
+            decay_stages(0.1, 0.5, milestones)
+    with pytest.raises(HyperparameterError, match=r"stages >= 1.*-1"):
+        factor_stages(0.1, 0.5, 100, -1)
     for bad in ("mu", "eps1", "sigma", "L_F"):
         with pytest.raises(HyperparameterError, match=f"{bad} > 0.*-1"):
             lemma_stages(**{"mu": 1.0, "eps1": 1.0, "sigma": 1.0, "L_F": 1.0, "stages": 2, bad: -1.0})

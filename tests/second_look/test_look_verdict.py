@@ -13,8 +13,8 @@ from scdro.second_look._verdict import (
     NOTHING,
     UNSURE,
     WRONG_LABELS,
+    answer_for,
     class_weights_help,
-    judge,
     kept_share,
     paired,
     smallest_visible,
@@ -60,7 +60,7 @@ def test_the_smallest_group_is_the_first_that_shows():
     ],
 )
 def test_answers(gain, error, kept, size, answer):
-    assert judge(gain, error, kept, size) == answer
+    assert answer_for(gain, error, kept, size) == answer
 
 
 def test_surely_right_is_right_or_wrong_but_for_the_unsure():

@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import warnings
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -372,6 +373,25 @@ def test_several_inputs():
 
     a, b, y = torch.randn(60, 4), torch.randn(60, 4), torch.arange(60) % 2
     found = features_of(Two(), DataLoader(TensorDataset(a, b, y), batch_size=32), None, None, print)
+    assert np.allclose(found.X, (a + b).numpy())
+
+
+class Pair(NamedTuple):
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+def test_named_tuples_reach_the_model_as_they_are():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, pair):
+            return self.head(pair.a + pair.b)
+
+    a, b, y = torch.randn(60, 4), torch.randn(60, 4), torch.arange(60) % 2
+    found = features_of(Named(), [(Pair(a, b), y)], None, None, print)
     assert np.allclose(found.X, (a + b).numpy())
 
 

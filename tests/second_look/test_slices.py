@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from scdro.errors import DataError, HyperparameterError
 from scdro.second_look import Slice, Slices, find_slices, second_look_weights
 from scdro.second_look import _slices as slices
-from scdro.second_look._columns import conditions_of
+from scdro.second_look._conditions import conditions_of
 from scdro.second_look._slices import EXACT, SIMPLER, _in_classes, _joined, _p_value, _search, _z
 
 
@@ -290,3 +290,15 @@ def test_bad_input():
             find_slices(weights, frame, **options)
     assert len(find_slices(weights, {})) == 0
     assert len(find_slices(np.ones(100), frame)) == 0
+
+
+def test_errors_of_a_regressor():
+    rng = np.random.default_rng(0)
+    place = rng.choice(["land", "water"], 400, p=[0.8, 0.2])
+    error = np.where(place == "water", 30.0, 2.0) * rng.uniform(0.8, 1.2, 400)
+    (found,) = find_slices(error, {"place": place}, proba=error, after=error / 2, errors=True)
+    assert found.conditions == ("place = water",)
+    np.testing.assert_allclose([found.before, found.after], [30.0, 15.0], rtol=0.05)
+    assert "mean error 3" in str(found)
+    with pytest.raises(DataError, match="one error per sample"):
+        find_slices(error, {"place": place}, proba=error[:-1], errors=True)

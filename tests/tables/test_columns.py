@@ -123,3 +123,10 @@ def test_dates_are_the_same_in_every_unit():
     assert np.ptp(expected) == 557 * 86_400 * 1e6
     for unit in ("ms", "us", "ns"):
         assert np.array_equal(columns.encode(pl.DataFrame({"t": day.cast(pl.Datetime(unit))})), expected), unit
+
+
+def test_a_text_among_new_numbers_is_found_by_its_line():
+    """Its whole column was read as texts; the numbers before it are not what is wrong."""
+    columns = Columns.fit(pl.DataFrame({"x": [1.0, 2.0]}), ["x"], [])
+    with pytest.raises(DataError, match="'three' in row 3, line 4"):
+        columns.encode(pl.DataFrame({"x": ["1.5", None, "three"]}))

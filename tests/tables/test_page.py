@@ -120,7 +120,9 @@ def test_long_names_and_many_of_them():
     assert "11 more are in summary.json" in found
 
 
-@pytest.mark.parametrize("answer", ["helps", "costs too much", "no difference", "degenerate", "not tried"])
+@pytest.mark.parametrize(
+    "answer", ["helps", "costs too much", "no difference", "degenerate", "nothing learned", "not tried"]
+)
 def test_where_little_is_known(answer):
     nothing = {
         "price": None,
@@ -199,6 +201,19 @@ def test_dots_stand_where_the_numbers_are():
     assert sorted(range(3), key=lambda k: heights[k]) == sorted(range(3), key=lambda k: -points[k]["robust_value"])
     assert robust.count('class="ring"') == score.count('class="ring"') == 1
     assert robust.count('class="dot out"') == 1
+
+
+def test_an_audit_has_no_test_rows_and_keeps_nothing():
+    found = page(kind="audit")
+    assert "test rows" not in found
+    assert "Kept for predictions" not in found
+    assert ", kept" not in found
+    assert ", kept" in page()
+    assert "rows, out of fold" in found
+
+
+def test_the_price_out_of_fold_is_half_of_the_price():
+    assert "at most 0.10 points of accuracy" in page(settings=EXAMPLE["settings"] | {"price": 0.002})
 
 
 @pytest.mark.browser

@@ -119,3 +119,10 @@ def test_bad_data_say_what_is_wrong(frame, settings, fact):
 def test_bad_settings(settings):
     with pytest.raises(HyperparameterError):
         make_problem(FRAME, "y", **settings)
+
+
+@pytest.mark.parametrize(("column", "settings"), [("y", {}), ("year", {"split_after": "year"})])
+def test_a_missing_value_is_found_by_its_row_and_line(column, settings):
+    frame = FRAME.with_columns(pl.when(pl.int_range(N) == 7).then(None).otherwise(pl.col(column)).alias(column))
+    with pytest.raises(DataError, match="row 8, line 9"):
+        make_problem(frame, "y", **settings)

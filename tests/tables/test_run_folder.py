@@ -125,6 +125,17 @@ class Evil:
         return os.system, ("touch executed",)
 
 
+@pytest.mark.parametrize("name", ["trees", "linear"])
+def test_models_of_other_columns_are_refused_when_they_are_opened(name, request, tmp_path):
+    folder = copied(request.getfixturevalue(name), tmp_path / "run")
+    about = json.loads((folder / "model.json").read_text())
+    about["inputs"]["numbers"].pop()
+    (folder / "model.json").write_text(json.dumps(about))
+    seal(folder)
+    with pytest.raises(CheckpointError, match="columns"):
+        load(folder)
+
+
 def test_opening_a_run_executes_nothing(linear, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = copied(linear, tmp_path / "run")
@@ -141,10 +152,10 @@ def test_opening_a_run_executes_nothing(linear, tmp_path, monkeypatch):
 
 
 def test_weights_of_a_network_execute_nothing(tmp_path, monkeypatch):
-    from scdro.tables._pictures import Images
+    from scdro.tables._image_models import Images
 
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.json").write_text('{"classes": 2}')
+    (tmp_path / "model.json").write_text('{"classes": 2, "features": null}')
     torch.save({"0.weight": Evil()}, tmp_path / "network.pt")
     with pytest.raises(CheckpointError):
         Images().load(tmp_path)

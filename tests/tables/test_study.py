@@ -96,9 +96,10 @@ def test_groups_and_ids_never_reach_the_model():
     assert first.summary["groups"] != second.summary["groups"]
 
 
-def test_noise_keeps_the_plain_model_and_says_so():
+def test_where_nobody_is_failed_the_plain_model_is_kept_and_it_says_so():
     rng = np.random.default_rng(0)
-    frame = pl.DataFrame({"x": rng.normal(size=400), "y": rng.choice(["a", "b"], 400)})
+    x = rng.normal(size=400)
+    frame = pl.DataFrame({"x": x, "y": np.where(rng.random(400) < 1 / (1 + np.exp(-2 * x)), "a", "b")})
     run = train(frame, "y", model="linear", **QUICK)
     assert run.kept == "plain"
     assert run.summary["verdict"]["answer"] in ("no difference", "degenerate", "costs too much")
@@ -124,6 +125,67 @@ def test_a_model_that_says_one_half_to_everybody_is_never_kept(monkeypatch):
     assert run.summary["verdict"]["answer"] == "degenerate"
     assert run.models == ["plain"]
     assert run.kept == "plain"
+
+
+def test_a_table_of_45_rows_is_learned():
+    """LightGBM's own least leaf of 20 rows would split none of them."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=45)
+    run = train({"x": x, "z": rng.choice(["a", "b"], 45), "y": np.where(x > 0, "yes", "no")}, "y", **QUICK)
+    assert (run.predict({"x": [-1.0, 1.0], "z": ["a", "b"]}) == ["no", "yes"]).all()
+
+
+@pytest.mark.parametrize("methods", [["plain"], ["worst-case"]])
+@pytest.mark.parametrize("target", ["y", "amount"])
+def test_where_nothing_is_learned_no_model_is_saved(tmp_path, methods, target):
+    amount = np.arange(120) // 2 * np.where(np.arange(120) % 4 < 2, 1.0, -1.0)
+    frame = pl.DataFrame({"x": [0.0, 1.0] * 60, "y": ["no", "no", "yes", "yes"] * 30, "amount": amount})
+    other, settings = ({"y", "amount"} - {target}).pop(), {"model": "linear", "methods": methods, "test": frame}
+    run = train(frame, target, drop=[other], out=tmp_path / "run", **settings, **QUICK)
+    verdict = run.summary["verdict"]
+    assert (verdict["answer"], verdict["kept"], verdict["saved"]) == ("nothing learned", "none", [])
+    assert "the same to everybody" in verdict["headline"]
+    assert mismatch(json.loads(json.dumps(run.summary)), Summary) is None
+    assert not (tmp_path / "run" / "models").exists()
+    with pytest.raises(HyperparameterError, match="the same to everybody"):
+        load(tmp_path / "run").predict(frame)
+    assert "none" in load(tmp_path / "run").report()
+
+
+def test_one_class_for_every_row_is_said_and_a_rare_class_is_no_flat_model():
+    """Probabilities from .001 to .03 are right where a class is rare: they tell the rows apart."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=6000)
+    y = np.where(rng.random(6000) < 0.01 * np.exp(x - 0.5), "ill", "well")
+    run = train({"x": x, "y": y}, "y", model="linear", methods=["plain"], **QUICK)
+    assert run.kept == "plain"
+    assert run.predict_proba({"x": x})[:, 0].std() < 0.02
+    assert any("well for every one" in sentence for sentence in run.summary["verdict"]["sentences"])
+
+
+@pytest.mark.parametrize("model", ["trees", "network"])
+def test_a_fold_does_not_say_when_its_own_model_stops(monkeypatch, model):
+    """The others do: a model that is judged where it was best is judged too well."""
+    from scdro.tables import _models, _network, _study
+
+    frame, stopped = spoilt(300), []
+    kind = {"trees": _models.TreesModel, "network": _network.NetworkModel}[model]
+    stop_at = kind.stop_at
+    monkeypatch.setattr(kind, "stop_at", lambda self, rounds: (stopped.append((self, rounds)), stop_at(self, rounds)))
+    found = []
+    cross_fit = _study._Seed._cross_fit
+    monkeypatch.setattr(_study._Seed, "_cross_fit", lambda *a: found.append(cross_fit(*a)) or found[-1])
+    train(frame, "y", model=model, methods=["plain"], budget=1, seeds=1)
+    (one,) = found
+    assert len(set(one["rounds"])) > 1
+    for (_, rounds), fold in zip(stopped[-3:], range(3), strict=True):
+        assert rounds == np.ceil(np.delete(one["rounds"], fold).mean())
+    model = stopped[-1][0]
+    model.stop_at(1)
+    first = model.predict(np.zeros((1, 4)))
+    model.stop_at(10**6)
+    assert model.rounds < 10**6
+    assert (model.predict(np.zeros((1, 4))) != first).any()
 
 
 @pytest.mark.parametrize("model", ["trees", "linear", "network"])
@@ -333,3 +395,23 @@ def test_a_class_of_one_patient_cannot_be_learnt(model):
 def test_plain_training_alone_says_each_thing_once():
     verdict = train(spoilt(200), "y", model="linear", methods=["plain"], **QUICK).summary["verdict"]
     assert verdict["headline"] not in verdict["sentences"]
+
+
+def test_slices_of_a_regression_have_errors_in_its_own_unit():
+    rng = np.random.default_rng(0)
+    place, x = rng.choice(["near", "far"], 600, p=[0.85, 0.15]), rng.normal(size=600)
+    wage = 1000 + 100 * x + np.where(place == "far", 400, 20) * rng.choice([-1, 1], 600)
+    run = train({"x": x, "place": place, "wage": wage}, "wage", model="linear", group=["place"], **QUICK)
+    one = run.summary["slices"][0]
+    assert one["conditions"] == ["place = far"]
+    assert 300 < one["before"] < 500
+    assert 300 < one["after"] < 500
+    assert "mean error" in one["sentence"]
+    failed = run.summary["verdict"]["sentences"][0]
+    assert f"{one['before']:.4g} there" in failed
+    assert "class" not in run.summary["data"]["split"]["text"]
+
+
+def test_a_printed_run_cannot_steer_a_terminal():
+    frame = spoilt(200).with_columns(y=pl.col("y").replace_strict({"yes": "\x1b[31mred", "no": "\u202eback"}))
+    assert str(train(frame, "y", model="linear", **QUICK)).isprintable()

@@ -18,6 +18,7 @@ from scdro._validation import check_rho
 from scdro.boosting._losses import Array, lightgbm_loss
 from scdro.boosting._metric import RobustMetric, split_metrics
 from scdro.boosting._worst import first_ratio, worst_ratio
+from scdro.errors import DataError
 
 __all__ = ["KLDROLGBMClassifier", "KLDROLGBMRegressor", "LightGBMWorstCase", "lightgbm_metric", "lightgbm_objective"]
 
@@ -70,6 +71,8 @@ class LightGBMWorstCase:
         own = data.get_weight()
         if own is None:
             own = np.ones(len(y), dtype=np.float32)
+        if first and own.min() < 0:  # LightGBM alone takes them, but they are no distribution
+            raise DataError(f"expected sample weights of at least 0, got {own.min():g}")
         factor = loss.factor(y)
         q = own if factor is None else own * factor
         if first and data.get_init_score() is None and params.get("boost_from_average", True):

@@ -19,17 +19,17 @@ from scipy.special import expit, softmax, xlogy
 from scdro.errors import DataError, HyperparameterError
 
 __all__ = [
-    "Absolute",
+    "AbsoluteLoss",
     "Array",
-    "Huber",
-    "Logistic",
-    "Loss",
-    "OneVsAll",
-    "Pinball",
-    "Poisson",
-    "PseudoHuber",
-    "Softmax",
-    "Squared",
+    "BoostingLoss",
+    "HuberLoss",
+    "LogisticLoss",
+    "OneVsAllLoss",
+    "PinballLoss",
+    "PoissonLoss",
+    "PseudoHuberLoss",
+    "SoftmaxLoss",
+    "SquaredLoss",
     "lightgbm_loss",
     "xgboost_loss",
 ]
@@ -47,7 +47,7 @@ def _softmax(scores: Array) -> Array:
     return p
 
 
-class Loss(ABC):
+class BoostingLoss(ABC):
     """l(y, prediction) of each sample. `factor` is what the library itself multiplies the gradient of a sample by."""
 
     def prediction(self, scores: Array) -> Array:
@@ -73,7 +73,7 @@ class Loss(ABC):
 
 
 @dataclass(frozen=True)
-class Logistic(Loss):
+class LogisticLoss(BoostingLoss):
     """-y log p - (1 - y) log(1 - p), p = 1/(1 + exp(-score))."""
 
     scale_pos_weight: float = 1.0
@@ -100,7 +100,7 @@ class Logistic(Loss):
         return np.where(y > 0, self.scale_pos_weight, 1.0)
 
 
-class Softmax(Loss):
+class SoftmaxLoss(BoostingLoss):
     """-log p_y, p = softmax(scores); scores and probabilities are (n, classes)."""
 
     def prediction(self, scores: Array) -> Array:
@@ -121,7 +121,7 @@ class Softmax(Loss):
         return p, second
 
 
-class OneVsAll(Loss):
+class OneVsAllLoss(BoostingLoss):
     """The logistic losses of all classes, each against the rest, summed."""
 
     def prediction(self, scores: Array) -> Array:
@@ -136,7 +136,7 @@ class OneVsAll(Loss):
         return p - (y[:, None] == np.arange(p.shape[1])), p * (1.0 - p)
 
 
-class Squared(Loss):
+class SquaredLoss(BoostingLoss):
     """r^2/2, r = prediction - y."""
 
     def losses(self, y: Array, prediction: Array) -> Array:
@@ -147,7 +147,7 @@ class Squared(Loss):
         return _residual(y, scores), np.ones_like(scores)
 
 
-class Absolute(Loss):
+class AbsoluteLoss(BoostingLoss):
     """|r|. Its second derivative, zero, is given as one, as both libraries do."""
 
     def losses(self, y: Array, prediction: Array) -> Array:
@@ -158,7 +158,7 @@ class Absolute(Loss):
 
 
 @dataclass(frozen=True)
-class Pinball(Loss):
+class PinballLoss(BoostingLoss):
     """max(-quantile r, (1 - quantile) r). Its second derivative, zero, is given as one."""
 
     quantile: float
@@ -172,7 +172,7 @@ class Pinball(Loss):
 
 
 @dataclass(frozen=True)
-class Huber(Loss):
+class HuberLoss(BoostingLoss):
     """r^2/2 up to |r| = delta, linear beyond. Its second derivative is given as one there too."""
 
     delta: float
@@ -187,7 +187,7 @@ class Huber(Loss):
 
 
 @dataclass(frozen=True)
-class PseudoHuber(Loss):
+class PseudoHuberLoss(BoostingLoss):
     """delta^2 (sqrt(1 + (r/delta)^2) - 1)."""
 
     delta: float
@@ -202,7 +202,7 @@ class PseudoHuber(Loss):
         return r / root, root**-3.0
 
 
-class Poisson(Loss):
+class PoissonLoss(BoostingLoss):
     """y log(y/mean) - y + mean, mean = exp(score): half the deviance."""
 
     def prediction(self, scores: Array) -> Array:
@@ -233,36 +233,36 @@ def _log(p: Array) -> Array:
 # LightGBM's own names and aliases.
 _SQUARED = ["regression", "regression_l2", "l2", "mean_squared_error", "mse"]
 _SQUARED += ["l2_root", "root_mean_squared_error", "rmse"]
-_LIGHTGBM: dict[str, type[Loss]] = {
-    "binary": Logistic,
-    **dict.fromkeys(["multiclass", "softmax"], Softmax),
-    **dict.fromkeys(["multiclassova", "multiclass_ova", "ova", "ovr"], OneVsAll),
-    **dict.fromkeys(_SQUARED, Squared),
-    **dict.fromkeys(["regression_l1", "l1", "mean_absolute_error", "mae"], Absolute),
-    "quantile": Pinball,
-    "huber": Huber,
-    "poisson": Poisson,
+_LIGHTGBM: dict[str, type[BoostingLoss]] = {
+    "binary": LogisticLoss,
+    **dict.fromkeys(["multiclass", "softmax"], SoftmaxLoss),
+    **dict.fromkeys(["multiclassova", "multiclass_ova", "ova", "ovr"], OneVsAllLoss),
+    **dict.fromkeys(_SQUARED, SquaredLoss),
+    **dict.fromkeys(["regression_l1", "l1", "mean_absolute_error", "mae"], AbsoluteLoss),
+    "quantile": PinballLoss,
+    "huber": HuberLoss,
+    "poisson": PoissonLoss,
 }
-_XGBOOST: dict[str, type[Loss]] = {
-    "binary:logistic": Logistic,
-    "multi:softprob": Softmax,
-    "multi:softmax": Softmax,
-    "reg:squarederror": Squared,
-    "reg:absoluteerror": Absolute,
-    "reg:quantileerror": Pinball,
-    "reg:pseudohubererror": PseudoHuber,
-    "count:poisson": Poisson,
+_XGBOOST: dict[str, type[BoostingLoss]] = {
+    "binary:logistic": LogisticLoss,
+    "multi:softprob": SoftmaxLoss,
+    "multi:softmax": SoftmaxLoss,
+    "reg:squarederror": SquaredLoss,
+    "reg:absoluteerror": AbsoluteLoss,
+    "reg:quantileerror": PinballLoss,
+    "reg:pseudohubererror": PseudoHuberLoss,
+    "count:poisson": PoissonLoss,
 }
 
 
-def lightgbm_loss(params: Mapping[str, Any], y: Array | None = None) -> Loss:
+def lightgbm_loss(params: Mapping[str, Any], y: Array | None = None) -> BoostingLoss:
     """The loss of LightGBM's parameters; with `is_unbalance`, the labels y determine the weight of positives."""
     kind = _kind(params.get("objective") or "regression", _LIGHTGBM, "LightGBM")
     if "rf" in (params.get(name) for name in ("boosting", "boosting_type", "boost")):
         raise HyperparameterError('expected boosting "gbdt" or "dart", got "rf": a forest takes gradients only once')
     if params.get("reg_sqrt"):
         raise HyperparameterError("expected reg_sqrt=False, got True; fit the square roots of y instead")
-    if kind is Logistic:
+    if kind is LogisticLoss:
         if float(params.get("sigmoid", 1.0)) != 1.0:
             raise HyperparameterError(f"expected sigmoid=1, got {params['sigmoid']}; change learning_rate instead")
         scale = float(params.get("scale_pos_weight", 1.0))
@@ -271,29 +271,29 @@ def lightgbm_loss(params: Mapping[str, Any], y: Array | None = None) -> Loss:
             # LightGBM raises the rarer class to the weight of the other; to scale negatives is to scale positives
             # by the inverse, up to a factor that the worst case does not see.
             scale *= (len(y) - positive) / max(positive, 1.0)
-        return Logistic(scale)
+        return LogisticLoss(scale)
     alpha = float(params.get("alpha", 0.9))
-    return Pinball(alpha) if kind is Pinball else Huber(alpha) if kind is Huber else kind()
+    return PinballLoss(alpha) if kind is PinballLoss else HuberLoss(alpha) if kind is HuberLoss else kind()
 
 
 def xgboost_loss(
     objective: Any, *, scale_pos_weight: float = 1.0, quantile_alpha: Any = 0.5, huber_slope: float = 1.0
-) -> Loss:
+) -> BoostingLoss:
     """The loss of one of XGBoost's objectives."""
     kind = _kind(objective, _XGBOOST, "XGBoost")
-    if kind is Pinball:
+    if kind is PinballLoss:
         quantiles = np.atleast_1d(np.asarray(quantile_alpha, dtype=np.float64))
         if len(quantiles) != 1:
             raise HyperparameterError(
                 f"expected one quantile_alpha, got {quantiles.tolist()}: their worst cases differ; fit a model for each"
             )
-        return Pinball(float(quantiles[0]))
-    if kind is Logistic:
-        return Logistic(float(scale_pos_weight))
-    return PseudoHuber(float(huber_slope)) if kind is PseudoHuber else kind()
+        return PinballLoss(float(quantiles[0]))
+    if kind is LogisticLoss:
+        return LogisticLoss(float(scale_pos_weight))
+    return PseudoHuberLoss(float(huber_slope)) if kind is PseudoHuberLoss else kind()
 
 
-def _kind(objective: Any, known: Mapping[str, type[Loss]], library: str) -> type[Loss]:
+def _kind(objective: Any, known: Mapping[str, type[BoostingLoss]], library: str) -> type[BoostingLoss]:
     if not isinstance(objective, str) or objective not in known:
         name = objective if isinstance(objective, str) else f"the function {getattr(objective, '__name__', objective)}"
         raise HyperparameterError(

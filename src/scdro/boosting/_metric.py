@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from scdro._validation import check_rho
-from scdro.boosting._losses import Array, Loss
-from scdro.boosting._worst import Reduce, alone, worst_ratio
+from scdro.boosting._losses import Array, BoostingLoss
+from scdro.boosting._worst import Reduce, one_worker, worst_ratio
 from scdro.errors import HyperparameterError
 
 __all__ = ["RobustMetric", "radius", "split_metrics"]
@@ -21,7 +21,9 @@ class RobustMetric:
         raw: whether predictions are raw scores, as they are if the objective is a function.
     """
 
-    def __init__(self, name: str, rho: float, loss: Loss, *, raw: bool = False, reduce: Reduce = alone) -> None:
+    def __init__(
+        self, name: str, rho: float, loss: BoostingLoss, *, raw: bool = False, reduce: Reduce = one_worker
+    ) -> None:
         self.__name__ = name
         self.rho, self.loss, self.raw, self.reduce = rho, loss, raw, reduce
 

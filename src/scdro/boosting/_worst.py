@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import brentq
 
-from scdro._kl import solve_root
-from scdro._scalar import Scalar
-from scdro.boosting._losses import Array, Logistic, Loss, OneVsAll, Softmax
+from scdro._kl import divergence, solve_root
+from scdro._scalar import Scalar, one_thread_dot
+from scdro.boosting._losses import Array, BoostingLoss, LogisticLoss, OneVsAllLoss, SoftmaxLoss
 from scdro.errors import NonFiniteLossError
 
-__all__ = ["Reduce", "WorstRatio", "alone", "first_ratio", "tempered", "worst_ratio"]
+__all__ = ["Reduce", "WorstRatio", "best_constant_shares", "first_ratio", "one_worker", "worst_ratio"]
 
 # (values, "sum" or "max") -> the same of all workers, entry by entry.
 Reduce = Callable[[Array, str], Array]
@@ -32,7 +32,7 @@ _LEAST = 1e-9
 _CANCELS = 1e-3
 
 
-def alone(values: Array, operation: str) -> Array:
+def one_worker(values: Array, operation: str) -> Array:
     """The reduction over one worker."""
     return values
 
@@ -45,13 +45,8 @@ class WorstRatio(NamedTuple):
     lam: float
 
 
-def _dot(a: Array, b: Array) -> float:
-    """On one thread. BLAS would use all of them, and wait for the slowest."""
-    return float(np.einsum("n,n->", a, b))
-
-
 def worst_ratio(
-    losses: Array, weight: Array | None, rho: float, *, start: float | None = None, reduce: Reduce = alone
+    losses: Array, weight: Array | None, rho: float, *, start: float | None = None, reduce: Reduce = one_worker
 ) -> WorstRatio:
     """Exact, up to rounding; `weight` is q up to a factor, `start` a guess of lam, `reduce` joins workers."""
     weight = np.ones(len(losses)) if weight is None else weight.astype(np.float64)
@@ -66,7 +61,9 @@ def worst_ratio(
     if mass == 0.0:
         return WorstRatio(np.ones_like(losses), math.nan, math.inf)
     q, x = weight / mass, np.minimum(losses - top, 0.0)  # above the top are only samples of weight zero
-    mean, square, mass = (float(total) for total in reduce(np.array([_dot(q, x), _dot(q, x * x), q.sum()]), "sum"))
+    mean, square, mass = (
+        float(total) for total in reduce(np.array([one_thread_dot(q, x), one_thread_dot(q, x * x), q.sum()]), "sum")
+    )
     if rho == 0.0 or mean == 0.0:
         return WorstRatio(np.ones_like(x), float(top) + mean, math.inf)
 
@@ -76,12 +73,11 @@ def worst_ratio(
         nonlocal norm, tilted_mean
         a = x / float(lam)
         p = q * np.exp(a)
-        sums = reduce(np.array([p.sum(), _dot(p, a), _dot(p, a * a)]), "sum")
+        sums = reduce(np.array([p.sum(), one_thread_dot(p, a), one_thread_dot(p, a * a)]), "sum")
         norm, tilted_mean = float(sums[0]), float(sums[1] / sums[0])
         kl = tilted_mean - math.log(norm)
         if kl < _CANCELS:
-            log_ratio = a - math.log(norm / mass)
-            terms = q * (log_ratio * np.exp(log_ratio) - np.expm1(log_ratio))
+            terms = divergence(a - math.log(norm / mass), q)
             kl = float(reduce(np.array([terms.sum()]), "sum")[0])
         return kl, max(float(sums[2] / sums[0]) - tilted_mean**2, 0.0)
 
@@ -94,7 +90,9 @@ def worst_ratio(
 # -- the first round --------------------------------------------------------------------------------------------------
 
 
-def first_ratio(loss: Loss, y: Array, weight: Array | None, rho: float, reduce: Reduce = alone) -> Array | None:
+def first_ratio(
+    loss: BoostingLoss, y: Array, weight: Array | None, rho: float, reduce: Reduce = one_worker
+) -> Array | None:
     """p_i/q_i before there are losses; None for ones.
 
     A library starts from the average of the labels by their weights. With these weights that is, for a classifier, the
@@ -102,11 +100,11 @@ def first_ratio(loss: Loss, y: Array, weight: Array | None, rho: float, reduce: 
     weight and a curvature near zero, and Newton's step would overshoot by orders of magnitude.
     """
     weight = np.ones(len(y)) if weight is None else weight
-    if isinstance(loss, Logistic) and y.ndim == 1:
-        masses = np.array([_dot(weight, 1.0 - y), _dot(weight, y)])
+    if isinstance(loss, LogisticLoss) and y.ndim == 1:
+        masses = np.array([one_thread_dot(weight, 1.0 - y), one_thread_dot(weight, y)])
         negative, positive = _ratios(reduce(masses, "sum"), rho)
         return np.asarray(negative + (positive - negative) * y)
-    if isinstance(loss, Softmax | OneVsAll):
+    if isinstance(loss, SoftmaxLoss | OneVsAllLoss):
         classes = int(reduce(np.array([y.max(initial=0.0)]), "max")[0]) + 1
         masses = np.bincount(y.astype(np.intp), weight, minlength=classes)
         return np.asarray(_ratios(reduce(masses, "sum"), rho)[y.astype(np.intp)])
@@ -115,17 +113,17 @@ def first_ratio(loss: Loss, y: Array, weight: Array | None, rho: float, reduce: 
 
 def _ratios(masses: Array, rho: float) -> Array:
     q = masses / masses.sum()
-    return np.asarray(tempered(q, rho) / np.maximum(q, np.finfo(float).tiny))
+    return np.asarray(best_constant_shares(q, rho) / np.maximum(q, np.finfo(float).tiny))
 
 
-def tempered(q: Array, rho: float) -> Array:
+def best_constant_shares(q: Array, rho: float) -> Array:
     r"""The class shares p with which a constant prediction has its least robust value: p_k ~ q_k^a, KL(p, q) = rho.
 
     The best constant for shares p predicts p, and so has losses -log p_k; their worst case is p_k ~ q_k p_k^(-1/lam).
     The two are equal at a = lam/(1 + lam). Where even equal shares, a = 0, are within rho, they are the answer.
 
     Example:
-        >>> tempered(np.array([0.9, 0.1]), rho=0.1).round(3)
+        >>> best_constant_shares(np.array([0.9, 0.1]), rho=0.1).round(3)
         array([0.743, 0.257])
     """
     live = q > 0

@@ -18,7 +18,7 @@ from xgboost.callback import TrainingCallback
 from xgboost.core import XGBoostError
 
 from scdro._validation import check_rho
-from scdro.boosting._losses import Array, Loss, xgboost_loss
+from scdro.boosting._losses import Array, BoostingLoss, xgboost_loss
 from scdro.boosting._metric import RobustMetric, split_metrics
 from scdro.boosting._worst import first_ratio, worst_ratio
 from scdro.errors import HyperparameterError
@@ -43,7 +43,7 @@ def among_workers(values: Array, operation: str) -> Array:
         ) from error
 
 
-def _configured(booster: Booster) -> tuple[Loss, bool]:
+def _configured(booster: Booster) -> tuple[BoostingLoss, bool]:
     """The loss of a booster's objective, and whether it starts from the average."""
     learner = json.loads(booster.save_config())["learner"]
     objective = learner["objective"]
@@ -86,7 +86,7 @@ class XGBoostWorstCase(TrainingCallback):
         self.rho = rho
         self.lam: float | None = None
         self.value = float("nan")
-        self._loss: Loss | None = None
+        self._loss: BoostingLoss | None = None
         self._from_average = True
 
     def before_training(self, model: Any) -> Any:

@@ -77,7 +77,7 @@ _number.__name__ = "finite number"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command and all of its subcommands."""
+    """The parser of the command and all of its subcommands."""
     whole = Parser(
         prog="scdro",
         description="Find whom a model fails, say who it is, train robustly, and say whether it was worth it.",
@@ -108,7 +108,13 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--seeds", type=int, help="splits to repeat everything on (default: 3 up to 5,000 rows, 1 beyond)"
     )
-    train.add_argument("--size", type=int, default=64, help="pixels of an image's side (default 64)")
+    train.add_argument(
+        "--features",
+        metavar="NAME",
+        help="for images: a pretrained classifier of torchvision, or timm/NAME, whose weights are on this machine "
+        "(default: one of the usual ones, if it is); none: a small network",
+    )
+    train.add_argument("--size", type=int, help="pixels of an image's side (default: 224 with --features, else 64)")
 
     audit = add(
         "audit",
@@ -142,8 +148,11 @@ def _add_data(made: argparse.ArgumentParser) -> None:
     methods = ["plain", "class-weighted", "worst-case", "second-look"]
     made.add_argument("--method", action="append", default=[], choices=methods, help="only these; may be repeated")
     made.add_argument("--rho", type=_number, default=0.5, help="radius at which models are compared (default 0.5)")
-    made.add_argument("--price", type=_number, default=0.002,
-                      help="most accuracy, as a share, that robust training may cost (default 0.002)")  # fmt: skip
+    made.add_argument(
+        "--price",
+        type=_number,
+        help="most accuracy, as a share, that robust training may cost (default 0.002; for images 0.02)",
+    )
     made.add_argument(
         "--group", action="append", default=[], metavar="COLUMN", help="evaluate its values; never trained on"
     )
@@ -158,16 +167,27 @@ def _add_data(made: argparse.ArgumentParser) -> None:
     made.add_argument("--least-group", type=int, default=30, help="smaller groups never decide (default 30)")
     made.add_argument("--seed", type=int, default=0, help="of splits and models (default 0)")
     made.add_argument("--threads", type=int, help="default: 1 below 20,000 rows, all free cores beyond")
+    made.add_argument("--log", metavar="FILE", help="file of JSON lines: every candidate once judged, then the results")
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
     found = {
-        "model": args.model, "task": args.task, "rho": args.rho, "price": args.price, "group": args.group,
+        "model": args.model, "task": args.task, "rho": args.rho, "group": args.group,
         "drop": args.drop, "categorical": args.categorical, "ids": args.id, "split_by": args.split_by,
         "budget": args.budget, "folds": args.folds, "least_group": args.least_group, "seed": args.seed,
-        "threads": args.threads, "out": args.out,
+        "threads": args.threads, "out": args.out, "loggers": _loggers(args),
     }  # fmt: skip
-    return found | ({"methods": args.method} if args.method else {})
+    return found | _price(args) | ({"methods": args.method} if args.method else {})
+
+
+def _price(args: argparse.Namespace) -> dict[str, Any]:
+    return {} if args.price is None else {"price": args.price}
+
+
+def _loggers(args: argparse.Namespace) -> list[Any]:
+    from scdro.integrations.loggers import JSONLinesLogger
+
+    return [JSONLinesLogger(args.log)] if args.log else []
 
 
 def _needs_target(args: argparse.Namespace) -> None:
@@ -185,8 +205,9 @@ def _train(args: argparse.Namespace) -> None:
 
     if Path(args.data).is_dir():
         run = train_images(
-            args.data, size=args.size, rho=args.rho, price=args.price, seed=args.seed, threads=args.threads,
-            out=args.out, progress=ProgressLine(),
+            args.data, features=args.features, size=args.size, rho=args.rho, least_group=args.least_group,
+            seed=args.seed, threads=args.threads, out=args.out, progress=ProgressLine(),
+            loggers=_loggers(args), **_price(args),
         )  # fmt: skip
     else:
         _needs_target(args)
@@ -198,7 +219,8 @@ def _train(args: argparse.Namespace) -> None:
             **_given(args),
         )  # fmt: skip
     show(run.summary)
-    print(clean(f"The run is in {args.out}: report.html, summary.json, models ({', '.join(run.models)})."))
+    models = f"models ({', '.join(run.models)})" if run.models else "no model"
+    print(clean(f"The run is in {args.out}: report.html, summary.json, {models}."))
 
 
 def _audit(args: argparse.Namespace) -> None:

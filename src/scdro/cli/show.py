@@ -6,6 +6,7 @@ import shutil
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scdro.cli import clean
@@ -19,25 +20,28 @@ ROWS = 12  # of groups
 
 
 class ProgressLine:
-    """Called with what is done, of how much, and a text. On a terminal one line, as wide as that; elsewhere a line
-    every `every` seconds."""
+    """Called with what is done, of how much, and a text, or a function that makes one when it is shown. On a terminal
+    one line, as wide as that; elsewhere a line every `every` seconds."""
 
     def __init__(self, stream: TextIO | None = None, every: float = 30.0) -> None:
         self.stream = sys.stderr if stream is None else stream
         self.live = self.stream.isatty()
         self.every = 0.2 if self.live else every
-        self.began = self.shown = 0.0
+        self.began: tuple[float, int] | None = None  # when, and what was done by then
+        self.shown = 0.0
 
-    def __call__(self, done: int, total: int, text: str) -> None:
+    def __call__(self, done: int, total: int, text: str | Callable[[], str]) -> None:
         now = time.monotonic()
-        self.began = self.began or now
+        if self.began is None or done < self.began[1]:
+            self.began = now, done
         if now - self.shown < self.every and done < total:
             return
         self.shown = now
-        line = f"{100 * done / total:3.0f}%  {clean(text)}"
-        if 1 < done < total:
-            left = int((now - self.began) / (done - 1) * (total - done + 1))
-            line += f"  {left // 60}:{left % 60:02d} left"
+        line = f"{100 * done / total:3.0f}%  {clean(text() if callable(text) else text)}"
+        since, before = self.began
+        if before < done < total:
+            left = int((now - since) / (done - before) * (total - done + 1))
+            line += f"  {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
         if self.live:
             line = line[: shutil.get_terminal_size().columns - 1]
             self.stream.write(f"\r\x1b[2K{line}" + ("\n" if done == total else ""))
@@ -54,8 +58,12 @@ def show(summary: Summary) -> None:
         print(_filled(f"note: {warning}", width))
     print(_filled(verdict["headline"], width), end="\n\n")
     print(_filled(" ".join(verdict["sentences"]), width), end="\n\n")
-    judged = "out of fold" if summary["kind"] == "audit" else f"{data['test']:,} test rows"
-    print(clean(f"{data['rows']:,} rows, {data['train']:,} to train on; {judged}; target {task['target']}"))
+    parts = f"{data['train']:,} to train on, {data['test']:,} to test on"
+    if summary["settings"]["seeds"] > 1:
+        times = summary["settings"]["seeds"]
+        parts = f"{times} times {parts}; the numbers are of the {data['tested']:,} different test rows"
+    parts = "all judged out of fold" if summary["kind"] == "audit" else parts
+    print(_filled(f"{data['rows']:,} rows, {parts}; target {task['target']}", width))
     names = [method["name"] for method in summary["methods"]]
     _table([["", *names]] + [
         [what, *(_number(method["scores"][what]["value"], what) for method in summary["methods"])]
@@ -66,7 +74,7 @@ def show(summary: Summary) -> None:
             print(f"\n{curve['method']}, out of fold")
             _table([["rho", task["score"], "worst-case loss", "worst 5%", ""]] + [
                 [_rho(point), f"{100 * point['score']:.2f}%", f"{point['robust_value']:.3f}", f"{point['tail']:.3f}",
-                 "chosen" if point["chosen"] else "" if point["within_price"] else "too dear"]
+                 ", ".join(["chosen"] * point["chosen"] + ["too dear"] * (not point["within_price"]))]
                 for point in curve["points"]
             ])  # fmt: skip
     if summary["groups"]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scdro.data.memory import Augmentation, InMemory, as_tensor
+from scdro.data.memory import Augmentation, InMemory, tensor_of
 from scdro.errors import DataError
 
 __all__ = ["ImageData", "Triple", "normalised"]
@@ -45,7 +45,7 @@ class ImageData(InMemory):
     """
 
     def __init__(self, images: Any, labels: Any, *, mean: Triple, std: Triple, **about: Any) -> None:
-        images = as_tensor(images, "images")
+        images = tensor_of(images, "images")
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
             raise DataError(f"expected uint8 images (n, 3, h, w), got {images.dtype} of shape {tuple(images.shape)}")
         if len(mean) != 3 or len(std) != 3 or not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:

@@ -24,7 +24,7 @@ class Divisible(Protocol):
     def subset(self: Self, index: Tensor) -> Self: ...
 
 
-Samples = TypeVar("Samples", bound=Divisible)
+DivisibleT = TypeVar("DivisibleT", bound=Divisible)
 
 
 def keep_last(labels: Any, counts: Mapping[int, int] | Sequence[int]) -> Tensor:
@@ -66,7 +66,7 @@ def step_imbalance(labels: Any, minority: Sequence[int] | None = None, keep: int
 
 
 @overload
-def imbalanced(dataset: Samples, counts: Mapping[int, int] | Sequence[int]) -> Samples: ...
+def imbalanced(dataset: DivisibleT, counts: Mapping[int, int] | Sequence[int]) -> DivisibleT: ...
 @overload
 def imbalanced(dataset: Dataset[Any], counts: Mapping[int, int] | Sequence[int]) -> Dataset[Any]: ...
 def imbalanced(dataset: Any, counts: Mapping[int, int] | Sequence[int]) -> Any:

@@ -24,9 +24,9 @@ from scdro.data.order import BatchSampler, Order
 from scdro.distributed import ALONE, Ranks
 from scdro.errors import DataError, ScdroError
 
-__all__ = ["Batch", "Batches", "MemoryBatches", "WorkerBatches"]
+__all__ = ["Batches", "LoadedBatch", "MemoryBatches", "WorkerBatches"]
 
-Batch = tuple[Tensor, Tensor, Tensor]
+LoadedBatch = tuple[Tensor, Tensor, Tensor]
 Numbered = Iterator[tuple[int, Tensor]]
 
 
@@ -47,15 +47,15 @@ class Batches(ABC):
     order: Order
     next_epoch = 0
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[LoadedBatch]:
         """The batches of an epoch from number `start`, which is at most the number of batches."""
         return self._batches(epoch, self.order.epoch(epoch, start))
 
     @abstractmethod
-    def _batches(self, epoch: int, numbered: Numbered) -> Iterator[Batch]:
+    def _batches(self, epoch: int, numbered: Numbered) -> Iterator[LoadedBatch]:
         """The batches with these numbers and positions."""
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[LoadedBatch]:
         epoch, self.next_epoch = self.next_epoch, self.next_epoch + 1
         return self.epoch(epoch)
 
@@ -98,7 +98,7 @@ class MemoryBatches(Batches):
         self.data, self.augment, self.seed, self.ranks = data, augment, seed, ranks
         self.order = Order(len(data), batch_size, seed, shuffle, drop_last, sampler)
 
-    def _batches(self, epoch: int, numbered: Numbered) -> Iterator[Batch]:
+    def _batches(self, epoch: int, numbered: Numbered) -> Iterator[LoadedBatch]:
         for number, index in numbered:
             mine = self.ranks.part(len(index))
             if not mine:
@@ -175,7 +175,7 @@ class WorkerBatches(Batches):
             generator=torch.Generator(),  # otherwise each epoch would draw from torch's default generator
         )
 
-    def _batches(self, epoch: int, numbered: Numbered) -> Iterator[Batch]:
+    def _batches(self, epoch: int, numbered: Numbered) -> Iterator[LoadedBatch]:
         tickets = self._tickets.current = _numbered_tickets(epoch, numbered, self._ranks)
         for batch in self._loader:
             if isinstance(batch, ScdroError):
@@ -211,7 +211,7 @@ class _Decoded(Dataset[Any]):
     def __init__(self, data: Loads, seed: int) -> None:
         self.data, self.seed = data, seed
 
-    def __getitem__(self, ticket: Ticket) -> Batch | ScdroError:
+    def __getitem__(self, ticket: Ticket) -> LoadedBatch | ScdroError:
         epoch, number, place, index = ticket
         rng = np.random.default_rng((self.seed, 2, epoch, number, place))
         try:

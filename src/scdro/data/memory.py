@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from scdro._validation import as_labels, as_positions
 from scdro.errors import DataError
 
-__all__ = ["InMemory", "Rows", "as_tensor"]
+__all__ = ["InMemory", "Rows", "tensor_of"]
 
 Self = TypeVar("Self", bound="InMemory")
 Augmentation = Callable[[Tensor, np.random.Generator], Tensor]
@@ -121,7 +121,7 @@ class Rows(InMemory):
     """
 
     def __init__(self, inputs: Any, labels: Any, *, feature_names: Sequence[str] = (), **about: Any) -> None:
-        inputs = as_tensor(inputs, "rows")
+        inputs = tensor_of(inputs, "rows")
         if not inputs.is_floating_point() or inputs.ndim != 2:
             raise DataError(f"expected rows of floats (n, d), got {inputs.dtype} of shape {tuple(inputs.shape)}")
         if not bool(inputs.isfinite().all()):
@@ -139,7 +139,7 @@ class Rows(InMemory):
         return ()
 
 
-def as_tensor(values: Any, what: str) -> Tensor:
+def tensor_of(values: Any, what: str) -> Tensor:
     """Convert torch or NumPy data to a tensor."""
     try:
         return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))

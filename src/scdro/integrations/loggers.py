@@ -1,7 +1,8 @@
 """Where numbers go while a model trains: W&B, MLflow, TensorBoard, a JSON-lines file, Python's logging; or your own.
 
 A logger is any object with the methods of `Logger`. None of the packages is a dependency: each is imported when its
-logger is made. `RobustMonitor` (Lightning), `RobustTrainerLoss` (transformers) and the TRL trainers take `loggers=`.
+logger is made. `RobustMonitor` (Lightning), `RobustTrainerLoss` (transformers), the TRL trainers and `scdro.tables`
+take `loggers=`.
 """
 
 from __future__ import annotations
@@ -115,6 +116,8 @@ class JSONLinesLogger:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        if self.path.is_dir():
+            raise HyperparameterError(f"expected the path of a file for JSON lines, got the folder {self.path}")
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def _write(self, record: Mapping[str, Any]) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from scdro._validation import check_radius
+from scdro._scalar import scalar_dtype
+from scdro._validation import check_radius, check_whole
 from scdro.errors import DataError, HyperparameterError
 from scdro.functional import worst_case
 from scdro.metrics import GroupRow
@@ -46,7 +47,11 @@ class GroupTable(Metric):
 
     def __init__(self, groups: int | Sequence[str], **settings: Any) -> None:
         super().__init__(**settings)
-        self.names = list(range(groups)) if isinstance(groups, int) else list(groups)
+        if isinstance(groups, Sequence):
+            self.names: list[Any] = list(groups)
+        else:
+            check_whole("groups", groups, 1, meaning="the number of groups, or a list of their names")
+            self.names = list(range(groups))
         if not self.names or len(set(self.names)) < len(self.names):
             raise HyperparameterError(f"expected the number of groups or their different names, got {groups!r}")
         for name in ("right", "weight", "size"):
@@ -68,6 +73,9 @@ class GroupTable(Metric):
         if not preds.shape == target.shape == groups.shape or preds.ndim != 1:
             shapes = [tuple(x.shape) for x in (preds, target, groups)]
             raise DataError(f"expected one prediction, target and group per sample, got shapes {shapes}")
+        if groups.is_floating_point():
+            raise DataError(f"expected group numbers, got {groups.dtype}; convert them with .long()")
+        groups = groups.long()  # bytes and bools would be a mask
         if len(groups) and not 0 <= int(groups.min()) <= int(groups.max()) < len(self.names):
             raise DataError(
                 f"expected groups 0 to {len(self.names) - 1}, got {int(groups.min())} to {int(groups.max())}"
@@ -153,13 +161,23 @@ class RobustValue(Metric):
         """Add the losses of a batch, (n,), and their weights."""
         if losses.ndim != 1:
             raise DataError(f'expected one loss per sample, (n,), got {tuple(losses.shape)}; use reduction="none"')
+        losses = losses.detach().to(scalar_dtype(losses.device))
         weight = torch.ones_like(losses) if sample_weight is None else sample_weight.to(losses)
         if weight.shape != losses.shape:
             raise DataError(f"expected {len(losses)} sample weights, got {tuple(weight.shape)}")
-        self.losses.append(losses.detach())
+        self.losses.append(losses)
         self.weights.append(weight)
 
+    def sync(self, *args: Any, **settings: Any) -> None:
+        """A process without samples joins the others; torchmetrics would let them wait for it."""
+        if not len(self.losses):
+            self.update(torch.zeros(0, device=self.device))
+        super().sync(*args, **settings)
+
     def compute(self) -> Tensor:
-        losses, weights = dim_zero_cat(self.losses), dim_zero_cat(self.weights)
-        value: Tensor = worst_case(losses, self.rho, self.lam0, sample_weight=weights).value
-        return value.to(losses.dtype)
+        """NaN without samples."""
+        losses = dim_zero_cat(self.losses) if len(self.losses) else torch.zeros(0)
+        if not len(losses):
+            return torch.tensor(torch.nan, device=self.device)
+        value: Tensor = worst_case(losses, self.rho, self.lam0, sample_weight=dim_zero_cat(self.weights)).value
+        return value.to(torch.get_default_dtype())

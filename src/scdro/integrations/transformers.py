@@ -18,7 +18,7 @@ from transformers.trainer_callback import ExportableState
 from scdro._plateau import Resting
 from scdro._scalar import Scalar, host_reads
 from scdro._validation import check_is
-from scdro.errors import CheckpointError, ClosureError, HyperparameterError
+from scdro.errors import CheckpointError, ClosureError, DataError, HyperparameterError
 from scdro.integrations.loggers import Logger, recent_losses
 from scdro.loss import KLRobustLoss
 
@@ -30,13 +30,26 @@ _LOG = logging.getLogger(__name__)
 
 
 def sequence_losses(outputs: Any, labels: Tensor) -> Losses:
-    """Cross-entropy of each sequence: logits (b, k), labels (b,).
+    """The loss of each sequence, logits (b, k), as transformers' own models choose it.
+
+    Labels (b,) are class numbers: cross-entropy. One output, k = 1: squared error. Labels (b, k) of floats, one for
+    each of several answers: the mean of their binary cross-entropies.
 
     Example:
         >>> sequence_losses({"logits": torch.zeros(3, 2)}, torch.tensor([0, 1, 1])).tolist()
         [0.693..., 0.693..., 0.693...]
     """
-    return F.cross_entropy(_logits(outputs), labels, reduction="none")
+    logits = _logits(outputs, 2)
+    if logits.shape[1] == 1 and labels.numel() == len(logits):
+        return (logits[:, 0] - labels.flatten()).square()
+    if labels.is_floating_point() and labels.shape == logits.shape:
+        return F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
+    if labels.is_floating_point() or labels.shape != logits.shape[:1]:
+        raise DataError(
+            f"expected one class number per sequence, for logits of shape {tuple(logits.shape)}, got labels of shape "
+            f"{tuple(labels.shape)} and {labels.dtype}; RobustTrainerLoss(..., losses=...) takes your own function"
+        )
+    return F.cross_entropy(logits, labels, reduction="none")
 
 
 def token_losses(outputs: Any, labels: Tensor) -> Losses:
@@ -47,7 +60,9 @@ def token_losses(outputs: Any, labels: Tensor) -> Losses:
         >>> losses.tolist(), counts.tolist()
         ([0.693...], [True])
     """
-    losses = F.cross_entropy(_logits(outputs).flatten(0, 1), labels.flatten(), reduction="none", ignore_index=-100)
+    logits = _logits(outputs, 3)
+    _check_tokens(logits, labels)
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=-100)
     number = (labels != -100).sum(1)
     return losses.view(labels.shape).sum(1) / number.clamp_min(1), number > 0
 
@@ -60,23 +75,43 @@ def language_model_losses(outputs: Any, labels: Tensor) -> Losses:
         >>> losses.tolist()
         [0.693...]
     """
-    return token_losses({"logits": _logits(outputs)[:, :-1]}, labels[:, 1:])
+    logits = _logits(outputs, 3)
+    _check_tokens(logits, labels)
+    return token_losses({"logits": logits[:, :-1]}, labels[:, 1:])
 
 
-def _logits(outputs: Any) -> Tensor:
-    logits: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs["logits"]
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+def _found_logits(outputs: Any) -> Tensor | None:
+    """Of transformers' outputs, a dictionary, or a tuple that begins with them."""
+    found = outputs[0] if isinstance(outputs, tuple) else outputs.get("logits") if isinstance(outputs, dict) else None
+    return found.to(torch.promote_types(found.dtype, torch.float32)) if isinstance(found, Tensor) else None
+
+
+def _logits(outputs: Any, dimensions: int) -> Tensor:
+    logits = _found_logits(outputs)
+    if logits is None or logits.ndim != dimensions:
+        shape = "(b, k), one row per sequence" if dimensions == 2 else "(b, t, k), one row per token"
+        got = f"{type(outputs).__name__} without" if logits is None else f"those of shape {tuple(logits.shape)}"
+        raise ClosureError(
+            f'expected a model that returns logits {shape}, as {{"logits": ...}} or first in a tuple, got {got}; '
+            "RobustTrainerLoss(..., losses=...) takes token_losses, language_model_losses or your own function"
+        )
+    return logits
+
+
+def _check_tokens(logits: Tensor, labels: Tensor) -> None:
+    if labels.shape != logits.shape[:2]:
+        raise DataError(
+            f"expected one label per token, shape {tuple(logits.shape[:2])}, got {tuple(labels.shape)}; -100 for "
+            "tokens that do not count"
+        )
 
 
 def _spread(outputs: Any) -> Tensor | None:
     """The largest difference in a class probability between two sequences, on the device, without waiting for it."""
-    try:
-        logits = _logits(outputs).detach()
-    except (KeyError, TypeError, AttributeError):  # custom outputs
+    logits = _found_logits(outputs)
+    if logits is None or logits.ndim != 2 or min(logits.shape) < 2:
         return None
-    if logits.ndim != 2 or len(logits) < 2:
-        return None
-    chances = torch.softmax(logits, 1)
+    chances = torch.softmax(logits.detach(), 1)
     return (chances.amax(0) - chances.amin(0)).max()
 
 
@@ -86,10 +121,10 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         robust = RobustTrainerLoss(KLRobustLoss(rho=0.5))
         trainer = Trainer(..., compute_loss_func=robust, callbacks=[robust])
 
-    A sample is a sequence. The state is updated at each optimizer step, so gradient accumulation is equivalent to one
-    large batch, even if the last part is smaller. Evaluation returns the exact robust value of each batch and does not
-    change the state. lam, KL and the effective sample size are in the Trainer's logs, the state in its checkpoints
-    (`trainer_state.json`).
+    A sample is a sequence; those with the label -100 do not count. The state is updated at each optimizer step, so
+    gradient accumulation is equivalent to one large batch, even if the last part is smaller. Evaluation returns the
+    exact robust value of each batch and does not change the state. lam, KL and the effective sample size are in the
+    Trainer's logs, the state in its checkpoints (`trainer_state.json`).
 
     The first step gives all samples the same weight, unless the temperature has an initial value.
 
@@ -128,8 +163,15 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
                 "expected TrainingArguments(average_tokens_across_devices=False) with several processes, got True; the "
                 "Trainer would multiply a mean over samples by the number of processes"
             )
+        if labels is None:
+            raise DataError(
+                'expected a column "labels" in the data, which the Trainer hands to the loss, got none; rename yours, '
+                'and name it in TrainingArguments(label_names=["labels"]) if the model does not take one'
+            )
         found = self.losses(outputs, labels)
         losses, weights = found if isinstance(found, tuple) else (found, None)
+        if weights is None and labels.shape == losses.shape and not labels.is_floating_point():
+            weights = labels != -100
         if torch.is_grad_enabled():
             self._spread = _spread(outputs)
         return self.objective(losses, weights)
@@ -172,6 +214,11 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
     # -- what the Trainer calls ---------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        if args.label_smoothing_factor:
+            raise HyperparameterError(
+                f"expected label_smoothing_factor=0, got {args.label_smoothing_factor}: the Trainer ignores it with a "
+                "loss of one's own; smooth in a function losses=..."
+            )
         self._averages = args.world_size > 1 and args.average_tokens_across_devices
         if state.global_step:
             self._resume(state.stateful_callbacks.get(type(self).__name__))

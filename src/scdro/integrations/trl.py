@@ -77,10 +77,13 @@ class RobustPairs(_Robust):
         class RobustCPOTrainer(RobustPairs, CPOTrainer): ...
         RobustCPOTrainer(..., args=CPOConfig(loss_type="simpo", cpo_alpha=0.0, ...), robust=KLRobustLoss(rho=0.5))
 
+    Before TRL's RewardTrainer it gives reward models the worst case over pairs.
+
     The trainer's own code computes the loss of each pair, so every `loss_type` works, and so do `loss_weights`
     (the worst case of the weighted sum), `f_divergence_type`, `ld_alpha` and precomputed reference
-    log-probabilities. Not possible: "aot" and "aot_unpaired", which sort the batch, and terms that are no mean over
-    pairs (`cpo_alpha`, the router loss of mixtures of experts); both are errors.
+    log-probabilities. Not possible: "aot" and "aot_unpaired", which sort the batch, "sft" alone, which is one number
+    for all of it (beside others it adds the same to each pair), and terms that are no mean over pairs (`cpo_alpha`,
+    `center_rewards_coefficient`, the router loss of mixtures of experts); all are errors.
 
     The state is in the trainer's checkpoints. Gradient accumulation and several processes equal one large batch.
     `eval_loss` is the mean of the exact robust values of the batches.
@@ -96,16 +99,14 @@ class RobustPairs(_Robust):
         >>> class RobustCPOTrainer(RobustPairs, CPOTrainer): ...
     """
 
-    _checked = False
+    _sign = 0  # of the losses in the mean that TRL takes: its reward trainer negates afterwards; 0 before the first
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        kinds = {"aot", "aot_unpaired"} & set(getattr(self, "loss_types", ()))
-        if kinds:
-            raise HyperparameterError(
-                f"expected a loss_type with one loss per pair, got {sorted(kinds)}, which sorts them"
-            )
+        kinds = set(getattr(self, "loss_types", ()))
+        if kinds & {"aot", "aot_unpaired"} or kinds == {"sft"}:  # sorted, or one number for the whole batch
+            raise HyperparameterError(f"expected a loss_type with a loss of its own for each pair, got {sorted(kinds)}")
         both, chosen = inputs.get("input_ids"), inputs.get("chosen_input_ids")
         weights: Sequence[float] = getattr(self, "loss_weights", None) or [1.0]
         with _Means(len(both) // 2 if chosen is None else len(chosen), len(weights)) as means:
@@ -118,10 +119,9 @@ class RobustPairs(_Robust):
             )
         losses = sum(weight * vector for weight, vector in zip(weights, means.seen, strict=True))
         assert isinstance(losses, Tensor)
-        if not self._checked:
-            _check_nothing_else(mean.detach(), losses.detach().mean())
-            self._checked = True
-        value = self.robust_loss.objective(losses)
+        if not self._sign:
+            self._sign = _sign_of(mean.detach(), losses.detach().mean())
+        value = self.robust_loss.objective(self._sign * losses)
         return (value, outputs) if return_outputs else value
 
 
@@ -141,13 +141,15 @@ class _Means(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _check_nothing_else(loss: Tensor, mean: Tensor) -> None:
-    """Raise if the trainer's loss has terms besides the mean over pairs; they would be lost."""
-    if not bool((loss - mean).abs() <= 100 * torch.finfo(mean.dtype).eps * (1 + mean.abs())):
-        raise HyperparameterError(
-            f"expected a loss that is the mean over pairs, {float(mean):.6g}, got {float(loss):.6g}, with other terms; "
-            "set cpo_alpha=0 or router_aux_loss_coef=0"
-        )
+def _sign_of(loss: Tensor, mean: Tensor) -> int:
+    """Of the mean over pairs in the trainer's loss. Raise if that has other terms; they would be lost."""
+    for sign in (1, -1):
+        if bool((loss - sign * mean).abs() <= 100 * torch.finfo(mean.dtype).eps * (1 + mean.abs())):
+            return sign
+    raise HyperparameterError(
+        f"expected a loss that is the mean over pairs, {float(mean):.6g}, got {float(loss):.6g}, with other terms; "
+        "leave off cpo_alpha, router_aux_loss_coef and center_rewards_coefficient"
+    )
 
 
 class RobustDPOTrainer(RobustPairs, DPOTrainer):
@@ -193,7 +195,6 @@ class RobustSFTTrainer(_Robust, SFTTrainer):
             "packing": self.args.packing,
             "padding_free": self.args.padding_free,
             "compute_loss_func": callable(self.compute_loss_func),
-            "label_smoothing_factor": self.args.label_smoothing_factor,
             "router_aux_loss_coef": self.aux_loss_enabled,
         }
         wrong = [name for name, value in given.items() if value]

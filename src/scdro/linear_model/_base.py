@@ -17,9 +17,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from scdro._validation import check_choice, check_number, check_optional, check_radius, check_whole
 from scdro.errors import DataError
 from scdro.linear_model._exact import Solution, certificate, solve, start
-from scdro.linear_model._losses import Loss
-from scdro.linear_model._problem import Problem
-from scdro.linear_model._stochastic import ALGORITHMS, Progress, Samples, Stream, batches
+from scdro.linear_model._losses import LinearLoss
+from scdro.linear_model._problem import LinearProblem
+from scdro.linear_model._stochastic import ALGORITHMS, Samples, Stream, StreamProgress, batches
 from scdro.linear_model._worst import Array, worst
 
 __all__ = ["KLDROLinearModel"]
@@ -27,7 +27,7 @@ __all__ = ["KLDROLinearModel"]
 _FIRST = 4096  # rows used for the start, coordinates and step size of a stream
 _GROWTH = 1.05  # growth of the rows before they are solved again, so that calls with single rows stay cheap
 _FIRST_STEPS = 100  # Newton steps for the first rows
-_FREE = ("C", "batch_size", "class_weight", "max_iter", "random_state", "tol", "warm_start")  # may change in a stream
+_FREE = ("C", "batch_size", "class_weight", "max_iter", "random_state", "tol", "verbose", "warm_start")  # may change
 _PATIENCE = 5  # a stochastic fit stops after this many epochs without progress
 
 
@@ -45,12 +45,13 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
     random_state: Any
     batch_size: Any
     learning_rate: float | None
+    verbose: int
     coef_: Array
     intercept_: Any
     _fitted: tuple[int, float]  # rows and weight of the last fit
 
     @abstractmethod
-    def _losses(self, y: Array, weight: Array) -> Loss:
+    def _losses(self, y: Array, weight: Array) -> LinearLoss:
         """The loss for targets that are encoded for the solvers."""
 
     @abstractmethod
@@ -75,6 +76,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         check_choice("solver", self.solver, ("exact", *ALGORITHMS))
         check_whole("batch_size", self.batch_size)
         check_optional("learning_rate", self.learning_rate, "> 0", "or None to choose one", infinite=True)
+        check_whole("verbose", int(self.verbose) if isinstance(self.verbose, bool) else self.verbose, 0)
 
     # -- fitting ------------------------------------------------------------------------------------------------------
 
@@ -89,26 +91,34 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         if self.solver == "exact":
             if W is None:
                 W = start(problem, self._origin(problem.loss, problem.q), self.tol, self.max_iter)
-            solution = solve(problem, W, self.tol, self.max_iter)
+            solution = solve(problem, W, self.tol, self.max_iter, tell=self._tell_step if self.verbose else None)
         else:
             solution = self._fit_stochastic(problem, W)
         self.__dict__.pop("_progress", None)
         self._fitted = len(weight), float(weight.sum())
         lost = float(np.finfo(float).eps) * abs(offset) * problem.loss.unit
         self._report(problem, solution._replace(W=solution.W + moved, gap=solution.gap + lost))
+        if self.verbose and self.dual_gap_ < math.inf:
+            self._tell(f"the objective is at most {self.dual_gap_:.2g} above its minimum")
         self._warn_unless_converged(solution)
 
-    def _problem(self, X: Any, y: Array, weight: Array) -> Problem:
+    def _tell(self, text: str) -> None:
+        print(f"[{type(self).__name__}] {text}", flush=True)
+
+    def _tell_step(self, step: int, value: float, gradient: float) -> None:
+        self._tell(f"Newton step {step}: objective {value:.8g}, largest entry of its gradient {gradient:.2g}")
+
+    def _problem(self, X: Any, y: Array, weight: Array) -> LinearProblem:
         total = float(weight.sum())
         loss = self._losses(y, weight)
         alpha = 1 / (float(self.C) * total)
-        return Problem(X, loss, weight / total, alpha, float(self.rho), float(self.lam0), self.fit_intercept)
+        return LinearProblem(X, loss, weight / total, alpha, float(self.rho), float(self.lam0), self.fit_intercept)
 
-    def _origin(self, loss: Loss, q: Array) -> Array:
+    def _origin(self, loss: LinearLoss, q: Array) -> Array:
         """The intercept to start from, (k,)."""
         return np.zeros(loss.k)
 
-    def _report(self, problem: Problem, solution: Solution) -> None:
+    def _report(self, problem: LinearProblem, solution: Solution) -> None:
         penalty = float((problem.penalised(solution.W) * solution.W).sum()) / 2
         self._unpack(solution.W, problem.X.dtype)
         self.lam_, self.robust_value_ = solution.lam, solution.value - penalty
@@ -125,7 +135,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
                 stacklevel=4,
             )
 
-    def _fit_stochastic(self, problem: Problem, W: Array | None) -> Solution:
+    def _fit_stochastic(self, problem: LinearProblem, W: Array | None) -> Solution:
         """Run epochs in random order until the exact objective stops falling. Returns the best of start and epochs."""
         X, loss, n = problem.X, problem.loss, len(problem.q)
         rng = check_random_state(self.random_state)
@@ -145,13 +155,15 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
             since = 0 if value < best - self.tol * abs(best) else since + 1
             if value < best:
                 best_W, best = W, value
+            if self.verbose:
+                self._tell(f"epoch {epoch}: objective {value:.8g}, best {best:.8g}")
         return certificate(problem, best_W, epoch, since >= _PATIENCE)
 
     @property
     def _first_rows(self) -> int:
         return max(int(self.batch_size), _FIRST)
 
-    def _solved(self, first: Problem, W: Array | None) -> tuple[Problem, Solution]:
+    def _solved(self, first: LinearProblem, W: Array | None) -> tuple[LinearProblem, Solution]:
         """The solution for the first rows, starting from W; zero if there is none."""
         # A few rows may be separable; if there is no penalty, use a weak one.
         problem = first if first.alpha > 0 else replace(first, alpha=1e-4)
@@ -160,10 +172,10 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
             W = start(problem, self._origin(first.loss, first.q), self.tol, steps)
         return problem, solve(problem, W, self.tol, steps, certify=False)
 
-    def _new_stream(self, first: Problem, W: Array, rows: int) -> Stream:
+    def _new_stream(self, first: LinearProblem, W: Array, rows: int) -> Stream:
         return Stream("rscdro" if self.solver == "exact" else self.solver, first, W, rows, self.learning_rate)
 
-    def _opened(self, first: Problem) -> Stream:
+    def _opened(self, first: LinearProblem) -> Stream:
         """A stream that starts from the solution for the first rows."""
         solved = first.loss.varied(first.q)
         return self._new_stream(first, self._solved(first, None)[1].W, len(first.q) if solved else 0)
@@ -172,7 +184,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         """One pass over the rows in order, in whole batches, so that the split into calls does not matter."""
         progress = self.__dict__.get("_progress")
         if progress is None:
-            progress = Progress(self._stream_settings(), getattr(self, "_fitted", None))
+            progress = StreamProgress(self._stream_settings(), getattr(self, "_fitted", None))
         if progress.settings != self._stream_settings():
             raise DataError(
                 f"expected the settings of the first call, {progress.settings}, got {self._stream_settings()}"
@@ -194,7 +206,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
     def _stream_settings(self) -> dict[str, Any]:
         return {name: value for name, value in self.get_params().items() if name not in _FREE}
 
-    def _begun(self, progress: Progress, rows: Samples) -> Samples:
+    def _begun(self, progress: StreamProgress, rows: Samples) -> Samples:
         """Begin the stream once there are enough rows. Returns the rows that are left for it.
 
         Until then the model is the solution for the rows so far, or the earlier fit if it continues from one.

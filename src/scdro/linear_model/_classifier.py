@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from scdro._validation import array_weights
 from scdro.errors import DataError
 from scdro.linear_model._base import KLDROLinearModel
-from scdro.linear_model._losses import Logistic, Loss, Multinomial
+from scdro.linear_model._losses import LinearLoss, Logistic, Multinomial
 from scdro.linear_model._worst import Array
 
 __all__ = ["KLDROClassifier"]
@@ -41,6 +41,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         class_weight: None, "balanced" or a dictionary, as in scikit-learn; multiplies the sample weights.
         batch_size: samples per step of the stochastic solvers and of `partial_fit`.
         learning_rate: their initial step size; None chooses it from the first batch.
+        verbose: 1 prints a line for every Newton step or epoch of `fit`.
 
     Attributes:
         coef_: as in scikit-learn.
@@ -79,6 +80,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         class_weight: Any = None,
         batch_size: int = 256,
         learning_rate: float | None = None,
+        verbose: int = 0,
     ) -> None:
         self.rho = rho
         self.C = C
@@ -92,6 +94,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         self.class_weight = class_weight
         self.batch_size = batch_size
         self.learning_rate = learning_rate
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> KLDROClassifier:
         """Fit the model. X: dense or sparse, (n, d); y: labels, (n,)."""
@@ -186,7 +189,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         factors: Array = by_class[np.searchsorted(present, labels)]
         return factors
 
-    def _losses(self, y: Array, weight: Array) -> Loss:
+    def _losses(self, y: Array, weight: Array) -> LinearLoss:
         k = len(self.classes_)
         return Logistic(np.where(y == 1, 1.0, -1.0)) if k == 2 else Multinomial(y, k)
 

@@ -20,9 +20,10 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import lstsq
 
+from scdro._scalar import one_thread_dot
 from scdro.linear_model._losses import LossAt, Pinball
-from scdro.linear_model._problem import ObjectiveAt, Problem
-from scdro.linear_model._worst import Array, dot
+from scdro.linear_model._problem import LinearProblem, ObjectiveAt
+from scdro.linear_model._worst import Array
 
 __all__ = ["NEAR", "lower_bound", "rounding", "unspent", "with_slopes_at_kinks"]
 
@@ -32,7 +33,7 @@ _ROUNDS = 5
 NEAR = 32.0
 
 
-def lower_bound(problem: Problem, W: Array, at: ObjectiveAt) -> float:
+def lower_bound(problem: LinearProblem, W: Array, at: ObjectiveAt) -> float:
     """D at the dual point of the evaluation at W, minus a bound on its rounding error; -inf without a penalty.
 
     Costs one product with X', or three if samples are at a kink.
@@ -46,7 +47,7 @@ def lower_bound(problem: Problem, W: Array, at: ObjectiveAt) -> float:
     return D - rounding(problem, W, at)
 
 
-def _dual(problem: Problem, at: ObjectiveAt) -> float:
+def _dual(problem: LinearProblem, at: ObjectiveAt) -> float:
     p, u = at.worst.p, at.at.slope
     if problem.fit_intercept:
         u = problem.loss.balanced(u, p)
@@ -54,10 +55,10 @@ def _dual(problem: Problem, at: ObjectiveAt) -> float:
     quadratic = float((gathered**2).sum()) / (2 * problem.alpha)
     # KL may exceed rho by rounding; lam is the price per unit of it.
     excess = max(at.worst.kl - problem.rho, 0.0) * at.worst.lam if problem.rho > 0 else 0.0
-    return -dot(p, problem.loss.conjugate(u)) - problem.lam0 * at.worst.kl - quadratic - excess
+    return -one_thread_dot(p, problem.loss.conjugate(u)) - problem.lam0 * at.worst.kl - quadratic - excess
 
 
-def with_slopes_at_kinks(problem: Problem, W: Array, at: ObjectiveAt, near: float = NEAR) -> ObjectiveAt:
+def with_slopes_at_kinks(problem: LinearProblem, W: Array, at: ObjectiveAt, near: float = NEAR) -> ObjectiveAt:
     """The evaluation with slopes at kinks chosen to make the gradient as small as possible; unchanged without kinks.
 
     A sample is at a kink if smoothing leaves it there, or if the distance to the kink changes P by no more than `near`
@@ -96,12 +97,12 @@ def with_slopes_at_kinks(problem: Problem, W: Array, at: ObjectiveAt, near: floa
     return at._replace(at=LossAt(at.at.value, slope, curvature))
 
 
-def unspent(problem: Problem, at: ObjectiveAt) -> float:
+def unspent(problem: LinearProblem, at: ObjectiveAt) -> float:
     """How much D loses because lam has only nine digits, so that KL < rho. The error is linear in D, squared in P."""
     return (at.worst.lam - problem.lam0) * max(problem.rho - at.worst.kl, 0.0) if at.worst.bound else 0.0
 
 
-def rounding(problem: Problem, W: Array, at: ObjectiveAt) -> float:
+def rounding(problem: LinearProblem, W: Array, at: ObjectiveAt) -> float:
     """A bound on the rounding errors of P and D: those of the scores, and of sums of n terms, which grow like sqrt(n).
 
     Terms are as large as the products of coefficients and features, which may cancel. Their size is estimated from some
@@ -112,6 +113,6 @@ def rounding(problem: Problem, W: Array, at: ObjectiveAt) -> float:
     usual = np.asarray(abs(some).mean(0), dtype=np.float64).ravel()
     size = np.abs(W[:, :d]) @ usual + (np.abs(W[:, -1]) if problem.fit_intercept else 0.0)
     p, terms = at.worst.p, size @ np.abs(at.at.slope) + np.abs(at.at.value)
-    scores = float(np.finfo(problem.X.dtype).eps) * math.sqrt(dot(p * terms, p * terms))
-    sums = (4 + math.sqrt(n)) * float(np.finfo(np.float64).eps) * (abs(at.value) + dot(p, terms))
+    scores = float(np.finfo(problem.X.dtype).eps) * math.sqrt(one_thread_dot(p * terms, p * terms))
+    sums = (4 + math.sqrt(n)) * float(np.finfo(np.float64).eps) * (abs(at.value) + one_thread_dot(p, terms))
     return scores + sums

@@ -4,17 +4,19 @@ certificate."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from scdro._scalar import one_thread_dot
 from scdro.linear_model._dual import NEAR, lower_bound, rounding, unspent, with_slopes_at_kinks
 from scdro.linear_model._losses import Pinball
-from scdro.linear_model._newton import Iterate, iterate_at, newton_step
+from scdro.linear_model._newton import Iterate, iterate_at, next_iterate
 from scdro.linear_model._preconditioner import Preconditioner, Solve
-from scdro.linear_model._problem import Problem
+from scdro.linear_model._problem import LinearProblem
 from scdro.linear_model._threads import one_thread_each
-from scdro.linear_model._worst import Array, dot
+from scdro.linear_model._worst import Array
 
 __all__ = ["Solution", "certificate", "solve", "start"]
 
@@ -25,6 +27,8 @@ _SLACK = 8e-9
 _CONTRACTION = 0.25
 _ROUNDED = 4  # a gap below this many rounding errors of P or D counts as zero
 _PATIENCE = 5  # after this many steps without progress, rounding is assumed to prevent any
+
+Tell = Callable[[int, float, float], None]  # the step, the objective, the largest entry of its gradient
 
 
 class Solution(NamedTuple):
@@ -42,7 +46,7 @@ class Solution(NamedTuple):
 class _Path:
     """The iterates of one problem. A loss with a kink is smoothed, and mu is lowered once that problem is solved."""
 
-    def __init__(self, problem: Problem, W: Array) -> None:
+    def __init__(self, problem: LinearProblem, W: Array) -> None:
         self.problem, self.preconditioner = problem, Preconditioner(problem)
         loss = problem.loss
         self.kinked = isinstance(loss, Pinball)
@@ -96,7 +100,7 @@ class _Path:
             return self.decrement
         gradient = self.problem.gradient(self.now.W, at)
         decrement = float((gradient * self.preconditioner.at(at)(gradient)).sum()) / 2
-        return decrement + dot(at.worst.p, loss.exact(at.z) - at.at.slope[0] * (at.z - loss.y)[0])
+        return decrement + one_thread_dot(at.worst.p, loss.exact(at.z) - at.at.slope[0] * (at.z - loss.y)[0])
 
     @property
     def rounding(self) -> float:
@@ -121,7 +125,7 @@ class _Path:
         accuracy = 1.0 if self.plain else max(min(0.1, math.sqrt(self.now.largest / self.first)), 1e-3)
         fresh = self.solve is None
         solve = self.solve or self.preconditioner.at(self.now.evaluation)
-        found = newton_step(self.problem, self.now, solve, accuracy)
+        found = next_iterate(self.problem, self.now, solve, accuracy)
         good = found is not None and found.largest <= _CONTRACTION * self.now.largest
         # Reuse a factorisation that works well. If a new one works badly, use conjugate gradients.
         blocked = found is None and not self.plain
@@ -143,7 +147,7 @@ class _Path:
         """How much smoothing lowers P at the current slopes."""
         at, loss = self.now.evaluation, self.problem.loss
         assert isinstance(loss, Pinball)
-        return loss.mu / 2 * dot(at.worst.p, at.at.slope[0] ** 2)
+        return loss.mu / 2 * one_thread_dot(at.worst.p, at.at.slope[0] ** 2)
 
     def _nearly_solved(self) -> bool:
         """Whether the gap of the smoothed problem is small compared with the smoothing error."""
@@ -163,7 +167,9 @@ class _Path:
 
 
 @one_thread_each()
-def solve(problem: Problem, W: Array, tol: float, max_iter: int, certify: bool = True) -> Solution:
+def solve(
+    problem: LinearProblem, W: Array, tol: float, max_iter: int, certify: bool = True, tell: Tell | None = None
+) -> Solution:
     """Minimise P from W. It has converged if the largest entry of the gradient is at most tol * loss.unit or, for
     losses with a kink, the duality gap is at most tol |P|; or if rounding prevents further progress."""
     path = _Path(problem, W)
@@ -171,6 +177,8 @@ def solve(problem: Problem, W: Array, tol: float, max_iter: int, certify: bool =
     while not (done := _converged(path, tol)) and n_iter < max_iter and not path.exhausted:
         path.step()
         n_iter += 1
+        if tell is not None:
+            tell(n_iter, path.value, path.now.largest)
     done = done or (path.exhausted and path.remaining <= _ROUNDED * path.rounding)
     if not certify:
         return _solution(path.now, path.value, math.inf, max(n_iter, 1), done)
@@ -185,7 +193,7 @@ def _converged(path: _Path, tol: float) -> bool:
     return gap <= tol * abs(path.value) or (excess <= rounded and (path.problem.alpha > 0 or path.remaining <= rounded))
 
 
-def _certified(problem: Problem, path: _Path, n_iter: int, converged: bool) -> Solution:
+def _certified(problem: LinearProblem, path: _Path, n_iter: int, converged: bool) -> Solution:
     """The solution with its gap. Further Newton steps are made until the bound is tight.
 
     A later point of value P' shows that the true gap is at least P - P'. Once P - D is at most a few times that, it is
@@ -213,13 +221,13 @@ def _solution(at: Iterate, value: float, gap: float, n_iter: int, converged: boo
 
 
 @one_thread_each()
-def certificate(problem: Problem, W: Array, n_iter: int, converged: bool) -> Solution:
+def certificate(problem: LinearProblem, W: Array, n_iter: int, converged: bool) -> Solution:
     """The certificate of a point found by another method, which remains the solution."""
     return _certified(problem, _Path(problem, W), n_iter, False)._replace(converged=converged)
 
 
 @one_thread_each()
-def start(problem: Problem, intercept: Array, tol: float, max_iter: int) -> Array:
+def start(problem: LinearProblem, intercept: Array, tol: float, max_iter: int) -> Array:
     """A point near the solution: the solution for every tenth sample, if there are enough samples."""
     k, d = problem.shape
     W = np.zeros((k, d))

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import xlogy
 
-from scdro.linear_model._worst import Array, dot
+from scdro._scalar import one_thread_dot
+from scdro.linear_model._worst import Array
 
-__all__ = ["Huber", "Logistic", "Loss", "LossAt", "Multinomial", "Pinball", "Squared", "centre", "spread"]
+__all__ = ["Huber", "LinearLoss", "Logistic", "LossAt", "Multinomial", "Pinball", "Squared", "centre", "spread"]
 
 
 class LossAt(NamedTuple):
@@ -28,7 +29,7 @@ class LossAt(NamedTuple):
     curvature: Array
 
 
-class Loss(ABC):
+class LinearLoss(ABC):
     """Per-sample losses phi_i(z_i) of one data set. `unit` is the natural size of a slope."""
 
     k = 1
@@ -43,7 +44,7 @@ class Loss(ABC):
         """phi_i*(u_i), (n,)."""
 
     @abstractmethod
-    def rows(self, index: Any) -> Loss:
+    def rows(self, index: Any) -> LinearLoss:
         """The same loss on some of the samples."""
 
     def exact(self, z: Array) -> Array:
@@ -66,14 +67,14 @@ class Loss(ABC):
 
     def balanced(self, u: Array, p: Array) -> Array:
         """Shrink the larger side of u so that sum_i p_i u_i = 0, inside the domain of the conjugate."""
-        up, down = dot(p, np.maximum(u[0], 0.0)), dot(p, np.maximum(-u[0], 0.0))
+        up, down = one_thread_dot(p, np.maximum(u[0], 0.0)), one_thread_dot(p, np.maximum(-u[0], 0.0))
         if max(up, down) == 0.0:
             return u
         keep = min(up, down) / max(up, down)
         return np.where((u > 0) == (up > down), keep * u, u)
 
 
-class Logistic(Loss):
+class Logistic(LinearLoss):
     """log(1 + exp(-y z)), y in {-1, 1}."""
 
     def __init__(self, y: Array) -> None:
@@ -103,7 +104,7 @@ class Logistic(Loss):
         return Logistic(self.y[index])
 
 
-class Multinomial(Loss):
+class Multinomial(LinearLoss):
     """log sum_j exp(z_j) - z_y. Its curvature is stored as the probabilities pi."""
 
     def __init__(self, y: Array, k: int) -> None:
@@ -161,7 +162,7 @@ class Multinomial(Loss):
         return Multinomial(self.y[index], self.k)
 
 
-class Squared(Loss):
+class Squared(LinearLoss):
     """r^2/2, r = z - y."""
 
     def __init__(self, y: Array, unit: float = 1.0) -> None:
@@ -179,7 +180,7 @@ class Squared(Loss):
         return Squared(self.y[index], self.unit)
 
 
-class Huber(Loss):
+class Huber(LinearLoss):
     """r^2/2 where |r| <= epsilon, epsilon |r| - epsilon^2/2 beyond."""
 
     def __init__(self, y: Array, epsilon: float, unit: float = 1.0) -> None:
@@ -198,7 +199,7 @@ class Huber(Loss):
         return Huber(self.y[index], self.epsilon, self.unit)
 
 
-class Pinball(Loss):
+class Pinball(LinearLoss):
     r"""Quantile loss max(-tau r, (1 - tau) r), r = z - y, times `scale`; tau = .5 and scale = 2 is |r|.
 
     Smoothed by `mu`: max_u { u r - mu u^2/2 : -tau <= u <= 1 - tau }, at most mu/2 below. A slope of the smoothed loss
@@ -236,15 +237,15 @@ class Pinball(Loss):
 
 def centre(y: Array, q: Array) -> float:
     """The mean of y under q; zero if y is constant."""
-    mean = dot(q, y)
+    mean = one_thread_dot(q, y)
     return mean if _deviation(y, q) > 1e-12 * abs(mean) else 0.0
 
 
 def spread(y: Array, q: Array) -> float:
     """The standard deviation of y under q, or the size of y if it is constant; never zero."""
-    mean, deviation = dot(q, y), _deviation(y, q)
+    mean, deviation = one_thread_dot(q, y), _deviation(y, q)
     return deviation if deviation > 1e-12 * abs(mean) else abs(mean) or 1.0
 
 
 def _deviation(y: Array, q: Array) -> float:
-    return math.sqrt(max(dot(q, (y - dot(q, y)) ** 2), 0.0))
+    return math.sqrt(max(one_thread_dot(q, (y - one_thread_dot(q, y)) ** 2), 0.0))

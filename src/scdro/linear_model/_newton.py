@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from scdro.linear_model._preconditioner import Solve
-from scdro.linear_model._problem import ObjectiveAt, Problem
+from scdro.linear_model._problem import LinearProblem, ObjectiveAt
 from scdro.linear_model._worst import Array
 
-__all__ = ["Iterate", "iterate_at", "newton_step"]
+__all__ = ["Iterate", "iterate_at", "next_iterate"]
 
 MAX_PRODUCTS = 250
 _SLOPE = 0.5  # a step is accepted if the slope on the line has fallen to this fraction
@@ -36,12 +36,12 @@ class Iterate(NamedTuple):
         return float(np.abs(self.gradient).max())
 
 
-def iterate_at(problem: Problem, W: Array, lam: float | None = None) -> Iterate:
+def iterate_at(problem: LinearProblem, W: Array, lam: float | None = None) -> Iterate:
     evaluation = problem.evaluate(W, problem.scores(W), lam)
     return Iterate(W, evaluation, problem.gradient(W, evaluation))
 
 
-def newton_step(problem: Problem, now: Iterate, solve: Solve, accuracy: float) -> Iterate | None:
+def next_iterate(problem: LinearProblem, now: Iterate, solve: Solve, accuracy: float) -> Iterate | None:
     """The next iterate; None if rounding prevents progress.
 
     `accuracy` is that of the Newton direction; with 1, it comes from the preconditioner alone.
@@ -51,7 +51,7 @@ def newton_step(problem: Problem, now: Iterate, solve: Solve, accuracy: float) -
     return _searched(problem, now, -solve(now.gradient)) if found is None and accuracy < 1 else found
 
 
-def _direction(problem: Problem, now: Iterate, solve: Solve, accuracy: float) -> Array:
+def _direction(problem: LinearProblem, now: Iterate, solve: Solve, accuracy: float) -> Array:
     """H D = -G by conjugate gradients, to `accuracy` in the preconditioner's norm."""
     D = np.zeros_like(now.gradient)
     r = -now.gradient
@@ -74,7 +74,7 @@ def _direction(problem: Problem, now: Iterate, solve: Solve, accuracy: float) ->
     return D if D.any() else y
 
 
-def _searched(problem: Problem, now: Iterate, D: Array) -> Iterate | None:
+def _searched(problem: LinearProblem, now: Iterate, D: Array) -> Iterate | None:
     """Search along D for a small slope: first t = 1, then the root of the slope inside a bracket."""
     slope0 = float((now.gradient * D).sum())
     if not slope0 < 0.0:

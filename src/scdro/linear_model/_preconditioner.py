@@ -15,10 +15,11 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
+from scdro._scalar import one_thread_dot
 from scdro.linear_model._losses import LossAt
-from scdro.linear_model._problem import ObjectiveAt, Problem
+from scdro.linear_model._problem import LinearProblem, ObjectiveAt
 from scdro.linear_model._threads import in_blocks
-from scdro.linear_model._worst import Array, dot
+from scdro.linear_model._worst import Array
 
 __all__ = ["Preconditioner", "Solve"]
 
@@ -31,7 +32,7 @@ Solve = Callable[[Array], Array]
 class Preconditioner:
     """Approximate inverses of the Hessians of one problem."""
 
-    problem: Problem
+    problem: LinearProblem
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def __post_init__(self) -> None:
@@ -59,7 +60,7 @@ class Preconditioner:
         index, weight = self._chosen(e.worst.p)
         weight = weight / weight.sum()
         lam, values = e.worst.lam, e.at.value[index]
-        deviation = values - dot(weight, values)
+        deviation = values - one_thread_dot(weight, values)
         H: Array = np.zeros((k, d, k, d))
         first, second = np.zeros((k, d)), np.zeros((k, d))  # sums of p u x, and of those times the losses' deviation
         rows = max(256, _BLOCK // d)
@@ -79,7 +80,7 @@ class Preconditioner:
         H = H.reshape(k * d, k * d)
         if lam < math.inf:
             _remove(H, first.ravel(), lam)
-            var = dot(weight, deviation**2)
+            var = one_thread_dot(weight, deviation**2)
             if e.worst.bound and var > 0:
                 _remove(H, second.ravel() / math.sqrt(var), lam)
         H.flat[:: k * d + 1] += problem.penalised(np.ones((k, d))).ravel()
@@ -135,7 +136,7 @@ def _squared_norms(X: Any) -> Array:
     return np.concatenate(parts).astype(np.float64)
 
 
-def _gathered_squares(problem: Problem, weights: Array, rows: int = 4096) -> Array:
+def _gathered_squares(problem: LinearProblem, weights: Array, rows: int = 4096) -> Array:
     """sum_i weight_i x_i^2, computed in blocks of rows."""
     total = np.zeros((len(weights), problem.X.shape[1]))
     for start in range(0, len(weights[0]), rows):

@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from scdro.linear_model._losses import Loss, LossAt
+from scdro._scalar import one_thread_dot
+from scdro.linear_model._losses import LinearLoss, LossAt
 from scdro.linear_model._threads import in_blocks
-from scdro.linear_model._worst import Array, Worst, dot, worst
+from scdro.linear_model._worst import Array, Worst, worst
 
-__all__ = ["ObjectiveAt", "Problem"]
+__all__ = ["LinearProblem", "ObjectiveAt"]
 
 
 _SHORT = 8192  # rows that are summed in single precision
@@ -45,11 +46,11 @@ class ObjectiveAt(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Problem:
+class LinearProblem:
     """Data, loss, base probabilities q, and the constants of the problem. alpha = 1/(C sum(sample_weight))."""
 
     X: Any
-    loss: Loss
+    loss: LinearLoss
     q: Array
     alpha: float
     rho: float
@@ -136,20 +137,20 @@ class Problem:
     def _tilting(self, at: ObjectiveAt, along: Array) -> Array:
         """The change of log p when the losses change by `along`: centred, minus the regression on l, divided by lam."""
         _, lam, p, _, mean, var, bound = at.worst
-        moved = along - dot(p, along)
+        moved = along - one_thread_dot(p, along)
         if bound and var > 0:
             deviation = at.at.value - mean
-            moved -= dot(p, moved * deviation) / var * deviation
+            moved -= one_thread_dot(p, moved * deviation) / var * deviation
         moved /= lam
         return moved
 
-    def rows(self, index: Any) -> Problem:
+    def rows(self, index: Any) -> LinearProblem:
         """The problem on some of the samples, with the full penalty: cheap, and with a similar solution."""
         q = self.q[index]
         q = q / q.sum() if q.any() else np.full(len(q), 1 / len(q))
         return replace(self, X=self.X[index], loss=self.loss.rows(index), q=q)
 
-    def with_loss(self, loss: Loss) -> Problem:
+    def with_loss(self, loss: LinearLoss) -> LinearProblem:
         return replace(self, loss=loss)
 
     def original_value(self, W: Array, z: Array, lam: float | None = None) -> float:

@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from scdro._validation import array_weights, check_choice, check_number
 from scdro.errors import DataError
 from scdro.linear_model._base import KLDROLinearModel
-from scdro.linear_model._losses import Huber, Loss, Pinball, Squared, centre, spread
+from scdro.linear_model._losses import Huber, LinearLoss, Pinball, Squared, centre, spread
 from scdro.linear_model._worst import Array
 
 __all__ = ["KLDRORegressor"]
@@ -35,8 +35,8 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         tol: "exact" stops when no entry of the gradient exceeds tol times the standard deviation of y (epsilon, if
             smaller); for losses with a kink, when the duality gap (if C is inf, the smoothing error plus
             Newton's decrement) is at most tol times the objective.
-        rho, C, lam0, fit_intercept, solver, max_iter, warm_start, random_state, batch_size, learning_rate: as for
-            `KLDROClassifier`. lam0 is in the units of the loss.
+        rho, C, lam0, fit_intercept, solver, max_iter, warm_start, random_state, batch_size, learning_rate, verbose: as
+            for `KLDROClassifier`. lam0 is in the units of the loss.
 
     Attributes:
         coef_: the coefficients, (d,).
@@ -71,6 +71,7 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         quantile: float = 0.5,
         batch_size: int = 256,
         learning_rate: float | None = None,
+        verbose: int = 0,
     ) -> None:
         self.loss = loss
         self.rho = rho
@@ -86,6 +87,7 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         self.quantile = quantile
         self.batch_size = batch_size
         self.learning_rate = learning_rate
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> KLDRORegressor:
         """Fit the model. X: dense or sparse, (n, d); y: numbers, (n,)."""
@@ -126,7 +128,7 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         check_number("epsilon", self.epsilon, "> 0", "in the units of y", infinite=True)
         check_number("quantile", self.quantile, "in (0, 1)")
 
-    def _losses(self, y: Array, weight: Array) -> Loss:
+    def _losses(self, y: Array, weight: Array) -> LinearLoss:
         unit = spread(y, weight / weight.sum())
         if self.loss == "squared_error":
             return Squared(y, unit)
@@ -134,7 +136,7 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
             return Huber(y, self.epsilon, unit)
         return Pinball(y, 0.5, 2.0, unit) if self.loss == "absolute_error" else Pinball(y, self.quantile, 1.0, unit)
 
-    def _origin(self, loss: Loss, q: Array) -> Array:
+    def _origin(self, loss: LinearLoss, q: Array) -> Array:
         return np.array([float((q * loss.y).sum())])
 
     def _packed(self) -> Array | None:

@@ -21,15 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scdro.linear_model._losses import Huber, Logistic, Loss, Multinomial, Pinball, Squared
+from scdro.linear_model._losses import Huber, LinearLoss, Logistic, Multinomial, Pinball, Squared
 from scdro.linear_model._preconditioner import LARGEST
-from scdro.linear_model._problem import ObjectiveAt, Problem
+from scdro.linear_model._problem import LinearProblem, ObjectiveAt
 from scdro.linear_model._worst import Array
 from scdro.optim import ASCDRO, RASCDRO, RSCDRO, SCDRO, factor_stages
 from scdro.optim._base import RobustOptimizer
 from scdro.temperature import default_size
 
-__all__ = ["ALGORITHMS", "Progress", "Samples", "Stream", "batches"]
+__all__ = ["ALGORITHMS", "Samples", "Stream", "StreamProgress", "batches"]
 
 ALGORITHMS = ("scdro", "ascdro", "rscdro", "rascdro")
 _BETA, _HORIZON = 0.2, 400  # weight of a new batch in the averages; steps before the step size begins to fall
@@ -64,7 +64,7 @@ class Samples:
 
 
 @dataclass
-class Progress:
+class StreamProgress:
     """The state of `partial_fit`: rows that wait, and the stream once it has begun."""
 
     settings: dict[str, Any]  # of the estimator when the stream began
@@ -77,7 +77,7 @@ class Progress:
 class Stream:
     """One model under training: parameters in whitened features, and the optimizer with all of its state."""
 
-    def __init__(self, algorithm: str, problem: Problem, W: Array, rows: int, lr: float | None) -> None:
+    def __init__(self, algorithm: str, problem: LinearProblem, W: Array, rows: int, lr: float | None) -> None:
         """`problem` has the first rows. W, (k, d + 1), is the starting point, the solution for `rows` rows."""
         X = problem.X
         if isinstance(problem.loss, Pinball):
@@ -119,7 +119,7 @@ class Stream:
             return coef
         return np.concatenate([coef, (self.mean_b.numpy() - coef @ self.shift)[:, None]], 1)
 
-    def step(self, x: Any, loss: Loss, weight: Array | None, alpha: float) -> None:
+    def step(self, x: Any, loss: LinearLoss, weight: Array | None, alpha: float) -> None:
         """One batch."""
         if not self.restarted:
             for group in self.opt.param_groups:
@@ -133,7 +133,7 @@ class Stream:
         self.mean_v.lerp_(self.v.detach(), share)
         self.mean_b.lerp_(self.b.detach(), share)
 
-    def _move(self, x: Any, loss: Loss, weight: Array | None, alpha: float) -> None:
+    def _move(self, x: Any, loss: LinearLoss, weight: Array | None, alpha: float) -> None:
         features, back = torch.from_numpy(self._features(x)), torch.from_numpy(self.map)
         per_sample = _torch_loss(loss)
 
@@ -183,7 +183,7 @@ def _whitening(X: Any, shift: Array, p: Array, ridge: float) -> Array:
     return inverse
 
 
-def _largest_curvature(problem: Problem, at: ObjectiveAt) -> float:
+def _largest_curvature(problem: LinearProblem, at: ObjectiveAt) -> float:
     """The largest eigenvalue of the Hessian, by power iteration."""
     V = np.random.default_rng(0).standard_normal(problem.shape)
     size = 1.0
@@ -214,7 +214,7 @@ def _optimizer(algorithm: str, params: list[Tensor], lr: float, rho: float, lam0
     return RASCDRO(params, factor_stages(lr, _BETA, _HORIZON, 24, lr_factor=0.7, beta_factor=0.7), rho, **settings)
 
 
-def _torch_loss(loss: Loss) -> Callable[[Tensor], Tensor]:
+def _torch_loss(loss: LinearLoss) -> Callable[[Tensor], Tensor]:
     """The per-sample losses of scores (n, k), for autograd."""
     y = torch.from_numpy(np.ascontiguousarray(loss.y))
     if isinstance(loss, Multinomial):

@@ -8,17 +8,17 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from scdro.linear_model._exact import solve
-from scdro.linear_model._losses import Logistic, Loss, LossAt, Multinomial
-from scdro.linear_model._problem import Problem
+from scdro.linear_model._losses import LinearLoss, Logistic, LossAt, Multinomial
+from scdro.linear_model._problem import LinearProblem
 from scdro.linear_model._worst import Array
 
 __all__ = ["HeadSolver"]
 
 
-class _Offset(Loss):
+class _Offset(LinearLoss):
     """phi(z + offset), offset (k, n)."""
 
-    def __init__(self, loss: Loss, offset: Array) -> None:
+    def __init__(self, loss: LinearLoss, offset: Array) -> None:
         self.loss, self.offset, self.k, self.y = loss, offset, loss.k, loss.y
 
     def __call__(self, z: Array) -> LossAt:
@@ -68,13 +68,13 @@ class HeadSolver(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Array, y: Array, sample_weight: Array) -> HeadSolver:
         self.classes_, labels = np.unique(y, return_inverse=True)
         k = len(self.classes_)
-        loss: Loss = Logistic(np.where(labels == 1, 1.0, -1.0)) if k == 2 else Multinomial(labels, k)
+        loss: LinearLoss = Logistic(np.where(labels == 1, 1.0, -1.0)) if k == 2 else Multinomial(labels, k)
         W = np.zeros((loss.k, X.shape[1] + self.fit_intercept))
         if self.old is not None:
             loss = _Offset(loss, self.old[0] @ X.T + self.old[1][:, None])
         total = float(sample_weight.sum())
         alpha = 1 / (self.C * total)
-        problem = Problem(X, loss, sample_weight / total, alpha, 0.0, 1e-3, self.fit_intercept)
+        problem = LinearProblem(X, loss, sample_weight / total, alpha, 0.0, 1e-3, self.fit_intercept)
         W = solve(problem, W, self.tol, 1000, certify=False).W
         self.coef_ = W[:, : X.shape[1]]
         self.intercept_ = W[:, -1] if self.fit_intercept else np.zeros(len(W))

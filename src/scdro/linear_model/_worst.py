@@ -13,17 +13,12 @@ import numpy.typing as npt
 import torch
 
 from scdro._kl import divergence, solve_root
-from scdro._scalar import Scalar
+from scdro._scalar import Scalar, one_thread_dot
 from scdro.linear_model._threads import in_blocks
 
-__all__ = ["Array", "Worst", "dot", "worst"]
+__all__ = ["Array", "Worst", "worst"]
 
 Array = npt.NDArray[Any]
-
-
-def dot(a: Array, b: Array) -> float:
-    """sum a b on one thread. BLAS would wake all threads for a vector and wait for the last."""
-    return float(np.einsum("n,n->", a, b))
 
 
 class Worst(NamedTuple):
@@ -40,7 +35,7 @@ class Worst(NamedTuple):
 
 def worst(losses: Array, q: Array, rho: float, lam0: float, lam: float | None = None) -> Worst:
     """max over p with KL(p, q) <= rho of sum p l - lam0 KL(p, q). `lam` is a guess; q >= 0 sums to one."""
-    mean = dot(q, losses)
+    mean = one_thread_dot(q, losses)
     if rho == 0.0:
         return Worst(mean, math.inf, q, 0.0, mean, math.nan, False)
     top = float(losses.max() if q.min() > 0 else losses[q > 0].max())
@@ -48,7 +43,7 @@ def worst(losses: Array, q: Array, rho: float, lam0: float, lam: float | None = 
     if top < losses.max():  # only samples of weight zero are above
         np.minimum(x, 0.0, out=x)
     guess = lam if lam is not None and lam < math.inf else None
-    std = math.sqrt(max(dot(q, x * x) - dot(q, x) ** 2, 0.0)) if guess is None else 0.0
+    std = math.sqrt(max(one_thread_dot(q, x * x) - one_thread_dot(q, x) ** 2, 0.0)) if guess is None else 0.0
     at = _Tilted(q, 0.0, 0.0, 0.0, math.nan)
 
     def kl_and_var(lam: Scalar) -> tuple[Scalar, Scalar]:
@@ -81,7 +76,7 @@ def _tilt(x: Array, q: Array, lam: float) -> _Tilted:
         np.divide(x[rows], lam, out=a[rows])
         np.exp(a[rows], out=p[rows])
         p[rows] *= q[rows]
-        return float(p[rows].sum()), dot(p[rows], a[rows])
+        return float(p[rows].sum()), one_thread_dot(p[rows], a[rows])
 
     total, first = (sum(parts) for parts in zip(*in_blocks(fill, len(x), 16 * len(x)), strict=True))
     mean = first / total
@@ -92,4 +87,4 @@ def _tilt(x: Array, q: Array, lam: float) -> _Tilted:
     p /= total
     a -= mean
     a *= a
-    return _Tilted(p, kl, mean, dot(p, a), lam)
+    return _Tilted(p, kl, mean, one_thread_dot(p, a), lam)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scdro._scalar import Scalar
-from scdro._validation import check_beta, check_number, check_whole
+from scdro._validation import check_number, check_stages, check_whole
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.optim._base import Closure, RobustOptimizer
 
@@ -155,6 +155,7 @@ def factor_stages(
         >>> factor_stages(0.1, 0.5, 100, 3)[2]
         Stage(lr=0.025, beta=0.125, steps=400)
     """
+    check_whole("stages", stages)
     return [Stage(lr * lr_factor**k, beta * beta_factor**k, math.ceil(steps * steps_factor**k)) for k in range(stages)]
 
 
@@ -166,6 +167,8 @@ def decay_stages(lr: float, beta: float, milestones: Iterable[int], *, factor: f
         [Stage(lr=1.0, beta=0.5, steps=600), Stage(lr=0.1, beta=0.5, steps=0)]
     """
     ends = [0, *milestones]
+    for end in ends:
+        check_whole("milestones", end, 0, meaning="in steps")
     if any(b <= a for a, b in pairwise(ends)):
         raise HyperparameterError(f"expected increasing milestones above zero, got {ends[1:]}")
     lengths = [b - a for a, b in pairwise(ends)] + [0]
@@ -178,13 +181,8 @@ class _Restarted(RobustOptimizer):
     _own_attributes = (*RobustOptimizer._own_attributes, "_stages", "_stage", "_steps_left")
 
     def __init__(self, params: Any, stages: Sequence[Stage], rho: float, *, mu: float, **settings: Any) -> None:
+        check_stages(stages)
         self._stages = [Stage(float(lr), float(beta), int(steps)) for lr, beta, steps in stages]
-        if not self._stages:
-            raise HyperparameterError("expected at least one stage, got none")
-        for k, stage in enumerate(self._stages):
-            check_beta(stage.beta)
-            check_number("lr", stage.lr, "> 0", f"in stage {k}")
-            check_whole("steps", stage.steps, 0 if k == len(self._stages) - 1 else 1, meaning=f"in stage {k}")
         first = self._stages[0]
         self._stage, self._steps_left = 0, first.steps
         super().__init__(params, first.lr, rho, beta=first.beta, mu=mu, **settings)

@@ -31,8 +31,8 @@ from scdro.second_look._verdict import (
     NOTHING,
     WRONG_LABELS,
     Verdict,
+    answer_for,
     class_weights_help,
-    judge,
     kept_share,
     paired,
     smallest_visible,
@@ -268,45 +268,51 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
         def scored(settings: dict[str, Any], weights: Any, what: str, times: int | None = None) -> _Scores:
             model = clone(self.estimator).set_params(**settings)
-            firsts = [predicted(model, folds, weights, what) for folds in cuts[:times]]
-            return _scores(firsts, y, classifier)._replace(settings=settings)
+            out_of_fold = [predicted(model, folds, weights, what) for folds in cuts[:times]]
+            return _scores(out_of_fold, y, classifier)._replace(settings=settings)
 
-        firsts = [predicted(reference, folds, balancing(share), "reference") for folds in cuts]
-        of_label = np.mean([_of_label(first, y, classifier) for first in firsts], axis=0)
-        found = self._weighted(X, y, base, share, firsts, reference, rng)
+        by_reference = [predicted(reference, folds, balancing(share), "reference") for folds in cuts]
+        of_label = np.mean([_of_label(predictions, y, classifier) for predictions in by_reference], axis=0)
+        found = self._weighted(X, y, base, share, by_reference, reference, rng)
         weights = found.weights
         tested = ~np.isnan(of_label)
-        at, as_is, shared = (np.where(tested, w, 0.0) for w in (weights, base, share))
+        # What the tested samples weigh: in the second look, in the data, and with equal classes.
+        looked, as_is, even = (np.where(tested, w, 0.0) for w in (weights, base, share))
 
-        before = _scores(firsts, y, classifier)
+        first = _scores(by_reference, y, classifier)  # of the reference
         same = self.reference is None and np.allclose(share, base * n / base.sum())
-        plain = before if same else scored({}, lambda rows: base[rows], "plain", times=1)
+        plain = first if same else scored({}, lambda rows: base[rows], "plain", times=1)
         own = self.reference is None or self.reference is self.estimator
-        equal = _scores(firsts[:1], y, classifier) if own else plain  # with class weights, in the folds of `plain`
-        if classifier and self.balance_classes and not own:
-            equal = scored({}, balancing(share), "class weights", times=1)
+        if own:
+            class_weighted = _scores(by_reference[:1], y, classifier)  # in the folds of `plain`
+        elif classifier and self.balance_classes:
+            class_weighted = scored({}, balancing(share), "class weights", times=1)
+        else:
+            class_weighted = plain
         tried = [
             scored(settings, balancing(weights), f"second look: {settings}", times=1) for settings in self._candidates()
         ]
-        rivals = [before]
+        rivals = [first]
         if self.reference is None and len(tried) > 1:
-            found_alone = [
-                scored(t.settings, balancing(share), f"without weights: {t.settings}", times=1) for t in tried
-            ]
-            k = int(np.argmax([float(shared @ scores.each) for scores in found_alone]))
+            without = [scored(t.settings, balancing(share), f"without weights: {t.settings}", times=1) for t in tried]
+            k = int(np.argmax([float(even @ scores.each) for scores in without]))
             rivals.append(scored(tried[k].settings, balancing(share), "without weights, chosen"))
-        best = self._choose(tried, plain, before, at, as_is, shared, known, y)
+        best = self._choose(tried, plain, first, looked, as_is, even, known, y)
         if best is not None:
             best = scored(best.settings, balancing(weights), "second look, chosen")
-        kinds = {"plain": plain, "balanced": before if own else equal, "second": plain if best is None else best}
-        self._right = {name: np.where(tested, scores.each, np.nan) for name, scores in kinds.items()}
-        verdict = self._judged(best, plain, before, equal, rivals, at, as_is, shared, y, found, known)
+        kinds = {
+            "plain": plain,
+            "balanced": first if own else class_weighted,
+            "second": plain if best is None else best,
+        }
+        self._scores_of = {name: np.where(tested, scores.each, np.nan) for name, scores in kinds.items()}
+        verdict = self._judged(best, plain, first, class_weighted, rivals, looked, as_is, even, y, found, known)
         return verdict, weights, {} if best is None else best.settings, of_label
 
     def _weighted(
         self, X: Any, y: Array, base: Array, share: Array, firsts: list[Array], reference: Any, rng: Any
     ) -> LookWeights:
-        """By the strategy; the half rule's are averages over the partitions."""
+        """The weights of the strategy; those of the half rule are averages over the partitions."""
         if self.strategy == "cross-mistakes":
             return self._mistaken(X, y, share, rng, reference)
         parts = [self._tilted(_of_label(first, y, is_classifier(self.estimator)), y, base) for first in firsts]
@@ -349,22 +355,22 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return mistake_weights(mistakes, y, share, self.balance_classes, SMALL)
 
     def _choose(
-        self, tried: list[_Scores], plain: _Scores, before: _Scores, at: Array, as_is: Array, share: Array,
+        self, tried: list[_Scores], plain: _Scores, first: _Scores, looked: Array, as_is: Array, even: Array,
         known: Array | None, y: Array,
     ) -> _Scores | None:  # fmt: skip
         """The best under the weights of those that keep what the reference knows and stay within the budget."""
         if self.budget is not None:
-            first = float(np.average(plain.each, weights=as_is))
-            tried = [t for t in tried if first - float(np.average(t.each, weights=as_is)) <= self.budget]
+            now = float(np.average(plain.each, weights=as_is))
+            tried = [t for t in tried if now - float(np.average(t.each, weights=as_is)) <= self.budget]
         if not tried:
             return None
         if known is not None:
             return max(tried, key=lambda t: _worst_group(t.each, known, as_is))
-        kept = [kept_share(t.each, before.each, share, self._knowing_nothing(y, as_is)) for t in tried]
+        kept = [kept_share(t.each, first.each, even, self._knowing_nothing(y, as_is)) for t in tried]
         if max(kept) < KEPT:
             return tried[int(np.argmax(kept))]
         return max((t for t, share_kept in zip(tried, kept, strict=True) if share_kept >= KEPT),
-                   key=lambda t: float(at @ t.surely))  # fmt: skip
+                   key=lambda t: float(looked @ t.surely))  # fmt: skip
 
     def _knowing_nothing(self, y: Array, as_is: Array) -> float:
         """The score of a guess: one of the classes, or the median."""
@@ -373,40 +379,51 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return -float(np.average(np.abs(y - np.median(y)), weights=as_is))
 
     def _judged(
-        self, best: _Scores | None, plain: _Scores, before: _Scores, equal: _Scores, rivals: list[_Scores],
-        at: Array, as_is: Array, share: Array, y: Array, found: LookWeights, known: Array | None,
+        self, best: _Scores | None, plain: _Scores, first: _Scores, class_weighted: _Scores, rivals: list[_Scores],
+        looked: Array, as_is: Array, even: Array, y: Array, found: LookWeights, known: Array | None,
     ) -> Verdict:  # fmt: skip
         """`rivals` are models without the weights: what a better penalty alone gains does not count."""
         classifier = is_classifier(self.estimator)
         sign = 1.0 if classifier else -1.0
         after = plain if best is None else best
-        rival = max(rivals, key=lambda scores: float(at @ scores.surely))
-        gain, error = paired(after.surely, rival.surely, at)
-        kept = kept_share(after.each, before.each, share, self._knowing_nothing(y, as_is))
+        rival = max(rivals, key=lambda scores: float(looked @ scores.surely))
+        gain, error = paired(after.surely, rival.surely, looked)
+        kept = kept_share(after.each, first.each, even, self._knowing_nothing(y, as_is))
         note = ""
         if best is None:
             answer, note = NOTHING, f"No second fit stays within the budget of {self.budget:g}."
         elif known is not None:
-            first, then = (_worst_group(scores.each, known, as_is) for scores in (plain, after))
-            answer = HELPS if then > first else NOTHING
-            said = [f"{100 * v:.1f}%" if classifier else f"error {-v:.3g}" for v in (first, then)]
+            now, then = (_worst_group(scores.each, known, as_is) for scores in (plain, after))
+            answer = HELPS if then > now else NOTHING
+            said = [f"{100 * v:.1f}%" if classifier else f"error {-v:.3g}" for v in (now, then)]
             note = f"Worst known group: {said[0]} before, {said[1]} after."
         else:
-            answer = judge(gain, error, kept, effective_size(at) / effective_size(share))
-        unequal = not np.allclose(share / share.sum(), as_is / as_is.sum())
+            answer = answer_for(gain, error, kept, effective_size(looked) / effective_size(even))
+        unequal = not np.allclose(even / even.sum(), as_is / as_is.sum())
         refused = answer in (NOTHING, WRONG_LABELS) and known is None
-        if refused and classifier and unequal and class_weights_help(plain.each, equal.each, y, as_is):
+        if refused and classifier and unequal and class_weights_help(plain.each, class_weighted.each, y, as_is):
             answer = CLASS_WEIGHTS
 
         def mean(scores: _Scores, w: Array) -> float:
             return sign * float(np.average(scores.each, weights=w)) + 0.0
 
+        hard_before = mean(rival, looked)
         return Verdict(
-            answer, gain, error, kept, mean(plain, as_is), mean(after, as_is), mean(rival, at), mean(after, at),
-            effective_size(at), smallest_visible(at, error / (1.0 if classifier else mean(rival, at) or 1.0)),
-            found.left_alone,
-            {} if best is None else best.settings, note, loss=not classifier,
-        )  # fmt: skip
+            answer,
+            gain,
+            gain_error=error,
+            kept=kept,
+            before=mean(plain, as_is),
+            after=mean(after, as_is),
+            hard_before=hard_before,
+            hard_after=mean(after, looked),
+            effective_size=effective_size(looked),
+            smallest_group=smallest_visible(looked, error / (1.0 if classifier else hard_before or 1.0)),
+            left_alone=found.left_alone,
+            chosen={} if best is None else best.settings,
+            note=note,
+            loss=not classifier,
+        )
 
     def _final(self, X: Any, y: Array, base: Array) -> Any:
         if self.verdict_.helps or not self.refuse:
@@ -430,7 +447,9 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "estimator_")
         classifier = is_classifier(self.estimator)
-        before, after = (self._right[name] if classifier else -self._right[name] for name in ("plain", "second"))
+        before, after = (
+            self._scores_of[name] if classifier else -self._scores_of[name] for name in ("plain", "second")
+        )
         return described(self.weights_, frame, self._labels, before, after, loss=not classifier, **options)
 
     # -- predicting ---------------------------------------------------------------------------------------------------
@@ -469,7 +488,7 @@ def _of_label(first: Array, y: Array, classifier: bool) -> Array:
 
 
 def _scores(firsts: list[Array], y: Array, classifier: bool) -> _Scores:
-    """Of several predictions of all samples; zero for samples in no test fold."""
+    """Scores averaged over several predictions of all samples; zero for samples in no test fold."""
     each = [_right(first, y, classifier) for first in firsts]
     surely = [surely_right(first, y) for first in firsts] if classifier else each
     return _Scores(*(np.nan_to_num(np.mean(found, axis=0)) for found in (each, surely)))

@@ -103,7 +103,7 @@ def _predicted(network: nn.Module, dataset: Any, rows: Array, batch_size: int) -
 
 
 def _as_probabilities(out: Tensor) -> Tensor:
-    """Of logits, or of what are probabilities already; a single output is that of the second of two classes."""
+    """Probabilities from logits, or from probabilities; a single output is that of the second of two classes."""
     within = bool(((out >= 0) & (out <= 1)).all())
     if out.shape[1] == 1:
         second = out if within else out.sigmoid()

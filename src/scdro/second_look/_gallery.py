@@ -14,10 +14,10 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
+from scdro._frames import as_array
 from scdro._validation import check_whole
 from scdro.errors import DataError
 from scdro.second_look._slices import Slice, Slices, _right, as_names, described
-from scdro.second_look._weights import _as_array
 
 __all__ = ["Gallery", "gallery"]
 
@@ -125,10 +125,10 @@ def gallery(
         True
         >>> figure = found.figure()
     """
-    labels = None if y is None else np.asarray(_as_array(y))
-    w = _as_array(weights).astype(float)
+    labels = None if y is None else as_array(y)
+    w = as_array(weights).astype(float)
     first, second = (_right(p, labels, len(w)) for p in (proba, after))
-    X = None if features is None else _as_array(features).astype(float)
+    X = None if features is None else as_array(features).astype(float)
     return clustered(w, images, X, labels, first, second, clusters=clusters, across=across, most=most, names=names,
                      seed=seed)  # fmt: skip
 
@@ -173,7 +173,7 @@ def _picture(image: Any) -> Array:
     """(height, width) or (height, width, 3), in [0, 1]."""
     if isinstance(image, tuple | list):
         image = image[0]
-    array = _as_array(image).astype(float) if not hasattr(image, "convert") else np.asarray(image, dtype=float)
+    array = as_array(image).astype(float) if not hasattr(image, "convert") else np.asarray(image, dtype=float)
     if array.ndim == 3 and array.shape[0] in (1, 3) and array.shape[2] not in (1, 3):
         array = array.transpose(1, 2, 0)
     if array.ndim == 3 and array.shape[2] == 1:

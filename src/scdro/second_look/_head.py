@@ -15,6 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
+from scdro.evaluation import on_device
 
 __all__ = ["Features", "copied", "features_of", "logits_of", "put_head"]
 
@@ -50,7 +51,7 @@ def features_of(model: nn.Module, loader: Any, head: str | None, device: Any, te
             args, kwargs, y = _read(batch)
             seen = _Seen(model, [name] if name is not None else _linear_layers(model))
             with seen:
-                result = model(*_moved(args, here), **_moved(kwargs, here))
+                result = model(*on_device(args, here), **on_device(kwargs, here))
             logits = logits_of(result)
             if name is None:
                 name = _find_head(model, seen, logits)
@@ -107,7 +108,7 @@ def _linear_layers(model: nn.Module) -> list[str]:
 
 
 def logits_of(result: Any) -> Tensor | None:
-    """Of a tensor, of Hugging Face's outputs, of a dictionary, or the first of several."""
+    """The logits in a model's result: a tensor, Hugging Face's outputs, a dictionary, or the first of several."""
     if isinstance(result, Tensor):
         return result
     if isinstance(getattr(result, "logits", None), Tensor):
@@ -127,6 +128,10 @@ def _find_head(model: nn.Module, seen: _Seen, logits: Tensor | None) -> str:
     layers = list(dict.fromkeys(name for name, _, _ in seen.calls))
     last = model.get_submodule(seen.last) if seen.last else None
     why = f"its last layer is {type(last).__name__} {seen.last!r}" if last is not None else "it has no layers"
+    if logits is not None and logits.ndim != 2:
+        why = f"its output has shape {tuple(logits.shape)}, not one row of scores per sample"
+    elif isinstance(last, nn.Linear):
+        why += ", whose output is changed before it is returned"
     if type(last).__name__.startswith("Conv"):
         why += ", and a convolution is not refitted: end the network with a pooling and an nn.Linear"
     raise HyperparameterError(
@@ -275,14 +280,3 @@ def _read(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Array]:
     if y.is_floating_point() and not bool((y == y.round()).all()):
         raise DataError("expected class numbers as labels, got fractions")
     return args, kwargs, y.long().cpu().numpy()
-
-
-def _moved(values: Any, device: torch.device) -> Any:
-    """Tensors inside tuples, lists and dictionaries, on the device."""
-    if hasattr(values, "to"):
-        return values.to(device)
-    if isinstance(values, list | tuple):
-        return [_moved(value, device) for value in values]
-    if isinstance(values, dict):
-        return {key: _moved(value, device) for key, value in values.items()}
-    return values

@@ -54,7 +54,7 @@ class HeadScores(NamedTuple):
 
     @classmethod
     def of(cls, right: Array, y: Array, weights: Array) -> HeadScores:
-        """Of what is right, 1 or 0."""
+        """Scores of a head, given for each sample whether it is right, 1 or 0."""
         return cls(float(right.mean()), _balanced_mean(right, y), float(weights @ right / weights.sum()))
 
 
@@ -182,10 +182,10 @@ def repair(
         solution = None
         if verdict.helps or not refuse:
             solver = HeadSolver(verdict.chosen.get("C", penalty), start, intercept, tol=1e-6)
-            solution, right = solver.fit(Z, y, look.weights_), look._right["second"]
+            solution, right = solver.fit(Z, y, look.weights_), look._scores_of["second"]
         elif verdict.answer == CLASS_WEIGHTS:
             solver = HeadSolver(penalty, start, intercept, tol=1e-6)
-            solution, right = solver.fit(Z, y, balanced(np.ones(len(y)), y)), look._right["balanced"]
+            solution, right = solver.fit(Z, y, balanced(np.ones(len(y)), y)), look._scores_of["balanced"]
     if solution is None:
         warnings.warn(f"the given head is kept: {verdict.answer}; see the verdict", ScdroWarning, stacklevel=2)
     else:

@@ -10,16 +10,15 @@ import html
 import math
 from typing import Any, NamedTuple
 
-import narwhals as nw
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm, rankdata
 from sklearn.utils.multiclass import type_of_target
 
+from scdro._frames import as_array, backend_of, frame_of
 from scdro._validation import array_weights, check_choice, check_number, check_whole
 from scdro.errors import DataError
-from scdro.second_look._columns import Condition, columns_of, conditions_of
-from scdro.second_look._weights import _as_array
+from scdro.second_look._conditions import Condition, conditions_of, read_columns
 
 __all__ = ["Slice", "Slices", "find_slices"]
 
@@ -95,7 +94,7 @@ class Slices(tuple[Slice, ...]):
         """A DataFrame, one row each, of the library whose columns were described; or "pandas", "polars", "pyarrow"."""
         columns = {name: [getattr(one, name) for one in self] for name in Slice._fields[:-1]}
         columns["conditions"] = [" and ".join(one.conditions) for one in self]
-        return nw.from_dict(columns, backend=backend or self.backend or "pandas").to_native()
+        return frame_of(columns, backend or self.backend)
 
     def _repr_html_(self) -> str:
         if not self:
@@ -126,6 +125,7 @@ def find_slices(
     y: Any = None,
     proba: Any = None,
     after: Any = None,
+    errors: bool = False,
     depth: int = 2,
     most: int = 5,
     least: int = 3,
@@ -145,6 +145,7 @@ def find_slices(
         proba: the reference's out-of-fold probabilities of the labels, (n,), or of all classes, (n, k); or whether
             it is right, as booleans.
         after: the same of the new model.
+        errors: whether `proba` and `after` are errors of a regressor, one number per sample.
         depth: conditions in a conjunction, 1 to 3.
         most: slices to return.
         least: members that a slice must have in each half.
@@ -165,10 +166,12 @@ def find_slices(
         >>> print(find_slices(weights, texts)[0].conditions)
         ('text has "finna"',)
     """
-    w = _as_array(weights).astype(float)
-    labels = None if y is None else np.asarray(_as_array(y))
-    first, second = (_right(p, labels, len(w)) for p in (proba, after))
-    return described(w, frame, labels, first, second, depth=depth, most=most, least=least, alpha=alpha, seed=seed)
+    w = as_array(weights).astype(float)
+    labels = None if y is None else as_array(y)
+    scores = [_errors(p, len(w)) if errors else _right(p, labels, len(w)) for p in (proba, after)]
+    return described(
+        w, frame, labels, *scores, loss=errors, depth=depth, most=most, least=least, alpha=alpha, seed=seed
+    )
 
 
 def described(
@@ -184,10 +187,10 @@ def described(
     check_choice("depth", depth, (1, 2, 3))
     check_whole("least", least, 2, meaning="the least number of members of a slice")
     check_whole("most", most, meaning="slices to return")
-    columns = columns_of(frame, n)
+    columns = read_columns(frame, n)
     if labels is not None:
         name = next(name for name in ("label", "given label", "label of the model") if name not in columns)
-        columns |= columns_of({name: as_names(labels) if _are_classes(labels) else labels}, n)
+        columns |= read_columns({name: as_names(labels) if _are_classes(labels) else labels}, n)
     conditions = [one for name, values in columns.items() for one in conditions_of(name, values, 2 * least)]
     classes = labels if labels is not None and _are_classes(labels) else np.zeros(n)
     ranks, usual = _in_classes(w, classes)
@@ -215,16 +218,8 @@ def described(
         one = Slice(names, int(rows.sum()), float(rows.mean()), lift, added, p_value, first, then, loss)
         found.append((added / math.sqrt(one.share), one, rows))
     slices = Slices(_distinct(sorted(found, key=lambda entry: -entry[0]), more)[:most])
-    slices.backend = _backend(frame)
+    slices.backend = backend_of(frame)
     return slices
-
-
-def _backend(frame: Any) -> Any:
-    """The library of a DataFrame; None where it is none."""
-    try:
-        return nw.from_native(frame, allow_series=True).implementation
-    except TypeError:
-        return None
 
 
 def as_names(labels: Array) -> Array:
@@ -346,13 +341,13 @@ def _search(
 
 
 def _z(rank_sum: Any, size: Any, n: int) -> Any:
-    """Of the mean rank of `size` of n samples, drawn without replacement from ranks with mean 1/2, variance 1/12."""
+    """z of the mean rank of `size` of n samples, drawn without replacement from ranks with mean 1/2, variance 1/12."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return (rank_sum / size - 0.5) / np.sqrt((1 / size - 1 / n) / 12)
 
 
 def _p_value(ranks: Array, n: int) -> float:
-    """Of a sum of ranks this large, for members drawn at random from n samples.
+    """Probability of a sum of ranks this large, for members drawn at random from n samples.
 
     Few members: the sum of m uniform numbers is at least s with probability sum_k (-1)^k (m - s - k)_+^m/(k! (m - k)!).
     Many: the normal distribution, with the variance of draws without replacement.
@@ -375,11 +370,20 @@ def _distinct(found: list[tuple[float, Slice, Array]], more: Array) -> list[Slic
     return kept
 
 
+def _errors(values: Any, n: int) -> Array | None:
+    if values is None:
+        return None
+    found: Array = as_array(values).astype(float)
+    if found.shape != (n,):
+        raise DataError(f"expected one error per sample, ({n},), got shape {found.shape}")
+    return found
+
+
 def _right(proba: Any, labels: Array | None, n: int) -> Array | None:
     """Whether the label has the largest probability; of the label's alone, whether it is more than one half."""
     if proba is None:
         return None
-    p = _as_array(proba)
+    p = as_array(proba)
     if p.dtype == bool and p.shape == (n,):
         return p.astype(float)
     if p.ndim == 2 and labels is not None and len(p) == n:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["Verdict", "answer_for"]
 
 Array = npt.NDArray[Any]
 
@@ -46,7 +46,7 @@ class Verdict:
             data as they are, classes counting the same.
         before: score of the plain model on the data as they are: accuracy, or mean absolute error for regressors.
         after: that of the new model.
-        hard_before: score of the reference under the weights.
+        hard_before: score of the best model without the weights, under them.
         hard_after: that of the new model.
         effective_size: how many samples the weights are worth.
         smallest_group: a group of fewer samples than this, even if always wrong before and always right after, would
@@ -119,7 +119,7 @@ def _as_loss(value: float) -> str:
     return f"{value:.3g}"
 
 
-def judge(gain: float, error: float, kept: float, size: float) -> str:
+def answer_for(gain: float, error: float, kept: float, size: float) -> str:
     """The answer, class weights apart; `size` is the weights' effective size as a share of that without them."""
     if size > FLAT:
         return NOTHING

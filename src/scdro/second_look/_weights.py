@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from scdro._frames import as_array
 from scdro._validation import array_weights, check_number, check_rho
 from scdro.errors import HyperparameterError, LossError
 from scdro.functional import worst_case
@@ -94,7 +95,7 @@ def look_weights(
     sample_weight: Any = None,
 ) -> LookWeights:
     """`second_look_weights`, with the temperatures and the classes left alone."""
-    labels = _as_array(y)
+    labels = as_array(y)
     p = read_probabilities(proba, labels)
     q = array_weights(sample_weight, len(p))
     check_half_or_rho(rho)
@@ -168,7 +169,7 @@ def _at_size(p: Array, q: Array, least: float, sharpest: float) -> tuple[Array, 
 
 
 def _root(miss: Callable[[float], tuple[float, float]], low: float, high: float) -> float:
-    """Of a function that falls from a value >= 0 at `low` to one <= 0 at `high`; a slope of zero is an unknown one."""
+    """Root of a function that falls from >= 0 at `low` to <= 0 at `high`; a slope of zero means that it is unknown."""
     x = high
     for _ in range(200):
         value, slope = miss(x)
@@ -205,7 +206,7 @@ def balanced(weights: Array, y: Array) -> Array:
 
 def read_probabilities(proba: Any, labels: Array) -> Array:
     """The probability of each sample's label, in double precision."""
-    p = _as_array(proba).astype(np.float64)
+    p = as_array(proba).astype(np.float64)
     if labels.ndim != 1 or len(labels) == 0:
         raise LossError(f"expected labels as a vector, not empty, got shape {labels.shape}")
     if p.ndim == 2 and len(p) == len(labels):
@@ -231,10 +232,3 @@ def check_half_or_rho(rho: Any) -> None:
         raise HyperparameterError(f'expected rho to be "half" or a radius >= 0, got {rho!r}')
     if rho != "half":
         check_rho(rho)
-
-
-def _as_array(values: Any) -> Array:
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu()
-        values = values.double().numpy() if values.is_floating_point() else values.numpy()
-    return np.asarray(values)

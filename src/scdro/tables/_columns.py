@@ -14,12 +14,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from scdro.errors import DataError
-from scdro.tables._read import as_table, column_of, polars, shown
+from scdro.tables._read import as_table, column_of, polars, shown, where
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from scdro.tables._summary import Column
+    from scdro.tables._summary import ColumnSummary
 
 __all__ = ["Columns", "describe"]
 
@@ -81,12 +81,11 @@ class Columns:
         for k, name in enumerate(self.numbers):
             column = column_of(frame, name, "a column that the model was trained on")
             if not (column.dtype.is_numeric() or column.dtype.is_temporal()):
-                bad = column.drop_nulls()
-                if len(bad):
-                    row = int((~column.is_null()).arg_max() or 0)
+                bad = column.is_not_null() & column.cast(pl.Float64, strict=False).is_null()
+                if bad.any():
                     raise DataError(
-                        f"expected numbers in column {shown(name)}, as in training, got {shown(bad[0])} in row "
-                        f"{row + 1}"
+                        f"expected numbers in column {shown(name)}, as in training, got "
+                        f"{shown(column.filter(bad)[0])} in {where(bad)}"
                     )
             if column.dtype.is_temporal():
                 column = _instants(column)
@@ -142,11 +141,11 @@ def _is_category(column: Any, name: str, categorical: Sequence[str]) -> bool:
 
 def describe(
     frame: pl.DataFrame, special: dict[str, str], drop: Sequence[str], categorical: Sequence[str]
-) -> list[Column]:
+) -> list[ColumnSummary]:
     """What becomes of every column. `special` says which are the target, groups, ids and those of the split."""
     for name in (*drop, *categorical):
         column_of(frame, name, "a column to leave out" if name in drop else "a column of categories")
-    found: list[Column] = []
+    found: list[ColumnSummary] = []
     for column in frame.get_columns():
         name, note, distinct = column.name, "", column.drop_nulls().n_unique()
         kind: Any = special.get(name)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from scdro.tables._image_models import Images
 from scdro.tables._models import Linear, Trees
 from scdro.tables._network import Networks
-from scdro.tables._pictures import Images
 
 __all__ = ["FAMILIES"]
 

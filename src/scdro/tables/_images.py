@@ -1,4 +1,4 @@
-"""A folder of images: a network is trained on one half of the training images and repaired on the other."""
+"""A folder of images: features of a frozen network, or a small network of our own, and its last layer repaired."""
 
 from __future__ import annotations
 
@@ -6,24 +6,31 @@ import copy
 import hashlib
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.model_selection import train_test_split
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from scdro._validation import check_whole
 from scdro.errors import DataError
+from scdro.integrations.loggers import Logger
 from scdro.second_look import repair
-from scdro.tables import _folder
+from scdro.tables import _folder, _pretrained
+from scdro.tables._image_models import FeatureModel, ImageModel, small_network
+from scdro.tables._logs import Logs
 from scdro.tables._network import best_device
-from scdro.tables._pictures import ImageModel, Pictures, as_floats, images_below, printable, small_network
-from scdro.tables._problem import Problem
+from scdro.tables._pictures import Pictures, as_floats, images_below, printable
+from scdro.tables._problem import TableProblem, TrainTest
 from scdro.tables._read import polars, shown
 from scdro.tables._run import Run
 from scdro.tables._study import Found, Options, in_folder, make_summary
@@ -34,12 +41,15 @@ __all__ = ["train_images"]
 Array = npt.NDArray[Any]
 EPOCHS, PATIENCE, BATCH = 40, 6, 64
 METHODS = ("plain", "second-look")
+SIDE, SIDE_OF_PRETRAINED = 64, 224  # pixels
+PENALTIES = tuple(10.0**k for k in range(-4, 1))  # on standardised features
 
 
 def train_images(
     folder: Any,
     *,
-    size: int = 64,
+    features: Any = None,
+    size: int | None = None,
     rho: float = 0.5,
     price: float = 0.02,
     least_group: int = 30,
@@ -47,17 +57,23 @@ def train_images(
     threads: int | None = None,
     out: Any = None,
     progress: Callable[[int, int, str], None] | None = None,
+    loggers: Sequence[Logger] = (),
 ) -> Run:
-    """Train a small network on a folder of images, and `repair` it for whom it fails.
+    """Train a network on a folder of images, and `repair` its last layer for whom it fails.
 
-    The folder has a subfolder for each class. A fifth of the images is for the test; of the others, one half trains the
-    network, with early stopping, and the other half, which it has not seen, fits its last layer again by
-    `scdro.repair`. The repaired network is kept if the test images confirm it.
+    The folder has a subfolder for each class. A fifth of the images is for the test. Where a pretrained network is at
+    hand it stays frozen: its features of the other images are computed once, a linear layer is fitted to them, and
+    again by `scdro.repair`. Otherwise one half of the other images trains a small network, with early stopping, and the
+    second half, which it has not seen, repairs its last layer. The repaired model is kept if the test confirms it.
 
     Args:
         folder: of subfolders of images.
-        size: pixels of a side.
-        rho, price, least_group, seed, threads, out, progress: as for `train`.
+        features: a torch network that makes features, (n, d) or (n, d, height, width), of images (n, 3, size, size)
+            with ImageNet's mean and deviation; or the name of a classifier of torchvision ("resnet18") or timm
+            ("timm/resnet18.a1_in1k") whose weights are on this machine. None looks for one of the usual ones; nothing
+            is ever downloaded. "none": a small network.
+        size: pixels of a side; None: 224 for a pretrained network, 64 for a small one.
+        rho, price, least_group, seed, threads, out, progress, loggers: as for `train`.
 
     Example:
         >>> import tempfile
@@ -67,10 +83,12 @@ def train_images(
         ...     (root / name).mkdir()
         ...     for k in range(40):
         ...         Image.new("RGB", (16, 16), (value + k % 5,) * 3).save(root / name / f"{k}.png")
-        >>> run = train_images(root, size=16)
+        >>> run = train_images(root, features="none", size=16)
         >>> run.predict(root / "light").tolist()[:2]
         ['light', 'light']
     """
+    frozen = _pretrained.find(features)
+    size = (SIDE if frozen is None else SIDE_OF_PRETRAINED) if size is None else size
     check_whole("size", size, 8, 1024, "the side of the images in pixels")
     root = Path(folder)
     paths, problem = _labelled(root)
@@ -78,10 +96,18 @@ def train_images(
     options = Options("images", METHODS, float(rho), float(price), 5, 1, seed, 1, least_group, threads or 1, False)
     digest = hashlib.sha256(X.tobytes() + problem.y.tobytes()).hexdigest()
     about = {**options.__dict__, "methods": list(METHODS), "size": size, "data": digest}
-    return in_folder(out, about, lambda fits: _study(problem, X, options, size, fits, root.name, progress))
+    logs = Logs(loggers)
+    about["features"] = None if frozen is None else f"{frozen.name} {frozen.digest}"
+    given = features if isinstance(features, nn.Module) else None
+    return in_folder(
+        out,
+        about,
+        lambda fits: _study(problem, X, options, size, fits, root.name, progress, frozen, logs),
+        features=given,
+    )
 
 
-def _labelled(root: Path) -> tuple[list[Path], Problem]:
+def _labelled(root: Path) -> tuple[list[Path], TableProblem]:
     classes = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     if len(classes) < 2:
         raise DataError(f"expected a subfolder of images for each class in {shown(root)}, got {len(classes)}")
@@ -96,42 +122,102 @@ def _labelled(root: Path) -> tuple[list[Path], Problem]:
     frame = polars().DataFrame({"path": [printable(p.relative_to(root)) for p in paths]})
     split: Any = {"how": "random", "column": None, "value": None, "text": "A fifth of the images is kept for the test."}
     names = [printable(Path(p.name)) for p in classes]
-    return paths, Problem(frame, "class", names, np.array(y), [], None, [], [], None, split, None, [])
+    return paths, TableProblem(frame, "class", names, np.array(y), [], None, [], [], None, split, None, [])
 
 
 def _study(
-    problem: Problem, X: Array, options: Options, size: int, fits: _folder.Fits, title: str,
-    progress: Callable[[int, int, str], None] | None,
+    problem: TableProblem, X: Array, options: Options, size: int, fits: _folder.Fits, title: str,
+    progress: Callable[[int, int, str], None] | None, frozen: _pretrained.Frozen | None,
+    logs: Logs,
 ) -> Run:  # fmt: skip
     began, tell = time.monotonic(), progress or (lambda done, total, text: None)
     cut, y = problem.cut(options.seed), problem.y
-    first, second = train_test_split(cut.train, test_size=0.5, random_state=options.seed, stratify=y[cut.train])
-    tell(1, 3, "network")
-    state = fits.get(
-        {"network": options.seed}, lambda: _trained(X[first], y[first], len(problem.classes), options.seed)
-    )
-    network = small_network(len(problem.classes))
-    network.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in state.items()})
-    tell(2, 3, "repair")
-    loader = DataLoader(TensorDataset(as_floats(X[second]), torch.from_numpy(y[second])), 256)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the verdict says it
-        fixed = repair(copy.deepcopy(network), loader, progress=False, budget=options.price, seed=options.seed)
-    models = {"plain": ImageModel(network), "second-look": ImageModel(fixed.model)}
+    if frozen is None:
+        fitted = _by_small_network(X, y, cut, len(problem.classes), options, fits, tell)
+    else:
+        fitted = _by_features(frozen, X, y, cut, len(problem.classes), options, fits, tell)
     tests = [
-        Tested(name, options.seed, cut.test, model.predict(X[cut.test]), y[cut.test], (0.0, 1.0))
-        for name, model in models.items()
+        Tested(name, options.seed, cut.test, predicted, y[cut.test], (0.0, 1.0))
+        for name, predicted in fitted.predicted.items()
     ]
-    verdict, groups, methods = judge(problem, tests, options, "second-look", [], fixed.verdict.answer, False)
+    verdict, groups, methods = judge(problem, tests, options, "second-look", [], fitted.answer, False)
     for row in methods:
         row["seconds"] = round(time.monotonic() - began, 1)
     tell(3, 3, "done")
+    found = Found(methods, [], groups, [], verdict, [fitted.note])
+    summary = make_summary(
+        problem, options, found, cut, len(cut.test), fitted.trained_on, title, time.monotonic() - began
+    )
+    logs.end(summary)
+    return Run(summary, {name: fitted.models[name] for name in verdict["saved"]}, Pictures(size))
+
+
+class _Fitted(NamedTuple):
+    """The plain and the repaired model, and what they say about the test images."""
+
+    models: dict[str, Any]
+    predicted: dict[str, Array]
+    answer: str
+    trained_on: int
+    note: str
+
+
+def _by_small_network(
+    X: Array, y: Array, cut: TrainTest, classes: int, options: Options, fits: _folder.Fits, tell: Any
+) -> _Fitted:
+    first, second = train_test_split(cut.train, test_size=0.5, random_state=options.seed, stratify=y[cut.train])
+    tell(1, 3, "network")
+    state = fits.get({"network": options.seed}, lambda: _trained(X[first], y[first], classes, options.seed))
+    network = small_network(classes)
+    network.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in state.items()})
+    tell(2, 3, "repair")
+    fixed = _repaired(copy.deepcopy(network), as_floats(X[second]), y[second], options)
+    models = {"plain": ImageModel(network), "second-look": ImageModel(fixed.model)}
     note = f"The network was trained on {len(first):,} images, its last layer repaired on {len(second):,} others."
-    found = Found(methods, [], groups, [], verdict, [note])
-    summary = make_summary(problem, options, found, cut, len(first), title, time.monotonic() - began)
-    if verdict["answer"] == "degenerate":
-        del models["second-look"]
-    return Run(summary, dict(models), Pictures(size))
+    predicted = {name: model.predict(X[cut.test]) for name, model in models.items()}
+    return _Fitted(models, predicted, fixed.verdict.answer, len(first), note)
+
+
+def _by_features(
+    frozen: _pretrained.Frozen, X: Array, y: Array, cut: TrainTest, classes: int, options: Options, fits: _folder.Fits,
+    tell: Any,
+) -> _Fitted:  # fmt: skip
+    """The features have seen none of the images: all that are not for the test serve both layers."""
+    tell(1, 3, f"features of {frozen.name}")
+    features = fits.get({"features": frozen.digest}, lambda: {"features": frozen.features(X)})["features"]
+    tell(2, 3, "linear layers")
+    plain = _linear(features[cut.train], y[cut.train], classes, options.seed)
+    inputs = torch.from_numpy(features[cut.train]).double()
+    fixed = _repaired(nn.Sequential(nn.Identity(), copy.deepcopy(plain)), inputs, y[cut.train], options)
+    models = {"plain": FeatureModel(frozen, plain), "second-look": FeatureModel(frozen, fixed.model[1])}
+    what = "the network given" if frozen.name == _pretrained.GIVEN else frozen.name
+    note = f"The features are those of {what}, frozen; linear layers were fitted on {len(cut.train):,} images."
+    predicted = {name: model.predict_features(features[cut.test]) for name, model in models.items()}
+    return _Fitted(models, predicted, fixed.verdict.answer, len(cut.train), note)
+
+
+def _repaired(network: nn.Module, inputs: torch.Tensor, y: Array, options: Options) -> Any:
+    loader = DataLoader(TensorDataset(inputs, torch.from_numpy(y)), 256)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the verdict says it
+        return repair(network, loader, progress=False, budget=options.price, seed=options.seed)
+
+
+def _linear(features: Array, y: Array, classes: int, seed: int) -> nn.Linear:
+    """Logistic regression, the penalty by cross-validation, as a layer."""
+    scaler, model = StandardScaler(), LogisticRegression(max_iter=1000)
+    search = GridSearchCV(
+        make_pipeline(scaler, model), {"logisticregression__C": PENALTIES}, scoring="neg_log_loss",
+        cv=StratifiedKFold(3, shuffle=True, random_state=seed),
+    ).fit(features.astype(np.float64), y)  # fmt: skip
+    scaler, model = (step for _, step in search.best_estimator_.steps)
+    coef = model.coef_ / scaler.scale_
+    bias = model.intercept_ - coef @ scaler.mean_
+    if classes == 2:  # scikit-learn has one row for both
+        coef, bias = np.concatenate([-coef, coef]) / 2, np.concatenate([-bias, bias]) / 2
+    head = nn.Linear(features.shape[1], classes, dtype=torch.float64)
+    head.load_state_dict({"weight": torch.from_numpy(coef), "bias": torch.from_numpy(bias)})
+    return head
 
 
 def _trained(X: Array, y: Array, classes: int, seed: int) -> dict[str, Any]:

@@ -43,6 +43,9 @@ class Model(Protocol):
     def predict(self, X: Array) -> Array:
         """(n, k) or (n,)."""
 
+    def stop_at(self, rounds: int) -> None:
+        """Predict as after this many rounds, or after the last one that was trained."""
+
     def save(self, folder: Path) -> None:
         """Write its files into a folder that exists."""
 
@@ -52,8 +55,8 @@ class Family(Protocol):
 
     inputs: Any  # how their data are read: `Columns`, or pictures
 
-    def candidates(self) -> list[dict[str, Any]]:
-        """Settings to choose among, the most usual first."""
+    def candidates(self, rows: int) -> list[dict[str, Any]]:
+        """Settings to choose among for a table of that many rows, the most usual first."""
 
     def fit(
         self, columns: Columns, part: Part, held_out: Part | None, settings: dict[str, Any], classes: int, seed: int
@@ -88,11 +91,14 @@ class Trees:
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
 
-    def candidates(self) -> list[dict[str, Any]]:
+    def candidates(self, rows: int) -> list[dict[str, Any]]:
+        small, large = min(20, max(rows // 10, 2)), min(100, max(rows // 4, 5))  # so that few rows can be split too
         return [
-            {"num_leaves": leaves, "min_child_samples": rows}
-            for leaves, rows in ((31, 20), (15, 20), (63, 20), (31, 100), (15, 100), (63, 100), (7, 20), (127, 100))
-        ]
+            {"num_leaves": leaves, "min_child_samples": least}
+            for leaves, least in (
+                (31, small), (15, small), (63, small), (31, large), (15, large), (63, large), (7, small), (127, large)
+            )
+        ]  # fmt: skip
 
     def fit(
         self, columns: Columns, part: Part, held_out: Part | None, settings: dict[str, Any], classes: int, seed: int
@@ -145,6 +151,9 @@ class TreesModel:
     def __init__(self, booster: Any, rounds: int, present: list[int], classes: int, threads: int) -> None:
         self.booster, self.rounds, self.present, self.classes, self.threads = booster, rounds, present, classes, threads
 
+    def stop_at(self, rounds: int) -> None:
+        self.rounds = min(rounds, self.booster.num_trees() // self.booster.num_model_per_iteration())
+
     def predict(self, X: Array) -> Array:
         found: Array = self.booster.predict(X, num_iteration=self.rounds, num_threads=self.threads)
         if not self.classes:
@@ -176,7 +185,7 @@ class Linear:
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
 
-    def candidates(self) -> list[dict[str, Any]]:
+    def candidates(self, rows: int) -> list[dict[str, Any]]:
         return [{"C": C} for C in (1.0, 0.1, 0.01, 10.0, 0.001, 100.0)]
 
     def fit(
@@ -204,6 +213,9 @@ class LinearModel:
 
     def __init__(self, pipeline: Any, classes: int) -> None:
         self.pipeline, self.classes = pipeline, classes
+
+    def stop_at(self, rounds: int) -> None:
+        pass
 
     def predict(self, X: Array) -> Array:
         if not self.classes:

@@ -50,7 +50,7 @@ class Networks:
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
 
-    def candidates(self) -> list[dict[str, Any]]:
+    def candidates(self, rows: int) -> list[dict[str, Any]]:
         return [
             {"width": width, "weight_decay": decay, "dropout": dropout}
             for width, decay, dropout in (
@@ -83,7 +83,7 @@ class Networks:
         robust = KLRobustLoss(rho) if rho else None
         optimizer = torch.optim.AdamW(network.parameters(), 1e-3, weight_decay=settings["weight_decay"])
         found = NetworkModel(network, prepare, shape, k, 0)
-        best, state = np.inf, copy.deepcopy(network.state_dict())
+        best = np.inf
         mixed = torch.autocast("cuda", torch.bfloat16, enabled=x.device.type == "cuda")
         for epoch in range(1, epochs + 1):
             network.train()
@@ -98,15 +98,16 @@ class Networks:
                 optimizer.step()
             if held_out is None:
                 continue
+            found.epochs.append(copy.deepcopy(network.state_dict()))
             value = _value(found.scores(held_out.X), held_out, k, rho)
             if value < best:
-                best, state, found.rounds = value, copy.deepcopy(network.state_dict()), epoch
+                best, found.rounds = value, epoch
             elif epoch - found.rounds >= PATIENCE:
                 break
         if held_out is None:
             found.rounds = epochs
         else:
-            network.load_state_dict(state)
+            found.stop_at(max(found.rounds, 1))
         return found
 
     def load(self, folder: Path) -> NetworkModel:
@@ -138,6 +139,11 @@ class NetworkModel:
 
     def __init__(self, network: nn.Module, prepare: Any, shape: dict[str, Any], classes: int, rounds: int) -> None:
         self.network, self.prepare, self.shape, self.classes, self.rounds = network, prepare, shape, classes, rounds
+        self.epochs: list[dict[str, Tensor]] = []  # the weights after each, where rows were held out
+
+    def stop_at(self, rounds: int) -> None:
+        self.rounds = min(rounds, len(self.epochs))
+        self.network.load_state_dict(self.epochs[self.rounds - 1])
 
     @torch.no_grad()
     def scores(self, X: Array) -> Tensor:

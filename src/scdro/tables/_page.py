@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from scdro.tables._summary import Curve, Estimate, Summary
+from scdro.tables._summary import Curve, Interval, Summary
 
 __all__ = ["render"]
 
@@ -97,11 +97,11 @@ def _score(value: Any, share: bool) -> str:
     return _percent(value) if share else _number(value)
 
 
-def _change(difference: Any, share: bool) -> str:
-    """With a sign; of shares in points."""
+def _change(difference: Any, share: bool, digits: int = 1) -> str:
+    """A difference with its sign; shares are shown in points."""
     if difference is None:
         return "–"
-    text = f"{100 * difference:+.1f}" if share else f"{difference:+.3g}"
+    text = f"{100 * difference:+.{digits}f}" if share else f"{difference:+.3g}"
     return text.replace("-", "−")
 
 
@@ -143,7 +143,7 @@ class Axis(NamedTuple):
     ticks: list[float]
 
     def label(self, tick: float, share: bool) -> str:
-        """With as many digits as tell the ticks apart."""
+        """The text of a tick, with enough digits to tell ticks apart."""
         step = (self.ticks[1] - self.ticks[0]) * (100 if share else 1)
         digits = max(0, -math.floor(math.log10(step) + 1e-9))
         if digits > 6 or abs(tick) >= 1e15:
@@ -174,10 +174,10 @@ def axis_for(values: Iterable[float | None], steps: int = 6) -> Axis:
 
 
 def _axis_of_groups(summary: Summary) -> Axis:
-    """Of the groups that are large enough, if there are any: chance must not stretch it."""
+    """The axis of the plot of groups. Small groups do not stretch it, unless there are no others."""
     groups = summary["groups"][:MANY_GROUPS]
     large = [group for group in groups if not group["small"]] or groups
-    found: list[Estimate] = [estimate for group in large for estimate in group["scores"].values()]
+    found: list[Interval] = [estimate for group in large for estimate in group["scores"].values()]
     return axis_for([e[end] for e in found for end in ("value", "low", "high")], steps=4)
 
 

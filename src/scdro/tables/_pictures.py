@@ -1,8 +1,7 @@
-"""How images are read, and the small network that sees them."""
+"""How images are read."""
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from scdro.errors import CheckpointError, DataError, MissingDataError
 from scdro.tables._read import polars, shown
@@ -19,7 +18,7 @@ from scdro.tables._read import polars, shown
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["ImageModel", "Images", "Pictures", "as_floats", "images_below", "printable", "small_network"]
+__all__ = ["Pictures", "as_floats", "images_below", "printable"]
 
 Array = npt.NDArray[Any]
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
@@ -94,63 +93,6 @@ def _decoded(path: Path, size: int) -> Array:
         ) from error
 
 
-def small_network(classes: int, width: int = 32) -> nn.Sequential:
-    """Three blocks of convolutions, the average over places, a linear layer."""
-
-    def block(before: int, after: int) -> list[nn.Module]:
-        return [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
-
-    blocks = [*block(3, width), *block(width, 2 * width), *block(2 * width, 4 * width)]
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes))
-
-
 def as_floats(X: Array) -> Tensor:
     shift, scale = (torch.tensor(v).mul(255).view(3, 1, 1) for v in (MEAN, STD))
     return torch.from_numpy(X).float().sub_(shift).div_(scale)
-
-
-class Images:
-    """The family of small networks for images, as `Run` opens it."""
-
-    inputs = Pictures
-
-    def __init__(self, threads: int = 1) -> None:
-        self.threads = threads
-
-    def load(self, folder: Path) -> ImageModel:
-        about = json.loads((folder / "model.json").read_text("utf-8"))
-        classes = about["classes"]
-        if not isinstance(classes, int) or not 2 <= classes <= 100_000:
-            raise CheckpointError(f"expected a number of classes, got {shown(classes)}")
-        try:
-            state = torch.load(folder / "network.pt", map_location="cpu", weights_only=True)
-            network = small_network(classes)
-            network.load_state_dict(state)
-        except Exception as error:  # whatever a damaged file makes of it
-            raise CheckpointError(f"expected weights in {folder / 'network.pt'}, got: {str(error)[:200]}") from error
-        return ImageModel(network)
-
-
-class ImageModel:
-    """A network that takes uint8 images."""
-
-    rounds = 0
-
-    def __init__(self, network: nn.Module) -> None:
-        self.network = network
-        self.classes = len(list(network.state_dict().values())[-1])
-
-    @torch.no_grad()
-    def predict(self, X: Array) -> Array:
-        self.network.eval()
-        device = next(self.network.parameters()).device
-        parts = [
-            self.network(as_floats(X[k : k + 256]).to(device)).double().softmax(1).cpu() for k in range(0, len(X), 256)
-        ]
-        found: Array = torch.cat(parts).numpy()
-        return found
-
-    def save(self, folder: Path) -> None:
-        state = {name: value.cpu() for name, value in self.network.state_dict().items()}
-        torch.save(state, folder / "network.pt")
-        (folder / "model.json").write_text(json.dumps({"classes": self.classes}), "utf-8")

@@ -12,14 +12,14 @@ from sklearn.model_selection import GroupKFold, GroupShuffleSplit, KFold, Strati
 
 from scdro.errors import DataError, HyperparameterError
 from scdro.tables._columns import describe
-from scdro.tables._read import as_table, column_of, polars, shown
+from scdro.tables._read import as_table, column_of, polars, shown, where
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from scdro.tables._summary import Column, Split
+    from scdro.tables._summary import ColumnSummary, SplitSummary
 
-__all__ = ["Cut", "Problem", "make_problem"]
+__all__ = ["TableProblem", "TrainTest", "make_problem"]
 
 Array = npt.NDArray[Any]
 MANY = 20  # different numbers beyond which a target is taken as a quantity
@@ -27,7 +27,7 @@ LEAST = 5  # rows that a class must have
 TEST = 0.2
 
 
-class Cut(NamedTuple):
+class TrainTest(NamedTuple):
     """Row numbers of the training and the test part."""
 
     train: Array
@@ -35,39 +35,39 @@ class Cut(NamedTuple):
 
 
 @dataclass
-class Problem:
+class TableProblem:
     """All that is known before training."""
 
     frame: pl.DataFrame
     target: str
     classes: list[str]  # [] for regression
     y: Array  # class numbers, or the target itself
-    columns: list[Column]
+    columns: list[ColumnSummary]
     groups: Array | None  # (rows,) names of combinations, None without group columns
     group: list[str]
     ids: list[str]
     split_by: Array | None  # (rows,) numbers
-    split: Split
-    fixed: Cut | None  # where the test rows are given, by a file or by time
+    split: SplitSummary
+    fixed: TrainTest | None  # where the test rows are given, by a file or by time
     warnings: list[str]
 
     def features(self) -> list[str]:
         return [c["name"] for c in self.columns if c["kind"] in ("number", "category")]
 
-    def cut(self, seed: int) -> Cut:
-        """The parts, by seed."""
+    def cut(self, seed: int) -> TrainTest:
+        """The training and the test rows for a seed."""
         if self.fixed is not None:
             return self.fixed
         rows = np.arange(len(self.y))
         if self.split_by is not None:
             splitter = GroupShuffleSplit(1, test_size=TEST, random_state=seed)
-            return Cut(*next(iter(splitter.split(rows, groups=self.split_by))))
+            return TrainTest(*next(iter(splitter.split(rows, groups=self.split_by))))
         stratify = self.y if self.classes else None
         train, test = train_test_split(rows, test_size=TEST, random_state=seed, stratify=stratify)
-        return Cut(np.sort(train), np.sort(test))
+        return TrainTest(np.sort(train), np.sort(test))
 
     def folds(self, rows: Array, folds: int, seed: int) -> list[tuple[Array, Array]]:
-        """Of these rows; positions in `rows`."""
+        """Folds of these rows, as positions in `rows`."""
         if self.split_by is not None:
             splitter: Any = GroupKFold(folds, shuffle=True, random_state=seed)
             return list(splitter.split(rows, groups=self.split_by[rows]))
@@ -89,14 +89,11 @@ def make_problem(
     split_after: str | tuple[str, Any] | None = None,
     test: Any = None,
     folds: int = 3,
-) -> Problem:
+) -> TableProblem:
     """Read the data, find the task, and see what is wrong before anything is trained."""
     pl = polars()
     frame = as_table(data)
-    fixed, split = (
-        None,
-        _split("random", None, None, "A fifth of the rows is kept for the test, of each class the same share."),
-    )
+    fixed, split = None, _split("random", None, None, "A fifth of the rows is kept for the test.")
     if test is not None:
         if split_by is not None or split_after is not None:
             raise HyperparameterError("expected test rows from one place, got test and split_by or split_after")
@@ -106,7 +103,7 @@ def make_problem(
                 column_of(other, name, "every column of the training data, here of the test data,")
         n = frame.height
         frame = _joined(frame, other)
-        fixed = Cut(np.arange(n), np.arange(n, frame.height))
+        fixed = TrainTest(np.arange(n), np.arange(n, frame.height))
         split = _split("file", None, None, "The test rows are those of the file given.")
     y = column_of(frame, target, "the target")
     for what, names in (("a group", group), ("an id", ids)):
@@ -114,10 +111,9 @@ def make_problem(
             column_of(frame, name, what)
     special = {**dict.fromkeys(ids, "id"), **dict.fromkeys(group, "group")}
     if y.null_count():
-        row = int(y.is_null().arg_max() or 0)
         raise DataError(
-            f"expected a value of {shown(target)} in every row, got none in {y.null_count():,}; the first is row "
-            f"{row + 1}, line {row + 2} of a CSV file; remove them"
+            f"expected a value of {shown(target)} in every row, got none in {y.null_count():,}; the first is "
+            f"{where(y.is_null())}; remove them"
         )
     groups = _combined(frame, group)
     together = None
@@ -135,18 +131,20 @@ def make_problem(
     special[target] = "target"
     warnings: list[str] = []
     classes, labels = _labels(y, task, warnings)
+    if classes and split["how"] == "random":
+        split["text"] = "A fifth of the rows of each class is kept for the test."
     columns = describe(frame, special, drop, categorical)
     warnings += [f"Column {shown(c['name'])}: {c['note']}." for c in columns if c["note"] and c["note"] != "as asked"][
         :20
     ]
-    found = Problem(
+    found = TableProblem(
         frame, target, classes, labels, columns, groups, list(group), list(ids), together, split, fixed, warnings
     )
     _check_sizes(found, folds)
     return found
 
 
-def _split(how: Any, column: str | None, value: str | None, text: str) -> Split:
+def _split(how: Any, column: str | None, value: str | None, text: str) -> SplitSummary:
     return {"how": how, "column": column, "value": value, "text": text}
 
 
@@ -163,14 +161,15 @@ def _joined(frame: Any, other: Any) -> Any:
     return pl.concat([frame, other])
 
 
-def _after(frame: Any, split_after: str | tuple[str, Any]) -> tuple[Cut, Split]:
+def _after(frame: Any, split_after: str | tuple[str, Any]) -> tuple[TrainTest, SplitSummary]:
     """Rows after a value are the test; without a value, the last fifth."""
     pl = polars()
     name, bound = (split_after, None) if isinstance(split_after, str) else split_after
     column = column_of(frame, name, "split_after")
     if column.null_count():
         raise DataError(
-            f"expected a value of {shown(name)} in every row to split after, got none in {column.null_count():,}"
+            f"expected a value of {shown(name)} in every row to split after, got none in {column.null_count():,}; the "
+            f"first is {where(column.is_null())}"
         )
     if column.dtype == pl.String and bound is None:
         raise DataError(
@@ -191,7 +190,7 @@ def _after(frame: Any, split_after: str | tuple[str, Any]) -> tuple[Cut, Split]:
     if late.all() or not late.any():
         raise DataError(f"expected rows before and after {shown(name)} = {shown(bound)}, got only one kind")
     text = f"The test rows are those with {name} above {bound}."
-    return Cut(np.flatnonzero(~late), np.flatnonzero(late)), _split("after", name, str(bound), text)
+    return TrainTest(np.flatnonzero(~late), np.flatnonzero(late)), _split("after", name, str(bound), text)
 
 
 def _labels(y: Any, task: str | None, warnings: list[str]) -> tuple[list[str], Array]:
@@ -244,7 +243,7 @@ def _combined(frame: Any, group: Sequence[str]) -> Array | None:
     return names
 
 
-def _check_sizes(problem: Problem, folds: int) -> None:
+def _check_sizes(problem: TableProblem, folds: int) -> None:
     n = len(problem.y)
     if problem.classes:
         counts = np.bincount(problem.y, minlength=len(problem.classes))

@@ -16,7 +16,7 @@ from scdro.errors import DataError, MissingDataError
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["as_table", "column_of", "polars", "read_table", "shown"]
+__all__ = ["as_table", "column_of", "polars", "read_table", "shown", "where"]
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?")
 DELIMITERS = ",\t;|"
@@ -36,6 +36,12 @@ def shown(text: Any, most: int = 60) -> str:
     """A name or value for a message: quoted, control characters escaped, not too long."""
     text = repr(str(text))
     return text if len(text) <= most else f"{text[: most - 4]}...{text[-1]}"
+
+
+def where(mask: pl.Series) -> str:
+    """The first row of a mask, as a user finds it. (Blank lines, or line breaks in quotes, put it further down.)"""
+    row = int(mask.arg_max() or 0)
+    return f"row {row + 1}, line {row + 2} of a CSV file"
 
 
 def column_of(frame: pl.DataFrame, name: str, what: str) -> pl.Series:
@@ -131,12 +137,17 @@ def _csv(path: Path, texts: Sequence[str]) -> Any:
         raw = gzip.decompress(path.read_bytes()) if path.suffix.lower() == ".gz" else path.read_bytes()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"expected a gzip file, got a damaged one, {shown(path)}: {error}") from error
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(f"expected UTF-8 text in {shown(path)}, got UTF-16 from line 1 on; save it as UTF-8")
+    if b"\r" in raw and b"\n" not in raw:  # as old spreadsheets end lines
+        raw = raw.replace(b"\r", b"\n")
     delimiter = _delimiter(raw, path)
     blank = _check(raw, delimiter, path)
     try:
         frame = pl.read_csv(raw, separator=delimiter, infer_schema_length=0, raise_if_empty=False)
-    except pl.exceptions.PolarsError as error:
-        raise DataError(f"expected a table in {shown(path)}: {_first_line(error)}") from error
+    except pl.exceptions.PolarsError:  # quotes inside of a field, as in 5" pipe: slower, but they are read
+        names, *rows = (row for row in _rows(raw, delimiter) if row)
+        frame = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row")
     del raw
     if blank:
         frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
@@ -161,9 +172,7 @@ def _check(raw: bytes, delimiter: str, path: Path) -> bool:
     if at >= 0:
         line = raw.count(b"\n", 0, at) + 1
         raise DataError(f"expected text in {shown(path)}, got a NUL in line {line}")
-    reader = csv.reader(
-        io.TextIOWrapper(io.BufferedReader(_Chunks(raw)), "utf-8-sig", newline=""), delimiter=delimiter, strict=True
-    )
+    reader = _rows(raw, delimiter)
     rows, width, blank, line = 0, 0, False, 0
     try:
         for row in reader:
@@ -181,12 +190,19 @@ def _check(raw: bytes, delimiter: str, path: Path) -> bool:
     except UnicodeDecodeError:
         raise DataError(f"expected UTF-8 text in {shown(path)}, got other bytes in line {_bad_line(raw)}") from None
     except csv.Error as error:
+        most = f"fields of at most {csv.field_size_limit():,} characters and " * ("limit" in str(error))
         raise DataError(
-            f"expected quotes that are closed in {shown(path)}, got {error} in the row that starts in line {line + 1}"
+            f"expected {most}quotes that are closed in {shown(path)}, got {error} in the row that starts in line "
+            f"{line + 1}"
         ) from None
     if rows < 2:
         raise DataError(f"expected a line of column names and rows below it in {shown(path)}, got {rows} line(s)")
     return blank
+
+
+def _rows(raw: bytes, delimiter: str) -> Any:
+    text = io.TextIOWrapper(io.BufferedReader(_Chunks(raw)), "utf-8-sig", newline="")
+    return csv.reader(text, delimiter=delimiter, strict=True)
 
 
 class _Chunks(io.RawIOBase):
@@ -206,13 +222,15 @@ class _Chunks(io.RawIOBase):
 
 
 def _check_names(names: list[str], path: Path) -> int:
+    if not names:
+        raise DataError(f"expected names of columns in line 1 of {shown(path)}, got an empty line")
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise DataError(f"expected different names of columns in {shown(path)}, got {shown(name)} twice")
+            raise DataError(f"expected different names of columns in line 1 of {shown(path)}, got {shown(name)} twice")
         seen.add(name)
-    if names and all(_is_number(name) for name in names):
-        raise DataError(f"expected names of columns in the first line of {shown(path)}, got numbers: add a first line")
+    if all(_is_number(name) for name in names):
+        raise DataError(f"expected names of columns in line 1 of {shown(path)}, got numbers: add a first line")
     return len(names)
 
 

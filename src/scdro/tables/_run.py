@@ -14,6 +14,7 @@ import numpy.typing as npt
 from scdro._files import write_file
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.tables import _folder
+from scdro.tables._columns import Columns
 from scdro.tables._families import FAMILIES
 from scdro.tables._models import Model
 from scdro.tables._page import render
@@ -31,7 +32,7 @@ class Run:
     Attributes:
         summary: plain data: the task, the methods with their scores, who is failed, the verdict.
         models: names of the models that can predict: "plain", and the robust method where it is of use.
-        kept: the one that predicts unless told otherwise.
+        kept: the one that predicts unless told otherwise; "none" where no model learned anything.
 
     Example:
         >>> import scdro
@@ -59,13 +60,14 @@ class Run:
         return self.summary["task"]["classes"]
 
     def _scores(self, X: Array, model: str | None) -> Array:
+        if not self._fitted:
+            why = "an audit keeps none" if self.summary["kind"] == "audit" else self.summary["verdict"]["headline"]
+            raise HyperparameterError(f"expected a run with a model, got one without: {why}")
         name = self.kept if model is None else model
         if name == "robust":
             name = next((n for n in self._fitted if n != "plain"), name)
         if name not in self._fitted:
-            raise HyperparameterError(
-                f"expected one of the models {', '.join(self._fitted) or '(an audit keeps none)'}, got {shown(name)}"
-            )
+            raise HyperparameterError(f"expected one of the models {', '.join(self._fitted)}, got {shown(name)}")
         return self._fitted[name].predict(X)
 
     def predict(self, data: Any, model: str | None = None) -> Array:
@@ -111,7 +113,7 @@ class Run:
 
     def __str__(self) -> str:
         verdict = self.summary["verdict"]
-        return " ".join([verdict["headline"], *verdict["sentences"]])
+        return _printable(" ".join([verdict["headline"], *verdict["sentences"]]))
 
     def report(self) -> str:
         """The page, as HTML."""
@@ -139,7 +141,7 @@ class Run:
             _folder.seal(folder)
 
     @classmethod
-    def load(cls, folder: Any) -> Run:
+    def load(cls, folder: Any, features: Any = None) -> Run:
         """Open a run; every file is checked against its checksum, and nothing in it is executed."""
         folder = Path(folder)
         _folder.open_run(folder)
@@ -151,6 +153,8 @@ class Run:
             if wrong is not None:
                 raise CheckpointError(f"expected the summary of a run in {shown(folder)}, got {shown(wrong, 200)}")
             family = FAMILIES[about["model"]](1)
+            if features is not None:
+                family.features = features
             inputs = family.inputs.from_json(about["inputs"])
             mean, std = (float(value) for value in about["scale"])
             names = [str(name) for name in about["models"]]
@@ -161,6 +165,8 @@ class Run:
             models = {name: family.load(folder / "models" / name) for name in names}
             if any(model.classes != len(summary["task"]["classes"]) for model in models.values()):
                 raise CheckpointError("expected models of the classes in summary.json, got models of others")
+            if isinstance(inputs, Columns):
+                _try(models, len(inputs.names))
             return cls(summary, models, inputs, (mean, std))
         except _folder.ERRORS as error:
             if isinstance(error, CheckpointError):
@@ -168,9 +174,23 @@ class Run:
             raise CheckpointError(f"expected a run in {shown(folder)}, got damaged files: {error!r}") from error
 
 
+def _try(models: dict[str, Model], columns: int) -> None:
+    """That models take the columns in model.json is seen here, not at the first prediction."""
+    try:
+        for model in models.values():
+            model.predict(np.zeros((1, columns)))
+    except Exception as error:  # each library has errors of its own
+        raise CheckpointError(f"expected models of the {columns} columns in model.json, got others") from error
+
+
+def _printable(text: str) -> str:
+    """Without what steers a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 def _quoted(text: str) -> str:
     """Harmless in a spreadsheet and on a terminal."""
-    text = "".join(c if c.isprintable() else " " for c in text)
+    text = _printable(text)
     risky = text[:1] in ("=", "+", "@") or (text[:1] == "-" and not text[1:].replace(".", "", 1).isdigit())
     return f"'{text}" if risky else text
 
@@ -181,10 +201,14 @@ def _harmless(column: Any) -> Any:
     return polars().Series(column.name, [None if v is None else _quoted(v) for v in column.to_list()])
 
 
-def load(folder: Any) -> Run:
+def load(folder: Any, features: Any = None) -> Run:
     """Open the run that `scdro train` or `Run.save` left in a folder.
 
     Every file is checked against its checksum; opening a run executes nothing from it.
+
+    Args:
+        folder: of the run.
+        features: of a run on images whose features came from a network given as an object: that network.
 
     Example:
         >>> import scdro, tempfile
@@ -194,4 +218,4 @@ def load(folder: Any) -> Run:
         >>> scdro.load(folder).predict({"x": [2, 15]}).tolist()
         ['false', 'true']
     """
-    return Run.load(folder)
+    return Run.load(folder, features)

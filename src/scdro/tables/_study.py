@@ -23,16 +23,26 @@ from scdro import __version__
 from scdro._validation import check_choice, check_number, check_whole
 from scdro.errors import DataError, HyperparameterError
 from scdro.functional import worst_case
+from scdro.integrations.loggers import Logger
 from scdro.second_look import SecondLook, find_slices, second_look_weights
 from scdro.tables import _folder
 from scdro.tables._columns import Columns
 from scdro.tables._families import FAMILIES
+from scdro.tables._logs import Logs
 from scdro.tables._models import Family, Model, Part
-from scdro.tables._problem import Cut, Problem, make_problem
+from scdro.tables._problem import TableProblem, TrainTest, make_problem
 from scdro.tables._read import shown
 from scdro.tables._run import Run
-from scdro.tables._summary import FORMAT, Curve, Group, Point, SliceRow, Summary, Verdict
-from scdro.tables._summary import Method as MethodRow
+from scdro.tables._summary import (
+    FORMAT,
+    CandidateSummary,
+    Curve,
+    GroupSummary,
+    MethodSummary,
+    SliceSummary,
+    Summary,
+    VerdictSummary,
+)
 from scdro.tables._verdict import Tested, judge, measure, row_losses, row_scores
 
 __all__ = ["METHODS", "audit", "train"]
@@ -43,12 +53,12 @@ RADII = (0.0, 0.1, 0.05, 0.2, 0.5, 0.02, 1.0, 0.01)  # the first as many as the 
 MANY_ROWS, SAMPLE = 100_000, 50_000  # with more rows, settings are chosen on this many
 LOOKED_AT = 20_000  # rows for the verdict of `SecondLook`
 
-Progress = Callable[[int, int, str], None]
+OnProgress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class Options:
-    """Of a study, checked."""
+    """Checked options of a study."""
 
     model: str
     methods: tuple[str, ...]
@@ -74,7 +84,7 @@ class Candidate(NamedTuple):
 
 
 @dataclass
-class Method:
+class MethodStudy:
     """A method on one seed: its candidates, the one chosen, and what the final model says on the test rows."""
 
     name: str
@@ -113,7 +123,8 @@ def train(
     threads: int | None = None,
     out: Any = None,
     title: str = "",
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
+    loggers: Sequence[Logger] = (),
 ) -> Run:
     r"""Train a plain and a robust model on a table, and say who is failed, whether robustness helps, and its price.
 
@@ -143,6 +154,8 @@ def train(
         out: folder of the run; one that was killed goes on there.
         title: for the report.
         progress: called with (done, total, text).
+        loggers: get the numbers of every candidate when it has been judged, at the end the scores, groups and slices;
+            see `scdro.integrations.loggers`.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -159,7 +172,7 @@ def train(
     options = _options(
         problem, model, methods, rho, price, folds, budget, seed, seeds, least_group, threads, audit=False
     )
-    return _in_folder(problem, options, out, title or _title(data), progress)
+    return _in_folder(problem, options, out, title or _title(data), progress, Logs(loggers))
 
 
 def audit(
@@ -183,7 +196,8 @@ def audit(
     threads: int | None = None,
     out: Any = None,
     title: str = "",
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
+    loggers: Sequence[Logger] = (),
 ) -> Run:
     """Whom a plain model fails, and what a second look would gain at what price, for a range of rho; no model is kept.
 
@@ -213,7 +227,7 @@ def audit(
         "text": "Every row is judged by a model that did not see it.",
     }
     options = _options(problem, model, methods, rho, price, folds, budget, seed, 1, least_group, threads, audit=True)
-    return _in_folder(problem, options, out, title or _title(data), progress)
+    return _in_folder(problem, options, out, title or _title(data), progress, Logs(loggers))
 
 
 def _title(data: Any) -> str:
@@ -221,7 +235,7 @@ def _title(data: Any) -> str:
 
 
 def _options(
-    problem: Problem, model: str, methods: Sequence[str], rho: float, price: float, folds: int, budget: int,
+    problem: TableProblem, model: str, methods: Sequence[str], rho: float, price: float, folds: int, budget: int,
     seed: int, seeds: int | None, least_group: int, threads: int | None, audit: bool,
 ) -> Options:  # fmt: skip
     n = len(problem.y)
@@ -257,14 +271,16 @@ def _free(cores: int) -> int:
     return max(1, cores - busy)
 
 
-def _in_folder(problem: Problem, options: Options, out: Any, title: str, progress: Progress | None) -> Run:
+def _in_folder(
+    problem: TableProblem, options: Options, out: Any, title: str, progress: OnProgress | None, logs: Logs
+) -> Run:
     def study(fits: _folder.Fits) -> Run:
-        return _study(problem, options, fits, title, progress)
+        return _study(problem, options, fits, title, progress, logs)
 
     return in_folder(out, {**options.__dict__, "methods": list(options.methods), "data": _digest(problem)}, study)
 
 
-def in_folder(out: Any, about: dict[str, Any], study: Callable[[_folder.Fits], Run]) -> Run:
+def in_folder(out: Any, about: dict[str, Any], study: Callable[[_folder.Fits], Run], features: Any = None) -> Run:
     """The run of a folder, if it is there; otherwise a study, which goes on where it was, saved at its end."""
     if out is None:
         return study(_folder.Fits(None))
@@ -273,7 +289,7 @@ def in_folder(out: Any, about: dict[str, Any], study: Callable[[_folder.Fits], R
     with _folder.locked(folder):
         _folder.same_run(folder, about)
         if (folder / _folder.MANIFEST).exists():
-            return Run.load(folder)
+            return Run.load(folder, features)
         fits = _folder.Fits(folder)
         run = study(fits)
         fits.clear()
@@ -281,8 +297,8 @@ def in_folder(out: Any, about: dict[str, Any], study: Callable[[_folder.Fits], R
         return run
 
 
-def _digest(problem: Problem) -> str:
-    """Of all that the results depend on."""
+def _digest(problem: TableProblem) -> str:
+    """Hash of everything that the results depend on."""
     digest = hashlib.sha256()
     parts = [problem.target, problem.split, problem.columns, problem.classes, problem.group]
     digest.update(repr(parts).encode())
@@ -301,7 +317,9 @@ def _digest(problem: Problem) -> str:
 # -- one study --------------------------------------------------------------------------------------------------------
 
 
-def _study(problem: Problem, options: Options, fits: _folder.Fits, title: str, progress: Progress | None) -> Run:
+def _study(
+    problem: TableProblem, options: Options, fits: _folder.Fits, title: str, progress: OnProgress | None, logs: Logs
+) -> Run:
     began = time.monotonic()
     rounds = options.seeds * (sum(1 for _ in options.methods) * (options.budget + (0 if options.audit else 1)) + 1)
     step = [0]
@@ -311,7 +329,8 @@ def _study(problem: Problem, options: Options, fits: _folder.Fits, title: str, p
         if progress is not None:
             progress(min(step[0], rounds), rounds, text)
 
-    studies = [_Seed(problem, options, fits, seed, tell) for seed in range(options.seed, options.seed + options.seeds)]
+    seeds = range(options.seed, options.seed + options.seeds)
+    studies = [_Seed(problem, options, fits, seed, tell, logs) for seed in seeds]
     for study in studies:
         study.run()
     robust = _best_robust(studies, options)
@@ -339,30 +358,37 @@ def _study(problem: Problem, options: Options, fits: _folder.Fits, title: str, p
         )
     curves = [first.curve(name) for name in options.methods]
     found = Found(methods, curves, groups, slices, verdict, notes)
-    summary = make_summary(problem, options, found, first.cut, chosen_on, title, time.monotonic() - began)
+    tested = len(np.unique(np.concatenate([study.cut.test for study in studies])))
+    summary = make_summary(problem, options, found, first.cut, tested, chosen_on, title, time.monotonic() - began)
+    logs.end(summary)
     models: dict[str, Model] = {}
     if not options.audit:
-        models = {name: m.model for name, m in first.methods.items() if m.model is not None}
-        wanted = {"plain", robust if verdict["answer"] != "degenerate" else "plain"}
-        models = {name: fitted for name, fitted in models.items() if name in wanted}
+        models = {name: m.model for name in verdict["saved"] if (m := first.methods[name]).model is not None}
     return Run(summary, models, first.columns, first.scale)
 
 
 class Found(NamedTuple):
     """The results of a study, as the summary has them."""
 
-    methods: list[MethodRow]
+    methods: list[MethodSummary]
     curves: list[Curve]
-    groups: list[Group]
-    slices: list[SliceRow]
-    verdict: Verdict
+    groups: list[GroupSummary]
+    slices: list[SliceSummary]
+    verdict: VerdictSummary
     warnings: list[str]
 
 
 def make_summary(
-    problem: Problem, options: Options, found: Found, cut: Cut, chosen_on: int, title: str, seconds: float
+    problem: TableProblem,
+    options: Options,
+    found: Found,
+    cut: TrainTest,
+    tested: int,
+    chosen_on: int,
+    title: str,
+    seconds: float,
 ) -> Summary:
-    """Plain data."""
+    """The summary of a study."""
     counts = np.bincount(problem.y, minlength=len(problem.classes)).tolist() if problem.classes else []
     return {
         "format": FORMAT,
@@ -383,6 +409,7 @@ def make_summary(
             "rows": len(problem.y),
             "train": len(cut.train),
             "test": len(cut.test),
+            "tested": tested,
             "chosen_on": chosen_on,
             "columns": problem.columns,
             "split": problem.split,
@@ -429,19 +456,22 @@ def _best_robust(studies: list[_Seed], options: Options) -> str | None:
 class _Seed:
     """All methods on one split."""
 
-    def __init__(self, problem: Problem, options: Options, fits: _folder.Fits, seed: int, tell: Any) -> None:
-        self.problem, self.options, self.fits, self.seed, self.tell = problem, options, fits, seed, tell
+    def __init__(
+        self, problem: TableProblem, options: Options, fits: _folder.Fits, seed: int, tell: Any, logs: Logs
+    ) -> None:
+        self.problem, self.options, self.fits, self.seed = problem, options, fits, seed
+        self.tell, self.logs = tell, logs
         everyone = np.arange(len(problem.y))
-        self.cut = Cut(everyone, everyone) if options.audit else problem.cut(seed)
+        self.cut = TrainTest(everyone, everyone) if options.audit else problem.cut(seed)
         rows = self.cut.train
         if len(rows) > MANY_ROWS:
             stratify = problem.y[rows] if problem.classes else None
             rows = np.sort(train_test_split(rows, train_size=SAMPLE, random_state=seed, stratify=stratify)[0])
         self.sample = rows
         if options.audit:
-            self.cut = Cut(rows, rows)
+            self.cut = TrainTest(rows, rows)
         self.family: Family = FAMILIES[options.model](options.threads)
-        self.methods: dict[str, Method] = {}
+        self.methods: dict[str, MethodStudy] = {}
         named = [c["name"] for c in problem.columns if c["kind"] == "category"]
         self.columns = Columns.fit(problem.frame[self.cut.train], problem.features(), named)
         self.X = self.columns.encode(problem.frame)
@@ -453,7 +483,7 @@ class _Seed:
         self._check()
 
     def _check(self) -> None:
-        """What only the parts show."""
+        """Check what only the folds and the encoded columns show."""
         for seen, _ in self.folds if self.problem.classes else ():
             present = np.unique(self.y[self.sample[seen]])
             if len(present) < 2:
@@ -475,10 +505,11 @@ class _Seed:
 
     def run(self) -> None:
         for name in self.options.methods:
-            method = self.methods[name] = Method(name)
+            method = self.methods[name] = MethodStudy(name)
             for settings in self._settings(name):
                 self.tell(f"{name}: {_as_text(settings)}")
                 method.candidates.append(self._candidate(name, settings))
+                self.logs.candidate(name, settings, method.candidates[-1].measures)
             method.chosen = self._choose(method)
             method.seconds = sum(c.seconds for c in method.candidates)
         for name in () if self.options.audit else self.options.methods:
@@ -486,10 +517,10 @@ class _Seed:
             self._final(self.methods[name])
 
     def _settings(self, name: str) -> list[dict[str, Any]]:
-        """As many for each method: of the plain one the model's own, of the others what makes them robust."""
+        """Candidates of a method, as many for each: robust methods vary their robustness, the others the model."""
         budget = self.options.budget
         if name in ("plain", "class-weighted"):
-            return self.family.candidates()[:budget]
+            return self.family.candidates(len(self.sample))[:budget]
         own = self.methods["plain"].best.settings
         if name == "worst-case":
             return [{**own, "rho": rho} for rho in sorted(RADII[:budget])]
@@ -503,7 +534,7 @@ class _Seed:
         began = time.monotonic()
         what = {"seed": self.seed, "method": name, "settings": settings}
         found = self.fits.get(what, lambda: self._cross_fit(settings, self._weights(name, settings, self.sample)))
-        predicted, rounds = found["predicted"], int(np.ceil(np.mean(found["rounds"])))
+        predicted, rounds = found["predicted"], _mean_up(found["rounds"])
         measures = measure(row_losses(predicted, self.y[self.sample]), self.options.rho)
         measures["score"] = float(row_scores(predicted, self.y[self.sample]).mean())
         return Candidate(settings, predicted, rounds, measures, time.monotonic() - began)
@@ -512,12 +543,13 @@ class _Seed:
         whole = Part(self.X[self.sample], self.y[self.sample], weights)
         k = len(self.problem.classes)
         predicted = np.zeros((len(self.sample), k) if k else len(self.sample))
-        rounds = []
-        for seen, unseen in self.folds:
-            model = self._fitted(whole.take(seen), whole.take(unseen), settings)
+        models = [self._fitted(whole.take(seen), whole.take(unseen), settings) for seen, unseen in self.folds]
+        rounds = np.array([model.rounds for model in models])
+        for fold, (model, (_, unseen)) in enumerate(zip(models, self.folds, strict=True)):
+            if rounds.any():  # the other folds say when to stop: a fold that did would be judged too well
+                model.stop_at(max(_mean_up(np.delete(rounds, fold)), 1))
             predicted[unseen] = model.predict(whole.X[unseen])
-            rounds.append(model.rounds)
-        return {"predicted": predicted, "rounds": np.array(rounds)}
+        return {"predicted": predicted, "rounds": rounds}
 
     def _fitted(self, part: Part, held_out: Part | None, settings: dict[str, Any]) -> Model:
         own = {key: value for key, value in settings.items() if key not in ("look", "balanced")}
@@ -525,7 +557,7 @@ class _Seed:
             python_warnings.simplefilter("ignore")  # of the libraries, about things that are as they should be
             return self.family.fit(self.columns, part, held_out, own, len(self.problem.classes), self.seed)
 
-    def _choose(self, method: Method) -> int:
+    def _choose(self, method: MethodStudy) -> int:
         measures = [c.measures for c in method.candidates]
         if method.name == "plain":
             return int(np.argmin([m["loss"] for m in measures]))
@@ -550,7 +582,7 @@ class _Seed:
         """All candidates of a method."""
         method, points = self.methods[name], []
         for k, candidate in enumerate(method.candidates):
-            point: Point = {
+            point: CandidateSummary = {
                 "rho": candidate.settings.get("rho", candidate.settings.get("look")),
                 "settings": candidate.settings,
                 "score": candidate.measures["score"],
@@ -602,7 +634,7 @@ class _Seed:
 
     # -- the final models --------------------------------------------------------------------------------------------
 
-    def _final(self, method: Method) -> None:
+    def _final(self, method: MethodStudy) -> None:
         began = time.monotonic()
         rows, best = self.cut.train, method.best
         rows = self.sample if len(rows) == len(self.sample) else rows
@@ -620,7 +652,7 @@ class _Seed:
 
     # -- who is failed -----------------------------------------------------------------------------------------------
 
-    def slices(self, robust: str | None) -> list[SliceRow]:
+    def slices(self, robust: str | None) -> list[SliceSummary]:
         """Descriptions of the rows that plain training fails, out of fold."""
         plain, y = self.methods["plain"].best.predicted, self.y[self.sample]
         after = None if robust is None else self.methods[robust].best.predicted
@@ -630,7 +662,10 @@ class _Seed:
         if not self.problem.classes:
             errors = np.abs(plain - y)
             weights = worst_case(errors, self.options.rho).weights * len(y)
-            found = find_slices(weights, frame, least=self.options.least_group // 2 or 2)
+            found = find_slices(
+                weights, frame, proba=errors * self.scale[1], errors=True, least=max(self.options.least_group // 2, 2),
+                after=None if after is None else np.abs(after - y) * self.scale[1],
+            )  # fmt: skip
         else:
             weights = self._second_look_weights(plain, y, {"look": "half", "balanced": False})
             names = np.array(self.problem.classes)
@@ -649,7 +684,7 @@ class _Seed:
                 found[column["name"]] = series.to_numpy()
         return found
 
-    def _slice_row(self, one: Any) -> SliceRow:
+    def _slice_row(self, one: Any) -> SliceSummary:
         own = any(c["name"] == "label" and c["kind"] != "target" for c in self.problem.columns)
         target = "label" if own else self.problem.target
         conditions = [f"{target}{c[5:]}" if c.startswith("label = ") else c for c in one.conditions]
@@ -695,6 +730,10 @@ def _balanced(y: Array) -> Array:
     counts = np.bincount(y)
     weights: Array = len(y) / (np.count_nonzero(counts) * counts[y])
     return weights
+
+
+def _mean_up(rounds: Array) -> int:
+    return int(np.ceil(np.mean(rounds)))
 
 
 def _as_text(settings: dict[str, Any]) -> str:

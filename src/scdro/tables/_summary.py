@@ -1,7 +1,7 @@
 """The summary of a run: plain data, saved as `summary.json`, from which the report page is made.
 
-Everything is JSON: numbers are finite or null, names are the user's own text (unescaped: whoever shows them escapes).
-Scores are shares (accuracy, R^2), higher is better; losses are lower-is-better. `Estimate` is a value with a 95%
+Everything is JSON: numbers are finite or null, names are the user's own text (escape it where it is shown).
+Scores are shares (accuracy, R^2), higher is better; losses are lower-is-better. `Interval` is a value with a 95%
 interval, null where there is none. A change of meaning raises FORMAT.
 """
 
@@ -13,22 +13,22 @@ from typing import Any, Literal, TypedDict
 
 __all__ = [
     "FORMAT",
-    "Column",
+    "CandidateSummary",
+    "ColumnSummary",
     "Curve",
-    "Estimate",
-    "Group",
-    "Method",
-    "Point",
-    "SliceRow",
+    "GroupSummary",
+    "Interval",
+    "MethodSummary",
+    "SliceSummary",
     "Summary",
-    "Verdict",
+    "VerdictSummary",
     "mismatch",
 ]
 
 FORMAT = 1
 
 
-class Estimate(TypedDict):
+class Interval(TypedDict):
     """A number with its 95% interval."""
 
     value: float | None
@@ -36,7 +36,7 @@ class Estimate(TypedDict):
     high: float | None
 
 
-class Column(TypedDict):
+class ColumnSummary(TypedDict):
     """A column of the data."""
 
     name: str
@@ -46,7 +46,7 @@ class Column(TypedDict):
     note: str  # why it was left out, or what looks like a mistake; "" for nothing
 
 
-class Task(TypedDict):
+class TaskSummary(TypedDict):
     """What is learnt."""
 
     type: Literal["classification", "regression"]
@@ -57,7 +57,7 @@ class Task(TypedDict):
     loss: str  # what `robust_value` and `tail` are of: "log loss", or "squared error" of the standardised target
 
 
-class Split(TypedDict):
+class SplitSummary(TypedDict):
     """How the test rows were chosen."""
 
     how: Literal["random", "by", "after", "file", "out of fold"]
@@ -66,23 +66,24 @@ class Split(TypedDict):
     text: str  # one sentence
 
 
-class Data(TypedDict):
+class DataSummary(TypedDict):
     """Sizes and columns."""
 
     rows: int
     train: int
-    test: int
+    test: int  # of one split
+    tested: int  # different rows that were tested, over all seeds: those that scores and groups are of
     chosen_on: int  # rows that settings were chosen on: fewer than `train` where there are many
-    columns: list[Column]
-    split: Split
+    columns: list[ColumnSummary]
+    split: SplitSummary
 
 
-class Method(TypedDict):
+class MethodSummary(TypedDict):
     """One way of training, at the settings that cross-validation chose."""
 
     name: Literal["plain", "class-weighted", "worst-case", "second-look"]
     settings: dict[str, Any]
-    scores: dict[str, Estimate]
+    scores: dict[str, Interval]
     """On the test rows. Classification: accuracy, balanced_accuracy, log_loss, roc_auc, brier, robust_value, tail.
     Regression: R2, mean_absolute_error, root_mean_squared_error, robust_value, tail (mean of the worst 5% losses)."""
     out_of_fold: dict[str, float]  # score, loss, robust_value, tail: by models that did not see the row
@@ -90,7 +91,7 @@ class Method(TypedDict):
     note: str
 
 
-class Point(TypedDict):
+class CandidateSummary(TypedDict):
     """A candidate setting, out of fold."""
 
     rho: float | Literal["half"] | None  # null for a method without a radius
@@ -107,10 +108,10 @@ class Curve(TypedDict):
     """All candidates of a method, in the order in which they were tried."""
 
     method: str
-    points: list[Point]
+    points: list[CandidateSummary]
 
 
-class Group(TypedDict):
+class GroupSummary(TypedDict):
     """A group of test rows: a class, a value of a `group` column, or a combination of values."""
 
     name: str  # such as "sex = Female, race = Black", or "income = >50K" for a class
@@ -118,10 +119,10 @@ class Group(TypedDict):
     size: int  # test rows
     share: float
     small: bool  # fewer rows than `least_group`: shown, never in a headline
-    scores: dict[str, Estimate]  # by method: accuracy, or mean absolute error for regression
+    scores: dict[str, Interval]  # by method: accuracy, or mean absolute error for regression
 
 
-class SliceRow(TypedDict):
+class SliceSummary(TypedDict):
     """Who is failed, in the user's columns: from `scdro.find_slices`, out of fold."""
 
     conditions: list[str]
@@ -145,17 +146,18 @@ class Difference(TypedDict):
 
 
 class WorstGroup(Difference):
-    """Of the large enough group that plain training serves worst; the interval holds for all groups at once."""
+    """The large enough group that plain training serves worst; the interval holds for all groups at once."""
 
     name: str
     size: int
 
 
-class Verdict(TypedDict):
+class VerdictSummary(TypedDict):
     """Whether robust training helped, and at what price."""
 
-    answer: Literal["helps", "costs too much", "no difference", "degenerate", "not tried"]
-    kept: str  # the method of the model that `predict` uses
+    answer: Literal["helps", "costs too much", "no difference", "degenerate", "nothing learned", "not tried"]
+    kept: str  # the method of the model that `predict` uses; "none" where no model learned anything
+    saved: list[str]  # methods whose models are in the run's folder
     robust: str | None  # the best robust method by cross-validation, which is compared with plain training
     headline: str  # one sentence
     sentences: list[str]  # a short paragraph: who is failed, whether it helped, the price, what is kept
@@ -166,7 +168,7 @@ class Verdict(TypedDict):
     second_look: str | None  # the answer of `SecondLook`: helps, class weights suffice, nothing stands out, ...
 
 
-class Settings(TypedDict):
+class SettingsSummary(TypedDict):
     """What was asked for, or chosen by default."""
 
     model: Literal["trees", "linear", "network", "images"]
@@ -194,14 +196,14 @@ class Summary(TypedDict):
     created: str  # ISO 8601, UTC
     seconds: float
     versions: dict[str, str]
-    task: Task
-    data: Data
-    settings: Settings
-    methods: list[Method]  # the first is "plain"
+    task: TaskSummary
+    data: DataSummary
+    settings: SettingsSummary
+    methods: list[MethodSummary]  # the first is "plain"
     curves: list[Curve]
-    groups: list[Group]  # worst first by plain training
-    slices: list[SliceRow]  # the one that stands out most first
-    verdict: Verdict
+    groups: list[GroupSummary]  # worst first by plain training
+    slices: list[SliceSummary]  # the one that stands out most first
+    verdict: VerdictSummary
     warnings: list[str]
 
 

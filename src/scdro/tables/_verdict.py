@@ -11,15 +11,23 @@ import sklearn.metrics
 from scipy import stats
 
 from scdro.functional import worst_case
-from scdro.tables._problem import Problem
-from scdro.tables._summary import Difference, Estimate, Group, Method, SliceRow, Verdict, WorstGroup
+from scdro.tables._problem import TableProblem
+from scdro.tables._summary import (
+    Difference,
+    GroupSummary,
+    Interval,
+    MethodSummary,
+    SliceSummary,
+    VerdictSummary,
+    WorstGroup,
+)
 
 __all__ = ["Tested", "judge", "measure", "row_losses", "row_scores"]
 
 Array = npt.NDArray[Any]
 TAIL = 0.05
 RESAMPLES, RESAMPLED = 200, 20_000  # bootstrap samples, and the rows they are drawn from at most
-FLAT = 0.02  # a model whose probabilities vary less than this says the same to everybody
+FLAT = 0.04  # a model that varies less than this share of a perfect one says the same to everybody
 
 
 class Tested(NamedTuple):
@@ -53,7 +61,7 @@ def row_scores(predicted: Array, y: Array) -> Array:
 
 
 def tail_mean(losses: Array) -> float:
-    """Of the worst twentieth."""
+    """Mean of the largest twentieth of the losses."""
     k = max(math.ceil(TAIL * len(losses)), 1)
     return float(np.partition(losses, len(losses) - k)[-k:].mean())
 
@@ -69,7 +77,7 @@ def measure(losses: Array, rho: float) -> dict[str, float]:
 # -- intervals --------------------------------------------------------------------------------------------------------
 
 
-def _estimate(values: Array, level: float = 0.95) -> Estimate:
+def _estimate(values: Array, level: float = 0.95) -> Interval:
     """A mean with its interval: Wilson's for shares, Student's otherwise."""
     n, mean = len(values), float(values.mean())
     if n < 2:
@@ -84,7 +92,7 @@ def _estimate(values: Array, level: float = 0.95) -> Estimate:
 
 
 def _paired(before: Array, after: Array, level: float = 0.95) -> Difference:
-    """Of means over the same rows."""
+    """Difference of two means over the same rows."""
     change = _change(after - before, level)
     return {"before": float(before.mean()), "after": float(after.mean()), **change}  # type: ignore[typeddict-item]
 
@@ -102,7 +110,7 @@ def _change(differences: Array, level: float) -> dict[str, float | None]:
 
 
 def _resampled(before: Array, after: Array, statistic: Any) -> Difference:
-    """Of a statistic of losses that is no mean: by the bootstrap of rows."""
+    """Difference of a statistic that is no mean; its interval is by bootstrap."""
     rng = np.random.default_rng(0)
     rows = np.arange(len(before))
     if len(rows) > RESAMPLED:
@@ -121,9 +129,9 @@ def _resampled(before: Array, after: Array, statistic: Any) -> Difference:
 
 
 def judge(
-    problem: Problem, tests: list[Tested], options: Any, robust: str | None, slices: list[SliceRow],
+    problem: TableProblem, tests: list[Tested], options: Any, robust: str | None, slices: list[SliceSummary],
     look: str | None, too_dear: bool,
-) -> tuple[Verdict, list[Group], list[Method]]:  # fmt: skip
+) -> tuple[VerdictSummary, list[GroupSummary], list[MethodSummary]]:  # fmt: skip
     """The verdict, the table of groups, the methods with their scores on the test rows."""
     names = list(options.methods)
     pooled = {name: _Pooled([t for t in tests if t.method == name]) for name in names}
@@ -150,16 +158,26 @@ class _Pooled:
         self.served = self.scores
         if not self.classifier:
             self.served = mean([np.abs(t.predicted - t.y) * t.scale[1] for t in tests])
-        self.flat = self.classifier and all(float(t.predicted.std(0).max()) < FLAT for t in tests)
-        self.one_answer = self.classifier and all(len(np.unique(t.predicted.argmax(1))) == 1 for t in tests)
+        kept = tests[0].predicted  # by the model of the first seed, the one that may be kept
+        self.flat = _is_flat(kept)
+        answers = np.unique(kept.argmax(1)).tolist() if self.classifier else []
+        self.one_answer: int | None = answers[0] if len(answers) == 1 else None  # the class that it gives every row
 
 
-def _method_row(name: str, tests: list[Tested], pooled: _Pooled, rho: float) -> Method:
-    def mean(function: Any) -> Estimate:
+def _is_flat(predicted: Array) -> bool:
+    """Whether predictions are nearly the same everywhere. A perfect model of a class of share p has probabilities of
+    standard deviation sqrt(p (1 - p)), one of the standardised target 1: a rare class is judged by its own measure."""
+    share = predicted.mean(0)
+    most = np.sqrt(np.maximum(share * (1 - share), 0.0)) if predicted.ndim == 2 else 1.0
+    return bool((predicted.std(0) <= FLAT * most + 1e-9).all())
+
+
+def _method_row(name: str, tests: list[Tested], pooled: _Pooled, rho: float) -> MethodSummary:
+    def mean(function: Any) -> Interval:
         return {"value": float(np.mean([function(t) for t in tests])), "low": None, "high": None}
 
     found = measure(pooled.losses, rho)
-    scores: dict[str, Estimate] = {}
+    scores: dict[str, Interval] = {}
     if pooled.classifier:
         scores["accuracy"] = _estimate(pooled.scores)
         scores["balanced_accuracy"] = mean(_balanced_accuracy)
@@ -176,7 +194,7 @@ def _method_row(name: str, tests: list[Tested], pooled: _Pooled, rho: float) -> 
     return {"name": name, "settings": {}, "scores": scores, "out_of_fold": {}, "seconds": 0.0, "note": ""}  # type: ignore[typeddict-item]
 
 
-def _finite(estimate: Estimate) -> Estimate:
+def _finite(estimate: Interval) -> Interval:
     low, value, high = (
         None if v is None or not math.isfinite(v) else v for v in (estimate["low"], estimate["value"], estimate["high"])
     )
@@ -206,7 +224,7 @@ def _brier(t: Tested) -> float:
     return float((errors**2).sum(1).mean())
 
 
-def _members(problem: Problem, rows: Array) -> list[tuple[str, Literal["class", "group"], Array]]:
+def _members(problem: TableProblem, rows: Array) -> list[tuple[str, Literal["class", "group"], Array]]:
     """Name, kind and a mask of every group of these rows."""
     found: list[tuple[str, Literal["class", "group"], Array]] = []
     if 1 < len(problem.classes) <= 50:
@@ -219,9 +237,9 @@ def _members(problem: Problem, rows: Array) -> list[tuple[str, Literal["class", 
     return [one for one in found if one[2].any()]
 
 
-def _groups(problem: Problem, pooled: dict[str, _Pooled], least: int) -> list[Group]:
+def _groups(problem: TableProblem, pooled: dict[str, _Pooled], least: int) -> list[GroupSummary]:
     rows = pooled["plain"].rows
-    found: list[Group] = []
+    found: list[GroupSummary] = []
     for name, kind, mask in _members(problem, rows):
         size = int(mask.sum())
         scores = {method: _finite(_estimate(p.served[mask])) for method, p in pooled.items()}
@@ -239,7 +257,7 @@ def _groups(problem: Problem, pooled: dict[str, _Pooled], least: int) -> list[Gr
     return sorted(found, key=lambda g: (g["small"], sign * (g["scores"]["plain"]["value"] or 0.0)))
 
 
-def _worst_group(problem: Problem, before: _Pooled, after: _Pooled, least: int) -> WorstGroup | None:
+def _worst_group(problem: TableProblem, before: _Pooled, after: _Pooled, least: int) -> WorstGroup | None:
     """The one that plain training serves worst, of those large enough, with an interval that holds for all of them."""
     large = [one for one in _members(problem, before.rows) if one[2].sum() >= least]
     if len(large) < 2:
@@ -251,16 +269,19 @@ def _worst_group(problem: Problem, before: _Pooled, after: _Pooled, least: int) 
 
 
 def _verdict(
-    problem: Problem, pooled: dict[str, _Pooled], groups: list[Group], options: Any, robust: str | None,
-    slices: list[SliceRow], look: str | None, too_dear: bool,
-) -> Verdict:  # fmt: skip
+    problem: TableProblem, pooled: dict[str, _Pooled], groups: list[GroupSummary], options: Any, robust: str | None,
+    slices: list[SliceSummary], look: str | None, too_dear: bool,
+) -> VerdictSummary:  # fmt: skip
     plain = pooled["plain"]
     words = _Words(problem, options)
-    failed = words.failed(slices, groups, float(plain.scores.mean()))
+    failed = words.failed(slices, groups, float(plain.served.mean()))
     if robust is None:
+        kept = "none" if plain.flat else "plain"
         return {
-            "answer": "not tried", "kept": "plain", "robust": None, "headline": failed,
-            "sentences": ["Only plain training was asked for."],
+            "answer": "nothing learned" if plain.flat else "not tried", "kept": kept,
+            "saved": _saved(kept, options), "robust": None,
+            "headline": words.nothing_learned() if plain.flat else failed,
+            "sentences": ["Only plain training was asked for.", *words.one_answer(plain, kept)],
             "price": None, "robust_value": None, "tail": None, "worst_group": None, "second_look": look,
         }  # fmt: skip
     after = pooled[robust]
@@ -270,38 +291,61 @@ def _verdict(
     worst = _worst_group(problem, plain, after, options.least_group)
     gain = _is_below(value) or (worst is not None and _is_better(worst, problem))
     answer: Any = "no difference"
-    if after.flat or (after.one_answer and not plain.one_answer):
+    degenerate = after.flat or (after.one_answer is not None and plain.one_answer is None)
+    if degenerate:
         answer = "degenerate"
     elif gain and (too_dear or (price["difference"] < -options.price and _is_below(price))):
         answer = "costs too much"
     elif gain and not (worst is not None and _is_worse(worst, problem) and not _is_below(value)):
         answer = "helps"
-    kept = robust if answer == "helps" else "plain"
+    kept, beside = (robust, "plain") if answer == "helps" else ("plain", robust)
+    if plain.flat and answer != "helps":
+        answer, kept = "nothing learned", "none"
+    saved = _saved(kept, options, *(() if degenerate or plain.flat else (beside,)))
     headline, sentences = words.verdict(answer, robust, price, value, tail, worst, look)
+    if answer == "nothing learned":
+        also = ", and so does the robust one" if after.flat else f", and {HOW[robust]} is not clearly better"
+        headline = words.nothing_learned(also)
+    if len(saved) > 1 and answer == "helps":
+        sentences.append("The plain model is saved beside the robust one.")
+    sentences += words.one_answer(pooled.get(kept, plain), kept)
     return {
-        "answer": answer, "kept": kept, "robust": robust, "headline": headline, "sentences": [failed, *sentences],
+        "answer": answer, "kept": kept, "saved": saved, "robust": robust, "headline": headline,
+        "sentences": [failed, *sentences],
         "price": price, "robust_value": value, "tail": tail, "worst_group": worst, "second_look": look,
     }  # fmt: skip
+
+
+def _saved(kept: str, options: Any, *beside: str) -> list[str]:
+    """Models of the run's folder: none that says the same to everybody."""
+    return [] if options.audit or kept == "none" else [name for name in options.methods if name in (kept, *beside)]
 
 
 def _is_below(d: Difference) -> bool:
     return d["high"] is not None and d["high"] < 0
 
 
-def _is_better(d: WorstGroup, problem: Problem) -> bool:
+def _is_better(d: WorstGroup, problem: TableProblem) -> bool:
     bound = d["low"] if problem.classes else d["high"]
     return bound is not None and (bound > 0 if problem.classes else bound < 0)
 
 
-def _is_worse(d: WorstGroup, problem: Problem) -> bool:
+def _is_worse(d: WorstGroup, problem: TableProblem) -> bool:
     bound = d["high"] if problem.classes else d["low"]
     return bound is not None and (bound < 0 if problem.classes else bound > 0)
+
+
+HOW = {
+    "class-weighted": "class weights",
+    "worst-case": "training on the worst case",
+    "second-look": "a second look",
+}
 
 
 class _Words:
     """The same numbers, as one would say them."""
 
-    def __init__(self, problem: Problem, options: Any) -> None:
+    def __init__(self, problem: TableProblem, options: Any) -> None:
         self.problem, self.options = problem, options
         self.score = "accuracy" if problem.classes else "R2"
         self.rows = "rows" if options.audit else "test rows"
@@ -311,14 +355,14 @@ class _Words:
             return "?"
         return f"{100 * value:.1f}% right" if self.problem.classes else f"a mean error of {value:.4g}"
 
-    def failed(self, slices: list[SliceRow], groups: list[Group], overall: float) -> str:
+    def failed(self, slices: list[SliceSummary], groups: list[GroupSummary], overall: float) -> str:
         """Who is failed."""
         if slices:
             one = slices[0]
             who = " and ".join(one["conditions"])
             text = f"The plain model fails most where {who} ({100 * one['share']:.1f}% of the rows)"
             if one["before"] is not None:
-                return f"{text}: {100 * one['before']:.1f}% right there, {100 * overall:.1f}% overall."
+                return f"{text}: {self.served(one['before'])} there, {self.served(overall)} overall."
             return f"{text}: {one['lift']:.1f} times their share of the worst case."
         large = [g for g in groups if not g["small"]]
         if large:
@@ -329,15 +373,26 @@ class _Words:
             )
         return "No description in these columns stands out among the rows that the plain model fails."
 
+    def nothing_learned(self, others: str = "") -> str:
+        return (
+            f"Nothing was learned: the plain model says nearly the same to everybody{others}. "
+            f"{'' if self.options.audit else 'No model is kept. '}"
+            "These rows are too few, or these columns do not tell."
+        )
+
+    def one_answer(self, model: _Pooled, kept: str) -> list[str]:
+        if model.one_answer is None or kept == "none":
+            return []
+        answer = self.problem.classes[model.one_answer]
+        return [
+            f"The {'plain' if kept == 'plain' else 'robust'} model answers {answer} for every one of the {self.rows}."
+        ]
+
     def verdict(
         self, answer: str, robust: str, price: Difference, value: Difference, tail: Difference,
         worst: WorstGroup | None, look: str | None,
     ) -> tuple[str, list[str]]:  # fmt: skip
-        how = {
-            "class-weighted": "class weights",
-            "worst-case": "training on the worst case",
-            "second-look": "a second look",
-        }[robust]
+        how = HOW[robust]
         points = 100 * price["difference"]
         cost = "at no price" if points >= 0 else f"for {-points:.2f} points of {self.score}"
         tails = f"the worst 5% of losses go from {tail['before']:.3g} to {tail['after']:.3g}"
@@ -347,6 +402,7 @@ class _Words:
             "costs too much": ("would cost too much" if audit else "cost too much", f": by {how}, {tails}, but {cost}"),
             "no difference": ("would make no clear difference" if audit else "made no clear difference", f" ({how})"),
             "degenerate": ("would say the same to everybody" if audit else "says the same to everybody", f" ({how})"),
+            "nothing learned": ("", ""),
         }[answer]
         kept = "" if audit or answer == "helps" else "; the plain model is kept"
         headline = f"Robust training {begins}{ends}{kept}."
@@ -365,10 +421,8 @@ class _Words:
             )
         if look is not None:
             said.append(f"A second look says: {look}.")
-        if answer == "helps" and not self.options.audit:
-            said.append("The robust model is kept; the plain one is saved beside it.")
-            if self.problem.classes:
-                said.append("Its probabilities lean towards the worst case: calibrate them where they must be right.")
+        if answer == "helps" and not self.options.audit and self.problem.classes:
+            said.append("Its probabilities lean towards the worst case: calibrate them where they must be right.")
         return headline, said
 
 

@@ -59,7 +59,7 @@ class WeightingOptimizer(ClosureOptimizer):
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         losses = self._losses(closure)
-        batch = self._method_state.read(losses, sample_weight, labels=self._labels(losses, index))
+        batch = self._method_state.read(losses, sample_weight, read_labels=self._labels(losses, index))
         if self._skips(batch.finite):
             return None
         weights, value, new = self._weigh(batch)

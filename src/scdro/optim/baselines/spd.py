@@ -113,7 +113,7 @@ class SPD(PrimalDual):
                 "uniform=True with a loader that shuffles"
             )
         losses = self._losses(closure)
-        batch = self._method_state.read(losses, labels=lambda: check_index(index, self._dual.n, losses))
+        batch = self._method_state.read(losses, read_labels=lambda: check_index(index, self._dual.n, losses))
         assert batch.labels is not None
         positions = batch.labels.cpu()
         if self._skips(None if batch.finite is None else batch.finite.cpu()):

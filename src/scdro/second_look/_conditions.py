@@ -1,4 +1,4 @@
-"""Columns that describe samples, of any DataFrame, and what can be said about each: the conditions of a slice."""
+"""Columns that describe samples, and what can be said about each: the conditions of a slice."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import narwhals as nw
 import numpy as np
 import numpy.typing as npt
 
+from scdro._frames import as_vector, backend_of, columns_of, name_of
 from scdro.errors import DataError
 
-__all__ = ["Condition", "columns_of", "conditions_of"]
+__all__ = ["Condition", "conditions_of", "read_columns"]
 
 Array = npt.NDArray[Any]
 CUTS = (0.1, 0.25, 0.5, 0.75, 0.9)  # quantiles at which numbers are cut
@@ -28,83 +28,25 @@ class Condition(NamedTuple):
     rows: Array
 
 
-def columns_of(frame: Any, n: int) -> dict[str, Array]:
-    """Vectors of floats (NaN: missing), of dates, or of objects (None: missing), by name.
+def read_columns(frame: Any, n: int) -> dict[str, Array]:
+    """Columns of n rows, by name, read by `as_vector`.
 
     A frame is one of pandas, polars or Arrow, a dictionary of columns, or one column alone, such as a list of texts.
     """
-    if isinstance(frame, dict):
-        columns = {str(name): _vector(values) for name, values in frame.items()}
-    elif isinstance(frame, list | tuple) or (isinstance(frame, np.ndarray) and frame.ndim == 1):
-        columns = {"text": _vector(frame)}
-    else:
-        try:
-            table = nw.from_native(frame, eager_only=True, allow_series=True)
-        except TypeError:
-            raise DataError(
-                "expected a DataFrame (pandas, polars, Arrow), a dictionary of columns, or one column, got "
-                f"{type(frame).__name__}" + (f" of shape {frame.shape}" if hasattr(frame, "shape") else "")
-            ) from None
-        series = [table] if isinstance(table, nw.Series) else list(table.iter_columns())
-        columns = {"value" if one.name in (None, "") else str(one.name): _from_series(one) for one in series}
+    columns = columns_of(frame, as_vector)
+    if columns is None and backend_of(frame):
+        columns = {name_of(frame) or "value": as_vector(frame)}
+    elif columns is None and (isinstance(frame, list | tuple) or getattr(frame, "ndim", 0) == 1):
+        columns = {"text": as_vector(frame)}
+    if columns is None:
+        raise DataError(
+            "expected a DataFrame (pandas, polars, Arrow), a dictionary of columns, or one column, got "
+            f"{type(frame).__name__}" + (f" of shape {frame.shape}" if hasattr(frame, "shape") else "")
+        )
     for name, values in columns.items():
         if values.shape != (n,):
             raise DataError(f"expected {n} rows in every column, as there are weights, got {values.shape} in {name!r}")
     return columns
-
-
-def _from_series(series: nw.Series[Any]) -> Array:
-    dtype = series.dtype
-    if dtype.is_numeric():
-        return _floats(series.cast(nw.Float64).to_list())
-    if dtype == nw.Datetime or dtype == nw.Date:
-        return np.array([_without_zone(value) for value in series.to_list()], dtype="datetime64[us]")
-    return _objects(series.to_list())
-
-
-def _without_zone(value: Any) -> Any:
-    value = _missing_as_none(value)
-    return value.replace(tzinfo=None) if getattr(value, "tzinfo", None) is not None else value
-
-
-def _vector(values: Any) -> Array:
-    """A column without a DataFrame."""
-    series = nw.from_native(values, series_only=True, pass_through=True)
-    if isinstance(series, nw.Series):
-        return _from_series(series)
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
-    array = values if isinstance(values, np.ndarray) else np.array(list(values), dtype=object)
-    if array.ndim != 1:
-        raise DataError(f"expected columns as vectors, got shape {array.shape}")
-    if array.dtype.kind in "fiu":
-        return array.astype(float)
-    if array.dtype.kind == "M":
-        return array.astype("datetime64[us]")
-    return _objects(array.tolist())
-
-
-def _floats(values: list[Any]) -> Array:
-    return np.array([math.nan if _missing_as_none(value) is None else value for value in values], dtype=float)
-
-
-def _objects(values: list[Any]) -> Array:
-    """None for what is missing; floats if all others are numbers."""
-    known = [_missing_as_none(value) for value in values]
-    numbers = [value for value in known if value is not None]
-    if numbers and all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in numbers):
-        return _floats(known)
-    found = np.empty(len(known), dtype=object)
-    found[:] = known
-    return found
-
-
-def _missing_as_none(value: Any) -> Any:
-    missing = type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and math.isnan(value))
-    return None if missing else value
-
-
-# -- conditions -------------------------------------------------------------------------------------------------------
 
 
 def conditions_of(name: str, values: Array, least: int) -> Iterator[Condition]:
