@@ -167,6 +167,30 @@ def test_weights_of_classes_belong_to_the_base(settings):
     assert by_class.predict_proba(X) == pytest.approx(by_row.predict_proba(X), abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["max_delta_step", "max_tree_output"])
+def test_leaves_of_a_rare_class_do_not_run_away(name):
+    # In a pure leaf of 32 of 8,000 samples Newton's step is 250 log odds. Unbounded, it starts a chain of overshoots.
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(8000, 4))
+    y = (X[:, 0] + 0.7 * rng.normal(size=len(X)) > 0).astype(int)
+    y[(X[:, 1] > np.quantile(X[:, 1], 0.9948)) & (rng.random(len(X)) < 0.8)] = 2
+
+    def loss(**bound):
+        model = KLDROLGBMClassifier(rho=0.02, learning_rate=0.3, n_estimators=40, n_jobs=1, verbose=-1, **bound)
+        return log_loss(y, model.fit(X, y).predict_proba(X))
+
+    assert loss() < 0.35
+    assert loss(**{name: 0.0}) > 1.0  # given by the user: LightGBM's own, without a bound
+    assert loss(**{name: 10.0}) == loss()
+
+
+def test_leaves_of_regressors_are_not_bounded():
+    X, _, z = table()
+    settings = {**QUIET, "rho": 0.2, "learning_rate": 1.0}
+    unbounded = KLDROLGBMRegressor(max_delta_step=0.0, **settings).fit(X, 1e3 * z).predict(X)
+    assert (KLDROLGBMRegressor(**settings).fit(X, 1e3 * z).predict(X) == unbounded).all()
+
+
 # -- LightGBM's habits ------------------------------------------------------------------------------------------------
 
 
@@ -189,11 +213,11 @@ def test_early_stopping_goes_by_the_robust_value():
     stop = lgb.early_stopping(10, verbose=False)
     model.fit(X[:500], y[:500], eval_X=X[500:], eval_y=y[500:], callbacks=[stop])
     (curve,) = model.evals_result_["valid_0"].values()
-    assert list(model.evals_result_["valid_0"]) == ["robust"]
+    assert list(model.evals_result_["valid_0"]) == ["robust@0.04"]
     assert model.best_iteration_ == np.argmin(curve) + 1 < 290
     p = model.predict_proba(X[500:])
     losses = -np.log(p[np.arange(300), y[500:]])
-    assert min(curve) == pytest.approx(scdro.worst_case(losses, 0.2, 1e-9).value, rel=1e-6)
+    assert min(curve) == pytest.approx(scdro.worst_case(losses, 0.04, 1e-9).value, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +226,7 @@ def test_early_stopping_goes_by_the_robust_value():
         ("auc", {"auc", "binary_logloss"}),
         ("robust@0.5", {"robust@0.5"}),
         (["robust", "robust@1", "auc"], {"robust", "robust@1", "auc", "binary_logloss"}),
-        (None, {"robust"}),
+        (None, {"robust@0.04"}),
     ],
 )
 def test_metrics_by_name(asked, shown):

@@ -15,8 +15,8 @@ import numpy as np
 from lightgbm import Booster, CVBooster, Dataset, LGBMClassifier, LGBMRegressor
 
 from scdro._validation import check_rho
-from scdro.boosting._losses import Array, lightgbm_loss
-from scdro.boosting._metric import RobustMetric, split_metrics
+from scdro.boosting._losses import Array, BoostingLoss, LogisticLoss, OneVsAllLoss, SoftmaxLoss, lightgbm_loss
+from scdro.boosting._metric import RobustMetric, default_metric, split_metrics
 from scdro.boosting._worst import first_ratio, worst_ratio
 from scdro.errors import DataError
 
@@ -90,7 +90,8 @@ class LightGBMWorstCase:
                 # The objective reads weights, and starts from the average, where they were when it was made. (Where no
                 # column can be split there is nothing to weight, and LightGBM would not make it.)
                 objective = params.get("objective") or "regression"
-                booster.reset_parameter({"objective": objective, "num_class": booster.num_model_per_iteration()})
+                own_objective = {"objective": objective, "num_class": booster.num_model_per_iteration()}
+                booster.reset_parameter(own_objective | _bounded_leaves(loss, params))
             try:
                 return booster.update(*args, **kwargs)
             finally:
@@ -98,6 +99,17 @@ class LightGBMWorstCase:
 
         # The metrics of the training data follow right after the update, before any callback, so this wraps it.
         booster.update = update
+
+
+def _bounded_leaves(loss: BoostingLoss, params: dict[str, Any]) -> dict[str, float]:
+    """A bound on the leaves of classifiers, unless the user gave one (even 0, for none).
+
+    Where the true class is improbable its loss has hardly any curvature, Newton's step is hundreds of log odds, and the
+    samples that it fails then get all the weight: without a bound the trees run away.
+    """
+    given = {"max_delta_step", "max_tree_output", "max_leaf_output"} & set(params)
+    classifies = isinstance(loss, LogisticLoss | OneVsAllLoss | SoftmaxLoss)
+    return {"max_delta_step": 10.0} if classifies and not given else {}
 
 
 def lightgbm_objective(
@@ -181,7 +193,7 @@ class _Named:
 
 
 def _on_the_worst_case(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """LightGBM's `fit`, with the callback, our metrics, and the robust value as the default metric."""
+    """LightGBM's `fit`, with the callback, our metrics, and a robust value as the default metric."""
     signature = inspect.signature(fit)
 
     @wraps(fit)
@@ -192,7 +204,7 @@ def _on_the_worst_case(fit: Callable[..., Any]) -> Callable[..., Any]:
         if self.rho > 0.0:
             given["callbacks"] = [*(given.get("callbacks") or ()), LightGBMWorstCase(self.rho)]
             if metrics is None and not self._has_metric():
-                metrics = "robust"
+                metrics = default_metric(self.rho)
         ours, others = split_metrics(metrics, self.rho)
         if ours:
             given["eval_metric"] = [*(_Named(name, rho, self) for name, rho in ours.items()), *others]
@@ -229,7 +241,7 @@ class KLDROLGBMClassifier(_Reweighted, LGBMClassifier):
     `LGBMClassifier`, bit for bit.
 
     `eval_metric` also accepts "robust", the robust value at this rho, and "robust@0.5", that at another. By default,
-    "robust" replaces log loss, also in early stopping.
+    the one at rho / 5 replaces log loss, also in early stopping.
 
     Predicted probabilities are those of the worst case; calibrate them if you need those of the data.
 

@@ -19,7 +19,7 @@ from xgboost.core import XGBoostError
 
 from scdro._validation import check_rho
 from scdro.boosting._losses import Array, BoostingLoss, xgboost_loss
-from scdro.boosting._metric import RobustMetric, split_metrics
+from scdro.boosting._metric import RobustMetric, default_metric, split_metrics
 from scdro.boosting._worst import first_ratio, worst_ratio
 from scdro.errors import HyperparameterError
 
@@ -220,7 +220,8 @@ def _on_the_worst_case(fit: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if self.rho > 0.0:
                 self.callbacks = [*(own[0] or ()), XGBoostWorstCase(self.rho)]
-            ours, others = split_metrics("robust" if own[1] is None and self.rho > 0.0 else own[1], self.rho)
+            metric = default_metric(self.rho) if own[1] is None and self.rho > 0.0 else own[1]
+            ours, others = split_metrics(metric, self.rho)
             if ours:
                 metrics = [*others, *(_Named(name, rho, self) for name, rho in ours.items())]
                 self.eval_metric = metrics if len(metrics) > 1 else metrics[0]
@@ -262,7 +263,7 @@ class KLDROXGBClassifier(_Reweighted, XGBClassifier):
     bit.
 
     `eval_metric` also accepts "robust", the robust value at this rho, and "robust@0.5", that at another. By default,
-    "robust" is added after log loss, so it decides early stopping.
+    the one at rho / 5 is added after log loss, so it decides early stopping.
 
     Predicted probabilities are those of the worst case; calibrate them if you need those of the data.
 
