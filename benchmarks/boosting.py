@@ -1,6 +1,7 @@
 """Boosted trees on the worst case against the libraries alone, on real tables.
 
     python benchmarks/boosting.py run --data FOLDER        # resumable: a line of JSON for each fit that was chosen
+    python benchmarks/boosting.py stopping --data FOLDER   # by which metric to stop; of the training rows alone
     python benchmarks/boosting.py cost --data FOLDER       # time and memory on Covertype
     python benchmarks/boosting.py report                   # results/boosting.md
 
@@ -341,6 +342,68 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+# -- when to stop -----------------------------------------------------------------------------------------------------
+
+STOPS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1)  # radii of the metric; 0 is log loss
+STRIDE, LONGEST = 10, 300
+
+
+def stopping(name: str, table: Table, seed: int, sample: int) -> Iterator[dict[str, Any]]:
+    """LightGBM at rho = 0.1, its rounds and settings chosen by each metric, against the library chosen by log loss.
+
+    A fifth of the training rows judges; the test rows of `run` stay out of it where the table has its own.
+    """
+    from scdro.boosting import KLDROLGBMClassifier
+
+    train, valid, _ = table.split(seed)
+    rest, judge = table._cut(np.concatenate([train, valid]), seed + 2000)
+    train, valid = table._cut(rest, seed + 3000)
+    if name == "covertype":
+        rng = np.random.default_rng(seed)
+        parts = zip((train, valid, judge), (sample, sample // 5, COVERTYPE_TEST), strict=True)
+        train, valid, judge = (rng.choice(part, size, replace=False) for part, size in parts)
+
+    def after_rounds(rho: float) -> Iterator[tuple[np.ndarray, dict[str, float]]]:
+        """The losses on the validation set and the scores, of every setting after every tenth round."""
+        for rate, leaves in product(RATES, LEAVES):
+            own = {"learning_rate": rate, "num_leaves": leaves, "n_estimators": LONGEST, "random_state": seed}
+            model = KLDROLGBMClassifier(rho=rho, n_jobs=1, verbose=-1, **own)
+            model.fit(table.X.iloc[train], table.y[train])
+            for rounds in range(STRIDE, LONGEST + 1, STRIDE):
+                held_out, judged = (model.predict_proba(table.X.iloc[k], num_iteration=rounds) for k in (valid, judge))
+                yield log_losses(held_out, table.y[valid]), classification_scores(judged, table.y[judge])
+
+    plain = min(after_rounds(0.0), key=lambda pair: pair[0].mean())[1]
+    found = list(after_rounds(0.1))
+    for radius in STOPS:
+        values = [scdro.worst_case(losses, radius, lam0=1e-9).value for losses, _ in found]
+        scores = found[int(np.argmin(values))][1]
+        yield {"table": name, "seed": seed, "stop": radius} | {key: scores[key] - plain[key] for key in scores}
+
+
+def stop_all(args: argparse.Namespace) -> None:
+    done = {(r["table"], r["seed"]) for r in records(args.out)}
+    for name, seed in product([name for name in args.tables if name != "wages"], range(args.seeds)):
+        if (name, seed) not in done:
+            rows = list(stopping(name, TABLES[name](args.data), seed, args.covertype))
+            with open(args.out, "a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+            print(name, seed, flush=True)
+
+
+def _stops(frame: pd.DataFrame) -> Iterator[str]:
+    yield "| stopped by | " + " | ".join(name for name in CLASSIFICATION if name in set(frame["table"])) + " |"
+    yield "|---" * (1 + frame["table"].nunique()) + "|"
+    for radius in STOPS:
+        own = frame[frame["stop"] == radius].groupby("table")[["accuracy", "robust value"]].mean()
+        cells = [
+            f"{own.loc[t, 'accuracy']:+.2f}, {own.loc[t, 'robust value']:+.2f}"
+            for t in CLASSIFICATION
+            if t in own.index
+        ]
+        yield f"| {f'robust@{radius:g}' if radius else 'log loss'} | {' | '.join(cells)} |".replace("-", "−")
+
+
 # -- cost -------------------------------------------------------------------------------------------------------------
 
 COSTS = ("built-in", "custom objective", "worst case")
@@ -418,7 +481,7 @@ COLUMNS = {"accuracy": "{:.2f}", "log loss": "{:.4f}", "robust value": "{:.3f}",
 WAGES = {"mean error": "{:.4f}", "worst year": "{:.4f}", "robust value": "{:.3f}", "worst 5%": "{:.3f}"}
 
 
-def report(path: Path, costs: Path) -> str:
+def report(path: Path, stops: Path, costs: Path) -> str:
     """Means over seeds, and the standard deviation of the difference to the library alone, seed by seed."""
     frame = pd.DataFrame(records(path))
     lines: list[str] = []
@@ -432,6 +495,10 @@ def report(path: Path, costs: Path) -> str:
             lines += _rows(frame[frame["table"] == name], name, columns)
         lines.append("")
     lines += ["## Mean absolute error of log income by year", "", *_by_year(frame[frame["table"] == "wages"]), ""]
+    if stops.exists():
+        seeds = pd.DataFrame(records(stops))["seed"].nunique()
+        lines += [f"## By which metric to stop: changes of accuracy and robust value, means of {seeds} seeds", ""]
+        lines += [*_stops(pd.DataFrame(records(stops))), ""]
     if costs.exists():
         lines += ["## Cost on Covertype, all 581,012 rows, one thread", "", *_costs(pd.DataFrame(records(costs)))]
     return "\n".join(lines) + "\n"
@@ -483,7 +550,7 @@ def _costs(frame: pd.DataFrame) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "cost", "report"])
+    parser.add_argument("what", choices=["run", "stopping", "cost", "report"])
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("SCDRO_DATA", "data")))
     parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--methods", nargs="+", default=["lightgbm", "xgboost"], choices=list(METHODS))
@@ -495,10 +562,13 @@ def main() -> None:
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
-    runs, costs = RESULTS / "boosting.jsonl", RESULTS / "boosting_cost.jsonl"
+    runs, stops, costs = (RESULTS / f"boosting{part}.jsonl" for part in ("", "_stopping", "_cost"))
     if args.what == "run":
         args.out = args.out or runs
         run_all(args)
+    elif args.what == "stopping":
+        args.out = args.out or stops
+        stop_all(args)
     elif args.what == "cost" and args.only:
         library, kind = args.only
         print(json.dumps(cost_of(library, kind, args.data, args.rounds)))
@@ -507,7 +577,7 @@ def main() -> None:
         cost_all(args)
     else:
         out = args.out or RESULTS / "boosting.md"
-        out.write_text(f"# Boosted trees on the worst case\n\n{report(runs, costs)}")
+        out.write_text(f"# Boosted trees on the worst case\n\n{report(runs, stops, costs)}")
 
 
 if __name__ == "__main__":
