@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,13 +75,13 @@ def searched(
     return tried + around, best_settings(tried + around, [results(run) for run in tried + around])
 
 
-def read_outcomes(study: Study, out: Path, seeds: Iterable[int] | None = None) -> list[Outcome]:
-    """What a folder holds, also of a sweep that is not done; of these seeds, or of the study's own."""
+def read_outcomes(study: Study, out: Path) -> list[Outcome]:
+    """The outcomes in the folder of a sweep, which may not have finished."""
     found = []
     for arm in study.arms():
         tried, settings = searched(study, arm, lambda run: read_result(out / run.path))
         trials = [read_result(out / run.path) for run in tried]
-        folders = [] if settings is None else [out / run.path for run in study.finals(arm, settings, seeds)]
+        folders = [] if settings is None else [out / run.path for run in study.finals(arm, settings)]
         curves = [read_lines(folder / "metrics.jsonl") for folder in folders]
         results = [read_result(folder) for folder in folders]
         found.append(Outcome(arm, settings, [t for t in trials if t is not None], results, curves))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -203,10 +203,10 @@ class Study:
         """Whether there is anything to search: a method with more than one setting."""
         return any(len(self.search(arm)) > 1 for arm in self.arms())
 
-    def finals(self, arm: Arm, settings: Mapping[str, Any], seeds: Iterable[int] | None = None) -> list[StudyRun]:
+    def finals(self, arm: Arm, settings: Mapping[str, Any]) -> list[StudyRun]:
         """The runs that are reported, with settings that the search found."""
         at = {**settings, "rho": arm.rho} if arm.rho is not None else dict(settings)
-        return [StudyRun(self, arm.method, at, seed) for seed in seeds or range(1, self.seeds + 1)]
+        return [StudyRun(self, arm.method, at, seed) for seed in range(1, self.seeds + 1)]
 
     def _own_grid(self, method: str) -> Mapping[str, Sequence[Any]]:
         general = {key: values for key, values in self.grid if takes(method, key)}

@@ -26,14 +26,14 @@ class Task:
     """Data in three parts.
 
     Attributes:
-        train, validation, test: never overlap; of one's own data there may be no test data.
-        augment: of images in memory.
-        workers: processes that decode images that are not.
+        train, validation, test: parts of the data that do not overlap.
+        augment: the augmentation of images in memory.
+        workers: the number of processes that decode image files.
     """
 
     train: Samples
     validation: Samples
-    test: Samples | None
+    test: Samples
     augment: Augmentation | None = None
     workers: int = 0
 
@@ -54,8 +54,7 @@ class Task:
         return iter(in_order(samples, batch_size, self.workers, ranks))
 
     def fingerprint(self) -> str:
-        parts = [part for part in (self.train, self.validation, self.test) if part is not None]
-        return "-".join(part.fingerprint()[:16] for part in parts)
+        return "-".join(part.fingerprint()[:16] for part in (self.train, self.validation, self.test))
 
 
 def in_order(samples: Samples, batch_size: int, workers: int = 0, ranks: Ranks = ALONE) -> Batches:

@@ -230,7 +230,7 @@ class _Training:
     def _predicted(self) -> dict[str, Predicted]:
         """Of training and validation data, and of the test data in runs that do not search."""
         parts = {"train": self.task.train, "validation": self.task.validation}
-        if self.task.test is not None and not self.run.searches:
+        if not self.run.searches:
             parts["test"] = self.task.test
         return {name: predicted(self.model, self.task, part, self.ranks) for name, part in parts.items()}
 

@@ -11,7 +11,7 @@ from string import Template
 
 from reproduction.engine.report import tables
 from reproduction.engine.report.hardest import hardest
-from reproduction.engine.report.known import Known, told_by_folder
+from reproduction.engine.report.known import Known
 from reproduction.engine.report.markup import Child, Html, data_block, tag
 from reproduction.engine.report.reading import Sweep, read_sweeps
 from reproduction.engine.report.summary import curves
@@ -29,8 +29,8 @@ HARDEST = (
 )
 
 
-def write_report(folder: Path, out: Path, look_up: Callable[[Sweep], Known] = told_by_folder) -> list[Sweep]:
-    """Write the report of a folder, with what `look_up` knows of it; returns what it is about."""
+def write_report(folder: Path, out: Path, look_up: Callable[[Sweep], Known]) -> list[Sweep]:
+    """Write the report of a folder, with what `look_up` knows about each sweep, and return the sweeps."""
     sweeps = read_sweeps(folder)
     write(out, render(sweeps, [look_up(sweep) for sweep in sweeps]).encode())
     return sweeps
@@ -90,7 +90,7 @@ def _head(sweep: Sweep, known: Known) -> Html:
     facts += [plural(config["epochs"], "epoch")] if "epochs" in config else []
     facts += [f"{config['batch_size']} to a batch"] if "batch_size" in config else []
     scale = config.get("scale")
-    facts += ["your own data"] if sweep.own else [f"scale {scale}"] if scale else []
+    facts += [f"scale {scale}"] if scale else []
     return tag(
         "header",
         tag("h1", sweep.title),
@@ -119,7 +119,7 @@ def _curves(i: int, sweep: Sweep, methods: Sequence[str]) -> list[Child]:
             class_="curves",
             data_curves=i,
         ),
-        _fold(f"The curve of {sweep.part} accuracy as a table", tables.curve_numbers(sweep)),
+        _fold("The curve of test accuracy as a table", tables.curve_numbers(sweep)),
     ]
 
 

@@ -13,11 +13,7 @@ from reproduction.engine.storage import read_json, read_lines
 from reproduction.engine.study import Arm, Study
 from scdro.errors import DataError, MissingDataError
 
-__all__ = ["OWN", "UNKNOWN", "Sweep", "described", "read_study", "read_sweeps"]
-
-OWN = "own"  # experiment of `scdro train`
-UNKNOWN = "unknown data"
-TOLD = {"names": "classes", "group_names": "groups", "counts": "class_counts", "group_counts": "group_counts"}
+__all__ = ["Sweep", "described", "read_study", "read_sweeps"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +25,6 @@ class Sweep:
         config: of all its runs.
         outcomes: one for each row of the results.
         searched, to_search: runs of the search that ended, and all of them.
-        names, group_names: of classes and groups, where the folder tells them.
-        counts, group_counts: training samples of each, likewise.
-        folder: where it is.
     """
 
     path: str
@@ -40,16 +33,6 @@ class Sweep:
     outcomes: list[Outcome]
     searched: int = 0
     to_search: int = 0
-    names: tuple[str, ...] = ()
-    group_names: tuple[str, ...] = ()
-    counts: tuple[int, ...] = ()
-    group_counts: tuple[int, ...] = ()
-    folder: Path | None = None
-
-    @property
-    def own(self) -> bool:
-        """Whether it is of `scdro train`."""
-        return self.experiment == OWN
 
     @property
     def experiment(self) -> str:
@@ -57,21 +40,15 @@ class Sweep:
 
     @property
     def dataset(self) -> str:
-        return str(self.config.get("dataset", UNKNOWN))
+        return str(self.config.get("dataset", "unknown data"))
 
     @property
     def title(self) -> str:
-        return self.dataset if self.own else f"{self.experiment} on {self.dataset}"
-
-    @property
-    def part(self) -> str:
-        """The data that scores are of: of one's own there may be no test data."""
-        done = [result for o in self.outcomes for result in o.results if result and result.get("status") == "done"]
-        return "validation" if done and not any("test" in result for result in done) else "test"
+        return f"{self.experiment} on {self.dataset}"
 
     @property
     def at_rho(self) -> str:
-        """Of which radius robust losses are: " at rho 0.5", or nothing where they are of several."""
+        """The radius of the robust losses, as " at rho 0.5"; empty if there are several."""
         every = [r for o in self.outcomes for r in (*o.results, *o.trials) if r is not None]
         radii = {(r.get("study") or {}).get("score_rho") for r in every} - {None}
         return f" at rho {radii.pop():g}" if len(radii) == 1 else ""
@@ -117,7 +94,7 @@ def read_sweeps(folder: Path) -> list[Sweep]:
     if not sweeps:
         raise MissingDataError(
             f"expected a study.json, or a run's config.json, in {folder.absolute()} or below it, found none; "
-            "name a folder that `scdro train` made"
+            "pass a folder that `python -m reproduction EXPERIMENT` made"
         )
     return sweeps
 
@@ -144,14 +121,11 @@ def read_study(folder: Path) -> Study:
 
 def _sweep(path: Path, name: str) -> Sweep:
     saved, study = read_json(path / "study.json"), read_study(path)
-    own = saved.get("seed")  # of `scdro train`, which has one
-    found = read_outcomes(study, path, None if own is None else [own])
+    found = read_outcomes(study, path)
     trials = [searched(study, arm, lambda run: read_result(path / run.path))[0] for arm in study.arms()]
     runs = {run.path for tried in trials if len(tried) > 1 for run in tried}
     made = sum((path / run / "result.json").exists() for run in runs)
-    told: dict[str, Any] = {field: tuple(saved.get(key, ())) for field, key in TOLD.items()}
-    made_with = saved.get("environment", {})
-    return Sweep(name, study.as_dict(), made_with, found, made, len(runs), folder=path, **told)
+    return Sweep(name, study.as_dict(), saved.get("environment", {}), found, made, len(runs))
 
 
 def _study(saved: Any, path: Path) -> Study:

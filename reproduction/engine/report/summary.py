@@ -11,7 +11,7 @@ from typing import Any
 from reproduction.engine.outcomes import Outcome
 from reproduction.engine.report.reading import Sweep
 
-__all__ = ["CHARTS", "Score", "Spread", "curves", "looked_up", "scores_of", "spread"]
+__all__ = ["CHARTS", "Score", "Spread", "curves", "looked_up", "spread"]
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,9 @@ class Score:
         done = [result for result in outcome.results if result is not None and result.get("status") == "done"]
         return spread(looked_up(result, self.key) for result in done)
 
-    def on(self, part: str) -> Score:
-        """The same of other data, where it is one of the test data."""
-        return replace(self, key=self.key.replace("test.", f"{part}."), label=self.label.replace("test", part))
-
     def within(self, sweep: Sweep) -> Score:
-        """The same of the data that the sweep is evaluated on, and with the radius of its robust loss."""
-        named = replace(self, label=self.label.replace("robust loss", f"robust loss{sweep.at_rho}"))
-        return named.on(sweep.part)
+        """The same score, with the radius of the sweep's robust loss in its label."""
+        return replace(self, label=self.label.replace("robust loss", f"robust loss{sweep.at_rho}"))
 
     def written(self, found: Spread | None) -> str:
         if found is None:
@@ -112,12 +107,6 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(statistics.fmean(there), statistics.stdev(there) if len(there) > 1 else 0.0, len(there))
 
 
-def scores_of(sweep: Sweep, scores: Iterable[Score]) -> list[Score]:
-    """Of the sweep's data; one's own have a worst class where the paper's have rarer ones."""
-    other = "minority" if sweep.own else "per_class"
-    return [score.within(sweep) for score in scores if not score.key.endswith(other)]
-
-
 def curves(sweep: Sweep, methods: Sequence[str]) -> dict[str, Any]:
     """What the script draws: for each arm the means over seeds at every evaluation, and their standard deviations.
 
@@ -125,7 +114,10 @@ def curves(sweep: Sweep, methods: Sequence[str]) -> dict[str, Any]:
     """
     arms = [outcome.arm for outcome in sweep.outcomes]
     radii = sorted({arm.rho for arm in arms if arm.rho is not None})
-    shown = [(title + sweep.at_rho if title == ROBUST else title, scores_of(sweep, scores)) for title, scores in CHARTS]
+    shown = [
+        (title + sweep.at_rho if title == ROBUST else title, [score.within(sweep) for score in scores])
+        for title, scores in CHARTS
+    ]
     keys = [score.key for _, scores in shown for score in scores]
     lines = [
         {
