@@ -13,7 +13,7 @@ from reproduction.columns import columns
 from reproduction.engine.checkpoints import Checkpoints
 from reproduction.engine.folder import began_in
 from reproduction.engine.outcomes import Outcome, read_outcomes
-from reproduction.engine.report.reading import read_study
+from reproduction.engine.report.sweeps import read_study
 from reproduction.engine.storage import read_json, write, write_json
 from reproduction.engine.study import Study
 from reproduction.figures import COLOURS, LINES, pyplot

@@ -12,13 +12,21 @@ from typing import IO, Any
 
 from scdro.errors import CheckpointError, HyperparameterError
 
-__all__ = ["JsonLines", "make_folder", "read_json", "read_lines", "write", "write_json"]
+__all__ = ["JsonLines", "check_folder", "make_folder", "read_json", "read_lines", "write", "write_json"]
 
 LEFT_SECONDS = 600.0  # no write takes so long
 
 
+def check_folder(path: Path) -> None:
+    """Raise unless --out is a folder or can become one."""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir():
+        above = "" if there == path else f" above {path}"
+        raise HyperparameterError(f"expected a folder for --out, got the file {there}{above}; name another")
+
+
 def make_folder(folder: Path) -> None:
-    """With those above it, unless it is there."""
+    """Create a folder and those above it, unless it exists."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from reproduction.engine.assess import Predicted, assess, hardest, predicted
 from reproduction.engine.checkpoints import Checkpoints, save
-from reproduction.engine.events import Events
 from reproduction.engine.folder import Notice, RunFolder, Stopwatch, began_in, locked, silent
 from reproduction.engine.identity import check_identity
 from reproduction.engine.storage import read_json, read_lines, write_json
 from reproduction.engine.study import StudyRun
 from reproduction.engine.task import Task, make_model
+from reproduction.engine.tensorboard import Events
 from scdro.distributed import Ranks
 from scdro.errors import HyperparameterError, NonFiniteLossError
 from scdro.optim import REGISTRY

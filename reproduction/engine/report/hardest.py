@@ -8,7 +8,7 @@ from typing import Any
 from reproduction.engine.outcomes import Outcome, Result
 from reproduction.engine.report.known import Known
 from reproduction.engine.report.markup import Child, Html, table, tag
-from reproduction.engine.report.reading import Sweep
+from reproduction.engine.report.sweeps import Sweep
 
 __all__ = ["hardest"]
 

@@ -13,8 +13,8 @@ from reproduction.engine.report import tables
 from reproduction.engine.report.hardest import hardest
 from reproduction.engine.report.known import Known
 from reproduction.engine.report.markup import Child, Html, data_block, tag
-from reproduction.engine.report.reading import Sweep, read_sweeps
 from reproduction.engine.report.summary import curves
+from reproduction.engine.report.sweeps import Sweep, read_sweeps
 from reproduction.engine.storage import write
 from reproduction.engine.wording import plural
 from scdro import __version__

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reproduction.engine.outcomes import Outcome
-from reproduction.engine.report.reading import Sweep
+from reproduction.engine.report.sweeps import Sweep
 
 __all__ = ["CHARTS", "Score", "Spread", "curves", "looked_up", "spread"]
 

@@ -8,8 +8,8 @@ from typing import Any
 from reproduction.engine.outcomes import Outcome
 from reproduction.engine.report.known import Known
 from reproduction.engine.report.markup import Child, Html, table, tag
-from reproduction.engine.report.reading import Sweep, described
 from reproduction.engine.report.summary import Score, looked_up, spread
+from reproduction.engine.report.sweeps import Sweep, described
 
 __all__ = ["by_part", "by_radius", "configuration", "curve_numbers", "problems", "results", "search"]
 

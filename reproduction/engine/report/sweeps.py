@@ -1,4 +1,4 @@
-"""What a folder holds: sweeps, finished or not, and runs that belong to none."""
+"""The sweeps in a folder, finished or not, and runs that belong to none."""
 
 from __future__ import annotations
 
