@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
-from scdro.linear_model._towards import HeadSolver
+from scdro.linear_model._head_solver import HeadSolver
 from scdro.second_look import repair
 from scdro.second_look._head import copied, features_of
 

@@ -57,20 +57,20 @@ def _direction(problem: LinearProblem, now: Iterate, solve: Solve, accuracy: flo
     r = -now.gradient
     y = solve(r)
     s = y
-    rho = start = float((r * y).sum())
+    residual = start = float((r * y).sum())
     for _ in range(MAX_PRODUCTS):
         Hs = problem.hessian_product(now.evaluation, s)
         curvature = float((s * Hs).sum())
-        if not curvature > 1e-30 * rho:  # no curvature along s, or none left but rounding
+        if not curvature > 1e-30 * residual:  # no curvature along s, or none left but rounding
             break
-        step = rho / curvature
+        step = residual / curvature
         D = D + step * s
         r = r - step * Hs
         y = solve(r)
-        rho, before = float((r * y).sum()), rho
-        if not rho > accuracy**2 * start:
+        residual, before = float((r * y).sum()), residual
+        if not residual > accuracy**2 * start:
             break
-        s = y + rho / before * s
+        s = y + residual / before * s
     return D if D.any() else y
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from scdro._validation import check_choice
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
-from scdro.linear_model._towards import HeadSolver
+from scdro.linear_model._head_solver import HeadSolver
 from scdro.second_look._estimator import SecondLook
 from scdro.second_look._folds import cross_fit, partitions
 from scdro.second_look._gallery import Gallery, clustered
