@@ -12,10 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from reproduction.data.files import data_folder, find
+from reproduction.data.files import PathLike, data_folder, find, open_bytes
 from scdro._validation import as_labels
 from scdro.data import ImageData, keep_last, step_imbalance
-from scdro.data.files import PathLike, open_bytes
 from scdro.data.images import Triple
 from scdro.errors import DataError
 

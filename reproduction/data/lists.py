@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from reproduction.data.files import data_folder, find
+from reproduction.data.files import PathLike, data_folder, find, open_text
 from reproduction.data.transforms import TrainTransform
 from scdro.data import EvalTransform, ImageFiles
-from scdro.data.files import PathLike
-from scdro.data.image_files import Transform, read_list
+from scdro.data.image_files import Transform
 from scdro.errors import DataError
 
 __all__ = ["ImageNetLT", "LongTailList", "PlacesLT", "Size", "iNaturalist18"]
+
+MOST = 10_000_000  # classes
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class LongTailList(ImageFiles):
     ) -> None:
         file = Path(list_file).expanduser()
         path = find((file.parent,), file.name, "name an existing list of lines `relative/path label`")
-        paths, labels = read_list(path)
+        paths, labels = _read_list(path)
         classes = int(labels.max()) + 1 if classes is None else classes
         super().__init__(
             path.parent if root is None else root,
@@ -162,3 +164,23 @@ def _check(path: Path, counts: Tensor, classes: int, size: Size | None) -> None:
             raise DataError(
                 f"expected {size} in {path}, got {found}; download it again, or use LongTailList for your own"
             )
+
+
+def _read_list(path: Path) -> tuple[list[str], Tensor]:
+    """Paths and labels of a list file."""
+    paths, labels = [], []
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            name, _, label = line.strip().rpartition(" ")
+            if not name or not label.isdecimal() or len(label) > len(str(MOST)) or int(label) >= MOST:
+                raise DataError(
+                    f"expected `relative/path label`, label from 0 to {MOST - 1}, in line {number} of {path}, got "
+                    f"{line.strip()!r}"
+                )
+            paths.append(name)
+            labels.append(int(label))
+    if not paths:
+        raise DataError(f"expected lines `relative/path label` in {path}, got an empty file")
+    return paths, torch.tensor(labels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -14,7 +15,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from scdro._validation import as_positions
-from scdro.data.files import PathLike, open_text
 from scdro.data.images import Triple
 from scdro.data.transforms import IMAGENET, EvalTransform
 from scdro.errors import DataError, MissingDataError
@@ -22,11 +22,10 @@ from scdro.errors import DataError, MissingDataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ImageFiles", "Transform", "decoded", "read_list"]
+__all__ = ["ImageFiles", "Transform", "decoded"]
 
 Transform = Callable[["Image", np.random.Generator], Tensor]
 Self = TypeVar("Self", bound="ImageFiles")
-MOST = 10_000_000  # classes
 
 
 class ImageFiles(Dataset[tuple[Tensor, int]]):
@@ -48,7 +47,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     normalisation: ClassVar[tuple[Triple, Triple]] = IMAGENET
 
     def __init__(
-        self, root: PathLike, paths: Sequence[str], labels: Tensor, *, classes: int, transform: Transform
+        self, root: str | os.PathLike[str], paths: Sequence[str], labels: Tensor, *, classes: int, transform: Transform
     ) -> None:
         self.root, self.paths, self.labels = Path(root).expanduser(), list(paths), labels
         self.classes, self.transform = classes, transform
@@ -121,23 +120,3 @@ def decoded(root: Path, name: str) -> Any:
         ) from None
     except OSError as error:
         raise DataError(f"expected an image that can be decoded, got {path.absolute()}: {error}") from error
-
-
-def read_list(path: Path) -> tuple[list[str], Tensor]:
-    """Paths and labels of a list file."""
-    paths, labels = [], []
-    with open_text(path) as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            name, _, label = line.strip().rpartition(" ")
-            if not name or not label.isdecimal() or len(label) > len(str(MOST)) or int(label) >= MOST:
-                raise DataError(
-                    f"expected `relative/path label`, label from 0 to {MOST - 1}, in line {number} of {path}, got "
-                    f"{line.strip()!r}"
-                )
-            paths.append(name)
-            labels.append(int(label))
-    if not paths:
-        raise DataError(f"expected lines `relative/path label` in {path}, got an empty file")
-    return paths, torch.tensor(labels)
