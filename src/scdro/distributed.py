@@ -8,30 +8,28 @@ for bit without a broadcast.
 from __future__ import annotations
 
 import copy
+import math
+import os
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, Sampler
 
+from scdro._kl import CANCELS, divergence, solve_lam, solve_root, tilt
+from scdro._scalar import Scalar
+from scdro._validation import check_samples
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError, ScdroError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-import math
-import os
-import time
-import warnings
-
-import numpy as np
-
-from scdro._kl import CANCELS, divergence, solve_lam, solve_root, tilt
-from scdro._scalar import Scalar
-from scdro._validation import check_samples
 
 __all__ = [
     "Group",
