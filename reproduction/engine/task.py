@@ -1,4 +1,4 @@
-"""Data in three parts, which never overlap, and a model to start from."""
+"""The data of a study in three parts, and its initial model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Samples = InMemory | ImageFiles
 
 @dataclass(frozen=True)
 class Task:
-    """Data in three parts.
+    """The data of a study in three parts.
 
     Attributes:
         train, validation, test: parts of the data that do not overlap.
@@ -38,7 +38,7 @@ class Task:
     workers: int = 0
 
     def batches(self, batch_size: int, seed: int, sampler: BatchSampler | None = None, ranks: Ranks = ALONE) -> Batches:
-        """Training batches, of several processes this one's part; the last of an epoch is left out if not whole."""
+        """Training batches, or this process's part of them; an incomplete last batch is dropped."""
         own: dict[str, Any] = {"drop_last": len(self.train) >= batch_size, "seed": seed, "sampler": sampler}
         own["ranks"] = ranks
         if isinstance(self.train, ImageFiles):
@@ -48,7 +48,7 @@ class Task:
     def in_order(
         self, samples: Samples, batch_size: int = 1000, ranks: Ranks = ALONE
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """All of them, as in evaluation; of several processes each gets a part of every batch."""
+        """All samples in evaluation mode; with several processes, each gets a part of every batch."""
         if isinstance(samples, ImageFiles):
             samples = samples.as_evaluated()
         return iter(in_order(samples, batch_size, self.workers, ranks))
@@ -58,14 +58,14 @@ class Task:
 
 
 def in_order(samples: Samples, batch_size: int, workers: int = 0, ranks: Ranks = ALONE) -> Batches:
-    """Batches to evaluate on: no augmentation, in the order of the data set."""
+    """Batches for evaluation: in the order of the data set, without augmentation."""
     if isinstance(samples, InMemory):
         return MemoryBatches(samples, batch_size, shuffle=False, ranks=ranks)
     return WorkerBatches(samples, batch_size, shuffle=False, workers=workers, ranks=ranks)
 
 
 def make_model(study: Study, task: Task, seed: int) -> nn.Module:
-    """The model of a study, with first weights that depend on the seed alone."""
+    """The model of a study, with initial weights that depend only on the seed."""
     train = task.train
     features = train.inputs[0].numel() if isinstance(train, InMemory) else 0
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""What is in a folder of runs, as one HTML page."""
+"""A folder of runs as one HTML page."""
 
 from reproduction.engine.report.known import Known
 from reproduction.engine.report.markup import tag

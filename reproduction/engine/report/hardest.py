@@ -1,4 +1,4 @@
-"""The training samples that the worst case weighs most, arm by arm."""
+"""The training samples with the largest worst-case weights, arm by arm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Sample = Mapping[str, Any]
 
 
 def hardest(sweep: Sweep, known: Known) -> Html | None:
-    """A fold for each arm, the first open: pictures, or rows of a table."""
+    """One foldable section per arm, the first one open: pictures, or rows of a table."""
     chosen = [(outcome, result) for outcome in sweep.outcomes if (result := _first(outcome))]
     if not chosen:
         return None
@@ -36,7 +36,7 @@ def hardest(sweep: Sweep, known: Known) -> Html | None:
 
 
 def _first(outcome: Outcome) -> Result | None:
-    """Of the first seed that has them: seeds differ, and one is enough to look at."""
+    """The first seed that has them: one is enough to look at."""
     return next((result for result in outcome.results if result and result.get("hardest")), None)
 
 

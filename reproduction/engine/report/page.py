@@ -1,4 +1,4 @@
-"""One self-contained page: nothing is fetched, and only its own script may run."""
+"""The self-contained HTML page: nothing is fetched, and only its own script may run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scdro import __version__
 __all__ = ["render", "write_report"]
 
 SCRIPTS = ("scales.js", "chart.js", "page.js")
-FEW = 26  # rows of a table that need no fold
+FEW = 26  # tables of up to this many rows are not folded
 HARDEST = (
     "The worst case within the radius puts more weight on hard samples. Weight 10 means: as much as ten samples of the "
     "average. Look here for wrong labels, and for groups that nobody labelled."
@@ -124,7 +124,7 @@ def _curves(i: int, sweep: Sweep, methods: Sequence[str]) -> list[Child]:
 
 
 def _fold(summary: str, content: Html | None, open_to: int = 0) -> Html | None:
-    """Content that is hidden at first, unless it is a table of so few rows."""
+    """Content that is folded at first, unless it is a table of at most `open_to` rows."""
     if content is None:
         return None
     return tag("details", tag("summary", summary), content, open=content.count("<tr>") <= open_to)

@@ -1,4 +1,4 @@
-"""Many seeds in few numbers, and how numbers are written."""
+"""Means and standard deviations over seeds, and how they are formatted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CHARTS", "Score", "Spread", "curves", "looked_up", "spread"]
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation of `n` values; 0 stands for that of a single one."""
+    """Mean and standard deviation of `n` values; for one value the standard deviation is 0."""
 
     mean: float
     sd: float
@@ -32,7 +32,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Score:
-    """A number of a result: where it is, what it is called, how it is written, and whether it may span decades."""
+    """A number in a result: its key, its label, how it is formatted, and whether it may span decades."""
 
     key: str
     label: str
@@ -41,7 +41,7 @@ class Score:
     digits: int = 3
 
     def of(self, outcome: Outcome) -> Spread | None:
-        """Over the seeds that have it."""
+        """Mean and standard deviation over the seeds that have it."""
         done = [result for result in outcome.results if result is not None and result.get("status") == "done"]
         return spread(looked_up(result, self.key) for result in done)
 
@@ -56,7 +56,7 @@ class Score:
 
 
 ROBUST = "Robust loss"
-# A title, and what the chart can show.
+# The title of each chart, and the scores it can show.
 CHARTS: tuple[tuple[str, tuple[Score, ...]], ...] = (
     (
         "Accuracy",
@@ -83,7 +83,7 @@ CHARTS: tuple[tuple[str, tuple[Score, ...]], ...] = (
 
 
 def looked_up(record: Mapping[str, Any], key: str) -> float | None:
-    """The number at "part.name", of several the least; None where there is none, or where it is not finite."""
+    """The number at "part.name", or the smallest in a list; None if it is missing or not finite."""
     value: Any = record
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -95,7 +95,7 @@ def looked_up(record: Mapping[str, Any], key: str) -> float | None:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Of the values that are there.
+    """Mean and standard deviation of the values that are not None.
 
     Example:
         >>> spread([1.0, None, 3.0])
@@ -108,9 +108,9 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def curves(sweep: Sweep, methods: Sequence[str]) -> dict[str, Any]:
-    """What the script draws: for each arm the means over seeds at every evaluation, and their standard deviations.
+    """The data for the script: each arm's means over seeds at every evaluation, and their standard deviations.
 
-    `methods` are those of the whole page, which decide colours.
+    `methods` are those of the whole page, which determine the colours.
     """
     arms = [outcome.arm for outcome in sweep.outcomes]
     radii = sorted({arm.rho for arm in arms if arm.rho is not None})
@@ -143,7 +143,7 @@ def curves(sweep: Sweep, methods: Sequence[str]) -> dict[str, Any]:
 
 
 def _line(seeds: Sequence[Sequence[Mapping[str, Any]]], keys: Sequence[str]) -> dict[str, Any]:
-    """The i-th evaluations of all seeds are one point; seeds that ended before do not count in it."""
+    """Point i is the mean over the seeds that have an i-th evaluation."""
     length = max(map(len, seeds), default=0)
     points = [[seed[i] for seed in seeds if i < len(seed)] for i in range(length)]
     values = {key: [_packed(spread(looked_up(record, key) for record in point)) for point in points] for key in keys}

@@ -18,13 +18,13 @@ __all__ = ["Sweep", "described", "read_study", "read_sweeps"]
 
 @dataclass(frozen=True)
 class Sweep:
-    """Runs to be compared with each other.
+    """Runs that are compared with each other.
 
     Attributes:
-        path: below the folder that the report is about.
-        config: of all its runs.
+        path: its path, relative to the folder of the report.
+        config: the configuration of all its runs.
         outcomes: one for each row of the results.
-        searched, to_search: runs of the search that ended, and all of them.
+        searched, to_search: number of finished search runs, and of all.
     """
 
     path: str
@@ -55,7 +55,7 @@ class Sweep:
 
     @property
     def hardest(self) -> list[dict[str, Any]]:
-        """The training samples that the worst case weighs most, of all runs."""
+        """The training samples with the largest worst-case weights, of all runs."""
         return [sample for o in self.outcomes for result in o.results for sample in (result or {}).get("hardest", ())]
 
     @property
@@ -64,12 +64,12 @@ class Sweep:
 
     @property
     def ended(self) -> int:
-        """Seeds that have a result, of whatever kind."""
+        """Number of seeds with a result of any kind."""
         return sum(result is not None for outcome in self.outcomes for result in outcome.results)
 
     @property
     def planned(self) -> int:
-        """Seeds that there will be, as far as the search did not fail."""
+        """Number of seeds in the end, unless the search failed."""
         return sum(self._seeds(outcome) for outcome in self.outcomes)
 
     @property
@@ -83,7 +83,7 @@ class Sweep:
 
 
 def read_sweeps(folder: Path) -> list[Sweep]:
-    """All sweeps in a folder and below it; without a study.json, its runs, those of one configuration together."""
+    """All sweeps in a folder and below it. Runs without a study.json are grouped by configuration."""
     sweeps, runs = [], []
     for path in _walk(folder):
         if (path / "study.json").exists():
@@ -100,7 +100,7 @@ def read_sweeps(folder: Path) -> list[Sweep]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Folders of sweeps and of runs; what is inside them belongs to them."""
+    """The folders of sweeps and of runs, without those inside them."""
     for at, below, files in os.walk(folder):
         below.sort()
         if "study.json" in files or "config.json" in files:
@@ -143,7 +143,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _lone(folder: Path, paths: Iterable[Path]) -> list[Sweep]:
-    """Runs of one configuration are compared; those that differ in nothing but the seed are one row."""
+    """Sweeps of runs with the same configuration; runs that differ only in the seed form one row."""
     groups: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     for path in paths:
         config = read_json(path / "config.json")
@@ -184,7 +184,7 @@ def _result(path: Path) -> dict[str, Any] | None:
 
 
 def described(settings: Mapping[str, Any]) -> str:
-    """Settings in a line."""
+    """Settings in one line."""
     return ", ".join(
         f"{key} {value:g}" if isinstance(value, (int, float)) else f"{key} {value}" for key, value in settings.items()
     )

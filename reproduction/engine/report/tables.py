@@ -1,4 +1,4 @@
-"""The tables of a sweep: results beside those that others report, classes and groups, settings, what went wrong."""
+"""The tables of a sweep: results next to the paper's, classes and groups, settings, and what went wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OTHERS = (
 
 
 def results(sweep: Sweep, known: Known) -> Html:
-    """A row an arm: means and standard deviations over its seeds, and accuracies that others report."""
+    """One row per arm: means and standard deviations over its seeds, and the paper's accuracies."""
     others = [score.within(sweep) for score in OTHERS if any(map(score.of, sweep.outcomes))]
     paper = [known.reported.get(outcome.arm, {}) for outcome in sweep.outcomes]
     columns = list(dict.fromkeys(name for row in paper for name in row))
@@ -49,7 +49,7 @@ def results(sweep: Sweep, known: Known) -> Html:
 
 
 def by_radius(sweep: Sweep, known: Known) -> Html | None:
-    """Methods down, radii across; None where there is but one radius."""
+    """One row per method and one column per radius; None if there is only one radius."""
     radii = sorted({outcome.arm.rho for outcome in sweep.outcomes if outcome.arm.rho is not None})
     if len(radii) < 2:
         return None
@@ -67,7 +67,7 @@ def by_radius(sweep: Sweep, known: Known) -> Html | None:
 
 
 def by_part(sweep: Sweep, part: str, known: Known) -> Html | None:
-    """Accuracy of every class ("per_class") or group ("per_group"), rarest first where sizes are known."""
+    """Accuracy of every class ("per_class") or group ("per_group"), rarest first if sizes are known."""
     arms = [_parts(outcome, part) for outcome in sweep.outcomes]
     number = max(map(len, arms), default=0)
     if not number:
@@ -91,7 +91,7 @@ def by_part(sweep: Sweep, part: str, known: Known) -> Html | None:
 
 
 def curve_numbers(sweep: Sweep) -> Html | None:
-    """The chart of accuracy as a table, for those who cannot see it."""
+    """The chart of accuracy as a table, for accessibility."""
     longest = max((curve for o in sweep.outcomes for curve in o.curves), key=len, default=[])
     if not longest:
         return None
@@ -104,7 +104,7 @@ def curve_numbers(sweep: Sweep) -> Html | None:
 
 
 def search(sweep: Sweep) -> Html | None:
-    """The settings that were tried, in folds; the best first."""
+    """The settings that were tried, folded, the best first."""
     folds = [_trials(outcome, sweep.at_rho) for outcome in sweep.outcomes if outcome.trials]
     if not folds:
         return None
@@ -136,7 +136,7 @@ def configuration(sweep: Sweep) -> Html:
 
 
 def problems(sweep: Sweep) -> Html | None:
-    """Runs that diverged, failed, or have not ended."""
+    """Runs that diverged, failed, or have not finished."""
     found = [line for outcome in sweep.outcomes for line in _problems(sweep, outcome)]
     return tag("ul", [tag("li", line) for line in found], class_="problems") if found else None
 
@@ -146,7 +146,7 @@ def _problems(sweep: Sweep, outcome: Outcome) -> list[Child]:
     for seed, (result, curve) in enumerate(zip(outcome.results, outcome.curves, strict=True), 1):
         name = f"{outcome.arm}, seed {seed if result is None else result.get('seed', seed)}"
         if result is None and sweep.searched < sweep.to_search:
-            continue  # seeds begin when the search has ended
+            continue  # seeds begin after the search
         if result is None:
             reached = f", {curve[-1]['samples']:,} samples so far" if curve else ""
             lines.append(f"{name}: no result yet{reached}")
@@ -204,7 +204,7 @@ def _heat(value: float | None) -> Html:
 
 
 def _parts(outcome: Outcome, part: str) -> list[list[float | None]]:
-    """For each class or group the values of all seeds."""
+    """The values of all seeds, for each class or group."""
     lists = [r["test"].get(part) or [] for r in outcome.results if r and r["status"] == "done" and "test" in r]
     return [[own[k] for own in lists if k < len(own)] for k in range(max(map(len, lists), default=0))]
 
