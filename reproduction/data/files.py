@@ -19,7 +19,7 @@ PathLike = str | os.PathLike[str]
 
 
 def data_folder(root: PathLike | None = None) -> Path:
-    """The folder the user names, else that of the environment variable SCDRO_DATA, else ./data.
+    """The given folder, else that of the environment variable SCDRO_DATA, else ./data.
 
     Example:
         >>> data_folder("photos").name
@@ -29,10 +29,10 @@ def data_folder(root: PathLike | None = None) -> Path:
 
 
 def find(folders: tuple[Path, ...], names: str | tuple[str, ...], how: str) -> Path:
-    """The first of the folders' files of that name, or of one of those names, plain or gzip.
+    """The first file with one of these names in the folders, plain or gzip.
 
     Raises:
-        MissingDataError: names every place looked at, and `how` to get the file.
+        MissingDataError: with every path that was tried, and `how` to get the file.
     """
     wanted = [folder / name for folder in folders for name in ((names,) if isinstance(names, str) else names)]
     for file in wanted:

@@ -22,7 +22,7 @@ MOST = 10_000_000  # classes
 
 @dataclass(frozen=True)
 class Size:
-    """What a list must have: lines, and the images of its largest and of its smallest class.
+    """What a list must have: the number of lines, and of images in its largest and its smallest class.
 
     Example:
         >>> Size(115_846, 1280, 5)
@@ -35,7 +35,7 @@ class Size:
 
 
 class LongTailList(ImageFiles):
-    r"""Images named by a list file; items are (tensor, label), decoded when asked for.
+    r"""Images named by a list file; items are (tensor, label), decoded on access.
 
     Args:
         list_file: lines `relative/path label`, plain or gzip.
