@@ -1,8 +1,8 @@
 r"""Table 1, measured: how fast stationarity and objective gap fall with the number of samples, and the cost of a step.
 
 Each algorithm of the paper's table 1 (`methods.ROWS`) has one run for each horizon T and seed, on problems whose exact
-solution is known (`problems`). Step sizes follow the theorem's powers of T, with fixed constants (`schedules`). The slope
-of the measure in log-log, with its confidence interval (`fit`), is shown next to the theorem's.
+solution is known (`problems`). Step sizes follow the theorem's powers of T, with fixed constants (`schedules`). The
+slope of the measure in log-log, with its confidence interval (`fit`), is shown next to the theorem's.
 
 `run` appends one line per run to runs.jsonl and to cost.jsonl, and skips runs that are there, so it can be resumed.
 """

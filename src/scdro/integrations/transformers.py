@@ -81,7 +81,7 @@ def language_model_losses(outputs: Any, labels: Tensor) -> Losses:
 
 
 def _found_logits(outputs: Any) -> Tensor | None:
-    """Of transformers' outputs, a dictionary, or a tuple that begins with them."""
+    """The logits in transformers' outputs, a dictionary, or a tuple that begins with them."""
     found = outputs[0] if isinstance(outputs, tuple) else outputs.get("logits") if isinstance(outputs, dict) else None
     return found.to(torch.promote_types(found.dtype, torch.float32)) if isinstance(found, Tensor) else None
 
