@@ -47,8 +47,8 @@ def next_iterate(problem: LinearProblem, now: Iterate, solve: Solve, accuracy: f
     `accuracy` is that of the Newton direction; with 1, it comes from the preconditioner alone.
     """
     D = _direction(problem, now, solve, accuracy) if accuracy < 1 else -solve(now.gradient)
-    found = _searched(problem, now, D)
-    return _searched(problem, now, -solve(now.gradient)) if found is None and accuracy < 1 else found
+    found = _line_search(problem, now, D)
+    return _line_search(problem, now, -solve(now.gradient)) if found is None and accuracy < 1 else found
 
 
 def _direction(problem: LinearProblem, now: Iterate, solve: Solve, accuracy: float) -> Array:
@@ -74,7 +74,7 @@ def _direction(problem: LinearProblem, now: Iterate, solve: Solve, accuracy: flo
     return D if D.any() else y
 
 
-def _searched(problem: LinearProblem, now: Iterate, D: Array) -> Iterate | None:
+def _line_search(problem: LinearProblem, now: Iterate, D: Array) -> Iterate | None:
     """Search along D for a small slope: first t = 1, then the root of the slope inside a bracket."""
     slope0 = float((now.gradient * D).sum())
     if not slope0 < 0.0:
