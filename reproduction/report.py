@@ -19,7 +19,7 @@ from reproduction.paper import CLAIMS, beside
 from reproduction.presets import EXPERIMENTS
 from reproduction.protocol import BEYOND, STUDIES, claimed, shortened, shortened_line
 from reproduction.tasks import Sources, open_task
-from scdro.data import EvalTransform, ImageData, Rows
+from scdro.data import ImageData, Rows
 from scdro.errors import DataError, MissingDataError, ScdroError
 
 __all__ = ["look_up", "report"]
@@ -104,7 +104,7 @@ def _pixels(train: Samples, i: int) -> Tensor:
         return train.images[i]
     assert isinstance(train, LongTailList)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in train.normalisation)
-    image = train.with_transform(EvalTransform(*train.normalisation)).load(i, np.random.default_rng(0))
+    image = train.as_evaluated().load(i, np.random.default_rng(0))
     return ((image * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
 

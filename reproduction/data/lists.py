@@ -13,6 +13,8 @@ from reproduction.data.files import PathLike, data_folder, find, open_text
 from reproduction.data.transforms import TrainTransform
 from scdro.data import EvalTransform, ImageFiles
 from scdro.data.image_files import Transform
+from scdro.data.images import Triple
+from scdro.data.transforms import IMAGENET
 from scdro.errors import DataError
 
 __all__ = ["ImageNetLT", "LongTailList", "PlacesLT", "Size", "iNaturalist18"]
@@ -53,6 +55,8 @@ class LongTailList(ImageFiles):
         [2, 1]
     """
 
+    normalisation: ClassVar[tuple[Triple, Triple]] = IMAGENET
+
     def __init__(
         self,
         list_file: PathLike,
@@ -74,6 +78,10 @@ class LongTailList(ImageFiles):
             transform=EvalTransform() if transform is None else transform,
         )
         _check(path, self.counts, self.classes, size)
+
+    def as_evaluated(self) -> LongTailList:
+        """The same images with the evaluation transform."""
+        return self.with_transform(EvalTransform(*self.normalisation))
 
 
 class _Preset(LongTailList):

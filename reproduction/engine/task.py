@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reproduction.data import LongTailList
 from reproduction.engine.networks import image_model, row_model
 from reproduction.engine.study import Study
-from scdro.data import Batches, ImageFiles, MemoryBatches, Rows, WorkerBatches
+from scdro.data import Batches, MemoryBatches, Rows, WorkerBatches
 from scdro.data.memory import Augmentation, InMemory
 from scdro.data.order import BatchSampler
 from scdro.distributed import ALONE, Ranks
 
 __all__ = ["Samples", "Task", "in_order", "make_model"]
 
-Samples = InMemory | ImageFiles
+Samples = InMemory | LongTailList
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Task:
         """Training batches, or this process's part of them; an incomplete last batch is dropped."""
         own: dict[str, Any] = {"drop_last": len(self.train) >= batch_size, "seed": seed, "sampler": sampler}
         own["ranks"] = ranks
-        if isinstance(self.train, ImageFiles):
+        if isinstance(self.train, LongTailList):
             return WorkerBatches(self.train, batch_size, workers=self.workers, **own)
         return MemoryBatches(self.train, batch_size, augment=self.augment, **own)
 
@@ -49,7 +50,7 @@ class Task:
         self, samples: Samples, batch_size: int = 1000, ranks: Ranks = ALONE
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """All samples in evaluation mode; with several processes, each gets a part of every batch."""
-        if isinstance(samples, ImageFiles):
+        if isinstance(samples, LongTailList):
             samples = samples.as_evaluated()
         return iter(in_order(samples, batch_size, self.workers, ranks))
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,8 +15,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from scdro._validation import as_positions
-from scdro.data.images import Triple
-from scdro.data.transforms import IMAGENET, EvalTransform
 from scdro.errors import DataError, MissingDataError
 
 if TYPE_CHECKING:
@@ -38,13 +36,12 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         transform: a function of a Pillow image and a NumPy generator that returns a tensor.
 
     Example:
+        >>> from scdro.data import EvalTransform
         >>> paths = ["cat/1.jpg", "dog/1.jpg"]  # opened on access
         >>> data = ImageFiles("photos", paths, torch.tensor([0, 1]), classes=2, transform=EvalTransform())
         >>> len(data), data.counts.tolist()
         (2, [1, 1])
     """
-
-    normalisation: ClassVar[tuple[Triple, Triple]] = IMAGENET
 
     def __init__(
         self, root: str | os.PathLike[str], paths: Sequence[str], labels: Tensor, *, classes: int, transform: Transform
@@ -79,10 +76,6 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         other = copy.copy(self)
         other.transform = transform
         return other
-
-    def as_evaluated(self: Self) -> Self:
-        """The same images with the evaluation transform."""
-        return self.with_transform(EvalTransform(*self.normalisation))
 
     def fingerprint(self) -> str:
         """SHA-256 of the transform, the list, and the file size of each existing image; independent of the root."""
