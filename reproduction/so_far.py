@@ -17,7 +17,7 @@ from reproduction.engine.report.sweeps import read_study
 from reproduction.engine.storage import read_json, write, write_json
 from reproduction.engine.study import Study
 from reproduction.figures import COLOURS, LINES, pyplot
-from reproduction.paper import beside
+from reproduction.paper import numbers_for
 from reproduction.records import csv_text, curve_rows
 from reproduction.results import cell, described, lines, settings_line, versions
 from scdro.errors import MissingDataError
@@ -25,7 +25,7 @@ from scdro.errors import MissingDataError
 __all__ = ["Reached", "reached", "so_far"]
 
 NOT_AT_THE_END = (
-    "Scores are those of the last evaluation. The paper's numbers are of {} epochs: beside a run that has not reached "
+    "Scores are those of the last evaluation. The paper's numbers are of {} epochs: for a run that has not reached "
     "them they are the goal, not a comparison."
 )
 
@@ -112,7 +112,7 @@ def _table(study: Study, runs: Sequence[Reached]) -> str:
         last = run.curve[-1] if run.curve else {}
         values = [last.get(column.part, {}).get(column.name) for column in shown]
         cells = [cell([] if v is None else [v], c.percent) for v, c in zip(values, shown, strict=True)]
-        paper = beside(study.experiment, study.dataset, run.outcome.arm).get(study.dataset)
+        paper = numbers_for(study.experiment, study.dataset, run.outcome.arm).get(study.dataset)
         how_far = [run.name, f"{run.epochs:.1f}", run.status, f"{last['epoch']:g}" if last else ""]
         rows.append([*how_far, *cells, settings_line(run.outcome), "" if paper is None else f"{paper:.2f}"])
     return lines([*head, "settings", "the paper"], rows)
@@ -142,7 +142,7 @@ def _draw(study: Study, runs: Sequence[Reached], path: Path) -> None:
                 label=f"{run.name}, {run.epochs:.0f} epochs",
                 **style,
             )
-            paper = beside(study.experiment, study.dataset, run.outcome.arm).get(study.dataset)
+            paper = numbers_for(study.experiment, study.dataset, run.outcome.arm).get(study.dataset)
             if column.name == "top1" and paper is not None:
                 label = f"{run.name}, the paper: {paper:.2f}"
                 ax.plot(study.epochs, paper, "o", mfc="none", color=style["color"], label=label)

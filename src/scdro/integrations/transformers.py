@@ -217,7 +217,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         if args.label_smoothing_factor:
             raise HyperparameterError(
                 f"expected label_smoothing_factor=0, got {args.label_smoothing_factor}: the Trainer ignores it with a "
-                "loss of one's own; smooth in a function losses=..."
+                "custom loss; smooth in your own losses=... function"
             )
         self._averages = args.world_size > 1 and args.average_tokens_across_devices
         if state.global_step:

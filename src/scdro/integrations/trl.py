@@ -82,7 +82,7 @@ class RobustPairs(_Robust):
     The trainer's own code computes the loss of each pair, so every `loss_type` works, and so do `loss_weights`
     (the worst case of the weighted sum), `f_divergence_type`, `ld_alpha` and precomputed reference
     log-probabilities. Not possible: "aot" and "aot_unpaired", which sort the batch, "sft" alone, which is one number
-    for all of it (beside others it adds the same to each pair), and terms that are no mean over pairs (`cpo_alpha`,
+    for all of it (with others it adds the same to each pair), and terms that are not means over pairs (`cpo_alpha`,
     `center_rewards_coefficient`, the router loss of mixtures of experts); all are errors.
 
     The state is in the trainer's checkpoints. Gradient accumulation and several processes equal one large batch.

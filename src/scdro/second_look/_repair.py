@@ -34,7 +34,7 @@ Array = npt.NDArray[Any]
 REFERENCE_PENALTIES = tuple(10.0**k for k in range(-4, 1))
 SECOND_PENALTIES = tuple(10.0**k for k in range(-7, -1))
 FOLDS = 5
-BY_HEART = 0.998  # out-of-fold accuracy above which the network was probably trained on these samples
+MEMORISED = 0.998  # out-of-fold accuracy above which the network was probably trained on these samples
 
 
 class HeadScores(NamedTuple):
@@ -176,9 +176,9 @@ def repair(
         penalty, accuracy = _reference_penalty(Z, y, intercept, seed, tell)
         look = _looked(Z, y, penalty, intercept, start, seed, budget, tell)
         verdict, right = look.verdict_, given
-        if accuracy >= BY_HEART and refuse:
+        if accuracy >= MEMORISED and refuse:
             note = (
-                f"Even out of fold, {100 * accuracy:.1f}% are right: the features may know these samples by heart. "
+                f"Even out of fold, {100 * accuracy:.1f}% are right: the network may have memorised these samples. "
                 "Give data that the network was not trained on; refuse=False goes on."
             )
             verdict = replace(verdict, answer=NOTHING, note=note)
