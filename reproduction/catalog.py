@@ -15,11 +15,11 @@ from reproduction.data import (
     PlacesLT,
     iNaturalist18,
 )
+from reproduction.data.files import PathLike
 from reproduction.engine.networks import DEPTHS, CifarResNet, Network, ResNet50
 from reproduction.engine.study import chosen
 from reproduction.engine.task import Samples
 from scdro.data import EvalTransform, ImageData
-from scdro.data.files import PathLike
 
 __all__ = ["EMBEDDED", "IMAGES", "LISTS", "MODELS", "PRETRAINED", "open_image_data", "open_splits"]
 

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from reproduction.data.files import PathLike
 from reproduction.engine.devices import as_device
 from reproduction.engine.folder import Notice, locked
 from reproduction.engine.networks import Network
 from reproduction.engine.storage import read_json, write_json
 from reproduction.engine.task import Samples, in_order
-from scdro.data.files import PathLike
 from scdro.errors import DataError, MissingDataError
 
 __all__ = ["StoredFeatures", "extract", "load_features", "weights_fingerprint"]

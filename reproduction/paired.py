@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from reproduction.columns import Column, columns
-from reproduction.engine.chance import confidence_of_each, hold_at_once
 from reproduction.engine.outcomes import Outcome
 from reproduction.engine.study import Study
 
 __all__ = ["PairedDifference", "comparisons", "difference", "difference_of", "falls", "verdicts"]
 
 FEWEST = 3  # pairs for a verdict
+ERROR = 0.05  # probability that any of the differences called significant is chance
 OURS = ("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO")
 
 
@@ -40,7 +40,23 @@ class PairedDifference(NamedTuple):
 def verdicts(found: Sequence[PairedDifference]) -> list[str]:
     """The verdicts in a table of comparisons. "higher" and "lower" hold for all comparisons at once."""
     judged = [d.p_value if d.pairs >= FEWEST else 1.0 for d in found]
-    return [_verdict(d, sure) for d, sure in zip(found, hold_at_once(judged), strict=True)]
+    return [_verdict(d, sure) for d, sure in zip(found, _significant(judged), strict=True)]
+
+
+def _significant(p_values: Sequence[float]) -> list[bool]:
+    """Which findings are significant together (Holm, 1979): Bonferroni's bound for those still in question.
+
+    Example:
+        >>> _significant([0.02, 0.001, 0.3])
+        [True, True, False]
+    """
+    found = [False] * len(p_values)
+    order = sorted(range(len(p_values)), key=lambda k: p_values[k])
+    for left, k in zip(range(len(order), 0, -1), order, strict=True):
+        if p_values[k] > ERROR / left:
+            break
+        found[k] = True
+    return found
 
 
 def _verdict(d: PairedDifference, sure: bool) -> str:
@@ -92,6 +108,6 @@ def difference_of(name: tuple[str, str, str], ours: Sequence[float], others: Seq
     if len(gaps) < 2:
         return PairedDifference(*name, gaps[0] if gaps else math.nan, -math.inf, math.inf, len(gaps))
     mean, error = statistics.mean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
-    half = float(t.ppf((1 + confidence_of_each(1)) / 2, len(gaps) - 1)) * error
+    half = float(t.ppf(1 - ERROR / 2, len(gaps) - 1)) * error
     p_value = 2 * float(t.sf(abs(mean) / error, len(gaps) - 1)) if error else float(not mean)
     return PairedDifference(*name, mean, mean - half, mean + half, len(gaps), p_value)

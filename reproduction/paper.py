@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from reproduction.catalog import EMBEDDED
 from reproduction.engine.study import Arm
 
-__all__ = ["CLAIMS", "beside", "reported"]
+__all__ = ["CLAIMS", "numbers_for", "reported"]
 
 CLAIMS: Mapping[str, str] = {
     "figure1": "RSCDRO and RASCDRO are best on three of four data sets; FastDRO is worst on all.",
@@ -48,7 +48,7 @@ def reported(experiment: str, arm: Arm) -> dict[str, float]:
     return {}
 
 
-def beside(experiment: str, dataset: str, arm: Arm) -> dict[str, float]:
+def numbers_for(experiment: str, dataset: str, arm: Arm) -> dict[str, float]:
     """The paper's numbers to show next to a result: for the same data or, if they are not in the paper, for its data.
     None for the embedded digits, which only show that the code runs."""
     found = reported(experiment, arm)

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from reproduction.catalog import MODELS
 from reproduction.engine.checkpoints import load, save, usable
 from reproduction.engine.devices import as_device
-from reproduction.engine.events import Events
 from reproduction.engine.folder import Notice, RunFolder, Stopwatch, locked
 from reproduction.engine.networks import Network
 from reproduction.engine.storage import read_json, write_json
 from reproduction.engine.study import chosen
 from reproduction.engine.task import in_order
+from reproduction.engine.tensorboard import Events
 from scdro.data import CropFlip, ImageData, MemoryBatches
 from scdro.errors import CheckpointError, HyperparameterError, NonFiniteLossError
 from scdro.metrics import Scores, score

@@ -53,14 +53,14 @@ Config = Mapping[str, Any]  # a study's fields, or some of them
 def _own_choices(own: Study) -> dict[str, Any]:
     """The fields in which a study differs from its scale's, as options would set them."""
     plain = study(own.experiment, own.dataset, own.scale)
-    alike = study(own.experiment, own.dataset, own.scale, own.methods)
-    found = {f.name: getattr(own, f.name) for f in fields(Study) if getattr(own, f.name) != getattr(alike, f.name)}
-    if own.decay_epoch == decay_at(alike, own.epochs):
+    preset = study(own.experiment, own.dataset, own.scale, own.methods)
+    found = {f.name: getattr(own, f.name) for f in fields(Study) if getattr(own, f.name) != getattr(preset, f.name)}
+    if own.decay_epoch == decay_at(preset, own.epochs):
         found.pop("decay_epoch", None)
     else:
         found["decay_epoch"] = own.decay_epoch
     if "grid" in found:
-        found["grid"] = tuple(entry for entry in own.grid if entry not in alike.grid)
+        found["grid"] = tuple(entry for entry in own.grid if entry not in preset.grid)
         if names_lr(found["grid"]):
             found = {name: value for name, value in found.items() if value != BY_LR.get(name, ...)}
     return ({} if own.methods == plain.methods else {"methods": own.methods}) | found

@@ -15,11 +15,11 @@ from reproduction.catalog import IMAGES, LISTS
 from reproduction.data import LongTailList
 from reproduction.engine.report import Known, Sweep, data_uri, png, small, tag, write_report
 from reproduction.engine.task import Samples
-from reproduction.paper import CLAIMS, beside
+from reproduction.paper import CLAIMS, numbers_for
 from reproduction.presets import EXPERIMENTS
 from reproduction.protocol import BEYOND, STUDIES, claimed, shortened, shortened_line
 from reproduction.tasks import Sources, open_task
-from scdro.data import EvalTransform, ImageData, Rows
+from scdro.data import ImageData, Rows
 from scdro.errors import DataError, MissingDataError, ScdroError
 
 __all__ = ["look_up", "report"]
@@ -41,7 +41,7 @@ def report(folder: Path, out: Path, sources: Sources) -> list[Sweep]:
 
 def look_up(sweep: Sweep, sources: Sources) -> Known:
     """The paper's claims and the hardest samples in the data; images are preferred to features made from them."""
-    reported = {outcome.arm: beside(sweep.experiment, sweep.dataset, outcome.arm) for outcome in sweep.outcomes}
+    reported = {outcome.arm: numbers_for(sweep.experiment, sweep.dataset, outcome.arm) for outcome in sweep.outcomes}
     return replace(_samples(sweep, sources), claim=_claim(sweep), reported=reported)
 
 
@@ -104,7 +104,7 @@ def _pixels(train: Samples, i: int) -> Tensor:
         return train.images[i]
     assert isinstance(train, LongTailList)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in train.normalisation)
-    image = train.with_transform(EvalTransform(*train.normalisation)).load(i, np.random.default_rng(0))
+    image = train.as_evaluated().load(i, np.random.default_rng(0))
     return ((image * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
 

@@ -13,7 +13,7 @@ from reproduction.engine.outcomes import Outcome
 from reproduction.engine.study import Study
 from reproduction.engine.wording import plural
 from reproduction.paired import PairedDifference, comparisons, falls, verdicts
-from reproduction.paper import CLAIMS, beside
+from reproduction.paper import CLAIMS, numbers_for
 from reproduction.sweep import Found
 
 __all__ = ["cell", "described", "lines", "markdown", "settings_line", "versions"]
@@ -88,7 +88,7 @@ def _table(study: Study, outcomes: Sequence[Outcome]) -> str:
         ]
         for outcome in outcomes
     ]
-    paper = [beside(study.experiment, study.dataset, outcome.arm) for outcome in outcomes]
+    paper = [numbers_for(study.experiment, study.dataset, outcome.arm) for outcome in outcomes]
     for data in sorted({data for row in paper for data in row}):
         head.append(f"paper, {data}")
         for row, numbers in zip(rows, paper, strict=True):
@@ -106,7 +106,7 @@ def _by_radius(found: Found) -> str:
             cells = []
             for rho in radii:
                 own = [o for o in outcomes if o.arm.method == method and o.arm.rho in (rho, None)]
-                paper = beside(study.experiment, study.dataset, own[0].arm).get(study.dataset)
+                paper = numbers_for(study.experiment, study.dataset, own[0].arm).get(study.dataset)
                 ours = cell(own[0].values("test", "top1"))
                 cells.append(ours if paper is None else f"{ours} [{paper:.2f}]")
             rows.append([study.dataset, method, *cells])

@@ -1,4 +1,4 @@
-"""Runs that may not be at their end: the epochs that each has reached, and what it is worth there, beside the paper."""
+"""Unfinished runs: the epoch that each has reached, and its scores there, next to the paper's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from reproduction.columns import columns
 from reproduction.engine.checkpoints import Checkpoints
 from reproduction.engine.folder import began_in
 from reproduction.engine.outcomes import Outcome, read_outcomes
-from reproduction.engine.report.reading import read_study
+from reproduction.engine.report.sweeps import read_study
 from reproduction.engine.storage import read_json, write, write_json
 from reproduction.engine.study import Study
 from reproduction.figures import COLOURS, LINES, pyplot
-from reproduction.paper import beside
+from reproduction.paper import numbers_for
 from reproduction.records import csv_text, curve_rows
 from reproduction.results import cell, described, lines, settings_line, versions
 from scdro.errors import MissingDataError
@@ -25,18 +25,18 @@ from scdro.errors import MissingDataError
 __all__ = ["Reached", "reached", "so_far"]
 
 NOT_AT_THE_END = (
-    "Scores are those of the last evaluation. The paper's numbers are of {} epochs: beside a run that has not reached "
+    "Scores are those of the last evaluation. The paper's numbers are of {} epochs: for a run that has not reached "
     "them they are the goal, not a comparison."
 )
 
 
 @dataclass(frozen=True)
 class Reached:
-    """How far a run is.
+    """How far a run has come.
 
     Attributes:
-        status: "done", "diverged" or "failed"; "not finished" or "not begun" where there is no result.
-        epochs: by its last evaluation or its checkpoint, whichever is later.
+        status: "done", "diverged" or "failed"; "not finished" or "not begun" if there is no result.
+        epochs: the epoch of its last evaluation or of its checkpoint, whichever is later.
         curve: its evaluations.
     """
 
@@ -69,13 +69,13 @@ def so_far(folder: Path, out: Path) -> str:
 
 
 def reached(study: Study, outcomes: Sequence[Outcome], folder: Path) -> list[Reached]:
-    """Of each arm and seed, in the order of the study."""
+    """The progress of each arm and seed, in the order of the study."""
     found = []
     for outcome in outcomes:
         for k, at in enumerate(_folders(study, outcome, folder)):
             result, curve = outcome.results[k], outcome.curves[k]
             epochs = max((point["epoch"] for point in curve), default=0.0)
-            with suppress(FileNotFoundError):  # a run that goes on replaces it
+            with suppress(FileNotFoundError):  # an active run replaces its checkpoint
                 epochs = max(epochs, (Checkpoints(at).load() or {}).get("epochs_done", 0.0))
             status = result["status"] if result else "not finished" if curve else "not begun"
             name = f"{outcome.arm}, seed {k + 1}" if study.seeds > 1 else str(outcome.arm)
@@ -112,14 +112,14 @@ def _table(study: Study, runs: Sequence[Reached]) -> str:
         last = run.curve[-1] if run.curve else {}
         values = [last.get(column.part, {}).get(column.name) for column in shown]
         cells = [cell([] if v is None else [v], c.percent) for v, c in zip(values, shown, strict=True)]
-        paper = beside(study.experiment, study.dataset, run.outcome.arm).get(study.dataset)
+        paper = numbers_for(study.experiment, study.dataset, run.outcome.arm).get(study.dataset)
         how_far = [run.name, f"{run.epochs:.1f}", run.status, f"{last['epoch']:g}" if last else ""]
         rows.append([*how_far, *cells, settings_line(run.outcome), "" if paper is None else f"{paper:.2f}"])
     return lines([*head, "settings", "the paper"], rows)
 
 
 def _evaluations(runs: Sequence[Reached]) -> str:
-    """A row an epoch, a column a run; a run whose last batch went beyond an epoch is in the row of that epoch."""
+    """One row per epoch and one column per run; evaluations are rounded to the nearest epoch."""
     scores = [{round(point["epoch"]): point["test"].get("top1") for point in run.curve} for run in runs]
     rows = [
         [str(epoch), *("" if (v := own.get(epoch)) is None else f"{100 * v:.2f}" for own in scores)]
@@ -129,7 +129,7 @@ def _evaluations(runs: Sequence[Reached]) -> str:
 
 
 def _draw(study: Study, runs: Sequence[Reached], path: Path) -> None:
-    """Test accuracy and that of the rarer half of the runs that have begun, against epochs; circles are the paper's."""
+    """Test accuracy, also of the rarer half, against epochs, for runs that have begun; circles are the paper's."""
     plots = pyplot()
     shown = [column for column in columns(study) if column.part == "test" and column.name != "majority"]
     figure, axes = plots.subplots(len(shown), 1, figsize=(7, 2.8 * len(shown)), squeeze=False, sharex=True)
@@ -142,7 +142,7 @@ def _draw(study: Study, runs: Sequence[Reached], path: Path) -> None:
                 label=f"{run.name}, {run.epochs:.0f} epochs",
                 **style,
             )
-            paper = beside(study.experiment, study.dataset, run.outcome.arm).get(study.dataset)
+            paper = numbers_for(study.experiment, study.dataset, run.outcome.arm).get(study.dataset)
             if column.name == "top1" and paper is not None:
                 label = f"{run.name}, the paper: {paper:.2f}"
                 ax.plot(study.epochs, paper, "o", mfc="none", color=style["color"], label=label)

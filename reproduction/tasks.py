@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from reproduction.catalog import EMBEDDED, IMAGES, LISTS, open_image_data
@@ -22,12 +23,12 @@ from reproduction.data import Table, adult, data_folder
 from reproduction.engine.study import Study, chosen
 from reproduction.engine.task import Task
 from reproduction.features import load_features
-from scdro.data import CropFlip, Rows, hold_out
+from scdro.data import CropFlip, ImageData, Rows, hold_out
 from scdro.data.memory import Augmentation
 from scdro.errors import DataError, HyperparameterError, MissingDataError
 from scdro.optim import REGISTRY
 
-__all__ = ["Sources", "check_methods", "open_task"]
+__all__ = ["Sources", "check_methods", "open_task", "pooled"]
 
 HIDDEN = ("cifar100-hidden", "adult", "digits-hidden")  # validation comes from the training data
 
@@ -101,9 +102,19 @@ def _images(dataset: str, pool: int, sources: Sources) -> Task:
         kind = LISTS[dataset]
         return _parted(dataset, {split: kind(sources.data, split) for split in kind.sizes}, None, sources.workers)
     chosen({**IMAGES, **LISTS}, dataset, "a data set")
-    train, test = (part.pooled(pool) if pool > 1 else part for part in open_image_data(dataset, sources.data))
+    train, test = (pooled(part, pool) if pool > 1 else part for part in open_image_data(dataset, sources.data))
     side = train.images.shape[-1]
     return _parted(dataset, {"train": train, "test": test}, CropFlip(max(side // 8, 1)))
+
+
+def pooled(data: ImageData, factor: int) -> ImageData:
+    """The images shrunk by an integer factor, by averaging squares of pixels."""
+    if factor < 1 or any(side % factor for side in data.images.shape[2:]):
+        raise DataError(f"expected a factor that divides {tuple(data.images.shape[2:])}, got {factor}")
+    smaller = data.subset(torch.arange(len(data)))
+    parts = [F.avg_pool2d(part.float(), factor).round().to(torch.uint8) for part in torch.split(data.images, 5000)]
+    smaller.inputs = torch.cat(parts).contiguous(memory_format=torch.channels_last)
+    return smaller
 
 
 def _rows(dataset: str, pool: int, sources: Sources) -> Task:

@@ -69,7 +69,7 @@ def test_imports_point_down(path):
 
 # The base class of the robust optimizers, for isinstance; the exact solver of a network's last layer, for repair; and
 # what the commands print and write of a run.
-SHARED = {"scdro.optim._base", "scdro.linear_model._towards", "scdro.tables._folder", "scdro.tables._summary"}
+SHARED = {"scdro.optim._base", "scdro.linear_model._head_solver", "scdro.tables._folder", "scdro.tables._summary"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "src").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))

@@ -89,7 +89,7 @@ def test_losses_with_a_negative_bit():
 def test_settings_of_other_kinds_of_numbers(number):
     robust = KLRobustLoss(number(1), window=np.int64(64))
     assert math.isfinite(trained(robust).lam)
-    assert type(robust.state.limits.rho) is float
+    assert type(robust.state.equation.rho) is float
 
 
 def test_values_beyond_the_dtype_of_the_losses():

@@ -136,7 +136,7 @@ def test_what_may_change_on_resume(settings):
     """A radius, a bound or a share that differs: the loss goes on from the state, and ends as one that began so."""
     robust, fresh = KLRobustLoss(**settings), KLRobustLoss(**settings)
     robust.load_state_dict(used(KLRobustLoss(rho=0.5, beta=0.3), 10).state_dict())
-    assert robust.state.limits.lam0 <= robust.lam <= robust.state.limits.lam_max
+    assert robust.state.equation.lam0 <= robust.lam <= robust.state.equation.lam_max
     for step in range(10, 200):
         values = [loss(losses_at(step)).item() for loss in (robust, fresh)]
         assert math.isfinite(values[0])

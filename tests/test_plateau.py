@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from scdro import ASCDRO, SCDRO, KLRobustLoss, ScdroWarning
-from scdro._plateau import resting_at
+from scdro._plateau import plateau_of
 from scdro.temperature import Window
 
 STEPS = 800
@@ -133,13 +133,13 @@ def test_what_a_plateau_is():
     noise = torch.rand(2000, generator=g, dtype=torch.float64) - 0.5
     for k, width in ((2, 0.05), (10, 0.2), (19, 0.25), (100, 0.004), (1000, 0.0004), (1000, 0.0)):
         level = torch.full_like(noise, math.log(k))
-        assert resting_at(window_of(level + width * noise)) == k
+        assert plateau_of(window_of(level + width * noise)) == k
         outliers = copy.deepcopy(level)
         outliers[:15] = 7.0 * level[0]
-        assert resting_at(window_of(outliers)) == k
-        assert resting_at(window_of(level + 3 * max(width, 0.001) * noise)) is None
-        assert resting_at(window_of(0.97 * level)) is None
-        assert resting_at(window_of(level[:99])) is None
+        assert plateau_of(window_of(outliers)) == k
+        assert plateau_of(window_of(level + 3 * max(width, 0.001) * noise)) is None
+        assert plateau_of(window_of(0.97 * level)) is None
+        assert plateau_of(window_of(level[:99])) is None
     empty = Window(torch.empty(2, 1024, dtype=torch.float64))
     empty.clear_()
-    assert resting_at(empty) is None
+    assert plateau_of(empty) is None

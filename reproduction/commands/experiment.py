@@ -11,10 +11,9 @@ from typing import Any
 from reproduction.board import Board
 from reproduction.commands import add_command, say
 from reproduction.engine.memory import keep_freed_memory
-from reproduction.engine.places import check_folder
-from reproduction.engine.storage import write, write_json
+from reproduction.engine.storage import check_folder, write, write_json
 from reproduction.engine.study import Study
-from reproduction.engine.tensorboard import TENSORBOARD, check
+from reproduction.engine.tensorboard import TENSORBOARD, check_tensorboard
 from reproduction.figures import draw
 from reproduction.paper import CLAIMS
 from reproduction.pool import Means
@@ -146,7 +145,8 @@ def run(args: argparse.Namespace) -> None:
     for name in ("dataset", "methods", "rho"):
         _check_once(name, getattr(args, name) or ())
     check_folder(args.out)
-    check(args)
+    if args.tensorboard:
+        check_tensorboard()
     means = Means(
         Sources(args.data, args.features, args.image_workers), args.workers, args.checkpoint_seconds, args.tensorboard
     )

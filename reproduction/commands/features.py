@@ -9,7 +9,7 @@ from typing import Any
 from reproduction.catalog import PRETRAINED, open_splits
 from reproduction.commands import DefaultsHelp, add_command, say
 from reproduction.engine.memory import keep_freed_memory
-from reproduction.engine.places import check_folder
+from reproduction.engine.storage import check_folder
 from reproduction.engine.study import chosen
 from reproduction.features import extract
 from reproduction.pretrain import load_pretrained

@@ -11,8 +11,8 @@ from typing import Any
 from reproduction.catalog import IMAGES, MODELS, open_image_data
 from reproduction.commands import DefaultsHelp, add_command, say
 from reproduction.engine.memory import keep_freed_memory
-from reproduction.engine.places import check_folder
-from reproduction.engine.tensorboard import TENSORBOARD, check
+from reproduction.engine.storage import check_folder
+from reproduction.engine.tensorboard import TENSORBOARD, check_tensorboard
 from reproduction.pretrain import Pretraining, pretrain
 from scdro.cli.show import ProgressLine
 
@@ -60,7 +60,8 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     keep_freed_memory()
-    check(args)
+    if args.tensorboard:
+        check_tensorboard()
     check_folder(args.out)
     config = Pretraining(**{field.name: getattr(args, field.name) for field in fields(Pretraining)})
     train, test = open_image_data(config.dataset, args.data)

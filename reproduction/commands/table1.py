@@ -9,7 +9,7 @@ from typing import Any
 from reproduction import table1
 from reproduction.commands import add_command, say
 from reproduction.engine.memory import keep_freed_memory
-from reproduction.engine.places import check_folder
+from reproduction.engine.storage import check_folder
 from scdro.cli.show import ProgressLine
 
 __all__ = ["add"]

@@ -12,10 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from reproduction.data.files import data_folder, find
+from reproduction.data.files import PathLike, data_folder, find, open_bytes
 from scdro._validation import as_labels
 from scdro.data import ImageData, keep_last, step_imbalance
-from scdro.data.files import PathLike, open_bytes
 from scdro.data.images import Triple
 from scdro.errors import DataError
 
@@ -173,7 +172,7 @@ class _Files:
         self.folders = (base / source.folder, base)
 
     def read(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """Images (n, 3, 32, 32), and every kind of label."""
+        """Images (n, 3, 32, 32), and all kinds of labels."""
         parts = [self._load(name) for name in self.parts]
         labels = {kind: torch.cat([part[kind] for _, part in parts]) for kind in self.source.labels}
         return torch.from_numpy(np.concatenate([data for data, _ in parts])).view(-1, 3, 32, 32), labels
@@ -204,7 +203,7 @@ class _Files:
 
 
 class _NumpyOnly(pickle.Unpickler):
-    """Reads arrays, lists and strings; a pickle that would call anything else is refused."""
+    """Reads arrays, lists and strings; a pickle that calls anything else raises an error."""
 
     allowed = frozenset(
         {

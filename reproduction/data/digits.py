@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits, made imbalanced: what is there without any file. Every third of each digit is for
+"""scikit-learn's handwritten digits, made imbalanced; they need no files. Every third sample of each digit is for
 testing."""
 
 from __future__ import annotations

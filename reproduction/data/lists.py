@@ -6,21 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from reproduction.data.files import data_folder, find
+from reproduction.data.files import PathLike, data_folder, find, open_text
 from reproduction.data.transforms import TrainTransform
 from scdro.data import EvalTransform, ImageFiles
-from scdro.data.files import PathLike
-from scdro.data.image_files import Transform, read_list
+from scdro.data.image_files import Transform
+from scdro.data.images import Triple
+from scdro.data.transforms import IMAGENET
 from scdro.errors import DataError
 
 __all__ = ["ImageNetLT", "LongTailList", "PlacesLT", "Size", "iNaturalist18"]
 
+MOST = 10_000_000  # classes
+
 
 @dataclass(frozen=True)
 class Size:
-    """What a list must have: lines, and the images of its largest and of its smallest class.
+    """What a list must have: the number of lines, and of images in its largest and its smallest class.
 
     Example:
         >>> Size(115_846, 1280, 5)
@@ -33,7 +37,7 @@ class Size:
 
 
 class LongTailList(ImageFiles):
-    r"""Images named by a list file; items are (tensor, label), decoded when asked for.
+    r"""Images named by a list file; items are (tensor, label), decoded on access.
 
     Args:
         list_file: lines `relative/path label`, plain or gzip.
@@ -51,6 +55,8 @@ class LongTailList(ImageFiles):
         [2, 1]
     """
 
+    normalisation: ClassVar[tuple[Triple, Triple]] = IMAGENET
+
     def __init__(
         self,
         list_file: PathLike,
@@ -62,7 +68,7 @@ class LongTailList(ImageFiles):
     ) -> None:
         file = Path(list_file).expanduser()
         path = find((file.parent,), file.name, "name an existing list of lines `relative/path label`")
-        paths, labels = read_list(path)
+        paths, labels = _read_list(path)
         classes = int(labels.max()) + 1 if classes is None else classes
         super().__init__(
             path.parent if root is None else root,
@@ -72,6 +78,10 @@ class LongTailList(ImageFiles):
             transform=EvalTransform() if transform is None else transform,
         )
         _check(path, self.counts, self.classes, size)
+
+    def as_evaluated(self) -> LongTailList:
+        """The same images with the evaluation transform."""
+        return self.with_transform(EvalTransform(*self.normalisation))
 
 
 class _Preset(LongTailList):
@@ -162,3 +172,23 @@ def _check(path: Path, counts: Tensor, classes: int, size: Size | None) -> None:
             raise DataError(
                 f"expected {size} in {path}, got {found}; download it again, or use LongTailList for your own"
             )
+
+
+def _read_list(path: Path) -> tuple[list[str], Tensor]:
+    """Paths and labels of a list file."""
+    paths, labels = [], []
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            name, _, label = line.strip().rpartition(" ")
+            if not name or not label.isdecimal() or len(label) > len(str(MOST)) or int(label) >= MOST:
+                raise DataError(
+                    f"expected `relative/path label`, label from 0 to {MOST - 1}, in line {number} of {path}, got "
+                    f"{line.strip()!r}"
+                )
+            paths.append(name)
+            labels.append(int(label))
+    if not paths:
+        raise DataError(f"expected lines `relative/path label` in {path}, got an empty file")
+    return paths, torch.tensor(labels)

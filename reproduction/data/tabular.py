@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reproduction.data.files import data_folder, find
-from scdro.data.files import PathLike, open_text
+from reproduction.data.files import PathLike, data_folder, find, open_text
 from scdro.errors import DataError
 
 __all__ = ["Table", "adult", "census_income", "covertype"]

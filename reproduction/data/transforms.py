@@ -1,4 +1,4 @@
-"""What is done to a large image to train on it: random parts of it, mirrored, in other colours. Needs Pillow."""
+"""The training transform of a large image: a random crop, mirrored, with changed colours. Needs Pillow."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TrainTransform:
 
 
 def random_box(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom of a random part; after ten parts that do not fit, the middle."""
+    """Left, top, right and bottom of a random crop; the centre after ten crops that do not fit."""
     for _ in range(10):
         area = width * height * rng.uniform(0.08, 1.0)
         ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))

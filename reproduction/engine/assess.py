@@ -1,4 +1,4 @@
-"""What a trained model is worth: scores on a part of the data, and the samples that the worst case weighs most."""
+"""Scores of a trained model on a part of the data, and the samples with the largest weight in the worst case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Predicted", "assess", "hardest", "predicted"]
 
 
 class Predicted(NamedTuple):
-    """Scores (n, classes) that a model gives to samples, and their labels, on the CPU."""
+    """Logits (n, classes) of a model for some samples, and the labels, on the CPU."""
 
     samples: Samples
     logits: Tensor
@@ -31,14 +31,14 @@ class Predicted(NamedTuple):
         return F.cross_entropy(self.logits.double(), self.labels, reduction="none")
 
     def weights(self, rho: float) -> Tensor:
-        """In the worst case, times n: 1 is the average."""
+        """n times the worst-case weights: 1 is the average."""
         weights: Tensor = worst_case(self.losses(), rho).weights
         return weights * len(self.labels)
 
 
 @torch.no_grad()
 def predicted(model: nn.Module, task: Task, samples: Samples, ranks: Ranks = ALONE) -> Predicted:
-    """Each process finds a part of it. The model stays in the mode it is in."""
+    """The predictions for all samples; each process computes a part. The model's mode is restored."""
     training, weight, labels = model.training, next(model.parameters()), samples.labels.cpu()
     ranks.share_buffers(model)
     model.eval()
@@ -50,7 +50,7 @@ def predicted(model: nn.Module, task: Task, samples: Samples, ranks: Ranks = ALO
 
 
 def assess(found: Predicted, task: Task, rho: float) -> dict[str, Any]:
-    """Those of `score`, as plain values; of groups where training data and samples have them."""
+    """The scores of `scdro.metrics.score` as plain values, with group scores if the data have groups."""
     if not found.finite:
         return dict.fromkeys(("top1", "balanced", "loss", "robust_loss"))
     groups, known = getattr(found.samples, "groups", None), getattr(task.train, "groups", None)
@@ -61,7 +61,7 @@ def assess(found: Predicted, task: Task, rho: float) -> dict[str, Any]:
 
 
 def hardest(found: Predicted, rho: float, count: int = 24) -> list[dict[str, Any]]:
-    """The samples that the worst case weighs most: position, label, prediction, loss, and n times weight."""
+    """The samples with the largest worst-case weight: position, label, prediction, loss, and n times the weight."""
     losses, weights = found.losses(), found.weights(rho)
     order = torch.argsort(weights, descending=True, stable=True)[:count]
     return [

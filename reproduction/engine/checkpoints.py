@@ -1,4 +1,4 @@
-"""Files of tensors that are known to be whole: versioned, with a checksum, and the one before kept."""
+"""Checkpoint files with a version and a checksum; the previous one is kept."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _TAG_SIZE = len(_TAG) + 64
 
 
 class _Damaged(CheckpointError):
-    """A file that is not as it was written."""
+    """The file has changed since it was written."""
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """`torch.save`, all or nothing, with a version and a checksum.
 
-    The file is an archive, and the checksum its comment: `torch.load(path, weights_only=True)` reads it as any other.
+    The file is a zip archive with the checksum as its comment, so `torch.load(path, weights_only=True)` reads it too.
     """
     write(path, _packed(state))
 
 
 def load(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """What `save` wrote; a damaged file is a `CheckpointError`."""
+    """Load what `save` wrote; a damaged file raises a `CheckpointError`."""
     content = path.read_bytes()
     _check(path, content)
     try:
@@ -52,7 +52,7 @@ def load(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
 class Checkpoints:
     """The newest state of a run and the one before it, in a folder.
 
-    A damaged file is passed over for the older one; `load` then says so in `damaged`.
+    If the newest file is damaged, `load` uses the older one and lists the damaged one in `damaged`.
 
     Example:
         >>> import tempfile
@@ -71,7 +71,7 @@ class Checkpoints:
     def save(self, state: dict[str, Any]) -> None:
         content = _packed(state)
         if self.newest.exists() and self.newest not in self.damaged:
-            os.replace(self.newest, self.previous)  # Killed here: the previous one is there.
+            os.replace(self.newest, self.previous)  # If killed here, the previous one is there.
         write(self.newest, content)
         self.damaged = []
 
@@ -80,7 +80,7 @@ class Checkpoints:
             path.unlink(missing_ok=True)
 
     def load(self, map_location: Any = "cpu") -> dict[str, Any] | None:
-        """The newest state that is whole; None where there never was one."""
+        """The newest undamaged state; None if there never was one."""
         self.damaged = []
         for path in (self.newest, self.previous):
             if not path.exists():
@@ -99,7 +99,7 @@ class Checkpoints:
 
 @contextmanager
 def usable(path: Path) -> Iterator[None]:
-    """Whatever fails inside for want of the right content is a CheckpointError that names the file."""
+    """Turn any error inside that comes from the content of the file into a CheckpointError that names it."""
     try:
         yield
     except (OSError, ScdroError):

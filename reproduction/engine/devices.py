@@ -10,13 +10,13 @@ __all__ = ["as_device", "devices"]
 
 
 def devices() -> list[str]:
-    """All that torch can compute on."""
+    """The devices that torch can use."""
     found = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
     return [*found, "mps"] if torch.backends.mps.is_available() else found
 
 
 def as_device(name: torch.device | str) -> torch.device:
-    """The device, tried.
+    """The device, after checking that it works.
 
     Example:
         >>> as_device("cpu")
@@ -24,8 +24,8 @@ def as_device(name: torch.device | str) -> torch.device:
     """
     try:
         tried = torch.zeros(1, device=name)
-        tried.item()  # There are devices that hold nothing.
-    except Exception as error:  # each backend has its own way to say no
+        tried.item()  # The meta device holds no values.
+    except Exception as error:  # each backend raises its own type
         raise HyperparameterError(
             f"expected a device that torch can use here ({', '.join(devices())}), got {str(name)!r}; name another by "
             "--device, or leave it out"

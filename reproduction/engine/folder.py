@@ -1,4 +1,4 @@
-"""The folder of a run, from which it goes on where it was stopped."""
+"""The folder of a run, from which it continues after an interruption."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from scdro.distributed import ALONE, Ranks
 
 __all__ = ["Notice", "RunFolder", "Stopwatch", "began_in", "environment", "locked", "silent"]
 
-Notice = Callable[[str], object]  # told what the user should know
+Notice = Callable[[str], object]  # called with messages for the user
 
 
 def silent(text: str) -> None:
-    """Tells nobody."""
+    """Ignore the message."""
 
 
 class Stateful(Protocol):
@@ -38,16 +38,16 @@ class RunFolder:
 
     Args:
         path: the folder.
-        identity: what makes this run another than others; a checkpoint of another identity is refused.
-        parts: whatever has state: model, optimizer, sampler.
-        notice: told where a run goes on with another torch, or number of threads or processes, on which its numbers
-            may depend.
-        ranks: the processes that share the run: all read the checkpoint, the first alone writes.
+        identity: what distinguishes this run from others; a checkpoint with another identity raises an error.
+        parts: the objects with state: model, optimizer, sampler.
+        notice: called if a run continues with another torch, or number of threads or processes, which may change its
+            numbers.
+        ranks: the processes that share the run: all read the checkpoint, only the first one writes.
 
     Attributes:
-        counters: those of the checkpoint; empty in a new run.
-        records: all that was appended to metrics.jsonl, by the processes before this one too.
-        began_in: the environment of the first of them.
+        counters: the counters of the checkpoint; empty in a new run.
+        records: everything appended to metrics.jsonl, also before the interruption.
+        began_in: the environment in which the run began.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RunFolder:
             write_json(path / "config.json", {**self.identity, "environment": now})
 
     def append(self, record: dict[str, Any]) -> None:
-        """To the log of metrics."""
+        """Append a record to metrics.jsonl."""
         if self.log is not None:
             self.log.append(record)
             self.records.append(record)
@@ -105,7 +105,7 @@ class RunFolder:
 
 
 def began_in(folder: Path) -> dict[str, Any]:
-    """The environment that a run began in; nothing where its folder does not tell."""
+    """The environment in which a run began; empty if its folder does not say."""
     try:
         return dict(read_json(folder / "config.json")["environment"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -113,7 +113,7 @@ def began_in(folder: Path) -> dict[str, Any]:
 
 
 class Stopwatch:
-    """Seconds of work, also of the processes before this one."""
+    """Seconds of work, including those before an interruption."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._before, self._since = seconds, time.perf_counter()
@@ -124,7 +124,7 @@ class Stopwatch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens inside does not count."""
+        """Time inside does not count."""
         self._before = self.seconds
         try:
             yield
@@ -134,8 +134,7 @@ class Stopwatch:
 
 @contextmanager
 def locked(folder: Path, notice: Notice = silent) -> Iterator[None]:
-    """One process at a time: a second one says so and waits. The system lets go of the lock of a process that was
-    killed."""
+    """Allow one process at a time; a second one says so and waits. The system releases the lock of a killed process."""
     make_folder(folder)
     with open(folder / "lock", "w") as file:
         if os.name == "posix":
@@ -150,7 +149,7 @@ def locked(folder: Path, notice: Notice = silent) -> Iterator[None]:
 
 
 def environment(ranks: Ranks = ALONE) -> dict[str, Any]:
-    """What numbers may depend on, beside the configuration."""
+    """What the numbers may depend on, besides the configuration."""
     return {
         "scdro": scdro.__version__,
         "torch": torch.__version__,

@@ -1,5 +1,4 @@
-"""What makes a run another than others, compared wherever something that is there is taken for one's own: a study's
-configuration, a checkpoint, a result."""
+"""The identity of a run, checked before an existing file is used: a study's configuration, a checkpoint, a result."""
 
 from __future__ import annotations
 
@@ -11,21 +10,21 @@ from scdro.errors import CheckpointError
 
 __all__ = ["OtherRun", "check_identity"]
 
-CALLED = ("experiment", "scale")  # no run depends on them: one experiment may take over runs of another
+CALLED = ("experiment", "scale")  # names only: one experiment may use runs of another
 
 
 class OtherRun(CheckpointError):
-    """A file of other settings or data than those asked for."""
+    """A file was made with other settings or data."""
 
 
 def check_identity(there: Mapping[str, Any], own: Mapping[str, Any], path: Path, remedy: str) -> None:
-    """Refuse what was written of another identity.
+    """Raise if a file has another identity.
 
     Args:
-        there: what was written; it may hold more than an identity.
-        own: the identity asked for, of plain values, as JSON gives them back.
-        path: of the file.
-        remedy: what to do where they differ.
+        there: the file's content, which may have more entries than an identity.
+        own: the expected identity, of plain values as read back from JSON.
+        path: the file.
+        remedy: what to do if they differ.
     """
     wrong = [difference for key in own for difference in _at(key, there, own)]
     if wrong:

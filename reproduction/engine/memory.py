@@ -1,4 +1,4 @@
-"""Memory that a step frees is kept for the next one."""
+"""Keep the memory that a step frees for the next one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc not to hand freed activations back to the kernel, which would have to clear them in each step."""
+    """Tell glibc not to return freed memory to the kernel, which would have to clear it again in each step."""
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:

@@ -1,4 +1,4 @@
-"""Networks, and models by the names that a study knows them by."""
+"""Networks, and models by name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
-        """What the classifier sees, (b, d)."""
+        """The inputs of the classifier, (b, d)."""
 
     @property
     @abstractmethod
@@ -51,9 +51,9 @@ class Network(nn.Module, ABC):
         return scores
 
     def freeze_to(self: Self, part: str) -> Self:
-        """Train nothing but the "classifier", or the "last_block" and the classifier, or "all" again.
+        """Train only the "classifier", or the "last_block" and the classifier, or "all" again.
 
-        Frozen parts have no gradients, and their batch norms stay as in evaluation, also after `train()`.
+        Frozen parts have no gradients, and their batch norms stay in evaluation mode, even after `train()`.
         """
         if part not in PARTS:
             raise HyperparameterError(f"expected to freeze to one of {', '.join(PARTS)}, got {part!r}")
@@ -75,7 +75,7 @@ class Network(nn.Module, ABC):
         return self
 
     def _unfrozen(self) -> list[nn.Module]:
-        """What is trained, if not all."""
+        """The trained modules, if not all."""
         blocks = [self.last_block] if self._part == "last_block" else []
         return [] if self._part == "all" else [*blocks, self.classifier]
 
@@ -142,8 +142,8 @@ class ResNet50(Network):
     """torchvision's ResNet50 with a new classifier on its 2,048 features.
 
     Args:
-        classes: of the new classifier, randomly initialised.
-        weights: as torchvision names them, which downloads them; None for none, to load a state_dict of one's own.
+        classes: number of outputs of the new classifier, which is randomly initialised.
+        weights: torchvision's name of pretrained weights, which it downloads; None to load your own state_dict.
 
     Example:
         >>> model = ResNet50(classes=365).freeze_to("last_block")  # doctest: +SKIP
@@ -178,14 +178,14 @@ def _resnet50() -> Any:
 
 
 def row_model(name: str, features: int, classes: int, width: int) -> nn.Module:
-    """A model of rows of numbers, made of torch's own layers."""
+    """A model for rows of numbers, made of torch's layers."""
     return chosen(_ROW_MODELS, name, "a model for rows")(features, classes, width)
 
 
 def image_model(
     name: str, features: int, classes: int, width: int, part: str = "all", pretrained: bool = True
 ) -> nn.Module:
-    """A model of images; of the simple ones, which see `features` pixel values, all is trained."""
+    """A model for images. The simple ones, which take `features` pixel values, are always trained as a whole."""
     if name == "resnet50":
         return (ResNet50(classes) if pretrained else ResNet50(classes, weights=None)).freeze_to(part)
     if name in _ROW_MODELS:

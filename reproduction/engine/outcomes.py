@@ -1,10 +1,10 @@
-"""What came of the runs of a study."""
+"""The outcomes of a study's runs."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an arm.
+    """The outcome of an arm.
 
     Attributes:
-        settings: the best on validation data, None where every trial failed or diverged.
+        settings: the best settings on validation data; None if every trial failed or diverged.
         trials: results of the search, in the order of the grid.
-        results, curves: of the seeds, with None and no points for those that are not there.
+        results, curves: results and evaluations of the seeds; None and empty for seeds that have not run.
     """
 
     arm: Arm
@@ -35,14 +35,14 @@ class Outcome:
     curves: list[list[dict[str, Any]]]
 
     def values(self, part: str, name: str) -> list[float]:
-        """A score of every seed; NaN where a run diverged or failed, or the data have no such thing as rare groups."""
+        """A score of every seed; NaN if the run diverged or failed, or the data have no such score."""
         found = [None if r is None or r["status"] != "done" else r[part][name] for r in self.results]
         return [math.nan if value is None else float(value) for value in found]
 
 
 def best_settings(runs: Sequence[StudyRun], results: Sequence[Result | None]) -> dict[str, Any] | None:
-    """The best settings on validation data, by what the study says, over all seeds of the search; of equals the better
-    by the other score. Settings with a seed that failed or diverged are out. One setting alone needs no result."""
+    """The best settings on validation data over all seeds of the search, by the study's criterion; the other score
+    breaks ties. Settings with a failed or diverged seed are left out. A single setting needs no result."""
     if len(runs) == 1:
         return dict(runs[0].settings)
     tried: dict[tuple[tuple[str, Any], ...], list[Result | None]] = {}
@@ -67,21 +67,21 @@ def _score(results: Sequence[Result | None], choose_by: str) -> tuple[float, ...
 def searched(
     study: Study, arm: Arm, results: Callable[[StudyRun], Result | None]
 ) -> tuple[list[StudyRun], Settings | None]:
-    """The runs of an arm's search, with those around the best of the grid, as far as results tell which these are; and
-    the best settings of all."""
+    """The search runs of an arm, including those around the best of the grid if it is known yet, and the best settings
+    of all."""
     tried = study.search(arm)
     best = best_settings(tried, [results(run) for run in tried])
     around = [] if best is None or len(tried) == 1 else study.finer(arm, best)
     return tried + around, best_settings(tried + around, [results(run) for run in tried + around])
 
 
-def read_outcomes(study: Study, out: Path, seeds: Iterable[int] | None = None) -> list[Outcome]:
-    """What a folder holds, also of a sweep that is not done; of these seeds, or of the study's own."""
+def read_outcomes(study: Study, out: Path) -> list[Outcome]:
+    """The outcomes in the folder of a sweep, which may not have finished."""
     found = []
     for arm in study.arms():
         tried, settings = searched(study, arm, lambda run: read_result(out / run.path))
         trials = [read_result(out / run.path) for run in tried]
-        folders = [] if settings is None else [out / run.path for run in study.finals(arm, settings, seeds)]
+        folders = [] if settings is None else [out / run.path for run in study.finals(arm, settings)]
         curves = [read_lines(folder / "metrics.jsonl") for folder in folders]
         results = [read_result(folder) for folder in folders]
         found.append(Outcome(arm, settings, [t for t in trials if t is not None], results, curves))
@@ -89,6 +89,6 @@ def read_outcomes(study: Study, out: Path, seeds: Iterable[int] | None = None) -
 
 
 def read_result(folder: Path) -> Result | None:
-    """Of the run in a folder; None where it has not ended."""
+    """The result of the run in a folder; None if it has not finished."""
     path = folder / "result.json"
     return read_json(path) if path.exists() else None

@@ -1,4 +1,4 @@
-"""Files of a run that are whole at any moment, also after `kill -9`."""
+"""Files of a run that are complete at any moment, even after `kill -9`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from typing import IO, Any
 
 from scdro.errors import CheckpointError, HyperparameterError
 
-__all__ = ["JsonLines", "make_folder", "read_json", "read_lines", "write", "write_json"]
+__all__ = ["JsonLines", "check_folder", "make_folder", "read_json", "read_lines", "write", "write_json"]
 
-LEFT_SECONDS = 600.0  # no write takes so long
+LEFT_SECONDS = 600.0  # no write takes this long
+
+
+def check_folder(path: Path) -> None:
+    """Raise unless --out is a folder or can become one."""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir():
+        above = "" if there == path else f" above {path}"
+        raise HyperparameterError(f"expected a folder for --out, got the file {there}{above}; name another")
 
 
 def make_folder(folder: Path) -> None:
-    """With those above it, unless it is there."""
+    """Create a folder and those above it, unless it exists."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -32,7 +40,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file by new content, all or nothing; of several processes the last one counts."""
+    """Replace a file by new content, all or nothing; if several processes write, the last one wins."""
     make_folder(path.parent)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -45,7 +53,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def _remove_left(path: Path) -> None:
-    """By processes that were killed; those that write now are younger."""
+    """Remove temporary files of killed processes; those of active ones are younger."""
     for left in path.parent.glob(f".{escape(path.name)}.*.part"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > LEFT_SECONDS:
@@ -57,20 +65,20 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """An object that `write_json` wrote."""
+    """Read an object that `write_json` wrote."""
     return _parsed(path.read_bytes(), path, "it")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """What `JsonLines` wrote, without a last line that is not whole; nothing where there is no file."""
+    """The records that `JsonLines` wrote, without an incomplete last line; empty if there is no file."""
     whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
     return [_parsed(line, path, "its folder") for line in whole.splitlines()]
 
 
 class JsonLines:
-    """A file to which one JSON object a line is appended.
+    """A file of JSON objects, one per line.
 
-    A checkpoint records `size`; what was written after it is cut off on resuming, and written again.
+    A checkpoint records `size`; on resume, everything written after it is cut off and written again.
     """
 
     def __init__(self, path: Path, size: int = 0) -> None:
@@ -83,7 +91,7 @@ class JsonLines:
 
     @classmethod
     def reopen(cls, path: Path) -> tuple[JsonLines, list[dict[str, Any]]]:
-        """The file as a kill left it, to go on with, and its records; a last line that was cut short is dropped."""
+        """Reopen a file after a kill; return it and its records. An incomplete last line is dropped."""
         content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
         return cls(path, len(whole)), [_parsed(line, path, "its folder") for line in whole.splitlines()]

@@ -1,10 +1,10 @@
-"""What an experiment on one data set is, and what one of its runs is: plain values, saved with every run."""
+"""The configuration of an experiment on one data set, and of one of its runs: plain values, saved with every run."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -22,7 +22,7 @@ PRECISIONS = ("float32", "bfloat16")
 MODELS = ("linear", "mlp", "resnet8", "resnet20", "resnet32", "resnet50")
 TUNING_SEEDS = (0, 1001, 1002, 1003, 1004)  # never among those of reported runs
 CHOOSE_BY = ("accuracy", "robust_value")
-# Their momentum is not damped: a constant gradient moves them by lr / (1 - momentum) a step, all others by lr.
+# Methods whose momentum is not damped: a constant gradient moves them by lr / (1 - momentum) per step, others by lr.
 UNDAMPED = (
     *("ERM", "ClassBalanced", "Focal", "GroupDRO", "DualSGM", "ABSGD", "TERM", "FastDRO", "FastDRO-MLMC"),
     *("FastDRO-CVaR", "FastDRO-chi2", "FastDRO-chi2-penalty"),
@@ -32,14 +32,14 @@ FINER = tuple(10 ** (k / 6) for k in (-2, -1, 1, 2))  # times the best step: bet
 
 
 def chosen(choices: Mapping[str, Choice], name: str, what: str) -> Choice:
-    """The entry of that name."""
+    """The entry with this name, or an error that lists all names."""
     if name not in choices:
         raise HyperparameterError(f"expected {what} of {', '.join(choices)}, got {name!r}")
     return choices[name]
 
 
 def takes(method: str, setting: str) -> bool:
-    """Whether a setting of a method can be searched: those of its grid, and momentum where it is not damped."""
+    """Whether a setting of a method can be searched: those in its grid, and momentum if it is not damped."""
     return setting in GRIDS[method] or (setting == "momentum" and method in UNDAMPED)
 
 
@@ -52,32 +52,33 @@ class Study:
     """An experiment on one data set.
 
     Attributes:
-        experiment, dataset, scale: what it is called.
+        experiment, dataset, scale: names.
         methods: names in `REGISTRY`.
         inputs: "features" of a frozen network, "images" or "rows" of a table.
-        model, width, part: the model; channels of a ResNet's first stage, or units of an MLP; what is trained of it.
-        pool: images are made smaller by this factor.
-        epochs, decay_epoch: passes over the training data, and after how many of them lr falls by ten.
-        batch_size, weight_decay: of every method.
+        model, width, part: the model; channels of a ResNet's first stage, or units of an MLP; which part is trained.
+        pool: factor by which images are shrunk.
+        epochs, decay_epoch: passes over the training data, and the epoch after which lr is divided by ten.
+        batch_size, weight_decay: the same for every method.
         max_grad_norm: a bound on the norm of each gradient; 0 for none.
-        rho: the radii, each with a result of its own.
-        choose_rho: one result instead, at the radius that is best on the validation set.
-        tune_rho: settings are searched at this radius alone, and used at all; 0 searches at each.
-        tune_epochs: length of the runs that search; 0 for that of all.
-        tune_seeds: runs of each setting in the search, which is judged by their mean.
+        rho: the radii; each gets its own result.
+        choose_rho: report one result instead, at the best radius on the validation set.
+        tune_rho: search settings at this radius only, and use them at all; 0 searches at each radius.
+        tune_epochs: length of the search runs; 0 for `epochs`.
+        tune_seeds: runs of each setting in the search, compared by their mean.
         choose_by: the mean "accuracy" over the classes of the validation data, or their "robust_value".
-        trials: settings to try for each method, drawn from its grid; 0 for the whole grid.
-        grid: values in place of the grid's own, for a setting of all methods ("lr") or of one ("SCDRO.beta").
-        steps: effective step sizes, the same for all methods, in place of the grid's lr: lr, or lr / (1 - momentum) for
-            methods that do not damp their momentum.
-        refine: search four steps more around the best.
+        trials: number of settings to try for each method, drawn from its grid; 0 for the whole grid.
+        grid: values that replace the grid's own, for a setting of all methods ("lr") or of one ("SCDRO.beta").
+        steps: effective step sizes, the same for all methods, that replace the grid's lr: lr, or lr / (1 - momentum)
+            for methods that do not damp their momentum.
+        refine: try four more step sizes around the best.
         seeds: runs of the best settings.
-        points: how often a run is evaluated.
-        precision: of the forward and backward passes of a step; "bfloat16" by autocast, with weights, losses, optimizer
-            and evaluation in float32.
-        threads: of each run; part of the configuration because sums depend on it.
+        points: number of evaluations of a run.
+        precision: precision of the forward and backward passes of a step; "bfloat16" by autocast, with weights, losses,
+            optimizer and evaluation in float32.
+        threads: number of threads of each run; part of the configuration because sums depend on it.
 
-    `WHICH_RUNS` are the fields that decide which runs there are, and not how one goes: a sweep can be extended by them.
+    `WHICH_RUNS` are the fields that decide which runs there are, but not how a run proceeds. They may change when a
+    sweep is extended.
     """
 
     WHICH_RUNS: ClassVar[tuple[str, ...]] = (
@@ -150,21 +151,21 @@ class Study:
                 raise HyperparameterError(f"expected finite values of {key}, got {', '.join(map(str, values))}")
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON gives it back."""
+        """The fields as plain values, as read back from JSON."""
         return dict(json.loads(json.dumps(asdict(self))))
 
     @staticmethod
     def shared(saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Of what `as_dict` gave, the part that all runs of a sweep have in common."""
+        """The fields of an `as_dict` that all runs of a sweep have in common."""
         return {key: value for key, value in saved.items() if key not in Study.WHICH_RUNS}
 
     @property
     def score_rho(self) -> float:
-        """The radius of the robust objective that is reported where an arm has none of its own."""
+        """The radius of the reported robust objective for arms without a radius."""
         return self.tune_rho or self.rho[len(self.rho) // 2]
 
     def arms(self) -> list[Arm]:
-        """What gets a row in the results."""
+        """The arms: each gets a row in the results."""
         return [
             Arm(method, rho)
             for method in self.methods
@@ -172,7 +173,7 @@ class Study:
         ]
 
     def search(self, arm: Arm) -> list[StudyRun]:
-        """The runs that decide the settings of an arm, those around the best left out."""
+        """The search runs of an arm, without those around the best."""
         method = REGISTRY[arm.method]
         values = dict(self._own_grid(arm.method))
         if self.steps:
@@ -183,7 +184,7 @@ class Study:
         return self._tuning(arm, [self._with_lr(arm.method, own) for own in tried] if self.steps else tried)
 
     def finer(self, arm: Arm, best: Mapping[str, Any]) -> list[StudyRun]:
-        """The runs with steps around the best setting of the search; none unless the study refines."""
+        """The runs with step sizes around the best setting of the search; none unless the study refines."""
         if not self.refine:
             return []
         return self._tuning(arm, [{**best, "lr": _short(best["lr"] * factor)} for factor in FINER])
@@ -194,19 +195,19 @@ class Study:
 
     @staticmethod
     def _with_lr(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """lr in place of the effective step."""
+        """The settings, with the effective step size converted to lr."""
         damped = 1.0 - settings.get("momentum", USUAL_MOMENTUM) if method in UNDAMPED else 1.0
         return {**settings, "lr": _short(settings["lr"] * damped)}
 
     @property
     def searches(self) -> bool:
-        """Whether there is anything to search: a method with more than one setting."""
+        """Whether there is anything to search: some method has more than one setting."""
         return any(len(self.search(arm)) > 1 for arm in self.arms())
 
-    def finals(self, arm: Arm, settings: Mapping[str, Any], seeds: Iterable[int] | None = None) -> list[StudyRun]:
-        """The runs that are reported, with settings that the search found."""
+    def finals(self, arm: Arm, settings: Mapping[str, Any]) -> list[StudyRun]:
+        """The reported runs, with the settings that the search found."""
         at = {**settings, "rho": arm.rho} if arm.rho is not None else dict(settings)
-        return [StudyRun(self, arm.method, at, seed) for seed in seeds or range(1, self.seeds + 1)]
+        return [StudyRun(self, arm.method, at, seed) for seed in range(1, self.seeds + 1)]
 
     def _own_grid(self, method: str) -> Mapping[str, Sequence[Any]]:
         general = {key: values for key, values in self.grid if takes(method, key)}
@@ -215,7 +216,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Arm:
-    """A method, and a radius where each has a result of its own."""
+    """A method, and its radius if each radius gets its own result."""
 
     method: str
     rho: float | None
@@ -235,23 +236,23 @@ class StudyRun:
 
     @property
     def searches(self) -> bool:
-        """Whether it serves the search: then it never sees the test data."""
+        """Whether it is a search run, which never sees the test data."""
         return self.seed in TUNING_SEEDS
 
     @property
     def rho(self) -> float:
-        """The radius to train at."""
+        """The radius used in training."""
         return float(self.settings.get("rho", self.study.score_rho))
 
     @property
     def scored_at(self) -> float:
-        """The radius of the robust objective that is reported: the arm's, or one for all that are to be compared."""
+        """The radius of the reported robust objective: the arm's, or the study's if arms are compared at one."""
         own = "rho" in REGISTRY[self.method].needs and not self.study.choose_rho
         return self.rho if own else self.study.score_rho
 
     @property
     def length(self) -> Study:
-        """The study with this run's own number of epochs, and lr falling at the same share of them."""
+        """The study with this run's number of epochs; lr falls at the same share of them."""
         study = self.study
         if not self.searches or not study.tune_epochs:
             return study
@@ -260,17 +261,17 @@ class StudyRun:
 
     @property
     def path(self) -> Path:
-        """Where its folder is, below that of the study: another one for other settings."""
+        """The run's folder, relative to the study's; different settings have different folders."""
         settings = "_".join(f"{key}-{self._named(key, value)}" for key, value in sorted(self.settings.items()))
         return Path(self.method) / settings / f"seed-{self.seed}"
 
     def _named(self, key: str, value: float) -> str:
-        """In six digits where they say it all; they also do for a radius that is the only one."""
+        """Six digits if they are exact, or if it is the only radius; else all digits."""
         short = f"{value:g}"
         return short if float(short) == value or (key == "rho" and len(self.study.rho) == 1) else repr(float(value))
 
     def identity(self, data: str) -> dict[str, Any]:
-        """All that its result depends on, with the fingerprint of the data."""
+        """Everything the result depends on, including the fingerprint of the data."""
         return {
             "study": Study.shared(self.study.as_dict()) | {"score_rho": self.scored_at},
             "method": self.method,

@@ -1,7 +1,7 @@
-"""One run: a model trained by a method of the registry, evaluated as it goes, resumable to the bit.
+"""One run: train a model by a method of the registry, evaluate it on the way, and resume bit for bit after a kill.
 
-Where torch.distributed is initialised, its processes share the run: each takes its part of every batch, the first one
-alone writes files, and all read the checkpoint.
+If torch.distributed is initialised, its processes share the run: each takes its part of every batch, only the first one
+writes files, and all read the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from reproduction.engine.assess import Predicted, assess, hardest, predicted
 from reproduction.engine.checkpoints import Checkpoints, save
-from reproduction.engine.events import Events
 from reproduction.engine.folder import Notice, RunFolder, Stopwatch, began_in, locked, silent
 from reproduction.engine.identity import check_identity
 from reproduction.engine.storage import read_json, read_lines, write_json
 from reproduction.engine.study import StudyRun
 from reproduction.engine.task import Task, make_model
+from reproduction.engine.tensorboard import Events
 from scdro.distributed import Ranks
 from scdro.errors import HyperparameterError, NonFiniteLossError
 from scdro.optim import REGISTRY
@@ -34,7 +34,7 @@ Progress = Callable[[int, int, str], None]  # samples processed, of how many, an
 
 
 class Trained(NamedTuple):
-    """What came of a run: its result, its evaluations, and the environment that it began in."""
+    """A finished run: its result, its evaluations, and the environment it began in."""
 
     result: dict[str, Any]
     curve: list[dict[str, Any]]
@@ -42,12 +42,12 @@ class Trained(NamedTuple):
 
 
 def read_run(folder: Path, identity: Mapping[str, Any]) -> Trained | None:
-    """What came of the run in a folder, which must be of this identity; None where it has not ended."""
+    """The finished run in a folder, which must have this identity; None if it has not finished."""
     path = folder / "result.json"
     if not path.exists():
         return None
     result = read_json(path)
-    if result.get("status") != "failed":  # which may be of any
+    if result.get("status") != "failed":  # a failed run may have another identity
         check_identity(result, identity, path, f"name another folder by --out, or remove {folder}")
     return Trained(result, read_lines(folder / "metrics.jsonl"), began_in(folder))
 
@@ -64,10 +64,10 @@ def train(
     progress: Progress = lambda done, total, text: None,
     notice: Notice = silent,
 ) -> Trained:
-    """Train, or go on where a run in this folder was stopped, or give the result that is there; all processes call it.
+    """Train, or continue an interrupted run in this folder, or return its result. All processes call it.
 
-    Writes config.json, metrics.jsonl (a line an evaluation), checkpoint.pt while it runs, and at the end result.json
-    and, if asked to, model.pt, and TensorBoard's files. A run that diverges ends with a result that says so.
+    Writes config.json, metrics.jsonl (one line per evaluation), checkpoint.pt while it runs, TensorBoard files if asked
+    to, and at the end result.json and, with `keep_model`, model.pt. The result of a run that diverges says so.
     """
     ranks = Ranks()
     identity = run.identity(task.fingerprint())
@@ -179,18 +179,18 @@ class _Training:
         return self.per_sample(scores.float(), y)
 
     def _count(self, samples: int, due: bool) -> bool:
-        """Count the samples of all processes; whether the first one finds that something is due."""
+        """Count the samples of all processes, and return whether something is due on the first one."""
         counts = self.ranks.gather(torch.tensor([samples, due]))
         self.spent += int(counts[:, 0].sum())
         return bool(counts[0, 1])
 
     @property
     def _epochs_done(self) -> float:
-        """By samples processed, a method's own passes over all data included."""
+        """Epochs by samples processed, including a method's own passes over all data."""
         return round(self.study.epochs * min(self.spent / self.total, 1.0), 3)
 
     def _facts(self) -> dict[str, Any]:
-        """What methods may need to know of the task, as far as there is such a thing."""
+        """What methods may need to know about the task, if it has it."""
         facts = {
             "rho": self.run.rho,
             "n": len(self.task.train),
@@ -203,7 +203,7 @@ class _Training:
 
     @torch.no_grad()
     def _all_losses(self) -> Tensor:
-        """Of the training data, as in evaluation; they count as samples processed."""
+        """The losses of all training data in evaluation mode; they count as samples processed."""
         self.spent += len(self.task.train)
         self.ranks.share_buffers(self.model)
         self.model.eval()
@@ -213,7 +213,7 @@ class _Training:
         self.model.train()
         return self.ranks.merged(losses)
 
-    # -- what is kept -------------------------------------------------------------------------------------------------
+    # -- files and scores ---------------------------------------------------------------------------------------------
 
     def _checkpoint(self) -> None:
         self.folder.checkpoint(
@@ -228,14 +228,14 @@ class _Training:
         self.saved = time.monotonic()
 
     def _predicted(self) -> dict[str, Predicted]:
-        """Of training and validation data, and of the test data in runs that do not search."""
+        """Predictions for the training and validation data and, except in search runs, the test data."""
         parts = {"train": self.task.train, "validation": self.task.validation}
-        if self.task.test is not None and not self.run.searches:
+        if not self.run.searches:
             parts["test"] = self.task.test
         return {name: predicted(self.model, self.task, part, self.ranks) for name, part in parts.items()}
 
     def _assessed(self) -> tuple[dict[str, Predicted], dict[str, Any]]:
-        """What the model predicts, and the scores of it."""
+        """The predictions and their scores."""
         found = self._predicted()
         return found, {name: assess(part, self.task, self.run.scored_at) for name, part in found.items()}
 

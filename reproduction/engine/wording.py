@@ -1,4 +1,4 @@
-"""Small matters of English."""
+"""Plurals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ __all__ = ["plural"]
 
 
 def plural(count: int, noun: str) -> str:
-    """
+    """A count with its noun.
+
     Example:
         >>> plural(1, "epoch"), plural(2, "epoch")
         ('1 epoch', '2 epochs')

@@ -1,10 +1,10 @@
-r"""Table 1, measured: the powers at which stationarity and objective gap fall with samples, and what a step costs.
+r"""Table 1, measured: how fast stationarity and objective gap fall with the number of samples, and the cost of a step.
 
-For each algorithm of the paper's table 1 (`methods.ROWS`) one run for each horizon T and seed, with step sizes by its
-theorem's power of T and constants set once (`schedules`), on problems of which everything is known (`problems`). The
-slope of the measure in log-log, with its confidence interval (`fit`), stands beside the theorem's.
+Each algorithm of the paper's table 1 (`methods.ROWS`) has one run for each horizon T and seed, on problems whose exact
+solution is known (`problems`). Step sizes follow the theorem's powers of T, with fixed constants (`schedules`). The
+slope of the measure in log-log, with its confidence interval (`fit`), is shown next to the theorem's.
 
-`run` appends a line a run to runs.jsonl and to cost.jsonl, and skips what is there: killed, it goes on.
+`run` appends one line per run to runs.jsonl and to cost.jsonl, and skips runs that are there, so it can be resumed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Progress = Callable[[int, int, str], None]  # steps done, of how many, and what 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is run: horizons, seeds, iterates looked at in a run, and sizes n at which steps are timed, for so many
-    seconds each."""
+    """How much to run: horizons, seeds, iterates measured in a run, and the sizes n at which steps are timed, for
+    `seconds` each."""
 
     horizons: tuple[int, ...]
     seeds: int
@@ -60,8 +60,8 @@ def run(
     progress: Progress = lambda done, total, text: None,
     notice: Notice = silent,
 ) -> report.Table1:
-    """Run what is missing in the folder `out`, and write table.md, table.csv, cost.csv, figure.png and figure.svg.
-    One process at a time does so in a folder."""
+    """Execute the missing runs in the folder `out`, and write table.md, table.csv, cost.csv, figure.png and figure.svg.
+    Only one process at a time works in a folder."""
     size = chosen(SCALES, scale, "a scale")
     if workers < 1:
         raise HyperparameterError(f"expected at least one worker, got {workers}")
@@ -78,7 +78,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Task:
-    """Something to do once: what names its record, how to make it, and how long it takes, in steps."""
+    """A task: the key of its record, the function that makes it, and its length in steps."""
 
     key: tuple[Any, ...]
     do: Callable[..., dict[str, Any]]
@@ -115,7 +115,7 @@ def _timing_of(record: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _settings(scale: str, size: Scale) -> dict[str, Any]:
-    """What records of one file have in common, as JSON gives it back."""
+    """The settings that all records of a file share, as read back from JSON."""
     constants = {row.key: {name: repr(value) for name, value in row.settings.items()} for row in ROWS}
     settings = {"scale": scale, **asdict(size), "batch": BATCH, "constants": constants}
     return dict(json.loads(json.dumps(settings)))
@@ -125,7 +125,7 @@ def _environment() -> dict[str, str]:
     return {"scdro": scdro.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-# -- doing it ---------------------------------------------------------------------------------------------------------
+# -- running ----------------------------------------------------------------------------------------------------------
 
 
 def _kept(
@@ -136,7 +136,7 @@ def _kept(
     workers: int,
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """The records of all tasks: those of the file, each once, and the missing ones, appended as they come."""
+    """The records of all tasks: those in the file, and the missing ones, appended as they finish."""
     log, lines = JsonLines.reopen(path)
     if not lines:
         log.append(settings)

@@ -1,8 +1,8 @@
-"""Time of a step as the number n of training samples grows: O(d) against O(n + d).
+"""The time of a step as the number n of training samples grows: O(d) against O(n + d).
 
-A linear model of 50 features. The batch's features are the same at every n: what grows is only what the methods
-keep. PG-SMD2 is timed within a stage; its start needs a forward pass over all n besides. "SPD, inside" is SPD while
-its p does not touch the edge of the KL ball, when nothing of size n has to be done.
+The model is linear with 50 features. The batch is the same at every n; only the state of the methods grows. PG-SMD2 is
+timed within a stage; the start of a stage also needs a forward pass over all n. "SPD, inside" is SPD while p is inside
+the KL ball, where no operation of size n is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Maker = Callable[[Any, int], Any]
 
 
 def _spd(params: Any, n: int) -> SPD:
-    """At the edge of the ball, where it is most of the time."""
+    """At the edge of the ball, where p is most of the time."""
     opt = SPD(params, 0.1, RHO, n=n, dual_lr=2 / n)
     opt._dual.respond(torch.rand(n, dtype=torch.float64), 1e-3)
     return opt
@@ -60,7 +60,7 @@ STEPPERS: Mapping[str, Maker] = {
 
 
 def steps(name: str, n: int) -> Iterator[float]:
-    """CPU seconds of one step after another, without end; the optimizer is made when the first is asked for."""
+    """CPU seconds of one step after another, without end; the first one also constructs the optimizer."""
     generator = torch.Generator().manual_seed(0)
     model, x = nn.Linear(FEATURES, 2), torch.randn(BATCH, FEATURES, generator=generator)
     y = torch.randint(2, (BATCH,), generator=generator)

@@ -1,4 +1,4 @@
-"""The rows of table 1: what the paper claims of each algorithm, how it runs here, and where it is looked at."""
+"""The rows of table 1: the paper's claim for each algorithm, how it runs here, and which iterates are measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Plan:
     opt: Any
     steps: int
     batch: int
-    looks: Sequence[int]  # the numbers of steps done after which the iterate may be the answer
+    looks: Sequence[int]  # numbers of steps after which the iterate may be the answer
     average: bool = False  # whether the answer is the mean of all iterates instead
     before: Callable[[int], None] = lambda t: None  # sets the step sizes of step t = 1, 2, ...
     passes: int = 0  # over all samples, besides the batches
@@ -55,7 +55,7 @@ class Row:
 
     @property
     def ours(self) -> bool:
-        """Whether it is the paper's, and not one of its baselines."""
+        """Whether it is the paper's method, not a baseline."""
         return self.algorithm.endswith("SCDRO")
 
     @property
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def exponent(self) -> float:
-        """The slope that the claim gives the measure: dist falls like samples^(-1/claim), its square twice as fast."""
+        """The claimed slope of the measure: dist falls like samples^(-1/claim), its square twice as fast."""
         return -(2.0 if self.measure == "dist2" else 1.0) / self.claim
 
     def at(self, problem: Problem, w: Tensor, opt: Any) -> float:

@@ -1,4 +1,4 @@
-r"""Small smooth problems on which the theorems of table 1 can be watched: every quantity over all samples is exact.
+r"""Small smooth problems for the theorems of table 1, where every quantity over all samples is exact.
 
 A linear model in float64 with residuals r = x.w - y on features of one length, labels of which some follow other
 coefficients, and x = (w, lam) in {|w| <= R} x [lam0, lam_max], as the paper assumes:
@@ -44,7 +44,7 @@ class Optimum:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Per-sample losses of w, and what is exactly true of F(w, lam) over all samples."""
+    """The per-sample losses of w, and exact properties of F(w, lam) over all samples."""
 
     name: str
     x: Tensor

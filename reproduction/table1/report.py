@@ -1,4 +1,4 @@
-"""Table 1 as Markdown and CSV, the paper's claims beside what was measured."""
+"""Table 1 as Markdown and CSV, with the paper's claims next to the measurements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ start, and the slope says how soon that is past. A step's power of n is that bet
 
 
 class Table1(NamedTuple):
-    """Table 1: its lines, and the text of them and of all that they come from."""
+    """Table 1: its lines, and the whole text."""
 
     lines: list[Line]
     text: str
@@ -71,7 +71,7 @@ def _claims(found: Sequence[Line]) -> str:
 
 
 def _means(series: Sequence[Points]) -> str:
-    """Means at each horizon; below a restarted method the bias of its mu."""
+    """Means at each horizon; for a restarted method, the bias of its mu below."""
     count = max(len(one.horizons) for one in series)
     rows = []
     for one in series:

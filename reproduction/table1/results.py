@@ -20,7 +20,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Points:
-    """The runs of a row: samples of each horizon, and the measure of each seed that did not diverge."""
+    """The runs of a row: the samples of each horizon, and the measure for each seed that did not diverge."""
 
     row: Row
     horizons: list[int]
@@ -43,14 +43,14 @@ class Points:
         return [problem.optimum(schedule.target(T)[1]).value - problem.optimum().value for T in self.horizons]
 
     def fit(self, last: int | None = None) -> PowerLaw | None:
-        """Over all horizons, or the last few; None where too many runs diverged to say."""
+        """The fit over all horizons, or the last few; None if too many runs diverged."""
         values = self.values if last is None else self.values[-last:]
         if len(values) < 2 or not all(len(v) > 1 and min(v) > 0 for v in values):
             return None
         return power_law(self.samples[-len(values) :], values)
 
     def late_share(self) -> float | None:
-        """The part of the measure, at the longest horizon, that comes from the later half of the iterates."""
+        """The part of the measure at the longest horizon that comes from the later half of the iterates."""
         if not self.late or not self.late[-1] or not self.values[-1]:
             return None
         return sum(self.late[-1]) / sum(self.values[-1])

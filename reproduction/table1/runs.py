@@ -1,4 +1,4 @@
-"""One run: an algorithm, T steps of it, one seed, and the exact measure where its theorem looks."""
+"""One run: T steps of an algorithm with one seed, and the exact measure at the iterates of its theorem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Step sizes and averaging by the theorems' powers of T; their constants are set once, and T is all that varies.
+r"""Step sizes and averaging by the theorems' powers of T. The constants are fixed; only T varies.
 
 The theorems' own constants hold L_F, which grows like exp(2C/lam0), and ask for more steps than there are.
 """

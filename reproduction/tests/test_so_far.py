@@ -75,7 +75,7 @@ def test_the_tables_are_of_the_last_evaluations(unfinished, tmp_path, capsys):
 
 def test_the_papers_numbers_stand_beside(unfinished, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("reproduction.so_far.beside", lambda *of: {"digits-st": 67.57} if of[2].rho else {})
+    monkeypatch.setattr("reproduction.so_far.numbers_for", lambda *of: {"digits-st": 67.57} if of[2].rho else {})
     assert main(["so-far", str(unfinished[1]), "--results", str(tmp_path)]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "67.57" in line]
     assert [line.split("|")[1].strip() for line in lines] == ["SCDRO, rho 0.5", "FastDRO, rho 0.5"]

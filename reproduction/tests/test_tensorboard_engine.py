@@ -10,7 +10,7 @@ pytestmark = pytest.mark.integration
 import torchrun_worker as worker  # noqa: E402
 from event_files import assert_as_logged, interrupted, lines, read  # noqa: E402
 
-from reproduction.engine.events import Events  # noqa: E402
+from reproduction.engine.tensorboard import Events  # noqa: E402
 from reproduction.engine.training import train  # noqa: E402
 from scdro import worst_case  # noqa: E402
 

@@ -50,7 +50,7 @@ def images():
         pixels = torch.randint(256, (n, 3, 8, 8), generator=generator, dtype=torch.uint8)
         return ImageData(pixels, torch.arange(n) % 2, mean=(0.5,) * 3, std=(0.25,) * 3, names=("a", "b"))
 
-    return Task(part(24), part(7), None)
+    return Task(part(24), part(7), part(5))
 
 
 def run_of(method, study=STUDY, lr=0.05):

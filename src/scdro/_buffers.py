@@ -104,27 +104,27 @@ class Buffers:
 
 
 class Watch:
-    """Saves a model's buffers before its forward passes, until `judge` has checked the losses."""
+    """Saves a model's buffers before its forward passes, until `loss` has checked the losses."""
 
-    _judge: nn.Module | None
+    _loss: nn.Module | None
 
-    def __init__(self, module: nn.Module, judge: nn.Module) -> None:
-        self._judge = judge
+    def __init__(self, module: nn.Module, loss: nn.Module) -> None:
+        self._loss = loss
         self._before: Snapshot | None = None
         self._hook = module.register_forward_pre_hook(self._remember)
 
-    def leave(self) -> None:
+    def remove(self) -> None:
         self._hook.remove()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copying a module copies its hooks; the copy of this hook does nothing."""
-        return _asleep, ()
+        return _inactive_watch, ()
 
     def _remember(self, module: nn.Module, _: Any) -> None:
-        if self._judge is None:
+        if self._loss is None:
             return
         if self._before is None and module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self._before = Snapshot([module], without=self._judge.buffers())
+            self._before = Snapshot([module], without=self._loss.buffers())
 
     def restore_unless(self, good: Tensor | bool) -> None:
         """Restore the buffers unless the losses were good."""
@@ -133,7 +133,7 @@ class Watch:
         self._before = None
 
 
-def _asleep() -> Watch:
+def _inactive_watch() -> Watch:
     watch = Watch.__new__(Watch)
-    watch._judge = watch._before = None
+    watch._loss = watch._before = None
     return watch

@@ -1,4 +1,4 @@
-"""Files that are written whole."""
+"""Write files completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["write_file"]
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """Whole or not at all, where that is possible; a file keeps its mode, a symlink or a device its place."""
+    """Write a file completely or not at all. A file keeps its mode; links and devices are written in place."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     mode: int | None = None
     if os.path.lexists(path):

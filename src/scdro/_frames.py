@@ -1,4 +1,4 @@
-"""Tables of any kind: pandas, polars, Arrow, or a dictionary of columns. The one place that asks which."""
+"""Tables of any kind: pandas, polars, Arrow, or a dictionary of columns. Only this module tells them apart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scdro.errors import DataError
 __all__ = ["as_array", "as_vector", "backend_of", "columns_of", "frame_of", "is_missing", "name_of"]
 
 Array = npt.NDArray[Any]
-BACKENDS = ("pandas", "polars", "pyarrow")  # for a table where none came in: the first that is installed
+BACKENDS = ("pandas", "polars", "pyarrow")  # without a table as input, the first that is installed is used
 
 
 def as_array(values: Any) -> Array:
@@ -65,7 +65,7 @@ def as_vector(values: Any) -> Array:
 
 
 def columns_of(frame: Any, read: Callable[[Any], Array] = as_array) -> dict[str, Array] | None:
-    """The columns by name, each read by `as_array` or `as_vector`; None if this is no table.
+    """The columns by name, each read by `as_array` or `as_vector`; None if it is not a table.
 
     Example:
         >>> columns_of({"a": [1, 2]}), columns_of(np.zeros((2, 2)))
@@ -86,13 +86,13 @@ def name_of(column: Any) -> str | None:
 
 
 def backend_of(*given: Any) -> Any:
-    """The library of the first that is a table or a column of one; None if none is."""
+    """The library of the first argument that is a table or a column of one; None if there is none."""
     known = (_known(thing) for thing in given)
     return next((thing.implementation for thing in known if isinstance(thing, nw.DataFrame | nw.Series)), None)
 
 
 def frame_of(columns: Mapping[str, Sequence[Any] | Array], backend: Any = None) -> Any:
-    """A table of these columns, of this library or of the first that is installed.
+    """A table of these columns, made with this library or the first one installed.
 
     Example:
         >>> import polars as pl
@@ -108,7 +108,7 @@ def frame_of(columns: Mapping[str, Sequence[Any] | Array], backend: Any = None) 
 
 
 def is_missing(value: Any) -> bool:
-    """None, NaN, or pandas' NA and NaT."""
+    """Whether a value is None, NaN, or pandas' NA or NaT."""
     return (
         value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
     )
@@ -126,7 +126,7 @@ def _floats(values: list[Any]) -> Array:
 
 
 def _objects(values: list[Any]) -> Array:
-    """None for what is missing; floats if all others are numbers."""
+    """Objects with None for missing values; floats if all others are numbers."""
     known = [value for value in values if not is_missing(value)]
     if known and all(isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in known):
         return _floats(values)
@@ -136,5 +136,5 @@ def _objects(values: list[Any]) -> Array:
 
 
 def _wall_time(value: Any) -> Any:
-    """Without its time zone, for NumPy."""
+    """A date without its time zone, for NumPy."""
     return None if is_missing(value) else value.replace(tzinfo=None) if hasattr(value, "tzinfo") else value

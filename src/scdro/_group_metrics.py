@@ -1,4 +1,4 @@
-"""Any metric on every group, with bootstrap intervals: what `scdro.metrics.group_table(..., metrics=...)` computes."""
+"""Any metric for every group, with bootstrap intervals, for `scdro.metrics.group_table(..., metrics=...)`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 Metric = Callable[[Array, Array, Array], float]  # labels, predictions, weights
 
 _ERRORS = ("loss", "error", "deviance", "brier")  # what a metric's name ends with, if less of it is better
-_MANY = 20_000  # rows of a bootstrap sample at most
+_MANY = 20_000  # largest number of rows of a bootstrap sample
 _LARGE = 0.5  # share of bootstrap samples that must have a value for an interval to be given
 
 
@@ -38,7 +38,7 @@ def metrics_by_group(
     level: float,
     random_state: Any,
 ) -> dict[str, list[Any]]:
-    """Columns, with a row for each number of a group, worst first by the first metric; NaN comes last."""
+    """Columns with one row per group, sorted by the first metric, worst first and NaN last."""
     check_whole("bootstrap", bootstrap, 0, meaning="the number of bootstrap samples")
     check_number("level", level, "in (0, 1)", "a confidence level")
     y_pred = as_array(y_pred)
@@ -71,14 +71,14 @@ def metrics_by_group(
 
 
 def _missing(values: Array) -> int:
-    """How many are None or NaN."""
+    """Number of values that are None or NaN."""
     if values.dtype.kind == "f":
         return int(np.isnan(values).sum())
     return sum(value is None or value != value for value in values.ravel().tolist()) if values.dtype == object else 0
 
 
 def _value(function: Metric, y_true: Array, y_pred: Array, weight: Array, rows: Array) -> float:
-    """NaN where the rows do not have one, such as AUC where all are of one class."""
+    """The metric on some rows; NaN if it is undefined, such as AUC if all rows are of one class."""
     try:
         found = function(y_true[rows], y_pred[rows], weight[rows])
     except _Undefined:
@@ -89,7 +89,7 @@ def _value(function: Metric, y_true: Array, y_pred: Array, weight: Array, rows: 
 
 
 class _Undefined(ValueError):
-    """The rows have no such value."""
+    """The metric is undefined on these rows."""
 
 
 def _interval(values: Array, level: float) -> tuple[float, float]:
@@ -104,7 +104,7 @@ def _interval(values: Array, level: float) -> tuple[float, float]:
 
 
 def calibration_error(y_true: Array, probabilities: Array, sample_weight: Array | None = None, bins: int = 10) -> float:
-    """Mean distance of confidence and share of right answers, over equal bins of the confidence.
+    """Mean distance between confidence and accuracy, over equal bins of the confidence (expected calibration error).
 
     For two classes, confidence is the probability of the second, (n,) or the last column of (n, 2), and right is its
     label; for more, the largest probability, and whether its class is the label. Labels are class numbers. In a small
@@ -130,7 +130,7 @@ def calibration_error(y_true: Array, probabilities: Array, sample_weight: Array 
 
 
 def _functions(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, Metric]:
-    """By name: names of ours or of functions in sklearn.metrics, and functions (y_true, y_pred[, sample_weight])."""
+    """The metrics by name: our names, names in sklearn.metrics, or functions (y_true, y_pred[, sample_weight])."""
     if isinstance(metrics, str) or callable(metrics):
         metrics = [metrics]
     if not isinstance(metrics, Mapping):
@@ -161,7 +161,7 @@ def _functions(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, Metric]:
 
 
 def _weighted(metric: Callable[..., float]) -> Metric:
-    """A metric that takes weights, and knows what to do without where all are equal."""
+    """Pass weights to a metric that takes them. Any other metric is an error unless all weights are equal."""
     takes = "sample_weight" in inspect.signature(metric).parameters
 
     def value(y_true: Array, y_pred: Array, weight: Array) -> float:
@@ -176,7 +176,7 @@ def _weighted(metric: Callable[..., float]) -> Metric:
 
 
 class _Probabilities:
-    """The metrics of a classifier's probabilities: of the second class, (n,), or of all of them, (n, classes)."""
+    """Metrics of a classifier's probabilities, of the second class, (n,), or of all classes, (n, classes)."""
 
     def __init__(self, y_true: Array, y_pred: Array) -> None:
         discrete = y_true.dtype.kind in "biuOUS" or bool(np.equal(np.mod(y_true, 1), 0).all())
@@ -196,7 +196,7 @@ class _Probabilities:
         }
 
     def by_name(self, metric: Any) -> Metric:
-        """A function of sklearn.metrics: one of scores gets the probabilities, one of predictions labels. The second
+        """A function of sklearn.metrics. It gets probabilities if it takes scores, else predicted labels. The second
         label is the positive one, unless there is a label 1."""
         takes = inspect.signature(metric).parameters
         scores = any(name in takes for name in ("y_score", "y_proba", "y_prob"))
@@ -210,7 +210,7 @@ class _Probabilities:
         )
 
     def of_labels(self, metric: Metric) -> Metric:
-        """A metric of labels: where predictions are probabilities, it gets the likeliest labels."""
+        """A metric of labels; if predictions are probabilities, it gets the most likely labels."""
 
         def value(y_true: Array, y_pred: Array, weight: Array) -> float:
             if self.given:
@@ -220,7 +220,7 @@ class _Probabilities:
         return value
 
     def _all(self, y_pred: Array) -> Array:
-        """(n, classes)."""
+        """The probabilities of all classes, (n, classes)."""
         if not self.given:
             raise DataError(
                 "expected probabilities as y_pred, (n,) of the second label or (n, labels), for AUC, log loss, Brier "

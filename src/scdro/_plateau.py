@@ -13,7 +13,7 @@ from scdro.temperature import Window
 __all__ = [
     "EVERY",
     "Plateau",
-    "Resting",
+    "RepeatedWarning",
 ]
 
 
@@ -22,20 +22,20 @@ _LONG = 500  # steps on the plateau before the warning
 _FEWEST = 100  # losses needed for a check
 
 
-class Resting:
+class RepeatedWarning:
     """Warns once about something that was found at every check for a while."""
 
     def __init__(self) -> None:
         self._since: int | None = None
-        self._told = False
+        self._warned = False
 
-    def look(self, found: str | None, step: int) -> None:
+    def check(self, found: str | None, step: int) -> None:
         if found is None:
             self._since = None
         elif self._since is None:
             self._since = step
-        elif step - self._since >= _LONG and not self._told:
-            self._told = True
+        elif step - self._since >= _LONG and not self._warned:
+            self._warned = True
             warnings.warn(
                 f"the last {step - self._since} steps had {found}: the model seems to predict the same for all "
                 "samples; lower rho or weight decay, try another learning rate, or start from a model trained with "
@@ -55,16 +55,16 @@ class Plateau:
     """
 
     def __init__(self) -> None:
-        self._resting = Resting()
+        self._warning = RepeatedWarning()
 
-    def look(self, window: Window, step: int) -> None:
+    def check(self, window: Window, step: int) -> None:
         """Check the recent losses. This waits for their device."""
-        k = resting_at(window)
+        k = plateau_of(window)
         found = None if k is None else f"losses near log {k} = {math.log(k):.3g}, as for {k} equally likely classes"
-        self._resting.look(found, step)
+        self._warning.check(found, step)
 
 
-def resting_at(window: Window) -> int | None:
+def plateau_of(window: Window) -> int | None:
     """Return k if nearly all losses of the window are close to log k, else None."""
     losses = window.losses[window.log_weight > -math.inf]
     if len(losses) < _FEWEST:

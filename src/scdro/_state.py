@@ -55,9 +55,9 @@ from scdro._validation import (
     check_whole,
     log_weights,
 )
-from scdro.distributed import ALONE, Group, Ranks, Share
+from scdro.distributed import ALONE, Group, OwnPart, Ranks
 from scdro.errors import CheckpointError, LossError
-from scdro.temperature import Advance, Estimate, LamRange, Temperature, Tracker, Window, default_size
+from scdro.temperature import Advance, Estimate, LamEquation, Temperature, Tracker, Window, default_size
 
 __all__ = [
     "Batch",
@@ -73,7 +73,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """A checked batch of losses, joined over all processes; `share` is this process's part of it.
+    """A checked batch of losses, joined over all processes; `part` is this process's part of it.
 
     `log_weight` is None if all weights are equal. `finite` is None if the losses are known to be finite, else a flag
     tensor that has not been read yet. `labels` are integers, one per sample: positions or groups.
@@ -84,15 +84,15 @@ class Batch(NamedTuple):
     log_mass: Scalar
     finite: Tensor | None
     labels: Tensor | None = None
-    share: Share | None = None
+    part: OwnPart | None = None
 
     def own(self, joined: Tensor) -> Tensor:
         """This process's part of a vector over the whole batch."""
-        return joined if self.share is None else self.share.of(joined)
+        return joined if self.part is None else self.part.of(joined)
 
     def own_weights(self, weights: Tensor) -> Tensor:
         """Weights of this process's losses, scaled so that the gradients averaged over processes are the batch's."""
-        return weights if self.share is None else self.share.of(weights) * self.share.ranks
+        return weights if self.part is None else self.part.of(weights) * self.part.ranks
 
 
 class Point(NamedTuple):
@@ -120,13 +120,13 @@ class Point(NamedTuple):
         return as_tensor(self.terms * exp(self.top - log_s))
 
     @property
-    def own_weights(self) -> Tensor:
+    def softmax(self) -> Tensor:
         """softmax(l/lam) over the batch. Sums to one, or is all zero if everything was trimmed away."""
         return self.weights(maximum(self.log_mean, -1e300))
 
     def mean(self, losses: Tensor) -> Scalar:
-        """The mean loss under the batch's own weights."""
-        return dot(on_host(self.own_weights), on_host(losses))
+        """The mean loss under softmax(l/lam)."""
+        return dot(on_host(self.softmax), on_host(losses))
 
 
 def _joined_parts(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
@@ -217,13 +217,13 @@ class MethodState(nn.Module):
                 values = torch.where(log_weight > -math.inf, values, 0.0)
             own = None if read_labels is None else read_labels().to(losses.device)
         mark = self._mark() if several else None
-        values, log_weight, joined_labels, share = ranks.join(values, log_weight, own, mark)
+        values, log_weight, joined_labels, part = ranks.join(values, log_weight, own, mark)
         log_mass = _log_count(values)
         if log_weight is not None:
             log_mass = scalar(torch.logsumexp(log_weight, 0))
             check_mass(log_mass)
         finite = check_values(values, self.loss_bound, self.skip_nonfinite)
-        return Batch(values, log_weight, log_mass, finite, joined_labels, share)
+        return Batch(values, log_weight, log_mass, finite, joined_labels, part)
 
     def _mark(self) -> Tensor | None:
         """A hash of the state. If it differs between processes, their states differ."""
@@ -336,7 +336,7 @@ class RobustState(MethodState):
         self.trim, self.mu = float(trim), mu
         self.temperature, self.tracker = copy.copy(temperature), tracker  # a copy, since its settings may be changed
         lam_max = math.inf if loss_bound is None or rho == 0 else lam0 + loss_bound / rho
-        self.limits = LamRange(rho, lam0, lam_max, mu, loss_bound)
+        self.equation = LamEquation(rho, lam0, lam_max, mu, loss_bound)
         # rho = 0 means the plain average, lam = inf. The printed update has no such case.
         self.plain = rho == 0.0 and temperature.carries
         dtype = scalar_dtype(torch.get_default_device())
@@ -392,7 +392,7 @@ class RobustState(MethodState):
 
     def numbers(self) -> Sequence[Scalar]:
         """lam for the next batch, lam of the last batch, lam log s, the loss above which samples are trimmed or
-        clipped, the upper bound of lam log s at the next batch, and `Estimate.kept`."""
+        clipped, the upper bound of lam log s at the next batch, and `Estimate.lam_average`."""
         return unpacked(pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars)
 
     @property
@@ -432,9 +432,9 @@ class RobustState(MethodState):
             ceiling = scalar(top)
         if self.temperature.initial is not None or self.plain:
             return lam, ceiling
-        rho = attainable(self.limits.rho, mass_and_size(log_weight)[1])
-        solved = solve_lam(batch.losses, log_weight, rho, self.limits.lam0, mu=self.mu)
-        return self.limits.clamp(solved), ceiling
+        rho = attainable(self.equation.rho, mass_and_size(log_weight)[1])
+        solved = solve_lam(batch.losses, log_weight, rho, self.equation.lam0, mu=self.mu)
+        return self.equation.clamp(solved), ceiling
 
     def _point(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> Point:
         """The batch at temperature lam. Losses above the ceiling are clipped to it, or with `trim` left out; q is then
@@ -464,7 +464,7 @@ class RobustState(MethodState):
         """
         check_beta(beta)
         beta = float(beta)
-        lam, lam_past, lam_log_s, ceiling, lam_log_s_max, kept = self.numbers()
+        lam, lam_past, lam_log_s, ceiling, lam_log_s_max, lam_average = self.numbers()
         if not self.started and staged is None:
             lam, ceiling = self._first(batch, lam, ceiling)
         if self.temperature.carries or not self.started:
@@ -485,14 +485,14 @@ class RobustState(MethodState):
             mean_old = None if old is None else old[1].mean(old[0].losses)
         lam_log_s = self._next_lam_log_s(lam, lam_log_s, step, mean, beta)
         weights, objective = point.weights(step.log_s), self._objective(lam_log_s, lam)
-        return Estimate(lam, lam_past, step, lam_log_s, log_mass, weights, objective, kept, mean, mean_old)
+        return Estimate(lam, lam_past, step, lam_log_s, log_mass, weights, objective, lam_average, mean, mean_old)
 
     def observe(self, batch: Batch) -> Estimate:
         """A part of the first batch, before lam_1 is known: all samples get the same weight."""
         log_weight = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         log_q = log_weight - batch.log_mass
-        lam = solve_lam(batch.losses, log_q, self.limits.rho, self.limits.lam0, mu=self.mu)
-        value, _, _ = value_at(batch.losses, batch.losses, log_q, lam, self.limits.lam0)
+        lam = solve_lam(batch.losses, log_q, self.equation.rho, self.equation.lam0, mu=self.mu)
+        value, _, _ = value_at(batch.losses, batch.losses, log_q, lam, self.equation.lam0)
         step, weights, unknown = Advance(0.0, 0.0), torch.exp(log_q), math.nan
         return Estimate(lam, lam, step, unknown, batch.log_mass, weights, scalar(value), calibrating=True)
 
@@ -505,13 +505,13 @@ class RobustState(MethodState):
             if not self.started:
                 return mean
             return where(step.log_mean > -math.inf, lam_log_s + beta * (mean - lam_log_s), lam_log_s)
-        if self.limits.loss_bound is not None and self.tracker.two_points:
-            return clamp(lam * step.log_s, 0.0, self.limits.loss_bound)  # STORM's s may leave the possible range
+        if self.equation.loss_bound is not None and self.tracker.two_points:
+            return clamp(lam * step.log_s, 0.0, self.equation.loss_bound)  # STORM's s may leave the possible range
         return lam * step.log_s
 
     def _objective(self, lam_log_s: Scalar, lam: Scalar) -> Scalar:
         """lam log s + (lam - lam0) rho."""
-        return lam_log_s if self.plain else lam_log_s + (lam - self.limits.lam0) * self.limits.rho
+        return lam_log_s if self.plain else lam_log_s + (lam - self.equation.lam0) * self.equation.rho
 
     # -- committing -----------------------------------------------------------------------------------------------
 
@@ -531,15 +531,17 @@ class RobustState(MethodState):
         if self.trim:
             ceiling = window.quantile(self.trim)
             window = window.without(ceiling)
-        lam, lam_log_s, lam_log_s_max, kept = estimate.lam, estimate.lam_log_s, _UNBOUNDED, estimate.kept
+        lam, lam_log_s = estimate.lam, estimate.lam_log_s
+        lam_log_s_max, lam_average = _UNBOUNDED, estimate.lam_average
         if estimate.calibrating:
             lam = lam_next = self._calibrated(window)
             lam_log_s = window.mean() if self.plain else lam * window.log_mean(lam)
         else:
-            lam_next, lam_log_s_max, kept = self.temperature.advance(estimate, window, self.limits, self.tracker, lr)
+            moved = self.temperature.advance(estimate, window, self.equation, self.tracker, lr)
+            lam_next, lam_log_s_max, lam_average = moved
         if self.temperature.ceiling is not None and not self.trim and not self.plain:
             ceiling = window.top() + self.temperature.ceiling * lam_next
-        scalars = vector([lam_next, lam, lam_log_s, ceiling, lam_log_s_max, kept], self.scalars)
+        scalars = vector([lam_next, lam, lam_log_s, ceiling, lam_log_s_max, lam_average], self.scalars)
         new = [(recent, as_tensor(pushed.rows)), (self.scalars, scalars)]
         if estimate.step.reset is not None:
             new.append((self.resets, self.resets + estimate.step.reset))
@@ -547,14 +549,14 @@ class RobustState(MethodState):
         if not isinstance(pushed.rows, Tensor):
             self._commits += 1
             if self._commits % EVERY == 0:
-                self.plateau.look(self.window, self._commits)
+                self.plateau.check(self.window, self._commits)
 
     def _calibrated(self, window: Window) -> Scalar:
         """lam_1, from all parts of the first batch."""
         if self.temperature.initial is not None or self.plain:
             return self.numbers()[0]
-        rho = attainable(self.limits.rho, window.effective_size())
-        return self.limits.clamp(window.solve(rho, self.limits.lam0, self.mu))
+        rho = attainable(self.equation.rho, window.effective_size())
+        return self.equation.clamp(window.solve(rho, self.equation.lam0, self.mu))
 
     # -- monitoring -----------------------------------------------------------------------------------------------
 
@@ -591,4 +593,4 @@ def _after_loading(module: nn.Module, _: object) -> None:
     module.started = not math.isnan(module.scalars[2])
     if not module.started:
         module.scalars[:2] = module._lam_at_start()
-    module.scalars[0].clamp_(module.limits.lam0, module.limits.lam_max)
+    module.scalars[0].clamp_(module.equation.lam0, module.equation.lam_max)

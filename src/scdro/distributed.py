@@ -8,30 +8,28 @@ for bit without a broadcast.
 from __future__ import annotations
 
 import copy
+import math
+import os
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, Sampler
 
+from scdro._kl import CANCELS, divergence, solve_lam, solve_root, tilt
+from scdro._scalar import Scalar
+from scdro._validation import check_samples
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError, ScdroError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-import math
-import os
-import time
-import warnings
-
-import numpy as np
-
-from scdro._kl import CANCELS, divergence, solve_lam, solve_root, tilt
-from scdro._scalar import Scalar
-from scdro._validation import check_samples
 
 __all__ = [
     "Group",
@@ -230,7 +228,7 @@ Group: TypeAlias = "ProcessGroup | Literal[False] | None"
 T = TypeVar("T")
 
 
-class Share(NamedTuple):
+class OwnPart(NamedTuple):
     """This process's part of a joined batch, and the number of processes that average their gradients."""
 
     start: int
@@ -357,8 +355,8 @@ class Ranks:
 
     def join(
         self, losses: Tensor, log_weight: Tensor | None, labels: Tensor | None, mark: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Share | None]:
-        """The losses, log weights and labels of all processes, in rank order, and this process's share of them.
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, OwnPart | None]:
+        """The losses, log weights and labels of all processes, in rank order, and this process's part of them.
 
         `mark` is a hash of the state, which must be the same on all processes.
         """
@@ -367,7 +365,7 @@ class Ranks:
         parts, counts = self._messages.exchange(Parts(losses, log_weight, labels), mark)
         if not sum(counts):
             raise LossError("expected at least one loss, got an empty batch on every process; skip empty batches")
-        return *parts, Share(sum(counts[: self.rank]), len(losses), self.size)
+        return *parts, OwnPart(sum(counts[: self.rank]), len(losses), self.size)
 
     def joining(self, device: torch.device) -> Joining:
         """Before a `join`: report an error in this process to the others, which are waiting there."""

@@ -55,7 +55,7 @@ class Accumulation:
                 "the per-sample losses instead"
             )
         if before is not None:
-            before.leave()
+            before.detach()
         self.state, self.optimizer = state, optimizer
         self._parts: list[MicroBatch] = []
         self._staged: Estimate | None = None
@@ -66,8 +66,8 @@ class Accumulation:
             optimizer.register_step_post_hook(self._commit),
         ]
 
-    def leave(self) -> None:
-        """Detach from the optimizer; only allowed between two batches."""
+    def detach(self) -> None:
+        """Leave the optimizer; only allowed between two batches."""
         self._drop_abandoned()
         if self._parts:
             raise HyperparameterError(
@@ -327,7 +327,7 @@ class KLRobustLoss(nn.Module):
 
     def _exact(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The worst case of these losses alone, and its weights; the state does not change."""
-        rho, lam0 = self.state.limits.rho, self.state.limits.lam0
+        rho, lam0, *_ = self.state.equation
         log_q = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         if self.state.trim:
             log_q = trimmed_log_weights(batch.losses, log_q, self.state.trim)
@@ -378,7 +378,7 @@ class KLRobustLoss(nn.Module):
             >>> robust = KLRobustLoss(rho=0.5, skip_nonfinite=True).watch(model)
         """
         for watched in self._watched:
-            watched.leave()
+            watched.remove()
         self._watched = [Watch(module, self) for module in modules]
         return self
 
@@ -420,8 +420,8 @@ class KLRobustLoss(nn.Module):
         return self.state.skipped[0].clone()
 
     def extra_repr(self) -> str:
-        limits, temperature = self.state.limits, type(self.state.temperature).__name__
-        return f"rho={limits.rho:g}, beta={self.beta:g}, lam0={limits.lam0:g}, temperature={temperature}"
+        equation, temperature = self.state.equation, type(self.state.temperature).__name__
+        return f"rho={equation.rho:g}, beta={self.beta:g}, lam0={equation.lam0:g}, temperature={temperature}"
 
 
 def _after_loading(module: nn.Module, _: object) -> None:

@@ -64,7 +64,7 @@ class Estimate(NamedTuple):
     log_mass: Scalar
     weights: Tensor
     objective: Scalar
-    kept: Scalar = 0.0  # the part of the gradient in lam that the tracker has averaged so far (PrintedTemperature)
+    lam_average: Scalar = 0.0  # the tracker's average of the gradient in lam so far (PrintedTemperature)
     mean: Scalar | None = None
     mean_old: Scalar | None = None
     calibrating: bool = False  # lam_1 is set once all of the first batch is there
@@ -81,14 +81,14 @@ class Estimate(NamedTuple):
 class Tracker(Protocol):
     """The rule that updates log s. The first step takes s, v and u from the batch: Advance(log_mean, log_mean).
 
-    `lam_gradient` returns the part of the gradient in lam that it averages (`at.kept` is its value so far) and the
+    `lam_gradient` returns its new average of the gradient in lam (`estimate.lam_average` is the old one) and the
     gradient itself. `drift` is the part log s + rho (+ mu lam), and `bound` is the upper bound of the losses, or None.
     """
 
     two_points: bool
 
     def advance(self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float) -> Advance: ...
-    def lam_gradient(self, at: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]: ...
+    def lam_gradient(self, estimate: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]: ...
 
 
 def _averaged(log_s: Scalar, log_mean: Scalar, beta: float) -> Scalar:
@@ -98,14 +98,14 @@ def _averaged(log_s: Scalar, log_mean: Scalar, beta: float) -> Scalar:
     return logaddexp(log_s + math.log1p(-beta), log_mean + math.log(beta))
 
 
-def _fresh(at: Estimate) -> Scalar:
+def _fresh(estimate: Estimate) -> Scalar:
     """mean(exp(l/lam) l)/s."""
-    assert at.mean is not None
-    return exp(at.step.log_mean - at.step.log_s) * at.mean
+    assert estimate.mean is not None
+    return exp(estimate.step.log_mean - estimate.step.log_s) * estimate.mean
 
 
-def _subtracted(at: Estimate) -> Scalar:
-    return 0.0 if at.mean_old is None else at.step.old * at.mean_old
+def _subtracted(estimate: Estimate) -> Scalar:
+    return 0.0 if estimate.mean_old is None else estimate.step.old * estimate.mean_old
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,10 @@ class MovingAverage:
         keep = 1.0 - beta if beta < 1.0 else where(log_mean > -math.inf, 0.0, 1.0)
         return Advance(self.log_s(log_s, log_mean, beta), log_mean, keep)
 
-    def lam_gradient(self, at: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
+    def lam_gradient(self, estimate: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
         """u <- (1-beta) u + beta (log s + rho - mean(exp(l/lam) l)/(s lam))   (eq. 6)."""
-        keep = at.step.keep
-        u = keep * at.kept + (1.0 - keep) * (drift - _fresh(at) / at.lam)
+        keep = estimate.step.keep
+        u = keep * estimate.lam_average + (1.0 - keep) * (drift - _fresh(estimate) / estimate.lam)
         return u, u
 
 
@@ -175,12 +175,13 @@ class Storm:
         moved, keep, old = (where(empty, a, b) for a, b in ((log_s, moved), (1.0, keep), (0.0, old)))
         return Advance(moved, log_mean, keep, old, reset & (log_mean > -math.inf))
 
-    def lam_gradient(self, at: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
+    def lam_gradient(self, estimate: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
         """lam u/s + log s + rho (eq. 8), computed from y = -lam^2 u/s, the tracked mean loss under p."""
-        y = (at.lam / at.lam_past) ** 2 * (at.step.keep * at.kept - _subtracted(at)) + _fresh(at)
+        past = estimate.step.keep * estimate.lam_average - _subtracted(estimate)
+        y = (estimate.lam / estimate.lam_past) ** 2 * past + _fresh(estimate)
         if bound is not None:
             y = clamp(y, 0.0, bound)
-        return y, drift - y / at.lam
+        return y, drift - y / estimate.lam
 
 
 @dataclass(frozen=True)
@@ -215,9 +216,9 @@ class NormalizedStorm(MovingAverage):
         old = (1.0 - beta) * exp(log_mean_old - before)
         return Advance(moved, log_mean, 1.0 - beta, old)
 
-    def lam_gradient(self, at: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
-        y = at.step.keep * at.kept + _fresh(at) - _subtracted(at)
-        return y, drift - y / at.lam
+    def lam_gradient(self, estimate: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
+        y = estimate.step.keep * estimate.lam_average + _fresh(estimate) - _subtracted(estimate)
+        return y, drift - y / estimate.lam
 
 
 # -- the recent losses ------------------------------------------------------------------------------------------------
@@ -335,7 +336,7 @@ def _spread(columns: Tensor, size: int, live: Tensor | int) -> Tensor:
 # -- lam --------------------------------------------------------------------------------------------------------------
 
 
-class LamRange(NamedTuple):
+class LamEquation(NamedTuple):
     """The equation for lam: KL(p_lam) = rho + mu lam on [lam0, lam_max]."""
 
     rho: float
@@ -369,9 +370,9 @@ class Temperature:
         raise NotImplementedError
 
     def advance(
-        self, estimate: Estimate, window: Window, limits: LamRange, tracker: Tracker, lr: Scalar | None
+        self, estimate: Estimate, window: Window, equation: LamEquation, tracker: Tracker, lr: Scalar | None
     ) -> tuple[Scalar, Scalar, Scalar]:
-        """Return lam_{t+1}, the upper bound of lam log s at batch t+1, and the new `kept`."""
+        """Return lam_{t+1}, the upper bound of lam log s at batch t+1, and the new `lam_average`."""
         raise NotImplementedError
 
 
@@ -423,20 +424,20 @@ class WindowTemperature(Temperature):
         return NormalizedStorm(self.cap, self.clip)
 
     def advance(
-        self, estimate: Estimate, window: Window, limits: LamRange, tracker: Tracker, lr: Scalar | None
+        self, estimate: Estimate, window: Window, equation: LamEquation, tracker: Tracker, lr: Scalar | None
     ) -> tuple[Scalar, Scalar, Scalar]:
-        if limits.rho == 0.0:
-            return estimate.lam, math.inf, estimate.kept
+        if equation.rho == 0.0:
+            return estimate.lam, math.inf, estimate.lam_average
         at, size, newest = window.tilt(estimate.lam, estimate.lam_log_s)
-        rho = attainable(limits.rho, size)
-        change = clamp(newton_step(at.kl, at.var, estimate.lam, rho, limits.mu), -1.0, 1.0)
-        lam = limits.clamp(estimate.lam * exp(change))
+        rho = attainable(equation.rho, size)
+        change = clamp(newton_step(at.kl, at.var, estimate.lam, rho, equation.mu), -1.0, 1.0)
+        lam = equation.clamp(estimate.lam * exp(change))
         if self.lag is None:
-            return lam, math.inf, estimate.kept
+            return lam, math.inf, estimate.lam_average
         # lam log mean exp(l/lam) of the newest losses; like lam log s, it hardly depends on lam.
         soft_max = estimate.lam_log_s + estimate.lam * (at.mean - at.kl + newest)
         soft_max = maximum(soft_max, estimate.lam * estimate.step.log_mean)
-        return lam, soft_max + lam * math.log(self.lag), estimate.kept
+        return lam, soft_max + lam * math.log(self.lag), estimate.lam_average
 
 
 @dataclass
@@ -473,14 +474,14 @@ class PrintedTemperature(Temperature):
         return Storm()
 
     def advance(
-        self, estimate: Estimate, window: Window, limits: LamRange, tracker: Tracker, lr: Scalar | None
+        self, estimate: Estimate, window: Window, equation: LamEquation, tracker: Tracker, lr: Scalar | None
     ) -> tuple[Scalar, Scalar, Scalar]:
         lr = lr if self.lr is None else self.lr
         assert lr is not None
         lam = estimate.lam
-        drift = estimate.lam_log_s / lam + limits.rho + limits.mu * lam
-        kept, gradient = tracker.lam_gradient(estimate, drift, limits.loss_bound)
-        return limits.clamp(lam - lr * gradient), math.inf, kept
+        drift = estimate.lam_log_s / lam + equation.rho + equation.mu * lam
+        lam_average, gradient = tracker.lam_gradient(estimate, drift, equation.loss_bound)
+        return equation.clamp(lam - lr * gradient), math.inf, lam_average
 
 
 def given_or_default(temperature: Temperature | None) -> Temperature:

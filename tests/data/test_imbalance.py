@@ -144,12 +144,3 @@ def test_hold_out_takes_the_same_share_of_each_class(every):
     for c in range(4):
         own = torch.nonzero(labels == c)[:, 0].tolist()
         assert [i for i in own if i in set(aside.tolist())] == own[every - 1 :: every]
-
-
-def test_pooled_images_are_means_of_squares():
-    images = torch.from_numpy(np.random.default_rng(0).integers(256, size=(3, 3, 4, 6), dtype=np.uint8))
-    data = ImageData(images, torch.zeros(3, dtype=torch.int64), mean=(0.5,) * 3, std=(0.5,) * 3, names="a")
-    expected = images.double().reshape(3, 3, 2, 2, 3, 2).mean((3, 5))
-    assert (data.pooled(2).images.double() - expected).abs().max() <= 0.5
-    with pytest.raises(DataError, match="factor"):
-        data.pooled(4)

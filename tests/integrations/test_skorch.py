@@ -47,7 +47,7 @@ def test_robust_net_fits_and_searches(digits):
     search = GridSearchCV(net(max_epochs=15), {"criterion__rho": [0.1, 0.5]}, cv=2).fit(x, y)
     assert search.best_score_ > 0.8
     robust = search.best_estimator_.criterion_.robust
-    assert float(robust.state.limits.rho) == search.best_params_["criterion__rho"]
+    assert float(robust.state.equation.rho) == search.best_params_["criterion__rho"]
     np.testing.assert_allclose(search.predict_proba(x).sum(1), 1.0, rtol=1e-5)
 
 

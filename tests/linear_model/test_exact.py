@@ -85,8 +85,8 @@ def problem_of(kind, X, y, rho, lam0=LAM0):
         "multinomial": lambda: Multinomial(y, 3),
         "squared_error": lambda: Squared(y),
         "huber": lambda: Huber(y, 1.35),
-        "absolute_error": lambda: Pinball(y, 0.5, 2.0, mu=0.3),
-        "quantile": lambda: Pinball(y, 0.8, 1.0, mu=0.3),
+        "absolute_error": lambda: Pinball(y, 0.5, 2.0, smoothing=0.3),
+        "quantile": lambda: Pinball(y, 0.8, 1.0, smoothing=0.3),
     }[kind]()
     n = len(y)
     return LinearProblem(X, loss, np.full(n, 1 / n), 1 / n, rho, lam0, True)
@@ -125,7 +125,7 @@ def test_conjugates(kind):
     rng = np.random.default_rng(2)
     z, other = rng.standard_normal((2, loss.k, 30)) * 2
     at = loss(z)
-    smoothing = loss.mu / 2 * at.slope[0] ** 2 if isinstance(loss, Pinball) else 0.0
+    smoothing = loss.smoothing / 2 * at.slope[0] ** 2 if isinstance(loss, Pinball) else 0.0
     np.testing.assert_allclose(at.value + loss.conjugate(at.slope) + smoothing, (at.slope * z).sum(0), atol=1e-12)
     assert np.all(loss.exact(other) + loss.conjugate(at.slope) - (at.slope * other).sum(0) >= -1e-12)
 

@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
-from scdro.linear_model._towards import HeadSolver
+from scdro.linear_model._head_solver import HeadSolver
 from scdro.second_look import repair
 from scdro.second_look._head import copied, features_of
 
@@ -470,7 +470,7 @@ def test_known_by_heart():
     model = trained(X, y)
     with pytest.warns(ScdroWarning, match="kept"):
         fixed = repair(model, batches(X, y), progress=False)
-    assert "by heart" in str(fixed.verdict)
+    assert "memorised" in str(fixed.verdict)
     assert torch.equal(fixed.model[3].weight, model[3].weight)
 
 

@@ -1,4 +1,4 @@
-"""The training samples that the worst case weighs most, arm by arm."""
+"""The training samples with the largest worst-case weights, arm by arm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from reproduction.engine.outcomes import Outcome, Result
 from reproduction.engine.report.known import Known
 from reproduction.engine.report.markup import Child, Html, table, tag
-from reproduction.engine.report.reading import Sweep
+from reproduction.engine.report.sweeps import Sweep
 
 __all__ = ["hardest"]
 
@@ -16,7 +16,7 @@ Sample = Mapping[str, Any]
 
 
 def hardest(sweep: Sweep, known: Known) -> Html | None:
-    """A fold for each arm, the first open: pictures, or rows of a table."""
+    """One foldable section per arm, the first one open: pictures, or rows of a table."""
     chosen = [(outcome, result) for outcome in sweep.outcomes if (result := _first(outcome))]
     if not chosen:
         return None
@@ -36,7 +36,7 @@ def hardest(sweep: Sweep, known: Known) -> Html | None:
 
 
 def _first(outcome: Outcome) -> Result | None:
-    """Of the first seed that has them: seeds differ, and one is enough to look at."""
+    """The first seed that has them: one is enough to look at."""
     return next((result for result in outcome.results if result and result.get("hardest")), None)
 
 
@@ -46,15 +46,13 @@ def _gallery(samples: list[Sample], known: Known) -> Html:
 
 def _picture(sample: Sample, known: Known) -> Html:
     label, predicted = known.class_name(sample["label"]), known.class_name(sample["predicted"])
-    place, group = ", ".join(map(str, _place(sample).values())), _group(sample, known)
-    picture = known.pictures[sample["position"]]
-    image = tag("img", src=picture, alt=f"training image {place}, {label}", loading="lazy")
+    position, group = sample["position"], _group(sample, known)
+    image = tag("img", src=known.pictures[position], alt=f"training image {position}, {label}", loading="lazy")
     caption = tag(
         "figcaption",
         tag("b", label),
         None if label == predicted else [" taken for ", tag("b", predicted)],
         None if group is None else [tag("br"), tag("small", group)],
-        tag("span", _written(_place(sample)), class_="numbers") if "origin" in sample else None,
         tag("span", f"weight {sample['weight']:.1f}, loss {sample['loss']:.2f}", class_="numbers"),
     )
     return tag("figure", image, caption)
@@ -62,42 +60,28 @@ def _picture(sample: Sample, known: Known) -> Html:
 
 def _rows(samples: list[Sample], known: Known, outcome: Outcome) -> Html:
     grouped = all(_group(sample, known) is not None for sample in samples)
-    told = all("origin" in sample for sample in samples)
-    featured = "largest features" if known.features else "values" if "values" in samples[0] else None
-    head = [*(_place(samples[0]) if told else ["position"]), "label", "predicted", "weight", "loss"]
-    head += (["group"] if grouped else []) + ([featured] if featured else [])
+    head = ["position", "label", "predicted", "weight", "loss"]
+    head += (["group"] if grouped else []) + (["largest features"] if known.features else [])
     rows: list[list[Child]] = []
     for sample in samples:
         row: list[Child] = [
-            *(_place(sample).values() if told else [sample["position"]]),
+            sample["position"],
             known.class_name(sample["label"]),
             known.class_name(sample["predicted"]),
             f"{sample['weight']:.1f}",
             f"{sample['loss']:.3f}",
         ]
         row += [_group(sample, known)] if grouped else []
-        row += [tag("td", _features(sample, known), class_="features")] if featured else []
+        row += [tag("td", _features(sample, known), class_="features")] if known.features else []
         rows.append(row)
     return table(head, rows, f"Training samples of the largest weight, {outcome.arm}")
 
 
-def _place(sample: Sample) -> Mapping[str, Any]:
-    """Where to find it: of one's own data the line, row or path, else the position in the training data."""
-    place: Mapping[str, Any] = sample.get("origin") or {"position": sample["position"]}
-    return place
-
-
 def _group(sample: Sample, known: Known) -> str | None:
-    group = sample.get("group", known.groups.get(sample["position"]))
+    group = known.groups.get(sample["position"])
     return None if group is None else known.group_name(group)
 
 
 def _features(sample: Sample, known: Known) -> str:
-    if "values" in sample:
-        return _written(sample["values"])
     largest = known.features[sample["position"]]
     return ", ".join(name if value == 1 else f"{name} {value:.3g}" for name, value in largest)
-
-
-def _written(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())

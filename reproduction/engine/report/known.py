@@ -1,4 +1,4 @@
-"""What is known of a sweep's samples, beside what its results say of them."""
+"""What the page shows about a sweep besides its results."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from reproduction.engine.report.markup import Html
-from reproduction.engine.report.png import data_uri
-from reproduction.engine.report.reading import Sweep
 from reproduction.engine.study import Arm
 
-__all__ = ["Known", "told_by_folder"]
+__all__ = ["Known"]
 
 
 @dataclass(frozen=True)
 class Known:
-    """What the page shows beside the results.
+    """What is known about the data and the methods besides the results.
 
     Attributes:
-        missing: why samples are known by position alone, or "".
-        names, group_names: of the classes and groups; empty where unknown.
-        counts, group_counts: training samples of each.
-        pictures: addresses that hold an image, by position.
-        features: of rows, the largest by position, as (name, value).
-        groups: by position.
-        claim: a paragraph to head the page.
-        reported: accuracies that others report of an arm, in per cent, by data set.
+        missing: why samples are shown by position only, or "".
+        names, group_names: names of the classes and groups; empty if unknown.
+        counts, group_counts: number of training samples of each.
+        pictures: images as data URIs, by position.
+        features: the largest features of a row, as (name, value), by position.
+        groups: groups of the samples, by position.
+        claim: a paragraph for the top of the page.
+        reported: accuracies of an arm in the paper, in percent, by data set.
     """
 
     missing: str = ""
@@ -44,10 +42,3 @@ class Known:
 
     def group_name(self, group: int) -> str:
         return self.group_names[group] if group < len(self.group_names) else str(group)
-
-
-def told_by_folder(sweep: Sweep) -> Known:
-    """What `scdro train` left in the folder: names, sizes and pictures."""
-    files = {s["position"]: sweep.folder / "hardest" / f"{s['position']}.png" for s in sweep.hardest if sweep.folder}
-    pictures = {i: data_uri(file.read_bytes()) for i, file in files.items() if file.is_file()}
-    return Known("", sweep.names, sweep.group_names, sweep.counts, sweep.group_counts, pictures)

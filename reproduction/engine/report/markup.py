@@ -1,4 +1,4 @@
-"""HTML from values. Whatever is not `Html` is text, and escaped."""
+"""HTML from values. Everything but `Html` is text and gets escaped."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ VOID = ("br", "img", "meta")
 
 
 class Html(str):
-    """Text that is markup already."""
+    """Text that is already markup."""
 
 
 Child = Html | str | int | float | None | Iterable["Child"]
 
 
 def tag(name: str, *children: Child, **attributes: str | int | float | bool | None) -> Html:
-    """An element. Of names the last underscore is left out and the others are hyphens; None and False are left out.
+    """An element. In attribute names a last underscore is dropped, others become hyphens; None and False are left out.
 
     Example:
         >>> tag("p", "a < b", tag("b", 1), class_="note", hidden=True)
@@ -35,7 +35,7 @@ def tag(name: str, *children: Child, **attributes: str | int | float | bool | No
 
 
 def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], caption: str, class_: str | None = None) -> Html:
-    """A table that scrolls by itself where the page is narrow; the first cell of a row is its header.
+    """A table that scrolls on narrow pages; the first cell of a row is its header.
 
     Cells that are `td` or `th` elements already stay what they are.
     """

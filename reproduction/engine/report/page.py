@@ -1,4 +1,4 @@
-"""One self-contained page: nothing is fetched, and only its own script may run."""
+"""The self-contained HTML page: nothing is fetched, and only its own script may run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from string import Template
 
 from reproduction.engine.report import tables
 from reproduction.engine.report.hardest import hardest
-from reproduction.engine.report.known import Known, told_by_folder
+from reproduction.engine.report.known import Known
 from reproduction.engine.report.markup import Child, Html, data_block, tag
-from reproduction.engine.report.reading import Sweep, read_sweeps
 from reproduction.engine.report.summary import curves
+from reproduction.engine.report.sweeps import Sweep, read_sweeps
 from reproduction.engine.storage import write
 from reproduction.engine.wording import plural
 from scdro import __version__
@@ -22,15 +22,15 @@ from scdro import __version__
 __all__ = ["render", "write_report"]
 
 SCRIPTS = ("scales.js", "chart.js", "page.js")
-FEW = 26  # rows of a table that need no fold
+FEW = 26  # tables of up to this many rows are not folded
 HARDEST = (
     "The worst case within the radius puts more weight on hard samples. Weight 10 means: as much as ten samples of the "
     "average. Look here for wrong labels, and for groups that nobody labelled."
 )
 
 
-def write_report(folder: Path, out: Path, look_up: Callable[[Sweep], Known] = told_by_folder) -> list[Sweep]:
-    """Write the report of a folder, with what `look_up` knows of it; returns what it is about."""
+def write_report(folder: Path, out: Path, look_up: Callable[[Sweep], Known]) -> list[Sweep]:
+    """Write the report of a folder, with what `look_up` knows about each sweep, and return the sweeps."""
     sweeps = read_sweeps(folder)
     write(out, render(sweeps, [look_up(sweep) for sweep in sweeps]).encode())
     return sweeps
@@ -90,7 +90,7 @@ def _head(sweep: Sweep, known: Known) -> Html:
     facts += [plural(config["epochs"], "epoch")] if "epochs" in config else []
     facts += [f"{config['batch_size']} to a batch"] if "batch_size" in config else []
     scale = config.get("scale")
-    facts += ["your own data"] if sweep.own else [f"scale {scale}"] if scale else []
+    facts += [f"scale {scale}"] if scale else []
     return tag(
         "header",
         tag("h1", sweep.title),
@@ -119,12 +119,12 @@ def _curves(i: int, sweep: Sweep, methods: Sequence[str]) -> list[Child]:
             class_="curves",
             data_curves=i,
         ),
-        _fold(f"The curve of {sweep.part} accuracy as a table", tables.curve_numbers(sweep)),
+        _fold("The curve of test accuracy as a table", tables.curve_numbers(sweep)),
     ]
 
 
 def _fold(summary: str, content: Html | None, open_to: int = 0) -> Html | None:
-    """Content that is hidden at first, unless it is a table of so few rows."""
+    """Content that is folded at first, unless it is a table of at most `open_to` rows."""
     if content is None:
         return None
     return tag("details", tag("summary", summary), content, open=content.count("<tr>") <= open_to)

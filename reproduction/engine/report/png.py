@@ -26,7 +26,7 @@ def png(image: Tensor) -> bytes:
 
 
 def small(image: Tensor) -> Tensor:
-    """The image at no more than `LARGEST` pixels a side."""
+    """The image, shrunk to at most `LARGEST` pixels per side."""
     factor = max(image.shape[1:]) / LARGEST
     if factor <= 1:
         return image
@@ -35,7 +35,7 @@ def small(image: Tensor) -> Tensor:
 
 
 def data_uri(content: bytes) -> str:
-    """A PNG inside an address."""
+    """A PNG as a data URI."""
     return "data:image/png;base64," + base64.b64encode(content).decode()
 
 

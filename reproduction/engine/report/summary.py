@@ -1,4 +1,4 @@
-"""Many seeds in few numbers, and how numbers are written."""
+"""Means and standard deviations over seeds, and how they are formatted."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reproduction.engine.outcomes import Outcome
-from reproduction.engine.report.reading import Sweep
+from reproduction.engine.report.sweeps import Sweep
 
-__all__ = ["CHARTS", "Score", "Spread", "curves", "looked_up", "scores_of", "spread"]
+__all__ = ["CHARTS", "Score", "Spread", "curves", "looked_up", "spread"]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation of `n` values; 0 stands for that of a single one."""
+    """Mean and standard deviation of `n` values; for one value the standard deviation is 0."""
 
     mean: float
     sd: float
@@ -32,7 +32,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Score:
-    """A number of a result: where it is, what it is called, how it is written, and whether it may span decades."""
+    """A number in a result: its key, its label, how it is formatted, and whether it may span decades."""
 
     key: str
     label: str
@@ -41,18 +41,13 @@ class Score:
     digits: int = 3
 
     def of(self, outcome: Outcome) -> Spread | None:
-        """Over the seeds that have it."""
+        """Mean and standard deviation over the seeds that have it."""
         done = [result for result in outcome.results if result is not None and result.get("status") == "done"]
         return spread(looked_up(result, self.key) for result in done)
 
-    def on(self, part: str) -> Score:
-        """The same of other data, where it is one of the test data."""
-        return replace(self, key=self.key.replace("test.", f"{part}."), label=self.label.replace("test", part))
-
     def within(self, sweep: Sweep) -> Score:
-        """The same of the data that the sweep is evaluated on, and with the radius of its robust loss."""
-        named = replace(self, label=self.label.replace("robust loss", f"robust loss{sweep.at_rho}"))
-        return named.on(sweep.part)
+        """The same score, with the radius of the sweep's robust loss in its label."""
+        return replace(self, label=self.label.replace("robust loss", f"robust loss{sweep.at_rho}"))
 
     def written(self, found: Spread | None) -> str:
         if found is None:
@@ -61,7 +56,7 @@ class Score:
 
 
 ROBUST = "Robust loss"
-# A title, and what the chart can show.
+# The title of each chart, and the scores it can show.
 CHARTS: tuple[tuple[str, tuple[Score, ...]], ...] = (
     (
         "Accuracy",
@@ -88,7 +83,7 @@ CHARTS: tuple[tuple[str, tuple[Score, ...]], ...] = (
 
 
 def looked_up(record: Mapping[str, Any], key: str) -> float | None:
-    """The number at "part.name", of several the least; None where there is none, or where it is not finite."""
+    """The number at "part.name", or the smallest in a list; None if it is missing or not finite."""
     value: Any = record
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -100,7 +95,7 @@ def looked_up(record: Mapping[str, Any], key: str) -> float | None:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Of the values that are there.
+    """Mean and standard deviation of the values that are not None.
 
     Example:
         >>> spread([1.0, None, 3.0])
@@ -112,20 +107,17 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(statistics.fmean(there), statistics.stdev(there) if len(there) > 1 else 0.0, len(there))
 
 
-def scores_of(sweep: Sweep, scores: Iterable[Score]) -> list[Score]:
-    """Of the sweep's data; one's own have a worst class where the paper's have rarer ones."""
-    other = "minority" if sweep.own else "per_class"
-    return [score.within(sweep) for score in scores if not score.key.endswith(other)]
-
-
 def curves(sweep: Sweep, methods: Sequence[str]) -> dict[str, Any]:
-    """What the script draws: for each arm the means over seeds at every evaluation, and their standard deviations.
+    """The data for the script: each arm's means over seeds at every evaluation, and their standard deviations.
 
-    `methods` are those of the whole page, which decide colours.
+    `methods` are those of the whole page, which determine the colours.
     """
     arms = [outcome.arm for outcome in sweep.outcomes]
     radii = sorted({arm.rho for arm in arms if arm.rho is not None})
-    shown = [(title + sweep.at_rho if title == ROBUST else title, scores_of(sweep, scores)) for title, scores in CHARTS]
+    shown = [
+        (title + sweep.at_rho if title == ROBUST else title, [score.within(sweep) for score in scores])
+        for title, scores in CHARTS
+    ]
     keys = [score.key for _, scores in shown for score in scores]
     lines = [
         {
@@ -151,7 +143,7 @@ def curves(sweep: Sweep, methods: Sequence[str]) -> dict[str, Any]:
 
 
 def _line(seeds: Sequence[Sequence[Mapping[str, Any]]], keys: Sequence[str]) -> dict[str, Any]:
-    """The i-th evaluations of all seeds are one point; seeds that ended before do not count in it."""
+    """Point i is the mean over the seeds that have an i-th evaluation."""
     length = max(map(len, seeds), default=0)
     points = [[seed[i] for seed in seeds if i < len(seed)] for i in range(length)]
     values = {key: [_packed(spread(looked_up(record, key) for record in point)) for point in points] for key in keys}

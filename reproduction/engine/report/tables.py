@@ -1,4 +1,4 @@
-"""The tables of a sweep: results beside those that others report, classes and groups, settings, what went wrong."""
+"""The tables of a sweep: results next to the paper's, classes and groups, settings, and what went wrong."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from reproduction.engine.outcomes import Outcome
 from reproduction.engine.report.known import Known
 from reproduction.engine.report.markup import Child, Html, table, tag
-from reproduction.engine.report.reading import OWN, Sweep, described
-from reproduction.engine.report.summary import Score, looked_up, scores_of, spread
+from reproduction.engine.report.summary import Score, looked_up, spread
+from reproduction.engine.report.sweeps import Sweep, described
 
 __all__ = ["by_part", "by_radius", "configuration", "curve_numbers", "problems", "results", "search"]
 
@@ -17,7 +17,6 @@ MOST_ROWS = 120
 ACCURACY = Score("test.top1", "test accuracy, %")
 OTHERS = (
     Score("test.balanced", "mean over classes, %"),
-    Score("test.per_class", "worst class, %"),
     Score("test.minority", "rarer classes, %"),
     Score("test.rare_groups", "rare groups, %"),
     Score("test.worst_group", "worst group, %"),
@@ -29,29 +28,28 @@ OTHERS = (
 
 
 def results(sweep: Sweep, known: Known) -> Html:
-    """A row an arm: means and standard deviations over its seeds, and accuracies that others report."""
-    accuracy = ACCURACY.on(sweep.part)
-    others = [score for score in scores_of(sweep, OTHERS) if any(map(score.of, sweep.outcomes))]
+    """One row per arm: means and standard deviations over its seeds, and the paper's accuracies."""
+    others = [score.within(sweep) for score in OTHERS if any(map(score.of, sweep.outcomes))]
     paper = [known.reported.get(outcome.arm, {}) for outcome in sweep.outcomes]
     columns = list(dict.fromkeys(name for row in paper for name in row))
-    best = _best(sweep.outcomes, accuracy)
+    best = _best(sweep.outcomes)
     rows = [
         [
             str(outcome.arm),
             _seeds(sweep, outcome),
-            _score_cell(accuracy, outcome, mark=outcome is best),
+            _score_cell(ACCURACY, outcome, mark=outcome is best),
             *(_paper(row.get(name)) for name in columns),
             *(_score_cell(score, outcome) for score in others),
         ]
         for outcome, row in zip(sweep.outcomes, paper, strict=True)
     ]
-    head = ["method", "seeds", accuracy.label, *(f"paper, {name}, %" for name in columns), *(s.label for s in others)]
+    head = ["method", "seeds", ACCURACY.label, *(f"paper, {name}, %" for name in columns), *(s.label for s in others)]
     caption = "Scores, of one seed" if sweep.one_seed else "Mean ± standard deviation over seeds"
     return table(head, rows, caption, "results")
 
 
 def by_radius(sweep: Sweep, known: Known) -> Html | None:
-    """Methods down, radii across; None where there is but one radius."""
+    """One row per method and one column per radius; None if there is only one radius."""
     radii = sorted({outcome.arm.rho for outcome in sweep.outcomes if outcome.arm.rho is not None})
     if len(radii) < 2:
         return None
@@ -69,8 +67,8 @@ def by_radius(sweep: Sweep, known: Known) -> Html | None:
 
 
 def by_part(sweep: Sweep, part: str, known: Known) -> Html | None:
-    """Accuracy of every class ("per_class") or group ("per_group"), rarest first where sizes are known."""
-    arms = [_parts(outcome, sweep.part, part) for outcome in sweep.outcomes]
+    """Accuracy of every class ("per_class") or group ("per_group"), rarest first if sizes are known."""
+    arms = [_parts(outcome, part) for outcome in sweep.outcomes]
     number = max(map(len, arms), default=0)
     if not number:
         return None
@@ -89,25 +87,24 @@ def by_part(sweep: Sweep, part: str, known: Known) -> Html | None:
     head = [what, *(["training samples"] if sized else []), *(str(outcome.arm) for outcome in sweep.outcomes)]
     left_out = "" if len(shown) == len(order) else f"; {len(shown)} of {len(order)}, the first or rarest"
     over = "" if sweep.one_seed else ", mean over seeds"
-    return table(head, rows, f"{sweep.part.capitalize()} accuracy of each {what}, %{over}{left_out}", "heat")
+    return table(head, rows, f"Test accuracy of each {what}, %{over}{left_out}", "heat")
 
 
 def curve_numbers(sweep: Sweep) -> Html | None:
-    """The chart of accuracy as a table, for those who cannot see it."""
+    """The chart of accuracy as a table, for accessibility."""
     longest = max((curve for o in sweep.outcomes for curve in o.curves), key=len, default=[])
     if not longest:
         return None
-    key = ACCURACY.on(sweep.part).key
     rows: list[list[Child]] = []
     for i, record in enumerate(longest):
-        at = [spread(looked_up(curve[i], key) for curve in o.curves if i < len(curve)) for o in sweep.outcomes]
+        at = [spread(looked_up(curve[i], ACCURACY.key) for curve in o.curves if i < len(curve)) for o in sweep.outcomes]
         rows.append([f"{record['samples']:,}", *map(ACCURACY.written, at)])
     head = ["samples", *(str(outcome.arm) for outcome in sweep.outcomes)]
-    return table(head, rows, f"{sweep.part.capitalize()} accuracy as training goes on, %")
+    return table(head, rows, "Test accuracy as training goes on, %")
 
 
 def search(sweep: Sweep) -> Html | None:
-    """The settings that were tried, in folds; the best first."""
+    """The settings that were tried, folded, the best first."""
     folds = [_trials(outcome, sweep.at_rho) for outcome in sweep.outcomes if outcome.trials]
     if not folds:
         return None
@@ -124,7 +121,7 @@ def configuration(sweep: Sweep) -> Html:
         ]
         for outcome in sweep.outcomes
     ]
-    own = [[key, _plain(value)] for key, value in sweep.config.items() if not (sweep.own and value == OWN)]
+    own = [[key, _plain(value)] for key, value in sweep.config.items()]
     made_with = [[key, _plain(value)] for key, value in sweep.environment.items()]
     return tag(
         "div",
@@ -139,7 +136,7 @@ def configuration(sweep: Sweep) -> Html:
 
 
 def problems(sweep: Sweep) -> Html | None:
-    """Runs that diverged, failed, or have not ended."""
+    """Runs that diverged, failed, or have not finished."""
     found = [line for outcome in sweep.outcomes for line in _problems(sweep, outcome)]
     return tag("ul", [tag("li", line) for line in found], class_="problems") if found else None
 
@@ -149,7 +146,7 @@ def _problems(sweep: Sweep, outcome: Outcome) -> list[Child]:
     for seed, (result, curve) in enumerate(zip(outcome.results, outcome.curves, strict=True), 1):
         name = f"{outcome.arm}, seed {seed if result is None else result.get('seed', seed)}"
         if result is None and sweep.searched < sweep.to_search:
-            continue  # seeds begin when the search has ended
+            continue  # seeds begin after the search
         if result is None:
             reached = f", {curve[-1]['samples']:,} samples so far" if curve else ""
             lines.append(f"{name}: no result yet{reached}")
@@ -181,9 +178,9 @@ def _trials(outcome: Outcome, at_rho: str) -> Html:
     return tag("details", tag("summary", f"{outcome.arm}: {len(rows)} tried"), inner)
 
 
-def _best(outcomes: Sequence[Outcome], accuracy: Score) -> Outcome | None:
-    """The highest mean accuracy, if it is higher than others."""
-    scored = [(found.mean, outcome) for outcome in outcomes if (found := accuracy.of(outcome))]
+def _best(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """The arm with the highest mean accuracy, if there are several."""
+    scored = [(found.mean, outcome) for outcome in outcomes if (found := ACCURACY.of(outcome))]
     return max(scored, key=lambda pair: pair[0])[1] if len(scored) > 1 else None
 
 
@@ -206,9 +203,9 @@ def _heat(value: float | None) -> Html:
     return tag("td", "–") if value is None else tag("td", f"{100 * value:.1f}", style=f"--v:{100 * value:.1f}%")
 
 
-def _parts(outcome: Outcome, data: str, part: str) -> list[list[float | None]]:
-    """For each class or group the values of all seeds."""
-    lists = [r[data].get(part) or [] for r in outcome.results if r and r["status"] == "done" and data in r]
+def _parts(outcome: Outcome, part: str) -> list[list[float | None]]:
+    """The values of all seeds, for each class or group."""
+    lists = [r["test"].get(part) or [] for r in outcome.results if r and r["status"] == "done" and "test" in r]
     return [[own[k] for own in lists if k < len(own)] for k in range(max(map(len, lists), default=0))]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,19 +15,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from scdro._validation import as_positions
-from scdro.data.files import PathLike, open_text
-from scdro.data.images import Triple
-from scdro.data.transforms import IMAGENET, EvalTransform
 from scdro.errors import DataError, MissingDataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ImageFiles", "Transform", "decoded", "read_list"]
+__all__ = ["ImageFiles", "Transform", "decoded"]
 
 Transform = Callable[["Image", np.random.Generator], Tensor]
 Self = TypeVar("Self", bound="ImageFiles")
-MOST = 10_000_000  # classes
 
 
 class ImageFiles(Dataset[tuple[Tensor, int]]):
@@ -39,16 +36,15 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         transform: a function of a Pillow image and a NumPy generator that returns a tensor.
 
     Example:
+        >>> from scdro.data import EvalTransform
         >>> paths = ["cat/1.jpg", "dog/1.jpg"]  # opened on access
         >>> data = ImageFiles("photos", paths, torch.tensor([0, 1]), classes=2, transform=EvalTransform())
         >>> len(data), data.counts.tolist()
         (2, [1, 1])
     """
 
-    normalisation: ClassVar[tuple[Triple, Triple]] = IMAGENET
-
     def __init__(
-        self, root: PathLike, paths: Sequence[str], labels: Tensor, *, classes: int, transform: Transform
+        self, root: str | os.PathLike[str], paths: Sequence[str], labels: Tensor, *, classes: int, transform: Transform
     ) -> None:
         self.root, self.paths, self.labels = Path(root).expanduser(), list(paths), labels
         self.classes, self.transform = classes, transform
@@ -80,10 +76,6 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         other = copy.copy(self)
         other.transform = transform
         return other
-
-    def as_evaluated(self: Self) -> Self:
-        """The same images with the evaluation transform."""
-        return self.with_transform(EvalTransform(*self.normalisation))
 
     def fingerprint(self) -> str:
         """SHA-256 of the transform, the list, and the file size of each existing image; independent of the root."""
@@ -121,23 +113,3 @@ def decoded(root: Path, name: str) -> Any:
         ) from None
     except OSError as error:
         raise DataError(f"expected an image that can be decoded, got {path.absolute()}: {error}") from error
-
-
-def read_list(path: Path) -> tuple[list[str], Tensor]:
-    """Paths and labels of a list file."""
-    paths, labels = [], []
-    with open_text(path) as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            name, _, label = line.strip().rpartition(" ")
-            if not name or not label.isdecimal() or len(label) > len(str(MOST)) or int(label) >= MOST:
-                raise DataError(
-                    f"expected `relative/path label`, label from 0 to {MOST - 1}, in line {number} of {path}, got "
-                    f"{line.strip()!r}"
-                )
-            paths.append(name)
-            labels.append(int(label))
-    if not paths:
-        raise DataError(f"expected lines `relative/path label` in {path}, got an empty file")
-    return paths, torch.tensor(labels)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from scdro.data.memory import Augmentation, InMemory, tensor_of
@@ -14,7 +13,6 @@ from scdro.errors import DataError
 
 __all__ = ["ImageData", "Triple", "normalised"]
 
-Self = TypeVar("Self", bound="ImageData")
 Triple = tuple[float, float, float]
 
 
@@ -65,15 +63,6 @@ class ImageData(InMemory):
     def normalised(self, images: Tensor) -> Tensor:
         """uint8 images as floats, minus the mean, divided by the standard deviation; keeps the memory format."""
         return normalised(images, self.mean, self.std)
-
-    def pooled(self: Self, factor: int) -> Self:
-        """The images shrunk by an integer factor, by averaging squares of pixels."""
-        if factor < 1 or any(side % factor for side in self.inputs.shape[2:]):
-            raise DataError(f"expected a factor that divides {tuple(self.inputs.shape[2:])}, got {factor}")
-        smaller = self.subset(torch.arange(len(self)))
-        parts = [F.avg_pool2d(part.float(), factor).round().to(torch.uint8) for part in torch.split(self.inputs, 5000)]
-        smaller.inputs = torch.cat(parts).contiguous(memory_format=torch.channels_last)
-        return smaller
 
     def _preparation(self) -> tuple[Any, ...]:
         return self.mean, self.std

@@ -19,7 +19,7 @@ Self = TypeVar("Self")
 
 
 class Divisible(Protocol):
-    """A data set with a `subset` method: `InMemory`, `LongTailList`."""
+    """A data set with a `subset` method, such as `ImageData` or `ImageFiles`."""
 
     def subset(self: Self, index: Tensor) -> Self: ...
 

@@ -116,7 +116,7 @@ class MemoryBatches(Batches):
 
 
 class Loads(Protocol):
-    """A data set that creates each item with a random generator, such as `LongTailList`."""
+    """A data set that creates each item with a random generator, such as `ImageFiles`."""
 
     labels: Tensor
 
@@ -129,7 +129,7 @@ class WorkerBatches(Batches):
     Further arguments as for `MemoryBatches`.
 
     Args:
-        data: has `labels` and `load(index, rng)`, like a `LongTailList`.
+        data: has `labels` and `load(index, rng)`, like `ImageFiles`.
         workers: number of processes that decode; 0 decodes in this one. The batches are the same for any number, unless
             a sampler changes during the epoch, since it is read two batches per worker ahead.
 

@@ -1,4 +1,4 @@
-"""Sample weights on their way into training: as a sampler that draws by them, or as one more column of the data."""
+"""Sample weights for training: a sampler that draws by them, or a data set with the weight in each item."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Weighted", "WeightedSampler"]
 
 
 class WeightedSampler(WeightedRandomSampler):
-    """torch's WeightedRandomSampler with an order that depends on seed and epoch only: a resumed epoch is the same.
+    """torch's WeightedRandomSampler, with an order that depends only on seed and epoch, as after a resume.
 
     Draws sample i with probability w_i / sum(w), for `DataLoader(sampler=...)`. An unweighted loss is then, on
     average, the weighted one; use one of the two. All processes draw the same samples, so Lightning and Accelerate
@@ -52,7 +52,7 @@ class WeightedSampler(WeightedRandomSampler):
 
 
 class Weighted(Dataset[Any]):
-    """Items (x, y, ..., w) of a data set of items (x, y, ...); of dictionaries, with one more entry "weight".
+    """Items (x, y, ..., w) of a data set of items (x, y, ...); dictionaries get another entry "weight".
 
     Example:
         >>> from torch.utils.data import DataLoader, TensorDataset

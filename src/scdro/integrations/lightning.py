@@ -118,7 +118,7 @@ class RobustMonitor(Callback):
         assert robust is not None
         state = robust.state if isinstance(robust, KLRobustLoss) else robust._robust
         if not host_reads(state.recent):
-            state.plateau.look(state.window, step)
+            state.plateau.check(state.window, step)
 
     def _record(self) -> dict[str, float]:
         robust = self._watched

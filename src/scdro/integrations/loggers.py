@@ -1,4 +1,4 @@
-"""Where numbers go while a model trains: W&B, MLflow, TensorBoard, a JSON-lines file, Python's logging; or your own.
+"""Loggers for training: W&B, MLflow, TensorBoard, a JSON-lines file, Python's logging, or your own.
 
 A logger is any object with the methods of `Logger`. None of the packages is a dependency: each is imported when its
 logger is made. `RobustMonitor` (Lightning), `RobustTrainerLoss` (transformers), the TRL trainers and `scdro.tables`
@@ -76,14 +76,14 @@ def recent_losses(robust: KLRobustLoss | RobustOptimizer) -> npt.NDArray[np.floa
 
 
 def _histogram(values: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Counts and edges, of the finite values."""
+    """Counts and edges of a histogram of the finite values."""
     array = values.detach().cpu().double().numpy() if isinstance(values, Tensor) else np.asarray(values, np.float64)
     counts, edges = np.histogram(array[np.isfinite(array)], BINS)
     return counts, edges
 
 
 def _plain(value: Any) -> Any:
-    """For JSON, which knows no tensors, no NumPy and no infinity: NaN and infinite numbers become None."""
+    """Plain values for JSON: tensors and arrays become numbers and lists, NaN and infinity None."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, float):
@@ -99,7 +99,7 @@ def _plain(value: Any) -> Any:
 
 
 class JSONLinesLogger:
-    """One JSON object per line, each written at once: a killed run keeps all but, at most, its last line.
+    """One JSON object per line, each flushed at once, so that a killed run loses at most its last line.
 
     A resumed run appends; if it goes back to an older step, `read_json_lines` takes the later line.
 
@@ -137,11 +137,11 @@ class JSONLinesLogger:
         self._write({"step": step, "table": name, "rows": list(rows)})
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: everything is written at once."""
 
 
 def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of a `JSONLinesLogger`, in the order of their steps; half lines of killed runs are left out.
+    """The records of a `JSONLinesLogger`, in the order of their steps; incomplete lines of killed runs are left out.
 
     Where a resumed run has written a record of the same step and kind again, the later one counts.
 
@@ -252,7 +252,7 @@ class WandbLogger:
         self._log({name: wandb.Table(columns=columns, data=[list(row.values()) for row in rows])}, step)
 
     def flush(self) -> None:
-        """W&B sends in the background, and ends with `run.finish()`."""
+        """Does nothing: W&B sends in the background, until `run.finish()`."""
 
 
 class MLflowLogger:
@@ -296,7 +296,7 @@ class MLflowLogger:
         self.client.log_dict(self.run_id, _plain(content), f"{name}/{step:08d}.json")
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: everything is written at once."""
 
 
 class StandardLogger:

@@ -24,7 +24,7 @@ __all__ = ["GroupTable", "RobustValue", "WorstGroupAccuracy"]
 
 
 class GroupTable(Metric):
-    """Accuracy and size of every group: `compute` gives tensors by name, for `self.log_dict`; `rows` the table.
+    """Accuracy and size of every group. `compute` returns tensors by name, for `self.log_dict`; `rows` the table.
 
     Args:
         groups: how many there are, or their names. Samples come with group numbers 0, 1, ...
@@ -98,7 +98,7 @@ class GroupTable(Metric):
         return found
 
     def rows(self) -> list[GroupRow]:
-        """The table of `scdro.metrics.group_table`, over all processes: worst first, without groups that weigh zero."""
+        """The table of `scdro.metrics.group_table`, over all processes: worst first, without groups of weight zero."""
         with self.sync_context():
             total, accuracy = self.weight.sum(), self._accuracy()
             rows = [
@@ -169,7 +169,7 @@ class RobustValue(Metric):
         self.weights.append(weight)
 
     def sync(self, *args: Any, **settings: Any) -> None:
-        """A process without samples joins the others; torchmetrics would let them wait for it."""
+        """Let a process without samples take part; otherwise the others would wait for it."""
         if not len(self.losses):
             self.update(torch.zeros(0, device=self.device))
         super().sync(*args, **settings)

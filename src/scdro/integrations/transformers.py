@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from scdro._plateau import Resting
+from scdro._plateau import RepeatedWarning
 from scdro._scalar import Scalar, host_reads
 from scdro._validation import check_is
 from scdro.errors import CheckpointError, ClosureError, DataError, HyperparameterError
@@ -81,7 +81,7 @@ def language_model_losses(outputs: Any, labels: Tensor) -> Losses:
 
 
 def _found_logits(outputs: Any) -> Tensor | None:
-    """Of transformers' outputs, a dictionary, or a tuple that begins with them."""
+    """The logits in transformers' outputs, a dictionary, or a tuple that begins with them."""
     found = outputs[0] if isinstance(outputs, tuple) else outputs.get("logits") if isinstance(outputs, dict) else None
     return found.to(torch.promote_types(found.dtype, torch.float32)) if isinstance(found, Tensor) else None
 
@@ -155,7 +155,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         self._attached, self._used, self._averages = False, False, False
         self._value = torch.zeros(())  # the objective of the current batch's parts so far
         self._spread: Tensor | None = None  # of class probabilities in the last batch, for sequence outputs
-        self._resting = Resting()
+        self._plateau_warning = RepeatedWarning()
 
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         if self._averages and torch.is_grad_enabled():
@@ -217,7 +217,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         if args.label_smoothing_factor:
             raise HyperparameterError(
                 f"expected label_smoothing_factor=0, got {args.label_smoothing_factor}: the Trainer ignores it with a "
-                "loss of one's own; smooth in a function losses=..."
+                "custom loss; smooth in your own losses=... function"
             )
         self._averages = args.world_size > 1 and args.average_tokens_across_devices
         if state.global_step:
@@ -236,10 +236,10 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **known: Any) -> None:
         robust = self.robust.state
         if not host_reads(robust.recent):  # On accelerators the state must not wait; logging waits anyway.
-            robust.plateau.look(robust.window, state.global_step)
+            robust.plateau.check(robust.window, state.global_step)
         if self._spread is not None:
             same = "the same one for every sequence of a batch" if float(self._spread) < 1e-3 else None
-            self._resting.look(same, state.global_step)
+            self._plateau_warning.check(same, state.global_step)
             self._spread = None
         if logs is None or "loss" not in logs:
             return

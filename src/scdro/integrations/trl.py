@@ -46,7 +46,7 @@ def fixed_temperature(t: float) -> KLRobustLoss:
 
 
 class _Robust:
-    """What both kinds share: the loss object that is also a callback, and its numbers in all logs."""
+    """What both trainers share: the loss object, which is also a callback, and its numbers in all logs."""
 
     loss_is_scaled_for_ga = True  # the Trainer must not divide by the number of accumulated parts
 
@@ -82,7 +82,7 @@ class RobustPairs(_Robust):
     The trainer's own code computes the loss of each pair, so every `loss_type` works, and so do `loss_weights`
     (the worst case of the weighted sum), `f_divergence_type`, `ld_alpha` and precomputed reference
     log-probabilities. Not possible: "aot" and "aot_unpaired", which sort the batch, "sft" alone, which is one number
-    for all of it (beside others it adds the same to each pair), and terms that are no mean over pairs (`cpo_alpha`,
+    for all of it (with others it adds the same to each pair), and terms that are not means over pairs (`cpo_alpha`,
     `center_rewards_coefficient`, the router loss of mixtures of experts); all are errors.
 
     The state is in the trainer's checkpoints. Gradient accumulation and several processes equal one large batch.
@@ -126,7 +126,7 @@ class RobustPairs(_Robust):
 
 
 class _Means(TorchFunctionMode):
-    """Keeps the first vectors, with one entry per pair, that are averaged: TRL does not return them."""
+    """Records the first vectors with one entry per pair that are averaged, because TRL does not return them."""
 
     def __init__(self, pairs: int, number: int) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class _Means(TorchFunctionMode):
 
 
 def _sign_of(loss: Tensor, mean: Tensor) -> int:
-    """Of the mean over pairs in the trainer's loss. Raise if that has other terms; they would be lost."""
+    """The sign of the mean over pairs in the trainer's loss. Raise if the loss has other terms, which would be lost."""
     for sign in (1, -1):
         if bool((loss - sign * mean).abs() <= 100 * torch.finfo(mean.dtype).eps * (1 + mean.abs())):
             return sign

@@ -90,14 +90,14 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
             W = W - moved if W.shape == problem.shape else None
         if self.solver == "exact":
             if W is None:
-                W = start(problem, self._origin(problem.loss, problem.q), self.tol, self.max_iter)
+                W = start(problem, self._first_intercept(problem.loss, problem.q), self.tol, self.max_iter)
             solution = solve(problem, W, self.tol, self.max_iter, tell=self._tell_step if self.verbose else None)
         else:
             solution = self._fit_stochastic(problem, W)
         self.__dict__.pop("_progress", None)
         self._fitted = len(weight), float(weight.sum())
         lost = float(np.finfo(float).eps) * abs(offset) * problem.loss.unit
-        self._report(problem, solution._replace(W=solution.W + moved, gap=solution.gap + lost))
+        self._set_results(problem, solution._replace(W=solution.W + moved, gap=solution.gap + lost))
         if self.verbose and self.dual_gap_ < math.inf:
             self._tell(f"the objective is at most {self.dual_gap_:.2g} above its minimum")
         self._warn_unless_converged(solution)
@@ -114,11 +114,11 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         alpha = 1 / (float(self.C) * total)
         return LinearProblem(X, loss, weight / total, alpha, float(self.rho), float(self.lam0), self.fit_intercept)
 
-    def _origin(self, loss: LinearLoss, q: Array) -> Array:
+    def _first_intercept(self, loss: LinearLoss, q: Array) -> Array:
         """The intercept to start from, (k,)."""
         return np.zeros(loss.k)
 
-    def _report(self, problem: LinearProblem, solution: Solution) -> None:
+    def _set_results(self, problem: LinearProblem, solution: Solution) -> None:
         penalty = float((problem.penalised(solution.W) * solution.W).sum()) / 2
         self._unpack(solution.W, problem.X.dtype)
         self.lam_, self.robust_value_ = solution.lam, solution.value - penalty
@@ -140,7 +140,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         X, loss, n = problem.X, problem.loss, len(problem.q)
         rng = check_random_state(self.random_state)
         first = problem.rows(rng.permutation(n)[: self._first_rows])
-        stream = self._opened(first) if W is None else self._new_stream(first, W, 0)
+        stream = self._open_stream(first) if W is None else self._new_stream(first, W, 0)
         best_W = stream.coefficients()
         best, since, epoch = problem.original_value(best_W, problem.scores(best_W)), 0, 0
         uniform = bool((problem.q == problem.q[0]).all())
@@ -163,22 +163,22 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
     def _first_rows(self) -> int:
         return max(int(self.batch_size), _FIRST)
 
-    def _solved(self, first: LinearProblem, W: Array | None) -> tuple[LinearProblem, Solution]:
+    def _solve_first_rows(self, first: LinearProblem, W: Array | None) -> tuple[LinearProblem, Solution]:
         """The solution for the first rows, starting from W; zero if there is none."""
         # A few rows may be separable; if there is no penalty, use a weak one.
         problem = first if first.alpha > 0 else replace(first, alpha=1e-4)
         steps = _FIRST_STEPS if first.loss.varied(first.q) else 0
         if W is None or steps == 0:
-            W = start(problem, self._origin(first.loss, first.q), self.tol, steps)
+            W = start(problem, self._first_intercept(first.loss, first.q), self.tol, steps)
         return problem, solve(problem, W, self.tol, steps, certify=False)
 
     def _new_stream(self, first: LinearProblem, W: Array, rows: int) -> Stream:
         return Stream("rscdro" if self.solver == "exact" else self.solver, first, W, rows, self.learning_rate)
 
-    def _opened(self, first: LinearProblem) -> Stream:
+    def _open_stream(self, first: LinearProblem) -> Stream:
         """A stream that starts from the solution for the first rows."""
         solved = first.loss.varied(first.q)
-        return self._new_stream(first, self._solved(first, None)[1].W, len(first.q) if solved else 0)
+        return self._new_stream(first, self._solve_first_rows(first, None)[1].W, len(first.q) if solved else 0)
 
     def _partial_fit(self, X: Any, y: Array, weight: Array) -> None:
         """One pass over the rows in order, in whole batches, so that the split into calls does not matter."""
@@ -196,9 +196,9 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         if progress.waiting is not None:
             rows = progress.waiting.joined(rows)
         if progress.stream is None:
-            rows = self._begun(progress, rows)
+            rows = self._begin_stream(progress, rows)
         if progress.stream is not None:
-            rows = self._advanced(progress.stream, rows)
+            rows = self._advance_stream(progress.stream, rows)
         progress.waiting = rows.copy()
         self._progress = progress
         self.__dict__.pop("dual_gap_", None)  # no certificate without the earlier data
@@ -206,7 +206,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
     def _stream_settings(self) -> dict[str, Any]:
         return {name: value for name, value in self.get_params().items() if name not in _FREE}
 
-    def _begun(self, progress: StreamProgress, rows: Samples) -> Samples:
+    def _begin_stream(self, progress: StreamProgress, rows: Samples) -> Samples:
         """Begin the stream once there are enough rows. Returns the rows that are left for it.
 
         Until then the model is the solution for the rows so far, or the earlier fit if it continues from one.
@@ -221,15 +221,15 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
                 progress.stream.weight = progress.fitted[1]
             return rows
         if len(rows) >= self._first_rows:
-            progress.stream = self._opened(problem)
+            progress.stream = self._open_stream(problem)
             progress.stream.weight = float(first.weight.sum())
             return rows[self._first_rows :]
         if len(rows) >= _GROWTH * progress.solved:
-            self._report(*self._solved(problem, W))
+            self._set_results(*self._solve_first_rows(problem, W))
             progress.solved = len(rows)
         return rows
 
-    def _advanced(self, stream: Stream, rows: Samples) -> Samples:
+    def _advance_stream(self, stream: Stream, rows: Samples) -> Samples:
         """Step over whole batches, with the penalty for the total weight so far. Returns the remaining rows."""
         whole = len(rows) // self.batch_size * self.batch_size
         for i in range(0, whole, self.batch_size):

@@ -48,7 +48,7 @@ def lower_bound(problem: LinearProblem, W: Array, at: ObjectiveAt) -> float:
 
 
 def _dual(problem: LinearProblem, at: ObjectiveAt) -> float:
-    p, u = at.worst.p, at.at.slope
+    p, u = at.worst.p, at.loss.slope
     if problem.fit_intercept:
         u = problem.loss.balanced(u, p)
     gathered = problem.gathered(p * u)[:, : problem.X.shape[1]]
@@ -68,7 +68,7 @@ def with_slopes_at_kinks(problem: LinearProblem, W: Array, at: ObjectiveAt, near
     if not isinstance(loss, Pinball):
         return at
     distance = np.abs((at.z - loss.y)[0])
-    cost = p * np.maximum(distance - 4 * loss.scale * loss.mu, 0.0)
+    cost = p * np.maximum(distance - 4 * loss.scale * loss.smoothing, 0.0)
     index = np.flatnonzero((p > 0) & (cost <= near * rounding(problem, W, at)))
     if not 0 < len(index) * problem.shape[1] <= _LARGEST:
         return at
@@ -78,10 +78,10 @@ def with_slopes_at_kinks(problem: LinearProblem, W: Array, at: ObjectiveAt, near
         x = np.concatenate([x, np.ones((len(x), 1))], 1)
     size = np.abs(x).max(0)
     size[size == 0] = 1.0  # normalise the equations
-    ease = 1 / (1 + distance[index] / (loss.scale * loss.mu))  # the nearest are moved first
+    ease = 1 / (1 + distance[index] / (loss.scale * loss.smoothing))  # the nearest are moved first
     pulls = (p[index, None] * x / size).T
     g = problem.gradient(W, at)[0] / size
-    u, free = at.at.slope[0, index], np.ones(len(index), dtype=bool)
+    u, free = at.loss.slope[0, index], np.ones(len(index), dtype=bool)
     for _ in range(_ROUNDS):
         step = lstsq(pulls[:, free] * ease[free], -g, cond=1e-12, lapack_driver="gelsy", check_finite=False)[0]
         wanted = u[free] + ease[free] * step
@@ -92,14 +92,14 @@ def with_slopes_at_kinks(problem: LinearProblem, W: Array, at: ObjectiveAt, near
         free[free] = inside
         if inside.all() or not inside.any():
             break
-    slope, curvature = at.at.slope.copy(), at.at.curvature.copy()
-    slope[0, index], curvature[0, index] = u, free / loss.mu
-    return at._replace(at=LossAt(at.at.value, slope, curvature))
+    slope, curvature = at.loss.slope.copy(), at.loss.curvature.copy()
+    slope[0, index], curvature[0, index] = u, free / loss.smoothing
+    return at._replace(loss=LossAt(at.loss.value, slope, curvature))
 
 
 def unspent(problem: LinearProblem, at: ObjectiveAt) -> float:
     """How much D loses because lam has only nine digits, so that KL < rho. The error is linear in D, squared in P."""
-    return (at.worst.lam - problem.lam0) * max(problem.rho - at.worst.kl, 0.0) if at.worst.bound else 0.0
+    return (at.worst.lam - problem.lam0) * max(problem.rho - at.worst.kl, 0.0) if at.worst.active else 0.0
 
 
 def rounding(problem: LinearProblem, W: Array, at: ObjectiveAt) -> float:
@@ -112,7 +112,7 @@ def rounding(problem: LinearProblem, W: Array, at: ObjectiveAt) -> float:
     some = problem.X[:: -(-n // _ROWS)]
     usual = np.asarray(abs(some).mean(0), dtype=np.float64).ravel()
     size = np.abs(W[:, :d]) @ usual + (np.abs(W[:, -1]) if problem.fit_intercept else 0.0)
-    p, terms = at.worst.p, size @ np.abs(at.at.slope) + np.abs(at.at.value)
+    p, terms = at.worst.p, size @ np.abs(at.loss.slope) + np.abs(at.loss.value)
     scores = float(np.finfo(problem.X.dtype).eps) * math.sqrt(one_thread_dot(p * terms, p * terms))
     sums = (4 + math.sqrt(n)) * float(np.finfo(np.float64).eps) * (abs(at.value) + one_thread_dot(p, terms))
     return scores + sums

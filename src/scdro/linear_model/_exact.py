@@ -44,7 +44,7 @@ class Solution(NamedTuple):
 
 
 class _Path:
-    """The iterates of one problem. A loss with a kink is smoothed, and mu is lowered once that problem is solved."""
+    """The iterates of one problem. A loss with a kink is smoothed, less each time the smoothed problem is solved."""
 
     def __init__(self, problem: LinearProblem, W: Array) -> None:
         self.problem, self.preconditioner = problem, Preconditioner(problem)
@@ -100,7 +100,7 @@ class _Path:
             return self.decrement
         gradient = self.problem.gradient(self.now.W, at)
         decrement = float((gradient * self.preconditioner.at(at)(gradient)).sum()) / 2
-        return decrement + one_thread_dot(at.worst.p, loss.exact(at.z) - at.at.slope[0] * (at.z - loss.y)[0])
+        return decrement + one_thread_dot(at.worst.p, loss.exact(at.z) - at.loss.slope[0] * (at.z - loss.y)[0])
 
     @property
     def rounding(self) -> float:
@@ -117,7 +117,7 @@ class _Path:
 
     def step(self) -> None:
         if self.kinked and (self.stuck or self._nearly_solved()):
-            if self._smoothing() <= self.rounding:
+            if self._smoothing_error() <= self.rounding:
                 self.exhausted = True
                 return
             self._sharpen()
@@ -143,15 +143,15 @@ class _Path:
         self.idle = 0 if lower or self.now.largest <= 0.5 * self.least else self.idle + 1
         self.lowest, self.least = min(self.lowest, self.now.value), min(self.least, self.now.largest)
 
-    def _smoothing(self) -> float:
+    def _smoothing_error(self) -> float:
         """How much smoothing lowers P at the current slopes."""
         at, loss = self.now.evaluation, self.problem.loss
         assert isinstance(loss, Pinball)
-        return loss.mu / 2 * one_thread_dot(at.worst.p, at.at.slope[0] ** 2)
+        return loss.smoothing / 2 * one_thread_dot(at.worst.p, at.loss.slope[0] ** 2)
 
     def _nearly_solved(self) -> bool:
         """Whether the gap of the smoothed problem is small compared with the smoothing error."""
-        smoothing = self._smoothing()
+        smoothing = self._smoothing_error()
         if self.problem.alpha == 0:
             return self.decrement <= smoothing
         return self.now.value - (self.lower_bound() - smoothing) <= smoothing
@@ -159,7 +159,7 @@ class _Path:
     def _sharpen(self) -> None:
         loss = self.problem.loss
         assert isinstance(loss, Pinball)
-        self.problem = self.problem.with_loss(loss.smoothed(0.2 * loss.mu))
+        self.problem = self.problem.with_loss(loss.smoothed(0.2 * loss.smoothing))
         self.preconditioner.problem, self.solve = self.problem, None
         evaluation = self.problem.evaluate(self.now.W, self.now.evaluation.z, self.now.evaluation.worst.lam)
         self.now = Iterate(self.now.W, evaluation, self.problem.gradient(self.now.W, evaluation))

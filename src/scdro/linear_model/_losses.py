@@ -202,22 +202,23 @@ class Huber(LinearLoss):
 class Pinball(LinearLoss):
     r"""Quantile loss max(-tau r, (1 - tau) r), r = z - y, times `scale`; tau = .5 and scale = 2 is |r|.
 
-    Smoothed by `mu`: max_u { u r - mu u^2/2 : -tau <= u <= 1 - tau }, at most mu/2 below. A slope of the smoothed loss
-    is in the domain of the conjugate of the original loss, so the certificate holds for the original loss.
+    With `smoothing` m it is max_u { u r - m u^2/2 : -tau <= u <= 1 - tau }, at most m/2 below. A slope of the smoothed
+    loss is in the domain of the conjugate of the original loss, so the certificate holds for the original loss.
     """
 
-    def __init__(self, y: Array, tau: float, scale: float, unit: float = 1.0, mu: float = 0.0) -> None:
-        self.y, self.tau, self.scale, self.mu = y, tau, scale, mu
+    def __init__(self, y: Array, tau: float, scale: float, unit: float = 1.0, smoothing: float = 0.0) -> None:
+        self.y, self.tau, self.scale, self.smoothing = y, tau, scale, smoothing
         self.low, self.high = -tau * scale, (1 - tau) * scale
         self.spread = unit
 
     def __call__(self, z: Array) -> LossAt:
         r = z - self.y
-        slope = np.clip(r / self.mu, self.low, self.high)
-        value = (slope * (r - self.mu / 2 * slope))[0]
+        slope = np.clip(r / self.smoothing, self.low, self.high)
+        value = (slope * (r - self.smoothing / 2 * slope))[0]
         # There is no curvature away from the kink; a little of Weiszfeld's weights, slope/r, bounds the steps.
         inside = (slope > self.low) & (slope < self.high)
-        return LossAt(value, slope, np.where(inside, 1.0, 0.01 * slope * self.mu / np.where(inside, 1.0, r)) / self.mu)
+        curvature = np.where(inside, 1.0, 0.01 * slope * self.smoothing / np.where(inside, 1.0, r)) / self.smoothing
+        return LossAt(value, slope, curvature)
 
     def exact(self, z: Array) -> Array:
         r = (z - self.y)[0]
@@ -228,11 +229,11 @@ class Pinball(LinearLoss):
         conjugate: Array = u[0] * self.y
         return conjugate
 
-    def smoothed(self, mu: float) -> Pinball:
-        return Pinball(self.y, self.tau, self.scale, self.spread, mu)
+    def smoothed(self, smoothing: float) -> Pinball:
+        return Pinball(self.y, self.tau, self.scale, self.spread, smoothing)
 
     def rows(self, index: Any) -> Pinball:
-        return Pinball(self.y[index], self.tau, self.scale, self.spread, self.mu)
+        return Pinball(self.y[index], self.tau, self.scale, self.spread, self.smoothing)
 
 
 def centre(y: Array, q: Array) -> float:

@@ -47,8 +47,8 @@ def next_iterate(problem: LinearProblem, now: Iterate, solve: Solve, accuracy: f
     `accuracy` is that of the Newton direction; with 1, it comes from the preconditioner alone.
     """
     D = _direction(problem, now, solve, accuracy) if accuracy < 1 else -solve(now.gradient)
-    found = _searched(problem, now, D)
-    return _searched(problem, now, -solve(now.gradient)) if found is None and accuracy < 1 else found
+    found = _line_search(problem, now, D)
+    return _line_search(problem, now, -solve(now.gradient)) if found is None and accuracy < 1 else found
 
 
 def _direction(problem: LinearProblem, now: Iterate, solve: Solve, accuracy: float) -> Array:
@@ -57,24 +57,24 @@ def _direction(problem: LinearProblem, now: Iterate, solve: Solve, accuracy: flo
     r = -now.gradient
     y = solve(r)
     s = y
-    rho = start = float((r * y).sum())
+    residual = start = float((r * y).sum())
     for _ in range(MAX_PRODUCTS):
         Hs = problem.hessian_product(now.evaluation, s)
         curvature = float((s * Hs).sum())
-        if not curvature > 1e-30 * rho:  # no curvature along s, or none left but rounding
+        if not curvature > 1e-30 * residual:  # no curvature along s, or none left but rounding
             break
-        step = rho / curvature
+        step = residual / curvature
         D = D + step * s
         r = r - step * Hs
         y = solve(r)
-        rho, before = float((r * y).sum()), rho
-        if not rho > accuracy**2 * start:
+        residual, before = float((r * y).sum()), residual
+        if not residual > accuracy**2 * start:
             break
-        s = y + rho / before * s
+        s = y + residual / before * s
     return D if D.any() else y
 
 
-def _searched(problem: LinearProblem, now: Iterate, D: Array) -> Iterate | None:
+def _line_search(problem: LinearProblem, now: Iterate, D: Array) -> Iterate | None:
     """Search along D for a small slope: first t = 1, then the root of the slope inside a bracket."""
     slope0 = float((now.gradient * D).sum())
     if not slope0 < 0.0:

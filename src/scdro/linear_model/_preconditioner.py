@@ -59,13 +59,13 @@ class Preconditioner:
         problem, (k, d) = self.problem, self.problem.shape
         index, weight = self._chosen(e.worst.p)
         weight = weight / weight.sum()
-        lam, values = e.worst.lam, e.at.value[index]
+        lam, values = e.worst.lam, e.loss.value[index]
         deviation = values - one_thread_dot(weight, values)
         H: Array = np.zeros((k, d, k, d))
         first, second = np.zeros((k, d)), np.zeros((k, d))  # sums of p u x, and of those times the losses' deviation
         rows = max(256, _BLOCK // d)
         for block in (slice(i, i + rows) for i in range(0, len(index), rows)):
-            x, at, w = self._rows(index[block]), _at(e.at, index[block]), weight[block]
+            x, at, w = self._rows(index[block]), _at(e.loss, index[block]), weight[block]
             for j in range(k):
                 for l in range(j, k):
                     curvature = problem.loss.block(at, j, l)
@@ -81,7 +81,7 @@ class Preconditioner:
         if lam < math.inf:
             _remove(H, first.ravel(), lam)
             var = one_thread_dot(weight, deviation**2)
-            if e.worst.bound and var > 0:
+            if e.worst.active and var > 0:
                 _remove(H, second.ravel() / math.sqrt(var), lam)
         H.flat[:: k * d + 1] += problem.penalised(np.ones((k, d))).ravel()
         factor = _factorised(H)
@@ -96,8 +96,8 @@ class Preconditioner:
     def _diagonal(self, e: ObjectiveAt) -> Solve:
         """The diagonal, with the covariance bounded by the second moment."""
         problem, lam = self.problem, e.worst.lam
-        blocks = np.stack([problem.loss.block(e.at, j, j) for j in range(problem.loss.k)])
-        weights = e.worst.p * (blocks + (e.at.slope**2 / lam if lam < math.inf else 0.0))
+        blocks = np.stack([problem.loss.block(e.loss, j, j) for j in range(problem.loss.k)])
+        weights = e.worst.p * (blocks + (e.loss.slope**2 / lam if lam < math.inf else 0.0))
         diagonal = _gathered_squares(problem, weights) + problem.penalised(np.ones(problem.shape))
         diagonal = np.maximum(diagonal, 1e-12 * diagonal.max())
         return lambda r: r / diagonal

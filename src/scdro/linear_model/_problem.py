@@ -35,13 +35,13 @@ class ObjectiveAt(NamedTuple):
 
     value: float
     z: Array
-    at: LossAt
+    loss: LossAt
     worst: Worst
 
     @property
     def pull(self) -> Array:
         """p_i u_i, (k, n): the derivative of the robust value with respect to the scores."""
-        pull: Array = self.worst.p * self.at.slope
+        pull: Array = self.worst.p * self.loss.slope
         return pull
 
 
@@ -127,19 +127,19 @@ class LinearProblem:
 
     def hessian_product(self, at: ObjectiveAt, V: Array) -> Array:
         a = self.scores(V)
-        r = self.loss.curved(at.at, a)
+        r = self.loss.curved(at.loss, a)
         if at.worst.lam < math.inf:
-            along = np.einsum("kn,kn->n", at.at.slope, a)
-            r += at.at.slope * self._tilting(at, along)
+            along = np.einsum("kn,kn->n", at.loss.slope, a)
+            r += at.loss.slope * self._tilting(at, along)
         r *= at.worst.p
         return self.gathered(r) + self.penalised(V)
 
     def _tilting(self, at: ObjectiveAt, along: Array) -> Array:
         """The change of log p when the losses change by `along`: centred, minus the regression on l, divided by lam."""
-        _, lam, p, _, mean, var, bound = at.worst
+        _, lam, p, _, mean, var, active = at.worst
         moved = along - one_thread_dot(p, along)
-        if bound and var > 0:
-            deviation = at.at.value - mean
+        if active and var > 0:
+            deviation = at.loss.value - mean
             moved -= one_thread_dot(p, moved * deviation) / var * deviation
         moved /= lam
         return moved

@@ -136,7 +136,7 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
             return Huber(y, self.epsilon, unit)
         return Pinball(y, 0.5, 2.0, unit) if self.loss == "absolute_error" else Pinball(y, self.quantile, 1.0, unit)
 
-    def _origin(self, loss: LinearLoss, q: Array) -> Array:
+    def _first_intercept(self, loss: LinearLoss, q: Array) -> Array:
         return np.array([float((q * loss.y).sum())])
 
     def _packed(self) -> Array | None:

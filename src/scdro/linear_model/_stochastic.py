@@ -87,7 +87,7 @@ class Stream:
         centred = self.fit_intercept and not sparse
         self.shift = X.mean(0, dtype=np.float64) if centred else np.zeros(X.shape[1])
         at = problem.evaluate(W, problem.scores(W))
-        bend = max(float(at.worst.p @ problem.loss.block(at.at, 0, 0)), 1e-3 / problem.loss.unit)
+        bend = max(float(at.worst.p @ problem.loss.block(at.loss, 0, 0)), 1e-3 / problem.loss.unit)
         self.map = _whitening(X, self.shift, at.worst.p, problem.alpha / bend)
         self.v = torch.zeros(len(W), X.shape[1], dtype=torch.float64, requires_grad=True)
         self.b = torch.zeros(len(W), dtype=torch.float64, requires_grad=True)

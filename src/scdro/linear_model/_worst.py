@@ -30,7 +30,7 @@ class Worst(NamedTuple):
     kl: float
     mean: float
     var: float
-    bound: bool  # whether lam is the root of KL = rho and so depends on the losses; else it is lam0 or infinite
+    active: bool  # whether KL = rho, so that lam depends on the losses; else lam is lam0 or infinite
 
 
 def worst(losses: Array, q: Array, rho: float, lam0: float, lam: float | None = None) -> Worst:

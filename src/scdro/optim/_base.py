@@ -100,7 +100,7 @@ class Gradients:
         scaled: Tensor = self.scaler.scale(weights)
         return scaled
 
-    def ready(self, old: dict[Tensor, Tensor] | None = None) -> bool:
+    def unscale_and_clip(self, old: dict[Tensor, Tensor] | None = None) -> bool:
         """Unscale and clip the gradients, and unscale the `old` ones of an earlier pass. False after an overflow."""
         if self.scaler is not None and not self._unscaled(self.scaler, old or {}):
             return False
@@ -118,8 +118,8 @@ class Gradients:
         scaler.step(self)  # type: ignore[arg-type]
         return self._finite
 
-    def pass_over(self) -> None:
-        """Skip a batch because of its losses. The scaler needs to see gradients anyway."""
+    def skip(self) -> None:
+        """Skip a batch because of its losses. The scaler still needs to see gradients."""
         if self.scaler is None:
             return
         self.scaler.scale(torch.ones(()))  # It creates its state on first use.
@@ -295,7 +295,7 @@ class ClosureOptimizer(Optimizer):
         if finite is None or (finite.device.type != "cpu" and self._method_state.started) or bool(finite):
             return False
         self._method_state.count_skipped(True)
-        self._gradients.pass_over()
+        self._gradients.skip()
         return True
 
     def _undone_unless(self, finite: Tensor | None) -> AbstractContextManager[None]:
@@ -334,7 +334,7 @@ class ClosureOptimizer(Optimizer):
         """Vectors plus weight decay."""
         return list(torch._foreach_add(vectors, params, alpha=decay)) if params and decay else vectors
 
-    def _follow(self, group: dict[str, Any], keep: float, share: float, decay: float) -> None:
+    def _momentum_step(self, group: dict[str, Any], keep: float, share: float, decay: float) -> None:
         """v <- keep v + share (gradient + decay w);  w <- w - lr v.  The first v is the gradient itself."""
         params = [p for p in group["params"] if p.grad is not None]
         gradients = self._decayed([p.grad for p in params if p.grad is not None], params, decay)
@@ -586,8 +586,8 @@ class RobustOptimizer(ClosureOptimizer):
 
     def full_objective(self, losses: Tensor) -> Tensor:
         """The objective of the method: the worst case of the losses of all training samples."""
-        limits = self._robust.limits
-        value: Tensor = worst_case(losses, limits.rho, limits.lam0, trim=self._robust.trim).value
+        equation = self._robust.equation
+        value: Tensor = worst_case(losses, equation.rho, equation.lam0, trim=self._robust.trim).value
         return value
 
     @property

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-class _Draws:
+class _Replay:
     """Makes the second evaluation draw the same random numbers from a device's default generator as the first.
 
     The whole process shares that generator. It is set back only if it has changed, and ends in a state that never
@@ -75,20 +75,20 @@ class TwoPoints(ClosureOptimizer):
     """An optimizer that keeps the `previous` value of each parameter and evaluates each batch there as well."""
 
     _two_points = True
-    _draws: tuple[_Draws, ...] = ()
+    _replays: tuple[_Replay, ...] = ()
 
     @contextmanager
     def _at_previous_point(self) -> Iterator[None]:
         params = [p for p in self._parameters() if self._has_past(p)]
         present = [p.clone() for p in params]
         devices = {torch.device("cpu"), self._first_parameter().device}
-        self._draws = tuple(_Draws(device) for device in devices)
+        self._replays = tuple(_Replay(device) for device in devices)
         self._move(params, [self.state[p]["previous"] for p in params])
         try:
             yield
         finally:
-            for draws in self._draws:
-                draws.rewind()
+            for replay in self._replays:
+                replay.rewind()
             self._buffers.restore()
             self._move(params, present)
 
@@ -97,9 +97,9 @@ class TwoPoints(ClosureOptimizer):
         try:
             return self._losses(closure)
         finally:
-            for draws in self._draws:
-                draws.finish()
-            self._draws = ()
+            for replay in self._replays:
+                replay.finish()
+            self._replays = ()
 
     def _move(self, params: list[Tensor], values: list[Tensor]) -> None:
         reshard(self._buffers.modules, params)
@@ -176,7 +176,7 @@ class ASCDRO(TwoPoints, RobustOptimizer):
             return None
         estimate = robust.estimate(batch, beta, old=old)
         self._backward(losses, batch, estimate.weights)
-        if not self._gradients.ready(old_gradients):
+        if not self._gradients.unscale_and_clip(old_gradients):
             return None
         ratio = 1.0 if robust.temperature.carries else estimate.lam / estimate.lam_past
         with self._undone_unless(batch.finite):
@@ -188,12 +188,12 @@ class ASCDRO(TwoPoints, RobustOptimizer):
         return estimate.objective
 
     def _read_previous_point(self, closure: Closure, sample_weight: Tensor | None) -> tuple[Batch, Point]:
-        """The batch at w_{t-1}. Stores its gradient, under its own softmax weights, in `p.grad`."""
+        """The batch at w_{t-1}. Stores its gradient, under softmax(l'/lam), in `p.grad`."""
         with self._at_previous_point():
             losses = self._losses(closure)
             batch = self._robust.read(losses, sample_weight)
             point = self._robust.previous_point(batch)
-            self._backward(losses, batch, point.own_weights)
+            self._backward(losses, batch, point.softmax)
         return batch, point
 
     def _move_estimates(self, step: Advance, ratio: Scalar, old_gradients: dict[Tensor, Tensor], beta: float) -> None:

@@ -79,11 +79,11 @@ class SCDRO(RobustOptimizer):
             return None
         estimate = self._robust.estimate(batch, beta)
         self._backward(losses, batch, estimate.weights)
-        if not self._gradients.ready():
+        if not self._gradients.unscale_and_clip():
             return None
         with self._undone_unless(batch.finite):
             for group in self.param_groups:
-                self._follow(group, 1.0 - beta, beta, group["weight_decay"] + self._robust.mu)
+                self._momentum_step(group, 1.0 - beta, beta, group["weight_decay"] + self._robust.mu)
             self._project()
         self._robust.commit(estimate, batch, lr=self.param_groups[0]["lr"])
         return estimate.objective

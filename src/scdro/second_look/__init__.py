@@ -1,4 +1,4 @@
-"""Find the group that a model fails, say who it is, and fix it: without group labels."""
+"""Find the group that a model fails, describe it, and fix the model: without group labels."""
 
 from scdro.second_look._estimator import SecondLook
 from scdro.second_look._folds import out_of_fold

@@ -1,4 +1,4 @@
-"""Columns that describe samples, and what can be said about each: the conditions of a slice."""
+"""The columns that describe samples, and the conditions on them that can define a slice."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from scdro.errors import DataError
 __all__ = ["Condition", "conditions_of", "read_columns"]
 
 Array = npt.NDArray[Any]
-CUTS = (0.1, 0.25, 0.5, 0.75, 0.9)  # quantiles at which numbers are cut
-FEW = 12  # distinct numbers that are values of their own
-VALUES, WORDS = 40, 1000  # most frequent values, or words, of a column
+CUTS = (0.1, 0.25, 0.5, 0.75, 0.9)  # quantiles at which numbers are split
+FEW = 12  # a column with at most this many distinct numbers is split by value
+VALUES, WORDS = 40, 1000  # at most this many values, or words, of a column, the most frequent
 
 
 class Condition(NamedTuple):
@@ -50,7 +50,7 @@ def read_columns(frame: Any, n: int) -> dict[str, Array]:
 
 
 def conditions_of(name: str, values: Array, least: int) -> Iterator[Condition]:
-    """What can be said about a column, each true of at least `least` samples and false of at least as many."""
+    """The conditions on a column, each true for at least `least` samples and false for at least as many."""
     for text, rows in _statements(name, values):
         if least <= rows.sum() <= len(rows) - least:
             yield Condition(text, rows)
@@ -79,7 +79,7 @@ def _about_numbers(name: str, values: Array) -> Iterator[tuple[str, Array]]:
 
 
 def _cuts(values: Array) -> list[tuple[float, str]]:
-    """Near quantiles, as round as a fiftieth of the spread allows, so that what is shown is what is meant."""
+    """Thresholds near the quantiles, rounded to about a fiftieth of the spread, so that the text is exact."""
     finite = values[np.isfinite(values)]
     if len(finite) == 0:
         return []
@@ -120,7 +120,7 @@ def _about_names(name: str, values: Array) -> Iterator[tuple[str, Array]]:
 
 
 def _about_words(name: str, texts: Array) -> Iterator[tuple[str, Array]]:
-    """The most frequent words that fewer than half of the texts have."""
+    """The most frequent words among those in fewer than half of the texts."""
     having: dict[str, list[int]] = {}
     for row, text in enumerate(texts):
         for word in set(re.findall(r"[^\W\d_][\w']+", text.lower())):

@@ -1,9 +1,9 @@
 """Groups from the mistakes that two models make about each other's samples (XRM), for any estimator.
 
-Twins are fitted to two halves of the data. Each then predicts the other's half, and every label there moves to the
-prediction with a probability that grows with its confidence: what was learned from the easy majority is repeated, and
-the twins rely on it more and more. In the end a sample is a mistake if the twin that has not seen it gets its *given*
-label wrong. Class x mistake are the inferred groups, and each weighs the same.
+Two models, the twins, are each fitted to one half of the data. Each then predicts the other half, and every label there
+is replaced by the prediction with a probability that grows with the model's confidence. This amplifies what the twins
+learned from the easy majority. In the end, a sample is a mistake if the twin that has not seen it predicts its *given*
+label wrong. Class x mistake are the inferred groups, and all get the same weight.
 
 Reference: Pezeshki et al., Discovering environments with XRM, ICML 2024. There the twins are networks that take one
 step between two moves of the labels; here they are fitted again in each of a few rounds.
@@ -29,14 +29,14 @@ ROUNDS = 5
 def cross_mistakes(
     estimator: Any, X: Any, y: Array, weights: Array, halves: tuple[Array, Array], rng: np.random.RandomState
 ) -> Array:
-    """Whether the twin that has not seen a sample gets its label wrong, (n,). y: 0 to k - 1, both halves have all."""
+    """Whether the twin that has not seen a sample predicts it wrong, (n,). y: 0 to k - 1, all in both halves."""
     n, k = len(y), int(y.max()) + 1
     moved = y.copy()
     predicted = y.copy()
     for _ in range(ROUNDS):
         confidence = np.zeros(n)
         for seen, unseen in (halves, halves[::-1]):
-            if len(np.unique(moved[seen])) < 2:  # one class is left: nothing more to learn from it
+            if len(np.unique(moved[seen])) < 2:  # only one class is left
                 return np.not_equal(predicted, y)
             twin = fit_weighted(estimator, _safe_indexing(X, seen), moved[seen], weights[seen])
             proba = twin.predict_proba(_safe_indexing(X, unseen))
@@ -47,7 +47,7 @@ def cross_mistakes(
 
 
 def mistake_weights(mistakes: Array, y: Array, base: Array, balance_classes: bool, least: int) -> LookWeights:
-    """Equal totals for right and wrong inside each class, where both are worth `least` samples."""
+    """Equal totals for right and wrong in each class, if both have an effective size of at least `least`."""
     weights, left_alone, totals = base.astype(float), {}, np.bincount(y, base)
     for label in np.unique(y):
         parts = [np.flatnonzero((y == label) & (mistakes == wrong) & (base > 0)) for wrong in (False, True)]

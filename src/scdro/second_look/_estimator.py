@@ -1,4 +1,4 @@
-"""SecondLook: fit, look where the fit knows nothing, fit again with these weights, and say whether it was worth it."""
+"""SecondLook: fit, weight the samples where the fit is no better than a guess, fit again, and say whether it helped."""
 
 from __future__ import annotations
 
@@ -56,11 +56,19 @@ PENALTIES = tuple(10.0**k for k in range(-4, 2))  # factors of the estimator's C
 
 
 class _Scores(NamedTuple):
-    """What a model does with each sample out of fold, averaged over partitions into folds."""
+    """The out-of-fold scores of a model for each sample, averaged over the partitions into folds."""
 
-    each: Array  # right, 1 or 0; or minus the absolute error
-    surely: Array  # how surely right, from 0 to 1; or the same
+    each: Array  # 1 if right, else 0; for regressors, minus the absolute error
+    surely: Array  # how surely right, from 0 to 1 (`surely_right`); for regressors, the same as `each`
     settings: dict[str, Any] = {}  # noqa: RUF012
+
+
+class _TestWeights(NamedTuple):
+    """Three ways to weight the samples when scoring a model; samples in no test fold have weight zero."""
+
+    looked: Array  # the weights of the second look
+    as_is: Array  # the given weights
+    even: Array  # the given weights, with equal totals of the classes
 
 
 def _estimator_has(name: str) -> Any:
@@ -72,39 +80,40 @@ def _estimator_has(name: str) -> Any:
 
 
 class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
-    r"""Fit twice: the second time with weights under which the first fit knows nothing, if that helps.
+    r"""Fit twice: the second time with weights under which the first fit is no better than a guess, if that helps.
 
-    A reference, fitted out of fold, gives each sample's label a probability p_i. The weights w_i ~ exp(-p_i/lam),
-    inside each class and with equal totals of the classes, have mean p of 1/2 (`second_look_weights`). The estimator is
-    fitted again with them, with the penalty that is best under them out of fold. Whether that helps is decided out of
-    fold too, without group labels: see `verdict_`. For regressors, out-of-fold absolute errors take the part of 1 - p:
-    their weighted mean is that of always predicting the median.
+    A reference model, fitted out of fold, gives each sample's label a probability p_i. The weights w_i ~ exp(-p_i/lam)
+    in each class are such that the weighted mean of p is 1/2, and all classes get the same total
+    (`second_look_weights`). The estimator is fitted again with these weights and with the penalty that is best under
+    them out of fold. Whether this helps is also decided out of fold, without group labels: see `verdict_`. For
+    regressors, absolute errors take the place of 1 - p, and their weighted mean is that of always predicting the
+    median.
 
     Args:
         estimator: a classifier or regressor whose `fit` takes `sample_weight`; a Pipeline whose last step does.
-        reference: the model of the first fit, a classifier with `predict_proba`; None: the estimator. One that is given
-            is what a second fit must beat; otherwise it must beat the estimator at the best penalty of `grid` as well.
+        reference: the model of the first fit, a classifier with `predict_proba`; by default the estimator. The second
+            fit must beat it. Without a reference, it must also beat the estimator at the best penalty of `grid`.
         rho: "half", or the radius of a KL ball around each class.
-        strategy: "half-rule", or "cross-mistakes": twins on two halves whose labels move to each other's predictions;
-            class x mistake get equal weights (XRM).
+        strategy: "half-rule" as above, or "cross-mistakes" (XRM): two models, each fitted to one half of the data,
+            predict the other half, and mistakes get the same total weight as the rest of their class.
         balance_classes: whether classes get equal totals, in the reference and in the second fit.
-        cv: folds, or a splitter. Samples that it tests several times count by the mean, those that it never tests keep
-            the weight that is usual in their class.
-        repeats: partitions into `cv` folds, where that is a number; weights and scores are averages over them.
-        grid: settings of the second fit to choose among, as for `GridSearchCV`; None for the estimator as it is;
-            "auto": its C times 1e-4 to 10, if it has one.
-        budget: the most accuracy (a share, out of fold) that a second fit may cost; None for no bound.
-        groups: known group labels of the rows of X, None or NaN where unknown; a Series is looked up by X's index.
-            Then the worst group's accuracy on the known ones chooses and decides.
-        refuse: whether the plain model is kept, with a warning, when the verdict is no; where class weights suffice,
-            they are used.
-        random_state: of the folds.
+        cv: number of folds, or a splitter. A sample that is tested several times counts by its mean; one that is never
+            tested keeps the average weight of its class.
+        repeats: number of partitions into `cv` folds, if `cv` is a number. Weights and scores are averages over them.
+        grid: settings of the second fit to choose from, as for `GridSearchCV`; None for the estimator as it is;
+            "auto" for its C times 1e-4 to 10, if it has one.
+        budget: the largest loss of out-of-fold accuracy allowed, as a share; None for no bound.
+        groups: known group labels of the rows of X, None or NaN where unknown; a Series is looked up by X's index. If
+            given, settings and verdict depend on the accuracy of the worst known group.
+        refuse: whether to keep the plain model, with a warning, if the verdict is no; if class weights suffice, they
+            are used.
+        random_state: seed of the folds.
 
     Attributes:
         verdict_: a `Verdict`; `print(look.verdict_)`.
-        weights_: of the samples, (n,), with mean one.
+        weights_: the weights of the samples, (n,), with mean one.
         reference_proba_: the out-of-fold probability of each sample's label, (n,); absolute errors for regressors.
-        estimator_: the fitted model that predicts.
+        estimator_: the final model.
         plain_: the model fitted once.
         classes_: as in scikit-learn.
         n_features_in_: as in scikit-learn.
@@ -114,7 +123,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         >>> from sklearn.linear_model import LogisticRegression
         >>> rng = np.random.default_rng(0)
         >>> y = np.repeat([0, 1], 300)
-        >>> shortcut = np.where(rng.random(600) < 0.95, y, 1 - y)  # says the class, but for a few
+        >>> shortcut = np.where(rng.random(600) < 0.95, y, 1 - y)  # the class, but for a few samples
         >>> X = np.c_[shortcut + 0.1 * rng.normal(size=600), y + 0.25 * rng.normal(size=600)]
         >>> look = SecondLook(LogisticRegression(), random_state=0).fit(X, y)
         >>> look.verdict_.answer
@@ -153,7 +162,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.refuse = refuse
         self.random_state = random_state
 
-    _tell: Callable[[str], None] = staticmethod(lambda what: None)  # repair shows progress by it
+    _tell: Callable[[str], None] = staticmethod(lambda what: None)  # `repair` sets it, to show progress
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -169,7 +178,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     # -- fitting ------------------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> SecondLook:
-        """Fit. `groups` go to the splitter `cv`, as in scikit-learn: samples that must stay together."""
+        """Fit the model. `groups` go to the splitter `cv`, as in scikit-learn: samples that must stay together."""
         self._check_settings()
         X, y, groups = indexable(X, y, groups)
         y = column_or_1d(y, warn=True)
@@ -177,10 +186,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if classifier:
             check_classification_targets(y)
             self.classes_ = np.unique(y)
-            if len(self.classes_) == 1:  # no samples at all are reported by the estimator
+            if len(self.classes_) == 1:  # the estimator itself complains about an empty data set
                 raise DataError(f"expected at least two classes, got one class: {self.classes_[0]!r}")
         base = array_weights(sample_weight, _num_samples(X))
-        known = self._known_groups(X)
+        known_groups = self._known_groups(X)
         self.plain_ = fit_weighted(self.estimator, X, y, base)
         for name in ("n_features_in_", "feature_names_in_"):
             self.__dict__.pop(name, None)
@@ -188,10 +197,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 setattr(self, name, getattr(self.plain_, name))
 
         target = np.searchsorted(self.classes_, y) if classifier else y.astype(float)
-        found = self._look(X, y, target, base, groups, known)
+        found = self._look(X, y, target, base, groups, known_groups)
         self.verdict_, self.weights_, self._settings, self.reference_proba_ = found
         self._labels = y
-        self.estimator_ = self._final(X, y, base)
+        self.estimator_ = self._fit_final(X, y, base)
         return self
 
     def _check_settings(self) -> None:
@@ -226,11 +235,11 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             )
         names = np.array([None if name is None or name != name else name for name in names], dtype=object)
         if all(name is None for name in names):
-            raise DataError("expected some known groups, got none; leave groups=None out")
+            raise DataError("expected some known groups, got none; leave groups out")
         return names
 
     def _candidates(self) -> list[dict[str, Any]]:
-        """Settings of the second fit; the first are the estimator's own."""
+        """The settings of the second fit to try."""
         if self.grid is None:
             return [{}]
         if not isinstance(self.grid, str):
@@ -247,17 +256,17 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return [{names[0]: float(settings[names[0]]) * factor} for factor in PENALTIES]
 
     def _look(
-        self, X: Any, labels: Array, y: Array, base: Array, apart: Any, known: Array | None
+        self, X: Any, labels: Array, y: Array, base: Array, split_groups: Any, known_groups: Array | None
     ) -> tuple[Verdict, Array, dict[str, Any], Array]:
-        """The verdict, the weights, settings of the second fit, what the reference gave to the labels."""
+        """The verdict, the weights, the settings of the second fit, and the reference's probability of each label."""
         classifier, n = is_classifier(self.estimator), len(y)
         classes = self.classes_ if classifier else None
-        share = balanced(base, y) if classifier and self.balance_classes else base * n / base.sum()
+        even = balanced(base, y) if classifier and self.balance_classes else base * n / base.sum()
         reference = self.estimator if self.reference is None else self.reference
         rng = check_random_state(self.random_state)
-        cuts = partitions(self.cv, self.repeats, X, labels, apart, rng.randint(2**31 - 1), classifier)
+        cuts = partitions(self.cv, self.repeats, X, labels, split_groups, rng.randint(2**31 - 1), classifier)
 
-        def balancing(weights: Array) -> Any:  # classes stay equal inside every training part
+        def balancing(weights: Array) -> Any:  # classes stay equal in every training part
             if classifier and self.balance_classes:
                 return lambda rows: balanced(weights[rows], y[rows])
             return lambda rows: weights[rows]
@@ -271,22 +280,21 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             out_of_fold = [predicted(model, folds, weights, what) for folds in cuts[:times]]
             return _scores(out_of_fold, y, classifier)._replace(settings=settings)
 
-        by_reference = [predicted(reference, folds, balancing(share), "reference") for folds in cuts]
+        by_reference = [predicted(reference, folds, balancing(even), "reference") for folds in cuts]
         of_label = np.mean([_of_label(predictions, y, classifier) for predictions in by_reference], axis=0)
-        found = self._weighted(X, y, base, share, by_reference, reference, rng)
-        weights = found.weights
+        look = self._look_weights(X, y, base, even, by_reference, reference, rng)
+        weights = look.weights
         tested = ~np.isnan(of_label)
-        # What the tested samples weigh: in the second look, in the data, and with equal classes.
-        looked, as_is, even = (np.where(tested, w, 0.0) for w in (weights, base, share))
+        on_test = _TestWeights(*(np.where(tested, w, 0.0) for w in (weights, base, even)))
 
-        first = _scores(by_reference, y, classifier)  # of the reference
-        same = self.reference is None and np.allclose(share, base * n / base.sum())
+        first = _scores(by_reference, y, classifier)
+        same = self.reference is None and np.allclose(even, base * n / base.sum())
         plain = first if same else scored({}, lambda rows: base[rows], "plain", times=1)
         own = self.reference is None or self.reference is self.estimator
         if own:
             class_weighted = _scores(by_reference[:1], y, classifier)  # in the folds of `plain`
         elif classifier and self.balance_classes:
-            class_weighted = scored({}, balancing(share), "class weights", times=1)
+            class_weighted = scored({}, balancing(even), "class weights", times=1)
         else:
             class_weighted = plain
         tried = [
@@ -294,10 +302,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         ]
         rivals = [first]
         if self.reference is None and len(tried) > 1:
-            without = [scored(t.settings, balancing(share), f"without weights: {t.settings}", times=1) for t in tried]
-            k = int(np.argmax([float(even @ scores.each) for scores in without]))
-            rivals.append(scored(tried[k].settings, balancing(share), "without weights, chosen"))
-        best = self._choose(tried, plain, first, looked, as_is, even, known, y)
+            without = [scored(t.settings, balancing(even), f"without weights: {t.settings}", times=1) for t in tried]
+            k = int(np.argmax([float(on_test.even @ scores.each) for scores in without]))
+            rivals.append(scored(tried[k].settings, balancing(even), "without weights, chosen"))
+        best = self._choose(tried, plain, first, on_test, known_groups, y)
         if best is not None:
             best = scored(best.settings, balancing(weights), "second look, chosen")
         kinds = {
@@ -306,22 +314,23 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             "second": plain if best is None else best,
         }
         self._scores_of = {name: np.where(tested, scores.each, np.nan) for name, scores in kinds.items()}
-        verdict = self._judged(best, plain, first, class_weighted, rivals, looked, as_is, even, y, found, known)
+        verdict = self._verdict(best, plain, first, class_weighted, rivals, on_test, y, look, known_groups)
         return verdict, weights, {} if best is None else best.settings, of_label
 
-    def _weighted(
-        self, X: Any, y: Array, base: Array, share: Array, firsts: list[Array], reference: Any, rng: Any
+    def _look_weights(
+        self, X: Any, y: Array, base: Array, even: Array, by_reference: list[Array], reference: Any, rng: Any
     ) -> LookWeights:
         """The weights of the strategy; those of the half rule are averages over the partitions."""
         if self.strategy == "cross-mistakes":
-            return self._mistaken(X, y, share, rng, reference)
-        parts = [self._tilted(_of_label(first, y, is_classifier(self.estimator)), y, base) for first in firsts]
+            return self._mistake_weights(X, y, even, rng, reference)
+        classifier = is_classifier(self.estimator)
+        parts = [self._half_rule(_of_label(predictions, y, classifier), y, base) for predictions in by_reference]
         alone = [part.left_alone for part in parts]
         common = {name: why for name, why in alone[0].items() if all(name in other for other in alone)}
         return LookWeights(np.mean([part.weights for part in parts], axis=0), parts[0].lam, common)
 
-    def _tilted(self, p: Array, y: Array, base: Array) -> LookWeights:
-        """Samples in no test fold, such as the one member of a class, keep the weight that is usual in their class."""
+    def _half_rule(self, p: Array, y: Array, base: Array) -> LookWeights:
+        """Samples in no test fold, such as the only member of a class, keep the average weight of their class."""
         rows = np.flatnonzero(~np.isnan(p) & (base > 0))
         if len(rows) == 0:
             raise ValueError("expected cv to test samples with a positive weight, got none")
@@ -345,32 +354,33 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                  for k, why in (found.left_alone | untested).items()}  # fmt: skip
         return found._replace(weights=weights, left_alone=names)
 
-    def _mistaken(self, X: Any, y: Array, share: Array, rng: Any, reference: Any) -> LookWeights:
+    def _mistake_weights(self, X: Any, y: Array, even: Array, rng: Any, reference: Any) -> LookWeights:
         from sklearn.model_selection import StratifiedKFold
 
         if np.bincount(y).min() < 2:
             raise DataError("expected at least two samples of every class for cross-mistakes: one for each twin")
         halves = next(iter(StratifiedKFold(2, shuffle=True, random_state=rng.randint(2**31 - 1)).split(y, y)))
-        mistakes = cross_mistakes(reference, X, y, share, halves, rng)
-        return mistake_weights(mistakes, y, share, self.balance_classes, SMALL)
+        mistakes = cross_mistakes(reference, X, y, even, halves, rng)
+        return mistake_weights(mistakes, y, even, self.balance_classes, SMALL)
 
     def _choose(
-        self, tried: list[_Scores], plain: _Scores, first: _Scores, looked: Array, as_is: Array, even: Array,
-        known: Array | None, y: Array,
+        self, tried: list[_Scores], plain: _Scores, first: _Scores, on_test: _TestWeights,
+        known_groups: Array | None, y: Array,
     ) -> _Scores | None:  # fmt: skip
-        """The best under the weights of those that keep what the reference knows and stay within the budget."""
+        """The best second fit under the weights that keeps what the reference knows and stays within the budget."""
+        as_is = on_test.as_is
         if self.budget is not None:
             now = float(np.average(plain.each, weights=as_is))
             tried = [t for t in tried if now - float(np.average(t.each, weights=as_is)) <= self.budget]
         if not tried:
             return None
-        if known is not None:
-            return max(tried, key=lambda t: _worst_group(t.each, known, as_is))
-        kept = [kept_share(t.each, first.each, even, self._knowing_nothing(y, as_is)) for t in tried]
+        if known_groups is not None:
+            return max(tried, key=lambda t: _worst_group(t.each, known_groups, as_is))
+        kept = [kept_share(t.each, first.each, on_test.even, self._knowing_nothing(y, as_is)) for t in tried]
         if max(kept) < KEPT:
             return tried[int(np.argmax(kept))]
         return max((t for t, share_kept in zip(tried, kept, strict=True) if share_kept >= KEPT),
-                   key=lambda t: float(looked @ t.surely))  # fmt: skip
+                   key=lambda t: float(on_test.looked @ t.surely))  # fmt: skip
 
     def _knowing_nothing(self, y: Array, as_is: Array) -> float:
         """The score of a guess: one of the classes, or the median."""
@@ -378,11 +388,12 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             return 1 / len(self.classes_)
         return -float(np.average(np.abs(y - np.median(y)), weights=as_is))
 
-    def _judged(
+    def _verdict(
         self, best: _Scores | None, plain: _Scores, first: _Scores, class_weighted: _Scores, rivals: list[_Scores],
-        looked: Array, as_is: Array, even: Array, y: Array, found: LookWeights, known: Array | None,
+        on_test: _TestWeights, y: Array, look: LookWeights, known_groups: Array | None,
     ) -> Verdict:  # fmt: skip
         """`rivals` are models without the weights: what a better penalty alone gains does not count."""
+        looked, as_is, even = on_test
         classifier = is_classifier(self.estimator)
         sign = 1.0 if classifier else -1.0
         after = plain if best is None else best
@@ -392,15 +403,15 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         note = ""
         if best is None:
             answer, note = NOTHING, f"No second fit stays within the budget of {self.budget:g}."
-        elif known is not None:
-            now, then = (_worst_group(scores.each, known, as_is) for scores in (plain, after))
+        elif known_groups is not None:
+            now, then = (_worst_group(scores.each, known_groups, as_is) for scores in (plain, after))
             answer = HELPS if then > now else NOTHING
             said = [f"{100 * v:.1f}%" if classifier else f"error {-v:.3g}" for v in (now, then)]
             note = f"Worst known group: {said[0]} before, {said[1]} after."
         else:
             answer = answer_for(gain, error, kept, effective_size(looked) / effective_size(even))
         unequal = not np.allclose(even / even.sum(), as_is / as_is.sum())
-        refused = answer in (NOTHING, WRONG_LABELS) and known is None
+        refused = answer in (NOTHING, WRONG_LABELS) and known_groups is None
         if refused and classifier and unequal and class_weights_help(plain.each, class_weighted.each, y, as_is):
             answer = CLASS_WEIGHTS
 
@@ -419,13 +430,13 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             hard_after=mean(after, looked),
             effective_size=effective_size(looked),
             smallest_group=smallest_visible(looked, error / (1.0 if classifier else hard_before or 1.0)),
-            left_alone=found.left_alone,
+            left_alone=look.left_alone,
             chosen={} if best is None else best.settings,
             note=note,
             loss=not classifier,
         )
 
-    def _final(self, X: Any, y: Array, base: Array) -> Any:
+    def _fit_final(self, X: Any, y: Array, base: Array) -> Any:
         if self.verdict_.helps or not self.refuse:
             return fit_weighted(clone(self.estimator).set_params(**self._settings), X, y, self.weights_)
         if self.verdict_.answer == CLASS_WEIGHTS:
@@ -440,10 +451,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     # -- explaining ---------------------------------------------------------------------------------------------------
 
     def find_slices(self, frame: Any, **options: Any) -> Slices:
-        """Who it is, in columns beside the training data: `scdro.find_slices` with all that is known filled in.
+        """Describe the samples with more weight: `scdro.find_slices` with weights, labels and scores filled in.
 
-        Accuracy before is that of the plain model out of fold, after that of the second fit. `frame` has the rows of
-        the X of `fit`, in their order.
+        `before` is the out-of-fold accuracy of the plain model, `after` that of the second fit. `frame` has the rows of
+        the X passed to `fit`, in the same order.
         """
         check_is_fitted(self, "estimator_")
         classifier = is_classifier(self.estimator)
@@ -474,33 +485,33 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return self.estimator_.decision_function(X)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy, or R^2 for regressors: what the estimator's own `score` says."""
+        """Accuracy, or R^2 for regressors: the estimator's own `score`."""
         check_is_fitted(self, "estimator_")
         if sample_weight is None:
             return float(self.estimator_.score(X, y))
         return float(self.estimator_.score(X, y, sample_weight=sample_weight))
 
 
-def _of_label(first: Array, y: Array, classifier: bool) -> Array:
+def _of_label(predictions: Array, y: Array, classifier: bool) -> Array:
     """The probability of each sample's label, or the absolute error."""
-    found: Array = first[np.arange(len(y)), y] if classifier else np.abs(first - y)
+    found: Array = predictions[np.arange(len(y)), y] if classifier else np.abs(predictions - y)
     return found
 
 
-def _scores(firsts: list[Array], y: Array, classifier: bool) -> _Scores:
+def _scores(predictions: list[Array], y: Array, classifier: bool) -> _Scores:
     """Scores averaged over several predictions of all samples; zero for samples in no test fold."""
-    each = [_right(first, y, classifier) for first in firsts]
-    surely = [surely_right(first, y) for first in firsts] if classifier else each
+    each = [_right(one, y, classifier) for one in predictions]
+    surely = [surely_right(one, y) for one in predictions] if classifier else each
     return _Scores(*(np.nan_to_num(np.mean(found, axis=0)) for found in (each, surely)))
 
 
-def _right(first: Array, y: Array, classifier: bool) -> Array:
+def _right(predictions: Array, y: Array, classifier: bool) -> Array:
     """1 or 0, or minus the absolute error; NaN for samples in no test fold."""
     if not classifier:
-        errors: Array = -np.abs(first - y)
+        errors: Array = -np.abs(predictions - y)
         return errors
-    right: Array = (first.argmax(1) == y).astype(float)
-    right[np.isnan(first[:, 0])] = np.nan
+    right: Array = (predictions.argmax(1) == y).astype(float)
+    right[np.isnan(predictions[:, 0])] = np.nan
     return right
 
 
@@ -518,6 +529,6 @@ def _tilted_errors(errors: Array, y: Array, base: Array, rho: Any) -> LookWeight
     return LookWeights(weights * len(y), {"all": lam}, {})
 
 
-def _worst_group(scores: Array, known: Array, weights: Array) -> float:
-    names = {name for name, w in zip(known, weights, strict=True) if name is not None and w > 0}
-    return min(float(np.average(scores[known == name], weights=weights[known == name])) for name in names)
+def _worst_group(scores: Array, groups: Array, weights: Array) -> float:
+    names = {name for name, w in zip(groups, weights, strict=True) if name is not None and w > 0}
+    return min(float(np.average(scores[groups == name], weights=weights[groups == name])) for name in names)

@@ -1,4 +1,4 @@
-"""Predictions by models that have not seen the sample: for scikit-learn's estimators, and for torch training loops."""
+"""Out-of-fold predictions, for scikit-learn's estimators and for torch training loops."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def out_of_fold(
 ) -> Tensor:
     """Class probabilities of every sample, (n, classes), by networks that were not trained on it.
 
-    The samples are cut into `folds` parts, each with its share of every class. For each part, `train` gets a
-    `torch.utils.data.Subset` of the others and returns a network, which then sees the part in evaluation mode.
+    The samples are split into `folds` parts, stratified by class. For each part, `train` gets a
+    `torch.utils.data.Subset` of the others and returns a network, which then predicts the part in evaluation mode.
 
     Args:
         train: a function of a data set that returns a trained network; it is called `folds` times. The network returns
             logits or probabilities of the classes (or an output with `logits`), or one of them for two classes.
-        dataset: of pairs (input, label), with a length: `dataset[i]` is sample i at every call.
-        folds: parts, >= 2. Two are enough: the reference need not be as good as the final network.
-        labels: of the whole data set; None reads them from it, or from its `targets`.
-        batch_size: of the predictions.
-        seed: of the cut.
+        dataset: a data set of pairs (input, label), with a length; `dataset[i]` must always be the same sample.
+        folds: number of parts, >= 2. Two are enough: the reference need not be as good as the final network.
+        labels: the labels of the whole data set; by default its `targets`, or read item by item.
+        batch_size: batch size of the predictions.
+        seed: seed of the split.
 
     Example:
         >>> x = torch.linspace(-1, 1, 40)[:, None]
@@ -84,7 +84,7 @@ def out_of_fold(
 
 @torch.no_grad()
 def _predicted(network: nn.Module, dataset: Any, rows: Array, batch_size: int) -> Tensor:
-    """Probabilities, on the CPU; the network's mode is put back."""
+    """Probabilities, on the CPU; the network's mode is restored."""
     device = next((p.device for p in network.parameters()), torch.device("cpu"))
     training = network.training
     network.eval()
@@ -123,10 +123,10 @@ def _labels_of(dataset: Any) -> Array:
 
 
 def partitions(cv: Any, repeats: int, X: Any, y: Array, groups: Any, seed: int, classifier: bool) -> list[list[Split]]:
-    """Partitions of the samples into folds: `repeats` where cv is a number, as many as it makes where it is a splitter.
+    """Partitions of the samples into folds: `repeats` of them if cv is a number, as many as a splitter makes.
 
-    A class with fewer members than folds gets a member in as many folds as it has; one with a single member is seen
-    by all models, and by none as a test. The splits of a splitter that makes no partitions stay together.
+    A class with fewer members than folds is tested in as many folds as it has members; a single member is in every
+    training part and is never tested. If a splitter makes no partitions, all its splits are returned as one.
     """
     n = len(y)
     if isinstance(cv, int | np.integer) and not isinstance(cv, bool) and groups is None:
@@ -188,13 +188,13 @@ def check_takes_weights(estimator: Any) -> None:
 
 
 def _passes_on(estimator: Any) -> bool:
-    """Whether it is a search over an estimator with sample weights: it passes them on."""
+    """Whether it is a meta-estimator, such as a grid search, whose estimator takes sample weights."""
     inner = getattr(estimator, "estimator", None)
     return inner is not None and (has_fit_parameter(inner, "sample_weight") or _passes_on(inner))
 
 
 def _takes_anything(estimator: Any) -> bool:
-    """Whether `fit` has **keywords, as VotingClassifier's, which passes them on."""
+    """Whether `fit` has **keywords, as that of VotingClassifier, which passes them on."""
     fit = getattr(estimator, "fit", None)
     return fit is not None and any(p.kind is p.VAR_KEYWORD for p in inspect.signature(fit).parameters.values())
 
@@ -202,9 +202,9 @@ def _takes_anything(estimator: Any) -> bool:
 def cross_fit(
     estimator: Any, X: Any, y: Array, splits: Sequence[Split], weights: Callable[[Array], Array], classes: Array | None
 ) -> Array:
-    """Out-of-fold predictions: probabilities (n, k) where `classes` are given, else what `predict` says, (n,).
+    """Out-of-fold predictions: probabilities (n, k) if `classes` are given, else those of `predict`, (n,).
 
-    `weights(rows)` are those of a training part. Samples in several test folds get the mean, those in none NaN.
+    `weights(rows)` returns the weights of a training part. Samples in several test folds get the mean, others NaN.
     """
     total = np.zeros((len(y), 1 if classes is None else len(classes)))
     times = np.zeros((len(y), 1))
@@ -221,7 +221,7 @@ def cross_fit(
 
 
 def _probabilities(model: Any, X: Any) -> Array:
-    """Those of the model; certainty about what it predicts, where it has none: enough to say whether it is right."""
+    """The model's probabilities; without `predict_proba`, 1 for the predicted class, enough to see if it is right."""
     if hasattr(model, "predict_proba"):
         proba: Array = model.predict_proba(X)
         return proba

@@ -1,4 +1,4 @@
-"""Who it is, for images: clusters of the features that hold added weight, and what is in them."""
+"""Slices of images: clusters of the features with added weight, and their images."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from scdro.second_look._slices import Slice, Slices, _right, as_names, described
 __all__ = ["Gallery", "gallery"]
 
 Array = npt.NDArray[Any]
-DIRECTIONS = 50  # principal ones, in which clusters are looked for
+DIRECTIONS = 50  # principal directions in which clusters are searched
 COLUMN = "cluster"
 
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """Clusters that hold added weight, each with its images of most weight.
+    """Clusters with added weight, each with its images of the largest weight.
 
     Attributes:
-        slices: a `Slices` of the clusters that were found, in the column "cluster".
-        clusters: of every image, (n,).
-        rows: for each slice, its images of most weight; where there is no slice, one row of those of all.
+        slices: the `Slices` that were found, in the column "cluster".
+        clusters: the cluster of each image, (n,).
+        rows: for each slice, its images of the largest weight; if there is no slice, one row of those of all images.
 
     Example:
         >>> Gallery.__dataclass_fields__.keys() >= {"slices", "clusters", "rows"}
@@ -48,7 +48,7 @@ class Gallery:
 
     @property
     def sentences(self) -> list[str]:
-        """One for each row of images."""
+        """One sentence for each row of images."""
         return [str(one) for one in self.slices] or [f"{self.slices} Of all images, these have most weight:"]
 
     def figure(self) -> Any:
@@ -64,7 +64,7 @@ class Gallery:
         return figure
 
     def to_html(self) -> str:
-        """A fragment for a page of your own, images inside."""
+        """An HTML fragment for your own page, with the images inside."""
         parts = []
         for sentence, images, titles in zip(self.sentences, self._images, self._titles, strict=True):
             told = html.escape(sentence)
@@ -78,7 +78,7 @@ class Gallery:
         return self.to_html()
 
     def save(self, path: Any) -> None:
-        """The figure, as a PNG or whatever the name ends in."""
+        """Save the figure, in the format of the file name."""
         self.figure().savefig(path, dpi=120)
 
 
@@ -96,13 +96,13 @@ def gallery(
     names: Any = None,
     seed: int = 0,
 ) -> Gallery:
-    """Clusters of the features that hold added weight, tested as by `find_slices`, and their images of most weight.
+    """Find clusters of the features with added weight, as `find_slices` does, and show their images of largest weight.
 
-    The clusters are made without the weights (k-means in the 50 largest principal directions of the features with
-    variance one), so the tests stay honest. It needs matplotlib to show.
+    The clusters do not depend on the weights (k-means in the 50 largest principal directions of the standardised
+    features), so the tests stay valid. Showing them needs matplotlib.
 
     Args:
-        weights: of a second look, (n,).
+        weights: the weights of a second look, (n,).
         images: one for each weight: arrays or tensors (n, height, width), (n, height, width, 3) or (n, 3, height,
             width), in [0, 1] or 0 to 255; or a data set whose `images[i]` is one of these, a PIL image, or a pair
             (image, label).
@@ -110,11 +110,11 @@ def gallery(
         y: labels.
         proba: as in `find_slices`.
         after: as in `find_slices`.
-        clusters: how many.
-        across: images of a cluster.
-        most: clusters to show.
-        names: of the classes, for titles.
-        seed: of the clusters and of the tests.
+        clusters: number of clusters.
+        across: number of images to show of a cluster.
+        most: largest number of clusters to show.
+        names: names of the classes, for titles.
+        seed: seed of the clusters and of the tests.
 
     Example:
         >>> from sklearn.datasets import load_digits
@@ -183,7 +183,7 @@ def _picture(image: Any) -> Array:
     low, high = float(np.nanmin(array)), float(np.nanmax(array))
     if low >= 0 and high <= 255:
         return array / (255.0 if high > 1 else 1.0)
-    return (array - low) / (high - low)  # normalised for a network: stretched, to be seen
+    return (array - low) / (high - low)  # normalised for a network: stretch to the visible range
 
 
 def _shown(figure: Any, images: list[Array], titles: list[str], across: int) -> None:

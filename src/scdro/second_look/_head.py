@@ -1,4 +1,4 @@
-"""The last linear layer of a network: which one it is, what it sees, and how a new one is put in."""
+"""The last linear layer of a network: find it, read its inputs, and replace its parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 
 class Features(NamedTuple):
-    """Name of the last linear layer, its inputs in double precision, (n, d), and the labels, (n,)."""
+    """The name of the last linear layer, its inputs in double precision, (n, d), and the labels, (n,)."""
 
     name: str
     X: Array
@@ -74,7 +74,7 @@ def features_of(model: nn.Module, loader: Any, head: str | None, device: Any, te
 
 
 class _Seen:
-    """While it is entered: inputs and outputs of some layers, call by call, and the last layer with parameters."""
+    """A context that records inputs and outputs of some layers, call by call, and the last layer with parameters."""
 
     def __init__(self, model: nn.Module, names: list[str]) -> None:
         self.calls: list[tuple[str, Tensor, Tensor]] = []
@@ -141,8 +141,8 @@ def _find_head(model: nn.Module, seen: _Seen, logits: Tensor | None) -> str:
 
 
 def _matching(inputs: Tensor, output: Tensor, logits: Tensor) -> Tensor | None:
-    """The inputs, one row per sample, if the logits are the output: as it is, as probabilities, of one token, or the
-    mean over tokens."""
+    """The inputs, one row per sample, if the logits come from this output: as it is, as probabilities, at one token, or
+    averaged over tokens."""
     if not isinstance(output, Tensor) or output.ndim < 2 or logits.numel() % output.shape[-1]:
         return None
     wanted = logits.detach().float().nan_to_num().reshape(-1, output.shape[-1])
@@ -192,7 +192,7 @@ def _check_layer(model: nn.Module, name: str) -> None:
 
 @torch.no_grad()
 def put_head(model: nn.Module, name: str, coef: Array, intercept: Array) -> None:
-    """Parameters of their own for the layer, also if it shared them. Two classes share one row of coefficients."""
+    """Give the layer new parameters of its own, even if it shared them. For two classes `coef` may have one row."""
     layer: Any = model.get_submodule(name)
     if len(coef) == 1 and layer.out_features == 2:
         coef, intercept = np.concatenate([-coef, coef]) / 2, np.concatenate([-intercept, intercept]) / 2
@@ -204,7 +204,7 @@ def put_head(model: nn.Module, name: str, coef: Array, intercept: Array) -> None
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A deep copy; of a compiled network, of what was compiled."""
+    """A deep copy; for a compiled network, a copy of the original."""
     if not isinstance(model, nn.Module):
         raise HyperparameterError(
             f"expected a torch network, got {type(model).__name__}; for scikit-learn's estimators there is SecondLook"
@@ -221,7 +221,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def _ordered(loader: Any) -> Any:
-    """A DataLoader that shuffles, in the order of its data set; other batches as they come."""
+    """The batches of a shuffling DataLoader in the order of its data set; any others as they come."""
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise DataError(
             f"expected a loader of batches, got a {type(loader).__name__}; give DataLoader(it, batch_size=256)"
@@ -257,7 +257,7 @@ def _ordered(loader: Any) -> Any:
 
 
 def _read(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Array]:
-    """What the model is called with, and the labels."""
+    """The model's arguments and the labels of a batch."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if hasattr(batch, "keys"):

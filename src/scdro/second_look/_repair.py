@@ -1,4 +1,4 @@
-"""repair: the last linear layer of a trained network, fitted again on frozen features; all in seconds."""
+"""repair: fit the last linear layer of a trained network again, on frozen features."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from scdro._validation import check_choice
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
-from scdro.linear_model._towards import HeadSolver
+from scdro.linear_model._head_solver import HeadSolver
 from scdro.second_look._estimator import SecondLook
 from scdro.second_look._folds import cross_fit, partitions
 from scdro.second_look._gallery import Gallery, clustered
@@ -34,14 +34,15 @@ Array = npt.NDArray[Any]
 REFERENCE_PENALTIES = tuple(10.0**k for k in range(-4, 1))
 SECOND_PENALTIES = tuple(10.0**k for k in range(-7, -1))
 FOLDS = 5
-BY_HEART = 0.998  # of the samples right out of fold: the features have seen them
+MEMORISED = 0.998  # out-of-fold accuracy above which the network was probably trained on these samples
 
 
 class HeadScores(NamedTuple):
     """Accuracies in [0, 1], of the given head as it is, or of the new one out of fold.
 
-    `hard` is weighted: where the reference, a head refitted to these data, knows nothing. These samples are chosen
-    against the reference, not against the given head, whose `hard` may be higher though the new head is better.
+    `hard` is weighted by the second look, where the reference, a head refitted to these data, is no better than a
+    guess. The weights are chosen against the reference, not against the given head, so the given head's `hard` may be
+    higher although the new head is better.
 
     Example:
         >>> HeadScores(accuracy=0.96, balanced=0.93, hard=0.47).hard
@@ -60,19 +61,19 @@ class HeadScores(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Repaired:
-    """A new network, whether it helps, and what is known of each sample, in the order of the data.
+    """The new network, whether it helps, and what is known about each sample, in the order of the data.
 
     Attributes:
         model: a copy of the given network, with a new head if that helps.
         verdict: a `Verdict`; print it.
         before: `HeadScores` of the given head.
-        after: those of the head of `model`, out of fold.
-        weights: of the second look, (n,), with mean one.
-        proba: the probability of each sample's label, out of fold, by the reference head, (n,).
-        labels: (n,).
-        features: inputs of the head, (n, d).
+        after: `HeadScores` of the head of `model`, out of fold.
+        weights: the weights of the second look, (n,), with mean one.
+        proba: the reference head's out-of-fold probability of each sample's label, (n,).
+        labels: the labels, (n,).
+        features: the inputs of the head, (n, d).
         right_before: whether the given head is right, (n,).
-        right_after: how often the head of `model` is, out of fold, over the partitions into folds, (n,).
+        right_after: how often the head of `model` is right out of fold, averaged over the partitions, (n,).
 
     Example:
         >>> list(Repaired.__dataclass_fields__)[:4]
@@ -91,11 +92,11 @@ class Repaired:
     right_after: Array
 
     def find_slices(self, frame: Any, **options: Any) -> Slices:
-        """Who it is, in columns beside the data: `scdro.find_slices` with everything known filled in."""
+        """Describe the samples with more weight: `scdro.find_slices` with weights, labels and scores filled in."""
         return described(self.weights, frame, self.labels, self.right_before, self.right_after, **options)
 
     def gallery(self, images: Any, **options: Any) -> Gallery:
-        """Who it is, in images, one for each sample: `scdro.second_look.gallery` of clusters of the head's features."""
+        """Show the images with more weight: `scdro.second_look.gallery`, with clusters of the head's features."""
         scores = (self.right_before, self.right_after)
         return clustered(self.weights, images, self.features, self.labels, *scores, **options)
 
@@ -112,30 +113,32 @@ def repair(
     progress: bool = True,
     seed: int = 0,
 ) -> Repaired:
-    """Fit the last linear layer of a trained network again, for whom it fails, without knowing who that is.
+    """Fit the last linear layer of a trained network again, for the group that it fails, without group labels.
 
-    The features in front of the layer are taken once. A reference head is fitted to them out of fold, with the
-    penalty of the least log loss; `second_look_weights` say where it knows nothing; heads with these weights and
-    penalties of their own are tried out of fold; the best is solved exactly and put into a copy, if the verdict is that
-    it helps. All is done with a copy: the given model stays as it is, also when interrupted.
+    1. The inputs of the layer, the features, are computed once.
+    2. A reference head is fitted to them out of fold, with the penalty of the smallest log loss.
+    3. `second_look_weights` gives weight to the samples where the reference is no better than a guess.
+    4. Heads with these weights and several penalties are compared out of fold.
+    5. If the verdict is that the best one helps, it is solved exactly and put into a copy of the network. The given
+       model never changes, even if you interrupt.
 
     The verdict compares with the reference, not with the given head. A head that was trained well on far more data may
-    be better than both: then use `towards="old"`, and compare `model` with the given one on data kept for that.
+    be better than both: then use `towards="old"`, and compare `model` with the given one on held-out data.
 
     Args:
         model: a classifier whose output (or whose output's `logits`) is that of an `nn.Linear`, as it is or as
             probabilities. Of a compiled network the result is not compiled.
-        loader: batches (inputs, labels), (several, inputs, labels), or dictionaries with "labels", as Hugging Face's
-            are. Best of data that the network was not trained on: features of training data may know them by heart. A
-            DataLoader that shuffles is read in the order of its data set.
+        loader: batches (inputs, labels), (input, input, labels), or dictionaries with "labels", as Hugging Face's
+            are. Use data that the network was not trained on: it may have memorised its training data. A DataLoader
+            that shuffles is read in the order of its data set.
         head: name of the layer, such as "fc"; None finds it.
-        towards: "old" for a penalty on the distance to the given head, on features with variance one, which is safer
-            with few samples; None for one on the size.
-        budget: the most accuracy (a share, out of fold) that a new head may cost; None for no bound.
-        refuse: whether the copy keeps the given head, with a warning, when the verdict is no.
-        device: where the features are computed; None: where the model is.
-        progress: whether to show it, on stderr.
-        seed: of the folds.
+        towards: "old" for a penalty on the distance to the given head (on standardised features), which is safer with
+            few samples; None for a penalty on the size of the coefficients.
+        budget: the largest loss of out-of-fold accuracy allowed, as a share; None for no bound.
+        refuse: whether the copy keeps the given head, with a warning, if the verdict is no.
+        device: where to compute the features; by default the model's device.
+        progress: whether to show progress on stderr.
+        seed: seed of the folds.
 
     Example:
         >>> import torch
@@ -149,7 +152,7 @@ def repair(
         >>> fixed.verdict.answer, fixed.model is model
         ('helps', False)
 
-    Reference: last-layer retraining for groups is that of DFR (Kirichenko et al., ICLR 2023), which needs group labels.
+    Reference: DFR (Kirichenko et al., ICLR 2023) retrains the last layer for groups, with group labels.
     """
     if towards is not None:
         check_choice("towards", towards, ("old",))
@@ -173,9 +176,9 @@ def repair(
         penalty, accuracy = _reference_penalty(Z, y, intercept, seed, tell)
         look = _looked(Z, y, penalty, intercept, start, seed, budget, tell)
         verdict, right = look.verdict_, given
-        if accuracy >= BY_HEART and refuse:
+        if accuracy >= MEMORISED and refuse:
             note = (
-                f"Even out of fold, {100 * accuracy:.1f}% are right: the features may know these samples by heart. "
+                f"Even out of fold, {100 * accuracy:.1f}% are right: the network may have memorised these samples. "
                 "Give data that the network was not trained on; refuse=False goes on."
             )
             verdict = replace(verdict, answer=NOTHING, note=note)
@@ -213,7 +216,7 @@ def _check_labels(y: Array, classes: int, name: str) -> None:
 
 
 class _Scaled(NamedTuple):
-    """z = (x - centre)/scale; the centre is zero for a layer without a bias, which could not take it up."""
+    """z = (x - centre)/scale. The centre is zero for a layer without a bias, which could not absorb it."""
 
     centre: Array
     scale: Array
@@ -225,7 +228,7 @@ class _Scaled(NamedTuple):
         return cls(mean if layer.bias is not None else np.zeros_like(mean), scale)
 
     def standardised(self, layer: nn.Linear) -> tuple[Array, Array]:
-        """Coefficients and intercepts of the layer for z, one row for two classes."""
+        """The layer's coefficients and intercepts for inputs z; one row for two classes."""
         W = layer.weight.detach().double().cpu().numpy()
         b = np.zeros(len(W)) if layer.bias is None else layer.bias.detach().double().cpu().numpy()
         if len(W) == 2:
@@ -233,7 +236,7 @@ class _Scaled(NamedTuple):
         return W * self.scale, b + W @ self.centre
 
     def raw(self, coef: Array, intercept: Array) -> tuple[Array, Array]:
-        """Back, for x."""
+        """The same coefficients for inputs x."""
         W = coef / self.scale
         return W, intercept - W @ self.centre
 
@@ -241,7 +244,7 @@ class _Scaled(NamedTuple):
 def _reference_penalty(
     Z: Array, y: Array, intercept: bool, seed: int, tell: Callable[[str], None]
 ) -> tuple[float, float]:
-    """The penalty with the least log loss out of fold, classes weighted equally; and its accuracy."""
+    """The penalty with the smallest out-of-fold log loss, classes weighted equally, and its accuracy."""
     splits = partitions(FOLDS, 1, Z, y, None, seed, classifier=True)[0]
     classes = np.arange(int(y.max()) + 1)
     found = []
@@ -269,7 +272,7 @@ def _looked(
     look = SecondLook(head, reference=reference, cv=FOLDS, grid=grid, budget=budget, random_state=seed)
     look._tell = tell
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ScdroWarning)  # repair tells it itself
+        warnings.simplefilter("ignore", ScdroWarning)  # `repair` has its own warning
         return look.fit(Z, y)
 
 
@@ -290,7 +293,7 @@ def _balanced_mean(right: Array, y: Array) -> float:
 
 @contextmanager
 def _shown(progress: bool) -> Iterator[Callable[[str], None]]:
-    """A line on stderr that says what is being done, and for how long."""
+    """Show the current stage and the elapsed time in one line on stderr."""
     start, last = time.monotonic(), 0.0
 
     def tell(what: str) -> None:

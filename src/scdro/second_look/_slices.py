@@ -1,7 +1,7 @@
-"""Who it is: the few descriptions, in the user's own columns, that hold most of the weight a second look adds.
+"""Slices: the few descriptions, in the user's own columns, that cover most of the weight added by a second look.
 
-Descriptions are found on one half of the samples and tested on the other, for many halves. The test is by ranks of the
-weights inside each class, so that equal totals of unequal classes explain nothing, and no single weight decides.
+Descriptions are found on one half of the samples and tested on the other, for many random halves. The test compares
+ranks of the weights within each class, so it is not misled by class balancing or by a single large weight.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from scdro.second_look._conditions import Condition, conditions_of, read_columns
 __all__ = ["Slice", "Slices", "find_slices"]
 
 Array = npt.NDArray[Any]
-CANDIDATES = 5  # descriptions that one half sends to the other: the test is corrected for these
-SIMPLER = 1.2  # a further condition must raise the added weight over the root of the share by this factor
-SPLITS, QUANTILE, ENOUGH = 10, 0.25, 200_000  # halvings; what is asked of them; samples from which fewer will do
+CANDIDATES = 5  # descriptions from one half that are tested on the other; the test is corrected for their number
+SIMPLER = 1.2  # one more condition must raise the added weight over the root of the share by this factor
+SPLITS, QUANTILE, ENOUGH = 10, 0.25, 200_000  # random splits; quantile of their p-values; samples above which fewer do
 PAIRED = 300  # conditions that are tried in conjunctions: those that stand out most by themselves
-LONGER = 50  # conjunctions that are tried with one condition more
-EXACT = 12  # members up to which the test is exact
-BLOCK = 65_536  # samples at a time in the products that count pairs
+LONGER = 50  # conjunctions that are extended by one more condition
+EXACT = 12  # the test is exact up to this many members
+BLOCK = 65_536  # samples per block of the products that count pairs
 
 
 class Slice(NamedTuple):
@@ -37,13 +37,13 @@ class Slice(NamedTuple):
 
     Attributes:
         conditions: such as ("place = water", "label = 0").
-        size: samples.
-        share: of the samples.
-        lift: mean weight over what is usual in their classes, so that equal totals of unequal classes explain nothing.
-        added: share of all weight beyond what their classes' mean weights give: what the second look adds.
-        p_value: of the rank test, corrected for how many descriptions were tested.
-        before: accuracy of the first model, or mean absolute error for regressors; NaN where unknown.
-        after: that of the new model.
+        size: number of samples.
+        share: their share of all samples.
+        lift: their mean weight divided by the mean weight of their classes.
+        added: the weight that they have beyond the mean weight of their classes, as a share of all weight.
+        p_value: p-value of the rank test, corrected for the number of descriptions tested.
+        before: accuracy of the first model, or mean absolute error for regressors; NaN if unknown.
+        after: the same for the new model.
         loss: whether before and after are errors.
 
     Example:
@@ -76,7 +76,7 @@ class Slice(NamedTuple):
 
 
 class Slices(tuple[Slice, ...]):
-    """Slices, the one that stands out most first; printed, one sentence each.
+    """Slices, the most striking one first; printed as one sentence each.
 
     Example:
         >>> print(Slices())
@@ -91,7 +91,7 @@ class Slices(tuple[Slice, ...]):
         return "\n".join(str(one) for one in self)
 
     def to_frame(self, backend: Any = None) -> Any:
-        """A DataFrame, one row each, of the library whose columns were described; or "pandas", "polars", "pyarrow"."""
+        """A DataFrame with one row per slice, of the same library as `frame`, or of "pandas", "polars" or "pyarrow"."""
         columns = {name: [getattr(one, name) for one in self] for name in Slice._fields[:-1]}
         columns["conditions"] = [" and ".join(one.conditions) for one in self]
         return frame_of(columns, backend or self.backend)
@@ -132,25 +132,25 @@ def find_slices(
     alpha: float = 0.01,
     seed: int = 0,
 ) -> Slices:
-    """Conditions on columns that hold most of the added weight, each tested on samples that did not find it.
+    """Find conditions on columns that cover most of the added weight, each tested on samples not used to find it.
 
-    `SecondLook` and what `repair` returns have a method of this name that fills in weights, labels and scores.
+    `SecondLook` and the result of `repair` have a method of this name that fills in weights, labels and scores.
 
     Args:
-        weights: of a second look, (n,).
-        frame: columns that describe the samples, best ones that no model was trained on: a DataFrame of pandas, polars
-            or Arrow, a dictionary of columns, or one column. Numbers and dates are cut at quantiles, values of names
-            are conditions, and so are the words of texts. For images see `gallery`.
-        y: labels; they become a column "label", and weights are compared inside classes.
+        weights: the weights of a second look, (n,).
+        frame: columns that describe the samples, ideally ones that no model was trained on: a DataFrame of pandas,
+            polars or Arrow, a dictionary of columns, or one column. Numbers and dates are split at quantiles, names by
+            value, and texts by the words they have. For images see `gallery`.
+        y: labels; they become a column "label", and weights are compared within classes.
         proba: the reference's out-of-fold probabilities of the labels, (n,), or of all classes, (n, k); or whether
             it is right, as booleans.
-        after: the same of the new model.
+        after: the same for the new model.
         errors: whether `proba` and `after` are errors of a regressor, one number per sample.
-        depth: conditions in a conjunction, 1 to 3.
-        most: slices to return.
-        least: members that a slice must have in each half.
-        alpha: the chance of any false description where weights and columns have nothing to do with each other.
-        seed: of the halves.
+        depth: largest number of conditions in a conjunction, 1 to 3.
+        most: largest number of slices to return.
+        least: smallest number of members of a slice in each half.
+        alpha: the probability of any false description if weights and columns are independent.
+        seed: seed of the halves.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -159,7 +159,7 @@ def find_slices(
         >>> print(find_slices(weights, {"place": place, "age": rng.integers(20, 60, 400)}))
         place = water: ... samples (...%) with ... times the weight usual in their class.
 
-        Of texts, the words:
+        Texts are described by their words:
 
         >>> texts = [f"number {k} and finna" if k % 9 == 0 else f"number {k} and more" for k in range(400)]
         >>> weights = np.where(np.arange(400) % 9 == 0, 3.0, 0.5) * rng.uniform(0.8, 1.2, 400)
@@ -223,20 +223,20 @@ def described(
 
 
 def as_names(labels: Array) -> Array:
-    """Classes as names: class 10 is not "more than" class 9."""
+    """Classes as names, so that they are not split at quantiles."""
     names = np.empty(len(labels), dtype=object)
     names[:] = [f"{label:.12g}" if isinstance(label, float) else str(label) for label in labels.tolist()]
     return names
 
 
 def _are_classes(labels: Array) -> bool:
-    """Classes, not numbers to be predicted: few enough for comparisons inside them."""
+    """Whether labels are classes, few enough to compare weights within them, and not numbers to predict."""
     kind = type_of_target(labels)
     return kind in ("binary", "multiclass") and len(np.unique(labels)) <= max(2, len(labels) / 10)
 
 
 def _in_classes(w: Array, labels: Array) -> tuple[Array, Array]:
-    """Ranks inside the classes, in (0, 1), uniform where nothing describes the weights; the classes' mean weights."""
+    """Ranks of the weights within their classes, in (0, 1), and the mean weights of the classes."""
     ranks, usual = np.zeros(len(w)), np.zeros(len(w))
     for label in np.unique(labels):
         rows = labels == label
@@ -246,7 +246,7 @@ def _in_classes(w: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def _halves(ranks: Array, splits: int, seed: int) -> list[Array]:
-    """Random halves, and the other halves. Of any two neighbours by rank one is in each: both have hard samples."""
+    """Random halves and their complements. Of two neighbours by rank, each half gets one: both have hard samples."""
     order, halves = np.argsort(ranks, kind="stable"), []
     for first in np.random.default_rng(seed).random((splits, (len(ranks) + 1) // 2)) < 0.5:
         half = np.zeros(len(ranks), bool)
@@ -256,15 +256,15 @@ def _halves(ranks: Array, splits: int, seed: int) -> list[Array]:
 
 
 class _Tried(NamedTuple):
-    """A description: its p-values on the halves that did not find it, and how often they held each member."""
+    """A description: its p-values on the halves not used to find it, and how often these contained each member."""
 
     p_values: list[float]
     counts: Array
 
 
 def _joined(p_values: list[float], splits: int) -> float:
-    """One p-value of those on many halves, where the description is among the candidates of some: at a fixed quantile
-    of all, over that quantile (Meinshausen, Meier and Bühlmann, JASA 2009). No single half decides."""
+    """One p-value from many halves: a fixed quantile of them, divided by the quantile (Meinshausen, Meier and Bühlmann,
+    JASA 2009). Halves that did not propose the description count as 1."""
     at = math.ceil(QUANTILE * splits)
     return min(1.0, sorted(p_values)[at - 1] / QUANTILE) if len(p_values) >= at else 1.0
 
@@ -282,16 +282,16 @@ def _rows(conditions: list[Condition], numbers: tuple[int, ...]) -> Array:
 
 
 class _Half(NamedTuple):
-    """What a search may look at: weights beyond those usual in the class, and ranks."""
+    """The half that a search may use: weights minus the mean of their class, and ranks."""
 
     more: Array
     ranks: Array
     least: int
 
     def scores(self, sizes: Any, more: Any, ranks: Any) -> Any:
-        """Added weight over the root of the share, for sums over members; 0 where the rank test sees little.
+        """Added weight over the root of the share, from sums over the members; 0 if the rank test sees little.
 
-        Up to a constant, that is how many standard errors the mean weight is above what is usual.
+        Up to a constant, this is the number of standard errors that the mean weight is above its class's.
         """
         n = len(self.more)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -312,7 +312,7 @@ class _Half(NamedTuple):
 def _search(
     conditions: list[Condition], more: Array, ranks: Array, half: Array, depth: int, least: int
 ) -> list[tuple[int, ...]]:
-    """The conjunctions that score highest; each beats the shorter ones inside it by the factor SIMPLER."""
+    """The conjunctions with the highest scores; each beats the shorter ones it contains by the factor SIMPLER."""
     if not conditions:
         return []
     on = _Half(more[half], ranks[half], least)
@@ -360,7 +360,7 @@ def _p_value(ranks: Array, n: int) -> float:
 
 
 def _distinct(found: list[tuple[float, Slice, Array]], more: Array) -> list[Slice]:
-    """Without those most of whose samples, or of whose added weight, are in a slice before."""
+    """Leave out a slice if most of its samples, or of its added weight, are in earlier slices."""
     kept: list[Slice] = []
     seen: Any = False
     for _, one, rows in found:
@@ -380,7 +380,7 @@ def _errors(values: Any, n: int) -> Array | None:
 
 
 def _right(proba: Any, labels: Array | None, n: int) -> Array | None:
-    """Whether the label has the largest probability; of the label's alone, whether it is more than one half."""
+    """Whether the label has the largest probability; given only the label's, whether it is above one half."""
     if proba is None:
         return None
     p = as_array(proba)

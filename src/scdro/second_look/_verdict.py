@@ -1,13 +1,13 @@
-"""Whether a second look helps, from what both models get right out of fold. No group label is needed.
+"""Whether a second look helps, from out-of-fold predictions of both models. No group labels are needed.
 
-Two questions decide, both answered by samples that the model in question has not seen (where the weights are nearly
-uniform, because the reference knows next to nothing anywhere, nothing stands out, and nothing is asked):
+If the weights are nearly uniform, nothing stands out. Otherwise two questions decide, both on samples that the model in
+question has not seen:
 
-1. *Gain.* Under the weights, where the reference knows nothing, does the new model do better than the reference, by
-   more than .7 standard errors? Samples about which a model is unsure count as half right (`surely_right`).
-2. *Kept.* Of what the reference knows about the data as they are, how much does the new model, trained on the hard
-   samples, still know? Hard samples of a group that was overlooked obey a rule that holds for the others as well, and
-   most is kept. Wrong labels obey none: a model trained on them knows little of anything.
+1. *Gain.* Under the weights, where the reference is no better than a guess, is the new model better than the reference,
+   by more than .7 standard errors? Samples about which a model is unsure count as half right (`surely_right`).
+2. *Kept.* How much of what the reference knows about the unweighted data does the new model, trained on the hard
+   samples, still know? If the hard samples are an overlooked group, they follow a rule that also holds for the others,
+   and most is kept. Wrong labels follow no rule: a model trained on them knows little of anything.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ Array = npt.NDArray[Any]
 HELPS, CLASS_WEIGHTS = "helps", "class weights suffice"
 NOTHING, WRONG_LABELS = "nothing stands out", "looks like wrong labels"
 
-SURE = 0.7  # standard errors of the gain
-UNSURE = 0.2  # of a model's median log odds: closer to zero, a sample is neither right nor wrong but in between
-KEPT = 0.8  # of the reference's knowledge
-FLAT = 0.9  # of the effective size without the weights: they single nobody out
+SURE = 0.7  # standard errors that the gain must exceed
+UNSURE = 0.2  # of a model's median log odds: below, a sample counts as partly right
+KEPT = 0.8  # share of the reference's knowledge that must be kept
+FLAT = 0.9  # of the effective size without the weights: above, the weights are nearly uniform
 CLEARLY = 2.0  # standard errors, to say that class weights help, that labels are wrong, or that a group would show
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a second look would do, in numbers; printed, a short paragraph. All measured out of fold.
+    """What a second look does, in numbers; prints as a short paragraph. All scores are out of fold.
 
     Attributes:
         answer: "helps", "class weights suffice", "nothing stands out" or "looks like wrong labels".
-        gain: of the new model over the best one without the weights, under the weights: accuracy, where samples that a
-            model is unsure of count as half right (`surely_right`), or fall of the loss for regressors.
+        gain: how much better the new model is than the best one without the weights, under the weights: in accuracy,
+            where samples that a model is unsure of count as half right (`surely_right`), or in the error of regressors.
         gain_error: standard error of the gain.
-        kept: the share of the reference's knowledge (its lead over knowing nothing) that the new model keeps on the
-            data as they are, classes counting the same.
-        before: score of the plain model on the data as they are: accuracy, or mean absolute error for regressors.
-        after: that of the new model.
-        hard_before: score of the best model without the weights, under them.
-        hard_after: that of the new model.
-        effective_size: how many samples the weights are worth.
-        smallest_group: a group of fewer samples than this, even if always wrong before and always right after, would
-            not clearly have shown (two standard errors).
+        kept: the share of the reference's lead over a guess that the new model keeps without the weights, with all
+            classes counted equally.
+        before: score of the plain model without the weights: accuracy, or mean absolute error for regressors.
+        after: the same for the new model.
+        hard_before: score under the weights of the best model trained without them.
+        hard_after: the same for the new model.
+        effective_size: effective number of samples under the weights.
+        smallest_group: a smaller group than this would not show clearly (two standard errors), even if it was always
+            wrong before and always right after.
         left_alone: classes whose weights stay uniform, and why.
-        chosen: settings of the new model that were chosen among others.
-        note: what else is worth saying.
+        chosen: the settings chosen for the new model.
+        note: a further remark, or "".
 
     Example:
         >>> verdict = Verdict("nothing stands out", -0.02, 0.03, 0.97, 0.95, 0.93, 0.5, 0.48, 60.0, 12)
@@ -120,7 +120,7 @@ def _as_loss(value: float) -> str:
 
 
 def answer_for(gain: float, error: float, kept: float, size: float) -> str:
-    """The answer, class weights apart; `size` is the weights' effective size as a share of that without them."""
+    """The answer, apart from class weights. `size` is the effective size as a share of that without the weights."""
     if size > FLAT:
         return NOTHING
     if gain > SURE * error and kept >= KEPT:
@@ -131,9 +131,9 @@ def answer_for(gain: float, error: float, kept: float, size: float) -> str:
 def surely_right(proba: Array, y: Array) -> Array:
     """How surely a model is right about each sample, clip(1/2 + m/(2 UNSURE median |m|), 0, 1); NaN where p is.
 
-    m is the log odds of the label against the likeliest other class. Where a model has hardly an opinion, being right
-    or wrong is a coin toss, and the noise of these tosses would hide the gain. The median makes models of any penalty
-    comparable.
+    m is the log odds of the label against the most likely other class. If a model has hardly a preference, being right
+    is a coin toss, and the noise of many tosses would hide the gain. Dividing by the median makes models with different
+    penalties comparable.
     """
     p = np.clip(proba, 1e-12, 1.0)
     rows = np.arange(len(y))
@@ -146,7 +146,7 @@ def surely_right(proba: Array, y: Array) -> Array:
 
 
 def paired(after: Array, before: Array, weights: Array) -> tuple[float, float]:
-    """Weighted mean of the differences, and its standard error."""
+    """The weighted mean of the differences, and its standard error."""
     w = weights / weights.sum()
     difference = after - before
     mean = float(w @ difference)
@@ -154,7 +154,7 @@ def paired(after: Array, before: Array, weights: Array) -> tuple[float, float]:
 
 
 def smallest_visible(weights: Array, error: float) -> int:
-    """Members of the smallest group that shows: m w >= CLEARLY sqrt(error^2 + m w^2), with the largest weight w."""
+    """The size m of the smallest group that shows: m w >= CLEARLY sqrt(error^2 + m w^2), with the largest weight w."""
     w = float(weights.max() / weights.sum())
     for m in range(1, len(weights) + 1):
         if m * w >= CLEARLY * math.sqrt(error**2 + m * w * w):
@@ -170,10 +170,10 @@ def kept_share(after: Array, before: Array, weights: Array, nothing: float) -> f
 
 
 def class_weights_help(plain: Array, balanced: Array, y: Array, base: Array) -> bool:
-    """Whether balanced classes clearly serve the plain model's worst class better, and no class then worse than it.
+    """Whether balanced classes clearly improve the plain model's worst class, and no class ends up worse than it was.
 
-    The mean over classes must clearly rise as well: where it does not, one class gains what another loses, as by any
-    other threshold.
+    The mean over classes must also clearly rise: otherwise one class gains what another loses, as with any other
+    threshold.
     """
     present = [int(k) for k in np.unique(y) if base[y == k].sum() > 0]
 

@@ -1,11 +1,11 @@
-r"""Weights under which a reference model knows nothing about the class: the worst case of 1 - p, at a radius it finds.
+r"""Weights under which a reference model is no better than a guess: the worst case of 1 - p, at the radius for that.
 
 With p_i the reference's out-of-fold probability of sample i's label, the worst case of the losses 1 - p_i is
 
     w_i ~ q_i exp(-p_i / lam),
 
-q the base weights. The half rule chooses lam so that sum_i w_i p_i = 1/2: the reference is then as often sure of the
-label as of its contrary. In 1/lam the mean falls (its derivative is -Var_w(p)), so the root is unique.
+where q are the base weights. The half rule chooses lam so that sum_i w_i p_i = 1/2: on average the reference then gives
+the label no more than an even chance. The mean falls in 1/lam (its derivative is -Var_w(p)), so the root is unique.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from scdro.functional import worst_case
 __all__ = ["LookWeights", "look_weights", "second_look_weights"]
 
 Array = npt.NDArray[Any]
-HALF, SMALL = 0.5, 20  # the reference's mean probability of the label; the least (effective) size of a class
+HALF, SMALL = 0.5, 20  # the weighted mean probability of the label; the smallest (effective) size of a class
 
 
 class LookWeights(NamedTuple):
-    """Weights with mean one, the temperature of each class (inf where it was left alone), and which classes were.
+    """Weights with mean one, the temperature of each class, and the classes with uniform weights (lam = inf), with why.
 
     Example:
         >>> found = look_weights(np.r_[np.full(30, 0.9), np.full(30, 0.1)], np.zeros(60))
@@ -54,25 +54,25 @@ def second_look_weights(
 ) -> Any:
     r"""Sample weights for a second training, with mean one: w_i ~ exp(-p_i/lam) inside each class.
 
-    lam is such that the mean of p under the weights is 1/2 in each class (the half rule), and classes have equal
-    totals. A class keeps uniform weights where that has no answer: mean p at most 1/2, no p below 1/2, or fewer than
-    `least` samples. lam rises where fewer than `least` samples would otherwise count, by effective size
-    (sum w)^2/sum w^2, so that no lone hard sample takes its class over.
+    lam is such that the weighted mean of p is 1/2 in each class (the half rule), and all classes get the same total. A
+    class keeps uniform weights if there is no such lam (mean p at most 1/2, or no p below 1/2), or if it has fewer than
+    `least` samples. lam is raised if the effective size (sum w)^2/sum w^2 would fall below `least`, so that a few hard
+    samples cannot dominate their class.
 
     Args:
-        proba: the probability that a reference, which has not seen the sample, gives to its label, (n,); or those of
-            all classes, (n, k), with labels 0 to k - 1. See `out_of_fold`.
+        proba: the probability of each sample's label, (n,), by a reference model that was not trained on the sample; or
+            the probabilities of all classes, (n, k), with labels 0 to k - 1. See `out_of_fold`.
         y: the labels, (n,).
         rho: "half", or the radius of a KL ball: the worst case of 1 - p at this radius, in each class.
-        balance_classes: whether classes get equal totals; otherwise they keep their sizes.
-        least: as above.
+        balance_classes: whether classes get equal totals; otherwise they keep their totals.
+        least: the smallest effective size of a class.
         sample_weight: base weights q >= 0.
 
     Returns:
-        An array, or a tensor where `proba` is one.
+        An array, or a tensor if `proba` is one.
 
     Example:
-        >>> proba = np.r_[np.full(80, 0.9), np.full(20, 0.1)]  # one class; the reference fails a fifth of it
+        >>> proba = np.r_[np.full(80, 0.9), np.full(20, 0.1)]  # one class; the reference is wrong on a fifth of it
         >>> second_look_weights(proba, np.zeros(100))[[0, -1]].round(3)
         array([0.625, 2.5  ])
 
@@ -117,7 +117,7 @@ def look_weights(
 
 
 def _in_class(p: Array, q: Array, rho: Any, least: float) -> tuple[Array, float, str]:
-    """Weights of one class, with sum one; their temperature; why they are uniform, where they are."""
+    """Weights of one class, with sum one; their temperature; and why they are uniform, if they are."""
     q = q / q.sum()
     mean = float(q @ p)
     if len(p) < least or effective_size(q) < least:
@@ -137,7 +137,7 @@ def _in_class(p: Array, q: Array, rho: Any, least: float) -> tuple[Array, float,
 
 
 def tilted_to(p: Array, q: Array, target: float, least: float = 1.0) -> tuple[Array, float]:
-    """Weights ~ q exp(-p/lam) with mean p of `target`, between the least and the mean of p; of size `least` or more.
+    """Weights ~ q exp(-p/lam) with mean p of `target`, or flatter if their effective size would be below `least`.
 
     Newton in 1/lam, inside a bracket: d/d(1/lam) sum w p = -Var_w(p).
     """
@@ -151,7 +151,7 @@ def tilted_to(p: Array, q: Array, target: float, least: float = 1.0) -> tuple[Ar
     while miss(high)[0] > 0:
         low, high = high, 2 * high
         if not math.isfinite(high):
-            raise LossError(f"expected a mean between the least and the mean of p, got {target}")
+            raise LossError(f"expected a target between the smallest p and the mean of p, got {target}")
     sharpness = _root(miss, low, high)
     if effective_size(_tilted(p, q, sharpness)) < least:
         return _at_size(p, q, least, sharpness)
@@ -159,7 +159,7 @@ def tilted_to(p: Array, q: Array, target: float, least: float = 1.0) -> tuple[Ar
 
 
 def _at_size(p: Array, q: Array, least: float, sharpest: float) -> tuple[Array, float]:
-    """The sharpest weights worth `least` samples. The size falls in 1/lam: its log has derivative 2(E_2b p - E_b p)."""
+    """The sharpest weights of effective size `least`. The size falls in 1/lam."""
 
     def miss(sharpness: float) -> tuple[float, float]:
         return effective_size(_tilted(p, q, sharpness)) - least, 0.0
@@ -169,7 +169,7 @@ def _at_size(p: Array, q: Array, least: float, sharpest: float) -> tuple[Array, 
 
 
 def _root(miss: Callable[[float], tuple[float, float]], low: float, high: float) -> float:
-    """Root of a function that falls from >= 0 at `low` to <= 0 at `high`; a slope of zero means that it is unknown."""
+    """The root of a function that falls from >= 0 at `low` to <= 0 at `high`; a slope of zero means unknown."""
     x = high
     for _ in range(200):
         value, slope = miss(x)
@@ -188,12 +188,12 @@ def _tilted(p: Array, q: Array, sharpness: float) -> Array:
 
 
 def effective_size(weights: Array) -> float:
-    """How many equally weighted samples these are worth, (sum w)^2/sum w^2."""
+    """The effective number of samples, (sum w)^2/sum w^2."""
     return float(weights.sum() ** 2 / (weights @ weights))
 
 
 def balanced(weights: Array, y: Array) -> Array:
-    """The weights, with equal totals of all classes and mean one."""
+    """The weights, rescaled to equal totals of all classes and mean one."""
     _, member = np.unique(y, return_inverse=True)
     totals = np.bincount(member, weights)
     shared: Array = weights / np.where(totals > 0, totals, 1.0)[member]
@@ -201,7 +201,7 @@ def balanced(weights: Array, y: Array) -> Array:
     return shared
 
 
-# -- what comes in ----------------------------------------------------------------------------------------------------
+# -- arguments --------------------------------------------------------------------------------------------------------
 
 
 def read_probabilities(proba: Any, labels: Array) -> Array:

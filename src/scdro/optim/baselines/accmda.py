@@ -109,7 +109,7 @@ class AccMDA(TwoPoints, PrimalDual):
             return None
         weights = self._weights(self._y, batch)
         self._backward(losses, batch, weights)
-        if not self._gradients.ready(old_gradients):
+        if not self._gradients.unscale_and_clip(old_gradients):
             return None
         keep = 1.0 - self._share()
         self._descend(old_gradients, keep)

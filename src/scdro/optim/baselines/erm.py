@@ -64,11 +64,11 @@ class WeightingOptimizer(ClosureOptimizer):
             return None
         weights, value, new = self._weigh(batch)
         self._backward(losses, batch, weights)
-        if not self._gradients.ready():
+        if not self._gradients.unscale_and_clip():
             return None
         with self._undone_unless(batch.finite):
             for group in self.param_groups:
-                self._follow(group, group["momentum"], 1.0, group["weight_decay"])
+                self._momentum_step(group, group["momentum"], 1.0, group["weight_decay"])
             self._project()
         self._method_state.store([(buffer, vector(values, buffer)) for buffer, values in new], batch)
         return value

@@ -123,7 +123,7 @@ class SPD(PrimalDual):
         if self.uniform:
             weights *= self._dual.n * self._dual.at(positions).to(weights)
         self._backward(losses, batch, weights)
-        if not self._gradients.ready():
+        if not self._gradients.unscale_and_clip():
             return None
         self._descend()
         self._dual.ascend(positions, self._rate() * self._dual_gradient(batch, positions))

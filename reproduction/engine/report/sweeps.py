@@ -1,4 +1,4 @@
-"""What a folder holds: sweeps, finished or not, and runs that belong to none."""
+"""The sweeps in a folder, finished or not, and runs that belong to none."""
 
 from __future__ import annotations
 
@@ -13,25 +13,18 @@ from reproduction.engine.storage import read_json, read_lines
 from reproduction.engine.study import Arm, Study
 from scdro.errors import DataError, MissingDataError
 
-__all__ = ["OWN", "UNKNOWN", "Sweep", "described", "read_study", "read_sweeps"]
-
-OWN = "own"  # experiment of `scdro train`
-UNKNOWN = "unknown data"
-TOLD = {"names": "classes", "group_names": "groups", "counts": "class_counts", "group_counts": "group_counts"}
+__all__ = ["Sweep", "described", "read_study", "read_sweeps"]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Runs to be compared with each other.
+    """Runs that are compared with each other.
 
     Attributes:
-        path: below the folder that the report is about.
-        config: of all its runs.
+        path: its path, relative to the folder of the report.
+        config: the configuration of all its runs.
         outcomes: one for each row of the results.
-        searched, to_search: runs of the search that ended, and all of them.
-        names, group_names: of classes and groups, where the folder tells them.
-        counts, group_counts: training samples of each, likewise.
-        folder: where it is.
+        searched, to_search: number of finished search runs, and of all.
     """
 
     path: str
@@ -40,16 +33,6 @@ class Sweep:
     outcomes: list[Outcome]
     searched: int = 0
     to_search: int = 0
-    names: tuple[str, ...] = ()
-    group_names: tuple[str, ...] = ()
-    counts: tuple[int, ...] = ()
-    group_counts: tuple[int, ...] = ()
-    folder: Path | None = None
-
-    @property
-    def own(self) -> bool:
-        """Whether it is of `scdro train`."""
-        return self.experiment == OWN
 
     @property
     def experiment(self) -> str:
@@ -57,28 +40,22 @@ class Sweep:
 
     @property
     def dataset(self) -> str:
-        return str(self.config.get("dataset", UNKNOWN))
+        return str(self.config.get("dataset", "unknown data"))
 
     @property
     def title(self) -> str:
-        return self.dataset if self.own else f"{self.experiment} on {self.dataset}"
-
-    @property
-    def part(self) -> str:
-        """The data that scores are of: of one's own there may be no test data."""
-        done = [result for o in self.outcomes for result in o.results if result and result.get("status") == "done"]
-        return "validation" if done and not any("test" in result for result in done) else "test"
+        return f"{self.experiment} on {self.dataset}"
 
     @property
     def at_rho(self) -> str:
-        """Of which radius robust losses are: " at rho 0.5", or nothing where they are of several."""
+        """The radius of the robust losses, as " at rho 0.5"; empty if there are several."""
         every = [r for o in self.outcomes for r in (*o.results, *o.trials) if r is not None]
         radii = {(r.get("study") or {}).get("score_rho") for r in every} - {None}
         return f" at rho {radii.pop():g}" if len(radii) == 1 else ""
 
     @property
     def hardest(self) -> list[dict[str, Any]]:
-        """The training samples that the worst case weighs most, of all runs."""
+        """The training samples with the largest worst-case weights, of all runs."""
         return [sample for o in self.outcomes for result in o.results for sample in (result or {}).get("hardest", ())]
 
     @property
@@ -87,12 +64,12 @@ class Sweep:
 
     @property
     def ended(self) -> int:
-        """Seeds that have a result, of whatever kind."""
+        """Number of seeds with a result of any kind."""
         return sum(result is not None for outcome in self.outcomes for result in outcome.results)
 
     @property
     def planned(self) -> int:
-        """Seeds that there will be, as far as the search did not fail."""
+        """Number of seeds in the end, unless the search failed."""
         return sum(self._seeds(outcome) for outcome in self.outcomes)
 
     @property
@@ -106,7 +83,7 @@ class Sweep:
 
 
 def read_sweeps(folder: Path) -> list[Sweep]:
-    """All sweeps in a folder and below it; without a study.json, its runs, those of one configuration together."""
+    """All sweeps in a folder and below it. Runs without a study.json are grouped by configuration."""
     sweeps, runs = [], []
     for path in _walk(folder):
         if (path / "study.json").exists():
@@ -117,13 +94,13 @@ def read_sweeps(folder: Path) -> list[Sweep]:
     if not sweeps:
         raise MissingDataError(
             f"expected a study.json, or a run's config.json, in {folder.absolute()} or below it, found none; "
-            "name a folder that `scdro train` made"
+            "pass a folder that `python -m reproduction EXPERIMENT` made"
         )
     return sweeps
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Folders of sweeps and of runs; what is inside them belongs to them."""
+    """The folders of sweeps and of runs, without those inside them."""
     for at, below, files in os.walk(folder):
         below.sort()
         if "study.json" in files or "config.json" in files:
@@ -144,14 +121,11 @@ def read_study(folder: Path) -> Study:
 
 def _sweep(path: Path, name: str) -> Sweep:
     saved, study = read_json(path / "study.json"), read_study(path)
-    own = saved.get("seed")  # of `scdro train`, which has one
-    found = read_outcomes(study, path, None if own is None else [own])
+    found = read_outcomes(study, path)
     trials = [searched(study, arm, lambda run: read_result(path / run.path))[0] for arm in study.arms()]
     runs = {run.path for tried in trials if len(tried) > 1 for run in tried}
     made = sum((path / run / "result.json").exists() for run in runs)
-    told: dict[str, Any] = {field: tuple(saved.get(key, ())) for field, key in TOLD.items()}
-    made_with = saved.get("environment", {})
-    return Sweep(name, study.as_dict(), made_with, found, made, len(runs), folder=path, **told)
+    return Sweep(name, study.as_dict(), saved.get("environment", {}), found, made, len(runs))
 
 
 def _study(saved: Any, path: Path) -> Study:
@@ -169,7 +143,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _lone(folder: Path, paths: Iterable[Path]) -> list[Sweep]:
-    """Runs of one configuration are compared; those that differ in nothing but the seed are one row."""
+    """Sweeps of runs with the same configuration; runs that differ only in the seed form one row."""
     groups: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     for path in paths:
         config = read_json(path / "config.json")
@@ -210,7 +184,7 @@ def _result(path: Path) -> dict[str, Any] | None:
 
 
 def described(settings: Mapping[str, Any]) -> str:
-    """Settings in a line."""
+    """Settings in one line."""
     return ", ".join(
         f"{key} {value:g}" if isinstance(value, (int, float)) else f"{key} {value}" for key, value in settings.items()
     )
