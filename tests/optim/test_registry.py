@@ -363,3 +363,10 @@ def test_printed_stages_are_those_of_the_method_with_the_papers_temperature(name
     assert named.opt.stage == by_hand.opt.stage == 1
     assert named.opt.param_groups[0]["lr"] == pytest.approx(0.1 * settings["lr"])
     assert (flat(named.model) == flat(by_hand.model)).all()
+
+
+def test_class_balanced_training_balances_classes_by_default():
+    """At .999 two such classes got nearly the same weight: it was plain training."""
+    counts = torch.tensor([6273, 19776])
+    losses = REGISTRY["ClassBalanced"].per_sample(counts)(torch.zeros(2, 2), torch.tensor([0, 1]))
+    torch.testing.assert_close(counts * losses, (counts * losses).mean().expand(2))
