@@ -325,6 +325,23 @@ def test_huge_and_equal_losses(name, level):
     assert math.isfinite(t.step())
 
 
+@every_method
+def test_losses_as_large_as_allowed_and_larger(name):
+    t = Training(name, radius=1.0)
+    x, y = data()
+
+    def step(size):
+        index = t.batch()
+        t.opt.step(lambda: size * t.per_sample(t.model(x[index]), y[index]), index)
+
+    for _ in range(3):
+        step(1e97)
+        assert torch.isfinite(t.model.weight).all()
+        assert torch.isfinite(torch.as_tensor(getattr(t.opt, "weights", 0.0))).all()
+    with pytest.raises(scdro.errors.NonFiniteLossError, match="1e100"):
+        step(1e110)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @every_method
 def test_any_dtype(name, dtype):
