@@ -1,6 +1,6 @@
 """One of two processes that load what one process has saved by torch.distributed.checkpoint, go on, and save again.
 
-python checkpoint_worker.py RANK FOLDER METHOD ...
+python checkpoint_worker.py RANK FOLDER METHOD ...      "loss" stands for a model with KLRobustLoss
 """
 
 import copy
@@ -9,18 +9,23 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import distributed as dist
+from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_model_state_dict,
     get_optimizer_state_dict,
     get_state_dict,
+    set_model_state_dict,
     set_optimizer_state_dict,
     set_state_dict,
 )
 
 from equality import differences
-from ranks import Training, World, batches, flat
+from ranks import Training, World, batches, data, flat, new_model
+from scdro import KLRobustLoss
 from scdro.distributed import finish, gathered
 
 WHOLE = StateDictOptions(full_state_dict=True)
@@ -62,13 +67,50 @@ def continued(world, name, folder):
     return found
 
 
+class WithLoss(nn.Module):
+    """A model that holds its loss, whose state is saved and loaded with it."""
+
+    def __init__(self, world):
+        super().__init__()
+        self.world, self.net = world, world.wrap(new_model())
+        self.robust = KLRobustLoss(0.3, process_group=world.group)
+        self.opt = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    def train_on(self, numbers):
+        x, y = data()
+        for number in numbers:
+            index = self.world.part(batches()[number], number)
+            self.opt.zero_grad()
+            self.robust(F.cross_entropy(self.net(x[index]), y[index], reduction="none")).backward()
+            self.opt.step()
+        return self
+
+    def save(self, place):
+        dcp.save(get_model_state_dict(self), checkpoint_id=place)
+        return copy.deepcopy(gathered(get_model_state_dict(self)))
+
+    def load(self, place):
+        state = get_model_state_dict(self)
+        dcp.load(state, checkpoint_id=place)
+        set_model_state_dict(self, state)
+        return copy.deepcopy(gathered(get_model_state_dict(self)))
+
+
+def continued_loss(world, folder):
+    t = WithLoss(world)
+    found = {"loaded": t.load(folder / "one loss")}
+    found["saved"] = t.train_on([3]).save(folder / f"{world.wrapper} loss")
+    return {**found, "end": gathered(get_model_state_dict(t.train_on([4, 5])))}
+
+
 def main(rank, folder, names):
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=120))
     for wrapper in ("ddp", "fsdp"):
         for name in names:
-            found = continued(World(None, wrapper), name, folder)
+            world = World(None, wrapper)
+            found = continued_loss(world, folder) if name == "loss" else continued(world, name, folder)
             if rank == 0:
                 torch.save(found, folder / f"{wrapper} {name}.pt")
     finish()

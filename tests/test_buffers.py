@@ -11,7 +11,18 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from equality import differences
-from refusals import INF, OPTIMIZERS, TWO_POINT, Beside, Problem, normalised, problem_with, refuses, spoilt
+from refusals import (
+    INF,
+    OPTIMIZERS,
+    TWO_POINT,
+    Beside,
+    Problem,
+    normalised,
+    only_skipped_moved,
+    problem_with,
+    refuses,
+    spoilt,
+)
 from scdro import ASCDRO, KLRobustLoss
 from scdro.errors import ClosureError, NonFiniteLossError
 
@@ -52,6 +63,18 @@ def test_a_batch_left_out_leaves_running_statistics_as_they_were(name, first):
     assert differences(before, problem.snapshot()) != []
 
 
+@pytest.mark.parametrize("name", ["SCDRO", "ASCDRO"])
+def test_a_batch_left_out_on_an_accelerator(name, monkeypatch):
+    """There the host does not read the flag: what the step changed is undone on the device."""
+    problem = spoilt(problem_with(normalised(nn.BatchNorm1d(4))), 4)
+    optimizer = problem.optimizer(name, started=True, skip_nonfinite=True, module=problem.model)
+    monkeypatch.setattr(optimizer, "_skips", lambda finite: False)
+    monkeypatch.setattr(optimizer, "_undone_unless", optimizer._undo_on_device)
+    before = problem.snapshot(optimizer)
+    optimizer.step(lambda: problem.losses(4))
+    only_skipped_moved(before, problem.snapshot(optimizer), optimizer)
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_statistics_that_a_batch_left_out_would_spoil_are_asked_for(name):
     problem = problem_with(normalised(nn.BatchNorm1d(4)))
@@ -90,6 +113,17 @@ def test_a_model_that_the_loss_watches(skips, attached):
     assert differences(dict(single.named_buffers()), dict(problem.model.named_buffers())) == []
     robust.watch()
     assert not problem.model._forward_pre_hooks
+
+
+def test_a_model_that_the_loss_watches_on_an_accelerator(monkeypatch):
+    monkeypatch.setattr("scdro.loss.host_reads", lambda tensor: False)
+    problem = spoilt(problem_with(normalised(nn.BatchNorm1d(4))), 4)
+    robust = KLRobustLoss(0.5, skip_nonfinite=True).watch(problem.model)
+    robust(problem.losses(0)).backward()
+    before = problem.snapshot()
+    robust(problem.losses(4))
+    assert robust.skipped == 1
+    assert differences(before, problem.snapshot()) == []
 
 
 def test_watching_a_model_that_holds_the_loss():

@@ -101,9 +101,10 @@ def test_one_rare_hard_sample_in_evaluation():
     assert (two.value, two.kl) == pytest.approx((truth.value, 1e-3), rel=1e-9)
 
 
-def test_a_tiny_radius_keeps_its_distance_from_the_mean():
+@pytest.mark.parametrize("share", [0.1, 1e-3])
+def test_a_tiny_radius_keeps_its_distance_from_the_mean(share):
     """At rho = 1e-12 and n = 1e6 KL was lost in rounding: the distance was off by 55%."""
-    losses = np.random.default_rng(0).exponential(size=1_000_000)
+    losses = (np.random.default_rng(0).random(1_000_000) < share).astype(float)
     distance = worst_case(losses, 1e-12).value - losses.mean()
     assert distance == pytest.approx(math.sqrt(2e-12) * losses.std(), rel=1e-3)
 
@@ -148,6 +149,15 @@ def test_where_the_host_may_not_look(monkeypatch):
         assert isinstance(lam, torch.Tensor)
         value, _, _ = kl_module.value_at(tensor, tensor, log_q, lam, lam0)
         assert error(float(value), losses, weight, rho, lam0) <= 1e-9
+
+
+@pytest.mark.parametrize("share", [0.1, 1e-3])
+def test_a_tiny_radius_where_the_host_may_not_look(share, monkeypatch):
+    monkeypatch.setattr("scdro._scalar.host_reads", lambda tensor: False)
+    monkeypatch.setattr(kl_module, "host_reads", lambda tensor: False)
+    losses = (torch.rand(1_000_000, generator=torch.Generator().manual_seed(0)) < share).double()
+    lam = kl_module.solve_lam(losses, torch.zeros_like(losses), 1e-12, 1e-3, wait=True)
+    assert float(lam) == pytest.approx(float(losses.std()) / math.sqrt(2e-12), rel=1e-3)
 
 
 def test_many_vectors_at_once_end_as_each_alone():

@@ -337,19 +337,33 @@ def test_several_processes_must_not_average_tokens():
         robust({"logits": model(torch.zeros(2, 4))}, torch.zeros(2).long())
 
 
-@pytest.mark.parametrize(("constant", "times"), [(True, 1), (False, 0)])
-def test_predictions_that_are_all_the_same_are_told_once(tmp_path, constant, times):
-    """Unequal chances, so that no loss is near log 3."""
-    training = trainer("sequences", tmp_path, max_steps=700, logging_steps=50, learning_rate=0.0)
+def told_by_training(folder, constant, bias):
+    """The warnings of a training that changes nothing."""
+    training = trainer("sequences", folder, max_steps=700, logging_steps=50, learning_rate=0.0)
     head = training.model.classifier
     torch.nn.init.normal_(head.weight, std=0.0 if constant else 1.0)
-    head.bias.data.copy_(torch.tensor([1.0, 0.0, -1.0]))
+    head.bias.data.copy_(torch.tensor(bias))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         training.train()
-    told = [str(w.message) for w in caught if issubclass(w.category, ScdroWarning)]
+    return [str(w.message) for w in caught if issubclass(w.category, ScdroWarning)]
+
+
+@pytest.mark.parametrize(("constant", "times"), [(True, 1), (False, 0)])
+def test_predictions_that_are_all_the_same_are_told_once(tmp_path, constant, times):
+    """Unequal chances, so that no loss is near log 3."""
+    told = told_by_training(tmp_path, constant, [1.0, 0.0, -1.0])
     assert len(told) == times
     assert all("the same one for every sequence" in message for message in told)
+
+
+@pytest.mark.parametrize(("constant", "times"), [(True, 1), (False, 0)])
+def test_losses_that_rest_at_log_k_are_told_once_on_an_accelerator(tmp_path, monkeypatch, constant, times):
+    """There the state itself does not look."""
+    monkeypatch.setattr("scdro._state.EVERY", 10**9)
+    monkeypatch.setattr("scdro.integrations.transformers.host_reads", lambda tensor: False)
+    told = told_by_training(tmp_path, constant, [0.0, 0.0, 0.0])
+    assert sum("near log 3" in message for message in told) == times
 
 
 # -- weights, classes, focal loss -------------------------------------------------------------------------------------

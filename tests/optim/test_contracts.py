@@ -1,7 +1,7 @@
 """What torch.optim's own suite checks, of every registered optimizer.
 
 Hooks, named parameters, parameter groups, copies, pickles, checkpoints by torch.distributed.checkpoint, the meta
-device, threads, tensors for lr, sparse gradients, complex parameters.
+device, threads, tensors for lr, sparse gradients, complex parameters, compiled models.
 """
 
 import copy
@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
@@ -236,6 +237,20 @@ def test_several_threads_at_once():
         expected = flat(training(name, 6).model)
         assert torch.equal(found[k], expected), name
         assert torch.equal(found[k + len(REGISTRY)], expected), name
+
+
+@every_method
+def test_a_compiled_model_with_batches_of_changing_sizes(name):
+    """One graph for all sizes, and one for the first step of methods that inspect the layers in it."""
+    torch._dynamo.reset()
+    plain, t = training(name), training(name)
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(t.model, dynamic=True, fullgraph=True, backend=counter)
+    t = detached(t, compiled, t.opt)
+    for each in (plain, t):
+        train(each, range(6))
+    torch.testing.assert_close(flat(t.model), flat(plain.model))
+    assert counter.frame_count <= (2 if t.opt._two_points else 1)
 
 
 @every_method

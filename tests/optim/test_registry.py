@@ -325,6 +325,25 @@ def test_huge_and_equal_losses(name, level):
     assert math.isfinite(t.step())
 
 
+@every_method
+def test_losses_as_large_as_allowed_and_larger(name):
+    t = Training(name, radius=1.0)
+    x, y = data()
+
+    def step(size):
+        index = t.batch()
+        t.opt.step(lambda: size * t.per_sample(t.model(x[index]), y[index]), index)
+
+    for _ in range(3):
+        step(1e97)
+        assert torch.isfinite(t.model.weight).all()
+        if hasattr(t.opt, "weights"):  # p of the primal-dual methods
+            p = t.opt.weights.clamp_min(1e-300)
+            assert torch.dot(p, torch.log(N * p)) <= convex.RHO + 1e-9
+    with pytest.raises(scdro.errors.NonFiniteLossError, match="1e100"):
+        step(1e110)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @every_method
 def test_any_dtype(name, dtype):
@@ -363,3 +382,10 @@ def test_printed_stages_are_those_of_the_method_with_the_papers_temperature(name
     assert named.opt.stage == by_hand.opt.stage == 1
     assert named.opt.param_groups[0]["lr"] == pytest.approx(0.1 * settings["lr"])
     assert (flat(named.model) == flat(by_hand.model)).all()
+
+
+def test_class_balanced_training_balances_classes_by_default():
+    """At .999 two such classes got nearly the same weight: it was plain training."""
+    counts = torch.tensor([6273, 19776])
+    losses = REGISTRY["ClassBalanced"].per_sample(counts)(torch.zeros(2, 2), torch.tensor([0, 1]))
+    torch.testing.assert_close(counts * losses, (counts * losses).mean().expand(2))

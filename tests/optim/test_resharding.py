@@ -12,9 +12,10 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import checkpoint_worker
+from checkpoint_worker import WithLoss
 from contracts import train, training
 from equality import differences
-from ranks import flat
+from ranks import World, flat
 from scdro.optim import REGISTRY
 
 
@@ -59,6 +60,21 @@ def resharded(folder, names):
             assert differences(found["saved"], ours) == [], (name, wrapper)
             train(back, range(4, 6))
             torch.testing.assert_close(flat(back.model), found["end"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_loss_resharded_from_one_process_to_two_and_back(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that torch.distributed is not there
+        alone = WithLoss(World()).train_on(range(3)).save(tmp_path / "one loss")
+        run_pair(tmp_path, ["loss"])
+        for wrapper in ("ddp", "fsdp"):
+            found = torch.load(tmp_path / f"{wrapper} loss.pt", weights_only=True)
+            assert differences(found["loaded"], alone) == []
+            back = WithLoss(World())
+            assert differences(found["saved"], back.load(tmp_path / f"{wrapper} loss")) == []
+            assert float(back.robust.lam) > 0.0
+            back.train_on([4, 5])
+            torch.testing.assert_close(back.state_dict(), found["end"], rtol=1e-9, atol=1e-12)
 
 
 def test_resharded_from_one_process_to_two_and_back(tmp_path):

@@ -137,6 +137,17 @@ def test_the_dual_stays_in_its_ball_and_weights_add_up():
         assert dual.kl == pytest.approx(RHO, rel=1e-9)
 
 
+@pytest.mark.parametrize("size", [1e2, 1e10, 1e20, 1e99])
+def test_the_dual_stays_in_its_ball_after_huge_steps(size):
+    """From 1e17 on, KL was lost in rounding: p left the ball, and became NaN."""
+    dual, rng = Dual(500, RHO), np.random.default_rng(0)
+    for _ in range(20):
+        dual.ascend(torch.tensor(rng.integers(0, 500, 8)), torch.tensor(size * rng.exponential(size=8)))
+        p = dual.log_p.exp().numpy()
+        assert p.sum() == pytest.approx(1.0)
+        assert p @ np.log(500 * np.maximum(p, 1e-300)) == pytest.approx(RHO, rel=1e-9)
+
+
 def test_the_dual_adds_up_what_a_sample_drawn_twice_gets():
     one, two = Dual(20, 5.0), Dual(20, 5.0)
     one.ascend(torch.tensor([3, 7, 3]), torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64))

@@ -38,6 +38,7 @@ Integers = npt.NDArray[np.int64]
 # Children per node. With wide nodes the tree has only three or four levels, and NumPy is called rarely.
 _WIDTH = 32
 _BLOCK = 1024
+_LARGE = 1e3  # the largest |log sum w| at which KL still has twelve digits
 
 
 class LogSumTree:
@@ -339,7 +340,8 @@ class Dual:
         total = torch.zeros(len(where), dtype=torch.float64).index_add(0, member, amounts[mine])
         self._tree.update(where, self._tree.log_weights[where] + total)
         self._sum_up()
-        if self.kl > self.rho:
+        # KL is a difference of numbers as large as the log of the total: after a huge step it is lost in rounding.
+        if self.kl > self.rho or not abs(self._total) < _LARGE:
             self.set(tempered(self._tree.log_weights, self.rho, self.parts))
 
     def respond(self, losses: Tensor, lam0: float) -> None:
