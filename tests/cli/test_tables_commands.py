@@ -209,6 +209,10 @@ def told(capsys, *line):
         (["--target", "label", "--method", "magic"], 2, "magic"),
         (["--target", "label", "--split-after", "colour"], 1, "'colour'"),
         (["--target", "label", "--group", "sight"], 1, "'site'"),
+        (["--target", "label", "--size", "32"], 1, "--size"),
+        (["--target", "label", "--features", "resnet18"], 1, "--features"),
+        (["--target", "label", "--drop", "label"], 1, "'label'"),
+        (["--target", "label", "--folds", "100000"], 1, "folds"),
     ],
 )
 def test_wrong_options_get_a_line(place, tmp_path, capsys, options, status, fact):
@@ -226,7 +230,7 @@ def test_places_that_cannot_be_written(place, tmp_path, capsys):
     status, said = told(capsys, "predict", place / "run", data, "--out", tmp_path)
     assert (status, str(tmp_path) in said) == (1, True)
     status, said = told(capsys, "predict", place / "run", data, "--out", tmp_path / "none" / "p.csv")
-    assert status == 1
+    assert (status, "p.csv'" in said) == (1, True)
     status, said = told(capsys, "predict", data, place / "run", "--out", tmp_path / "p.csv")
     assert (status, "RUN DATA" in said) == (1, True)
 
@@ -321,6 +325,12 @@ def test_hostile_images_get_a_line(images, tmp_path, capsys, what, content):
 
 def test_image_options_and_folders(images, tmp_path, capsys):
     assert told(capsys, "train", images, "--size", "100000", "--out", tmp_path / "run")[0] == 1
+    for option, value in (("--seed", "9" * 40), ("--rho", "-1"), ("--price", "2"), ("--least-group", "0")):
+        status, said = told(capsys, "train", images, option, value, "--out", tmp_path / "run")
+        assert (status, option[2:].replace("-", "_") in said) == (1, True)
+    for option, value in (("--target", "x"), ("--split-by", "x"), ("--model", "trees"), ("--seeds", "2")):
+        status, said = told(capsys, "train", images, option, value, "--out", tmp_path / "run")
+        assert (status, option in said) == (1, True)  # it would be ignored
     (tmp_path / "empty").mkdir()
     assert told(capsys, "train", tmp_path / "empty", "--out", tmp_path / "run")[0] == 1
     (images / "c").mkdir()

@@ -115,7 +115,15 @@ def test_bad_data_say_what_is_wrong(frame, settings, fact):
     assert fact in str(caught.value)
 
 
-@pytest.mark.parametrize("settings", [{"task": "ranking"}, {"split_by": "patient", "split_after": "year"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"task": "ranking"}, {"split_by": "patient", "split_after": "year"}, {"folds": 1}, {"drop": ["y"]},
+        {"group": ["y"]}, {"ids": ["y"]}, {"categorical": ["y"]}, {"split_by": "y"}, {"split_after": ("y", "no")},
+        {"group": ["sex"], "drop": ["sex"]}, {"ids": ["patient"], "drop": ["patient"]},
+        {"split_by": "patient", "drop": ["patient"]}, {"categorical": ["year"], "drop": ["year"]},
+    ],
+)  # fmt: skip
 def test_bad_settings(settings):
     with pytest.raises(HyperparameterError):
         make_problem(FRAME, "y", **settings)

@@ -96,9 +96,11 @@ def _rho(point: Any) -> str:
 
 
 def _number(value: float | None, what: str) -> str:
+    from scdro.tables._verdict import short
+
     if value is None:
         return "-"
-    return f"{100 * value:.2f}%" if what in ("accuracy", "balanced_accuracy", "R2") else f"{value:.4g}"
+    return f"{100 * value:.2f}%" if what in ("accuracy", "balanced_accuracy", "R2") else short(value)
 
 
 def _filled(text: str, width: int) -> str:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from scdro._validation import check_whole
+from scdro._validation import check_number, check_whole
 from scdro.errors import DataError
 from scdro.integrations.loggers import Logger
 from scdro.second_look import repair
@@ -90,6 +90,10 @@ def train_images(
     frozen = _pretrained.find(features)
     size = (SIDE if frozen is None else SIDE_OF_PRETRAINED) if size is None else size
     check_whole("size", size, 8, 1024, "the side of the images in pixels")
+    check_number("rho", rho, ">= 0", "the radius at which models are compared")
+    check_number("price", price, "in [0, 1]", "the share of accuracy that robust training may cost")
+    check_whole("least_group", least_group, 1)
+    check_whole("seed", seed, 0, 2**31 - 1)
     root = Path(folder)
     paths, problem = _labelled(root)
     X = Pictures(size).read(paths)
@@ -140,7 +144,7 @@ def _study(
         Tested(name, options.seed, cut.test, predicted, y[cut.test], (0.0, 1.0))
         for name, predicted in fitted.predicted.items()
     ]
-    verdict, groups, methods = judge(problem, tests, options, "second-look", [], fitted.answer, False)
+    verdict, groups, methods = judge(problem, tests, options, "second-look", [], fitted.answer)
     for row in methods:
         row["seconds"] = round(time.monotonic() - began, 1)
     tell(3, 3, "done")

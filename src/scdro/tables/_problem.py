@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.model_selection import GroupKFold, GroupShuffleSplit, KFold, StratifiedKFold, train_test_split
 
+from scdro._validation import check_whole
 from scdro.errors import DataError, HyperparameterError
 from scdro.tables._columns import describe
 from scdro.tables._read import as_table, column_of, polars, shown, where
@@ -92,6 +93,11 @@ def make_problem(
 ) -> TableProblem:
     """Read the data, find the task, and see what is wrong before anything is trained."""
     pl = polars()
+    check_whole("folds", folds, 2, 20)
+    time = split_after if split_after is None or isinstance(split_after, str) else split_after[0]
+    _check_roles(target, drop, {
+        "group": group, "categorical": categorical, "ids": ids, "split_by": [split_by], "split_after": [time],
+    })  # fmt: skip
     frame = as_table(data)
     fixed, split = None, _split("random", None, None, "A fifth of the rows is kept for the test.")
     if test is not None:
@@ -100,13 +106,13 @@ def make_problem(
         other = as_table(test, [name for name in frame.columns if frame[name].dtype == pl.String])
         for name in frame.columns:
             if name not in drop:
-                column_of(other, name, "every column of the training data, here of the test data,")
+                column_of(other, name, "which the training data have, in the test data")
         n = frame.height
         frame = _joined(frame, other)
         fixed = TrainTest(np.arange(n), np.arange(n, frame.height))
         split = _split("file", None, None, "The test rows are those of the file given.")
     y = column_of(frame, target, "the target")
-    for what, names in (("a group", group), ("an id", ids)):
+    for what, names in (("for groups", group), ("an id", ids)):
         for name in names:
             column_of(frame, name, what)
     special = {**dict.fromkeys(ids, "id"), **dict.fromkeys(group, "group")}
@@ -118,7 +124,7 @@ def make_problem(
     groups = _combined(frame, group)
     together = None
     if split_by is not None:
-        together = column_of(frame, split_by, "split_by").cast(pl.String).fill_null("").rank("dense").to_numpy()
+        together = column_of(frame, split_by, "to split by").cast(pl.String).fill_null("").rank("dense").to_numpy()
         special[split_by] = "split"
         split = _split(
             "by", split_by, None, f"Rows with the same {split_by} stay together; a fifth of them is for the test."
@@ -144,6 +150,17 @@ def make_problem(
     return found
 
 
+def _check_roles(target: str, drop: Sequence[str], roles: dict[str, Sequence[str | None]]) -> None:
+    """A column that is asked for in two ways: one of them would be ignored."""
+    for role, names in {"drop": drop, **roles}.items():
+        if target in names:
+            more = "; for classes, ask for classification" if role == "categorical" else ""
+            raise HyperparameterError(f"expected columns other than the target in {role}, got {shown(target)}{more}")
+        both = [name for name in names if name in drop and role != "drop"]
+        if both:
+            raise HyperparameterError(f"expected a column in drop or in {role}, got {shown(both[0])} in both")
+
+
 def _split(how: Any, column: str | None, value: str | None, text: str) -> SplitSummary:
     return {"how": how, "column": column, "value": value, "text": text}
 
@@ -165,7 +182,7 @@ def _after(frame: Any, split_after: str | tuple[str, Any]) -> tuple[TrainTest, S
     """Rows after a value are the test; without a value, the last fifth."""
     pl = polars()
     name, bound = (split_after, None) if isinstance(split_after, str) else split_after
-    column = column_of(frame, name, "split_after")
+    column = column_of(frame, name, "to split after")
     if column.null_count():
         raise DataError(
             f"expected a value of {shown(name)} in every row to split after, got none in {column.null_count():,}; the "

@@ -52,7 +52,7 @@ def column_of(frame: pl.DataFrame, name: str, what: str) -> pl.Series:
     if not close:
         close = [c for c in frame.columns if c.strip().lower() == name.strip().lower()][:1]
     meant = f"did you mean {shown(close[0])}?" if close else _listed(frame.columns)
-    raise DataError(f"expected {what} to be one of the {frame.width} columns, got {shown(name)}; {meant}")
+    raise DataError(f"expected a column {shown(name)}, {what}, among the {frame.width} columns; {meant}")
 
 
 def _listed(names: list[str]) -> str:
