@@ -32,6 +32,17 @@ def test_classes_or_a_quantity():
     np.testing.assert_array_equal(make_problem(FRAME, "stars").y + 1, FRAME["stars"])
 
 
+def test_what_is_odd_about_columns_is_said_once():
+    same = FRAME.with_columns(**{f"same {k}": pl.lit("x") for k in range(12)}, row=pl.int_range(N))
+    told = make_problem(same, "y").warnings
+    assert len(told) == 2
+    assert "12 columns" in told[0]
+    assert "'same 0'" in told[0]
+    assert "4 more" in told[0]
+    assert "'row'" in told[1]
+    assert all("left out" in one for one in told)
+
+
 def test_random_splits_keep_the_classes():
     problem = make_problem(FRAME, "y")
     cut = problem.cut(0)

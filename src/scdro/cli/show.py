@@ -96,11 +96,13 @@ def _rho(point: Any) -> str:
 
 
 def _number(value: float | None, what: str) -> str:
-    from scdro.tables._verdict import short
-
     if value is None:
         return "-"
-    return f"{100 * value:.2f}%" if what in ("accuracy", "balanced_accuracy", "R2") else short(value)
+    return f"{100 * value:.2f}%" if what in ("accuracy", "balanced_accuracy", "R2") else _short(value)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def _filled(text: str, width: int) -> str:

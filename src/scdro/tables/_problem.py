@@ -13,7 +13,7 @@ from sklearn.model_selection import GroupKFold, GroupShuffleSplit, KFold, Strati
 from scdro._validation import check_whole
 from scdro.errors import DataError, HyperparameterError
 from scdro.tables._columns import describe
-from scdro.tables._read import as_table, column_of, polars, shown, where
+from scdro.tables._read import as_table, column_of, listed, polars, shown, where
 
 if TYPE_CHECKING:
     import polars as pl
@@ -140,9 +140,7 @@ def make_problem(
     if classes and split["how"] == "random":
         split["text"] = "A fifth of the rows of each class is kept for the test."
     columns = describe(frame, special, drop, categorical)
-    warnings += [f"Column {shown(c['name'])}: {c['note']}." for c in columns if c["note"] and c["note"] != "as asked"][
-        :20
-    ]
+    warnings += _notes(columns)
     found = TableProblem(
         frame, target, classes, labels, columns, groups, list(group), list(ids), together, split, fixed, warnings
     )
@@ -159,6 +157,21 @@ def _check_roles(target: str, drop: Sequence[str], roles: dict[str, Sequence[str
         both = [name for name in names if name in drop and role != "drop"]
         if both:
             raise HyperparameterError(f"expected a column in drop or in {role}, got {shown(both[0])} in both")
+
+
+def _notes(columns: list[ColumnSummary]) -> list[str]:
+    """A line for each thing that is odd, with the columns it is true of."""
+    odd: dict[str, list[str]] = {}
+    for column in columns:
+        if column["note"] and column["note"] != "as asked":
+            what = f"{column['note']}; left out" if column["kind"] == "left out" else column["note"]
+            odd.setdefault(what, []).append(column["name"])
+    return [
+        f"Column {shown(names[0])}: {what}."
+        if len(names) == 1
+        else f"{len(names):,} columns ({listed(names)}): {what}."
+        for what, names in odd.items()
+    ][:20]
 
 
 def _split(how: Any, column: str | None, value: str | None, text: str) -> SplitSummary:

@@ -22,7 +22,7 @@ from scdro.tables._summary import (
     WorstGroup,
 )
 
-__all__ = ["Offer", "Tested", "judge", "measure", "row_losses", "row_scores", "short"]
+__all__ = ["Offer", "Tested", "judge", "measure", "row_losses", "row_scores"]
 
 Array = npt.NDArray[Any]
 TAIL = 0.05
@@ -39,11 +39,6 @@ class Tested(NamedTuple):
     predicted: Array
     y: Array
     scale: tuple[float, float]
-
-
-def short(value: float) -> str:
-    """Four digits, without a power of ten where it can be done without."""
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def row_losses(predicted: Array, y: Array) -> Array:
@@ -370,7 +365,9 @@ class _Words:
     def served(self, value: float | None) -> str:
         if value is None:
             return "?"
-        return f"{100 * value:.1f}% right" if self.problem.classes else f"a mean error of {short(value)}"
+        if self.problem.classes:
+            return f"{100 * value:.1f}% right"
+        return f"a mean error of {value:,.0f}" if 1e4 <= value < 1e15 else f"a mean error of {value:.4g}"
 
     def failed(self, slices: list[SliceSummary], groups: list[GroupSummary], overall: float) -> str:
         """Who is failed: the group that is served worst, or a description, if its rows are served worse still."""
