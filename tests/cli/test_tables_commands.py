@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,6 +98,13 @@ def test_the_page_is_written_and_written_again(place, tmp_path, capsys):
     assert "label" in page
     assert main(["report", str(place / "run"), "--out", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").read_text() == page
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    shutil.copytree(place / "run", tmp_path / "run")
+    (tmp_path / "run" / "report.html").unlink()
+    (tmp_path / "run" / "report.html").symlink_to(victim)
+    status, said = told(capsys, "report", tmp_path / "run")
+    assert (status, "report.html" in said, victim.read_text()) == (1, True, "mine")
 
 
 def test_kill_9_and_go_on(place, tmp_path, capsys):

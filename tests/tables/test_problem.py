@@ -1,5 +1,7 @@
 """The task, the splits, and what is wrong before anything is trained."""
 
+from datetime import date, datetime, timedelta
+
 import numpy as np
 import polars as pl
 import pytest
@@ -70,6 +72,22 @@ def test_a_split_in_time():
     late = make_problem(FRAME, "y", split_after="year").cut(5)
     assert years[late.train].max() < years[late.test].min()
     assert 0.1 < len(late.test) / N < 0.25
+
+
+@pytest.mark.parametrize("kind", [pl.Date, pl.Datetime, pl.Datetime("ns", "UTC")], ids=str)
+def test_a_split_in_time_by_dates(kind):
+    """The bound comes as a text from the command, or as a date."""
+    start = datetime(2020, 1, 1)
+    days = FRAME.with_columns(day=pl.Series([start + timedelta(days=k) for k in range(N)])).with_columns(
+        pl.col("day").dt.replace_time_zone("UTC").cast(kind)
+        if getattr(kind, "time_zone", None)
+        else pl.col("day").cast(kind)
+    )
+    for bound in ("2020-08-01", date(2020, 8, 1)):
+        cut = make_problem(days, "y", split_after=("day", bound)).cut(0)
+        assert list(cut.test) == list(range((datetime(2020, 8, 1) - start).days + 1, N))
+    with pytest.raises(DataError, match="summer"):
+        make_problem(days, "y", split_after=("day", "summer"))
 
 
 def test_a_last_year_with_more_than_a_fifth_is_the_test():

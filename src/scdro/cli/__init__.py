@@ -256,6 +256,8 @@ def _report(args: argparse.Namespace) -> None:
 
     run = load(args.folder)
     path = Path(args.out) if args.out else Path(args.folder) / "report.html"
+    if path.is_symlink() and not args.out:  # a run of somebody else's must not choose which file is written
+        raise FileExistsError(f"expected a file of the run, got a link, {path}; choose another place with --out")
     write_file(path, run.report())
     print(clean(str(path)))
 

@@ -210,12 +210,15 @@ def _after(frame: Any, split_after: str | tuple[str, Any]) -> tuple[TrainTest, S
         if bound == column.max() and column.n_unique() > 1:  # the last value has more than a fifth
             bound = column.filter(column < bound).max()
     else:
+        text, given = pl.Series([str(bound)]), bound
         try:
-            bound = pl.Series([str(bound)]).cast(column.dtype)[0]
+            days, times = column.dtype == pl.Date, column.dtype == pl.Datetime
+            read = text.str.to_date(strict=False) if days else text.str.to_datetime(strict=False) if times else text
+            bound = read.cast(column.dtype)[0]
         except pl.exceptions.PolarsError:
-            raise DataError(
-                f"expected a value like those of {shown(name)} ({shown(column[0])}), got {shown(bound)}"
-            ) from None
+            bound = None
+        if bound is None:
+            raise DataError(f"expected a value like those of {shown(name)} ({shown(column[0])}), got {shown(given)}")
     late = (column > bound).to_numpy()
     if late.all() or not late.any():
         raise DataError(f"expected rows before and after {shown(name)} = {shown(bound)}, got only one kind")
