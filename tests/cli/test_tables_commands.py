@@ -93,6 +93,12 @@ def test_groups_of_a_regression_are_errors_in_its_own_unit(tmp_path, capsys):
     assert not any("%" in line for line in groups)
 
 
+def test_groups_that_are_not_shown_are_counted(place, capsys):
+    summary = load(place / "run").summary
+    show({**summary, "groups": summary["groups"][:1] * 40})
+    assert "28 more groups" in capsys.readouterr().out
+
+
 def test_the_page_is_written_and_written_again(place, tmp_path, capsys):
     page = (place / "run" / "report.html").read_text()
     assert "label" in page
@@ -336,7 +342,7 @@ def test_image_options_and_folders(images, tmp_path, capsys):
     for option, value in (("--seed", "9" * 40), ("--rho", "-1"), ("--price", "2"), ("--least-group", "0")):
         status, said = told(capsys, "train", images, option, value, "--out", tmp_path / "run")
         assert (status, option[2:].replace("-", "_") in said) == (1, True)
-    for option, value in (("--target", "x"), ("--split-by", "x"), ("--model", "trees"), ("--seeds", "2")):
+    for option, value in (("--target", "x"), ("--split-by", "x"), ("--model", "trees"), ("--threads", "1")):
         status, said = told(capsys, "train", images, option, value, "--out", tmp_path / "run")
         assert (status, option in said) == (1, True)  # it would be ignored
     (tmp_path / "empty").mkdir()

@@ -456,6 +456,12 @@ def test_who_is_failed_is_who_is_served_worst(classes, there, of_group, overall,
     assert "rare" in words.failed([], [group], overall)
 
 
+def test_one_answer_for_everybody_is_not_the_same_probability():
+    words = _verdict._Words(SimpleNamespace(classes=["alive", "dead"]), SimpleNamespace(audit=False))
+    assert "alive" in words.same_answer(SimpleNamespace(flat=False, one_answer=0))
+    assert "the same" in words.same_answer(SimpleNamespace(flat=True, one_answer=0))
+
+
 def test_intervals_of_accuracies_are_shares():
     """Rows that several seeds tested have a mean of right answers; nearly none right is still no negative share."""
     found = _verdict._estimate(np.array([1 / 3, *[0.0] * 50]), share=True)

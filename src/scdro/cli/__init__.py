@@ -162,17 +162,19 @@ def _add_data(made: argparse.ArgumentParser) -> None:
     made.add_argument("--folds", type=int, help="of the cross-validation (default 3)")
     made.add_argument("--least-group", type=int, help="smaller groups never decide (default 30)")
     made.add_argument("--seed", type=int, help="of splits and models (default 0)")
-    made.add_argument("--threads", type=int, help="default: 1 below 20,000 rows, all free cores beyond")
+    made.add_argument(
+        "--threads", type=int, help="of trees and networks (default: 1 below 20,000 rows, else all free cores)"
+    )
     made.add_argument("--log", metavar="FILE", help="file of JSON lines: every candidate once judged, then the results")
 
 
 TABLES = {  # options that only tables have, and their arguments in `scdro.tables.train` and `audit`
     "target": "target", "model": "model", "task": "task", "method": "methods", "group": "group", "drop": "drop",
     "categorical": "categorical", "id": "ids", "split_by": "split_by", "split_after": "split_after", "test": "test",
-    "seeds": "seeds", "budget": "budget", "folds": "folds",
+    "seeds": "seeds", "budget": "budget", "folds": "folds", "threads": "threads",
 }  # fmt: skip
 IMAGES = {"features": "features", "size": "size"}
-BOTH = {name: name for name in ("rho", "price", "least_group", "seed", "threads", "out")}
+BOTH = {name: name for name in ("rho", "price", "least_group", "seed", "out")}
 
 
 def _given(args: argparse.Namespace, own: dict[str, str], others: dict[str, str], what: str) -> dict[str, Any]:

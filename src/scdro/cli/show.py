@@ -84,6 +84,8 @@ def show(summary: Summary) -> None:
             [group["name"], f"{group['size']:,}", *(_number(group["scores"][n]["value"], served) for n in names)]
             for group in summary["groups"][:ROWS]
         ])  # fmt: skip
+        if len(summary["groups"]) > ROWS:
+            print(f"and {len(summary['groups']) - ROWS:,} more groups, in summary.json")
     if summary["slices"]:
         print("\nwho is failed")
         for one in summary["slices"]:

@@ -54,7 +54,6 @@ def train_images(
     price: float = 0.02,
     least_group: int = 30,
     seed: int = 0,
-    threads: int | None = None,
     out: Any = None,
     progress: Callable[[int, int, str], None] | None = None,
     loggers: Sequence[Logger] = (),
@@ -73,7 +72,7 @@ def train_images(
             ("timm/resnet18.a1_in1k") whose weights are on this machine. None looks for one of the usual ones; nothing
             is ever downloaded. "none": a small network.
         size: pixels of a side; None: 224 for a pretrained network, 64 for a small one.
-        rho, price, least_group, seed, threads, out, progress, loggers: as for `train`.
+        rho, price, least_group, seed, out, progress, loggers: as for `train`.
 
     Example:
         >>> import tempfile
@@ -97,7 +96,7 @@ def train_images(
     root = Path(folder)
     paths, problem = _labelled(root)
     X = Pictures(size).read(paths)
-    options = Options("images", METHODS, float(rho), float(price), 5, 1, seed, 1, least_group, threads or 1, False)
+    options = Options("images", METHODS, float(rho), float(price), 5, 1, seed, 1, least_group, 1, False)
     digest = hashlib.sha256(X.tobytes() + problem.y.tobytes()).hexdigest()
     about = {**options.__dict__, "methods": list(METHODS), "size": size, "data": digest}
     logs = Logs(loggers)
