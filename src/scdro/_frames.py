@@ -95,8 +95,8 @@ def numbers_or_pandas(frame: Any) -> Any:
         >>> import polars as pl
         >>> type(numbers_or_pandas(pl.DataFrame({"a": [1]}))).__module__
         'polars.dataframe.frame'
-        >>> numbers_or_pandas(pl.DataFrame({"a": ["x"]}, schema={"a": pl.Categorical})).dtypes["a"]
-        CategoricalDtype(categories=['x'], ordered=False, categories_dtype=str)
+        >>> numbers_or_pandas(pl.DataFrame({"a": ["x"]}, schema={"a": pl.Categorical})).dtypes["a"].name
+        'category'
     """
     known = _known(frame)
     if not isinstance(known, nw.DataFrame) or known.implementation.is_pandas_like():
