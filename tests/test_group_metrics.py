@@ -1,5 +1,7 @@
 """Metrics by group: values against scikit-learn on each group, intervals against the normal approximation."""
 
+import functools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -166,3 +168,43 @@ def test_intervals_of_many_rows_are_made_of_fewer(monkeypatch):
     widths = [row["accuracy_high"] - row["accuracy_low"] for row in (whole, part)]
     assert widths[1] == pytest.approx(widths[0], rel=0.2)
     assert part["accuracy_low"] < part["accuracy"] < part["accuracy_high"]
+
+
+@pytest.mark.parametrize("name", ["d2_log_loss_score", "brier_score_loss", "top_k_accuracy_score", "roc_auc_score"])
+def test_metrics_of_scikit_learn_that_need_all_classes(name):
+    """A group that has not all of them has the value, or none; it does not end the table."""
+    y, p, group = np.tile([0, 1, 2], 40), np.random.default_rng(0).dirichlet(np.ones(3), 120), np.repeat(["a", "b"], 60)
+    group[y == 2] = "a"
+    table = group_table(y, p, group, metrics=name, bootstrap=3).set_index("group")
+    settings = {"multi_class": "ovr"} if name == "roc_auc_score" else {}
+    own = group == "a"
+    assert table.loc["a", name] == pytest.approx(getattr(sk, name)(y[own], p[own], labels=[0, 1, 2], **settings))
+    if name == "brier_score_loss":
+        assert table.loc["b", name] == pytest.approx(((p - np.eye(3)[y]) ** 2).sum(1)[~own].mean())
+
+
+def test_a_metric_without_a_value_on_a_group_is_missing_there():
+    group = np.where(np.arange(N) < 5, "tiny", "rest")
+    y = np.where(group == "tiny", 1.0, RNG.random(N))
+    table = group_table(y, RNG.random(N), group, metrics="d2_tweedie_score", bootstrap=0).set_index("group")
+    assert np.isnan(table.loc["tiny", "d2_tweedie_score"])
+    assert np.isfinite(table.loc["rest", "d2_tweedie_score"])
+
+
+def test_metrics_of_regression_get_the_numbers():
+    found = group_table(Y, P, ["all"] * N, metrics=["mean_squared_error", "hinge_loss"], bootstrap=0).iloc[0]
+    assert found["mean_squared_error"] == pytest.approx(sk.mean_squared_error(Y, P))  # not of the likeliest labels
+    assert found["hinge_loss"] == pytest.approx(sk.hinge_loss(Y, P))
+
+
+@pytest.mark.parametrize("metric", ["classification_report", "precision_recall_curve", "confusion_matrix"])
+def test_metrics_of_several_numbers_are_refused_by_name(metric):
+    with pytest.raises(HyperparameterError, match=metric):
+        group_table(Y, P, GROUP, metrics=metric)
+
+
+def test_a_metric_without_a_name_needs_one():
+    macro = functools.partial(sk.f1_score, average="macro")
+    with pytest.raises(HyperparameterError, match="dict"):
+        group_table(Y, P > 0.5, GROUP, metrics=[macro])
+    assert "f1" in group_table(Y, P > 0.5, GROUP, metrics={"f1": macro}, bootstrap=0)

@@ -26,6 +26,8 @@ def write_file(path: Path, content: bytes | str) -> None:
                 file.write(data)
             return
         mode = stat.S_IMODE(found.st_mode)
+    if not path.parent.is_dir():
+        raise DataError(f"expected a folder for the file {str(path)!r}, found none")
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}-")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -13,7 +13,16 @@ import numpy.typing as npt
 
 from scdro.errors import DataError
 
-__all__ = ["as_array", "as_vector", "backend_of", "columns_of", "frame_of", "is_missing", "name_of"]
+__all__ = [
+    "as_array",
+    "as_vector",
+    "backend_of",
+    "columns_of",
+    "frame_of",
+    "is_missing",
+    "name_of",
+    "numbers_or_pandas",
+]
 
 Array = npt.NDArray[Any]
 BACKENDS = ("pandas", "polars", "pyarrow")  # without a table as input, the first that is installed is used
@@ -77,6 +86,23 @@ def columns_of(frame: Any, read: Callable[[Any], Array] = as_array) -> dict[str,
     if not isinstance(known, nw.DataFrame):
         return None
     return {str(column.name): read(column) for column in known.iter_columns()}
+
+
+def numbers_or_pandas(frame: Any) -> Any:
+    """A polars or Arrow table with other columns than numbers as one of pandas; everything else as it is.
+
+    Example:
+        >>> import polars as pl
+        >>> type(numbers_or_pandas(pl.DataFrame({"a": [1]}))).__module__
+        'polars.dataframe.frame'
+        >>> numbers_or_pandas(pl.DataFrame({"a": ["x"]}, schema={"a": pl.Categorical})).dtypes["a"].name
+        'category'
+    """
+    known = _known(frame)
+    if not isinstance(known, nw.DataFrame) or known.implementation.is_pandas_like():
+        return frame
+    simple = all(kind.is_numeric() or kind == nw.Boolean for kind in known.schema.values())
+    return frame if simple else known.to_pandas()
 
 
 def name_of(column: Any) -> str | None:

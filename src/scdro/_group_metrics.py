@@ -24,6 +24,7 @@ Array = npt.NDArray[Any]
 Metric = Callable[[Array, Array, Array], float]  # labels, predictions, weights
 
 _ERRORS = ("loss", "error", "deviance", "brier")  # what a metric's name ends with, if less of it is better
+_SCORES = ("y_score", "y_proba", "y_prob", "pred_decision")  # arguments of metrics that take no labels
 _MANY = 20_000  # largest number of rows of a bootstrap sample
 _LARGE = 0.5  # share of bootstrap samples that must have a value for an interval to be given
 
@@ -50,6 +51,12 @@ def metrics_by_group(
         if missing:
             raise DataError(f"expected {name} without missing values, got {missing:,} that are None or NaN")
     functions = _functions(metrics, y_true, y_pred)
+    known = weight > 0
+    for (
+        name,
+        function,
+    ) in functions.items():  # what fails on all rows is an error, what fails on some is undefined there
+        _check_one_number(name, function(y_true[known], y_pred[known], weight[known]))
     rng = check_random_state(random_state)
     rows = []
     for g in np.unique(member[weight > 0]).tolist():
@@ -77,19 +84,19 @@ def _missing(values: Array) -> int:
     return sum(value is None or value != value for value in values.ravel().tolist()) if values.dtype == object else 0
 
 
+def _check_one_number(name: str, found: Any) -> None:
+    if isinstance(found, str | tuple | list | dict) or np.ndim(found):
+        raise HyperparameterError(
+            f"expected metrics that give one number, got {name}, which gives a {type(found).__name__}"
+        )
+
+
 def _value(function: Metric, y_true: Array, y_pred: Array, weight: Array, rows: Array) -> float:
     """The metric on some rows; NaN if it is undefined, such as AUC if all rows are of one class."""
     try:
-        found = function(y_true[rows], y_pred[rows], weight[rows])
-    except _Undefined:
+        return float(function(y_true[rows], y_pred[rows], weight[rows]))
+    except (ValueError, ZeroDivisionError):
         return math.nan
-    if np.ndim(found):
-        raise HyperparameterError(f"expected metrics that give one number, got one that gives {np.shape(found)}")
-    return float(found)
-
-
-class _Undefined(ValueError):
-    """The metric is undefined on these rows."""
 
 
 def _interval(values: Array, level: float) -> tuple[float, float]:
@@ -134,7 +141,7 @@ def _functions(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, Metric]:
     if isinstance(metrics, str) or callable(metrics):
         metrics = [metrics]
     if not isinstance(metrics, Mapping):
-        metrics = [(metric if isinstance(metric, str) else metric.__name__, metric) for metric in metrics]
+        metrics = [(metric if isinstance(metric, str) else _name(metric), metric) for metric in metrics]
         if len(dict(metrics)) < len(metrics):
             raise HyperparameterError(
                 f"expected metrics with different names, got {[name for name, _ in metrics]}; give a dict"
@@ -160,6 +167,13 @@ def _functions(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, Metric]:
     return found
 
 
+def _name(metric: Any) -> str:
+    name = getattr(metric, "__name__", None)
+    if not isinstance(name, str):
+        raise HyperparameterError(f"expected metrics with a name, got {metric!r}; give a dict such as {{'f1': metric}}")
+    return name
+
+
 def _weighted(metric: Callable[..., float]) -> Metric:
     """Pass weights to a metric that takes them. Any other metric is an error unless all weights are equal."""
     takes = "sample_weight" in inspect.signature(metric).parameters
@@ -168,8 +182,7 @@ def _weighted(metric: Callable[..., float]) -> Metric:
         if takes:
             return metric(y_true, y_pred, sample_weight=weight)
         if (weight != weight[0]).any():
-            name = getattr(metric, "__name__", metric)
-            raise HyperparameterError(f"expected a metric with sample_weight, since there are weights, got {name}")
+            raise HyperparameterError(f"expected a metric with sample_weight, since there are weights, got {metric}")
         return metric(y_true, y_pred)
 
     return value
@@ -196,15 +209,22 @@ class _Probabilities:
         }
 
     def by_name(self, metric: Any) -> Metric:
-        """A function of sklearn.metrics. It gets probabilities if it takes scores, else predicted labels. The second
-        label is the positive one, unless there is a label 1."""
+        """A function of sklearn.metrics. It gets probabilities if it takes scores, numbers as they are if it is one of
+        regression, else the likeliest labels. The second label is the positive one, unless there is a label 1."""
+        if metric.__module__.endswith("_regression"):
+            return _weighted(metric)
         takes = inspect.signature(metric).parameters
-        scores = any(name in takes for name in ("y_score", "y_proba", "y_prob"))
+        scores = metric.__name__ == "d2_log_loss_score" or not takes.keys().isdisjoint(_SCORES)
+        settings: dict[str, Any] = {}
         if "pos_label" in takes and len(self.classes) == 2 and (scores or 1 not in self.classes.tolist()):
-            metric = functools.partial(metric, pos_label=self.classes[1])
+            settings["pos_label"] = self.classes[1]
+        if scores and "labels" in takes and len(self.classes) > 1 and "pos_label" not in settings:
+            settings["labels"] = self.classes  # those that a group does not have too
+        if "multi_class" in takes and len(self.classes) > 2:
+            settings["multi_class"] = "ovr"
+        value = _weighted(functools.partial(metric, **settings))
         if not scores:
-            return self.of_labels(_weighted(metric))
-        value = _weighted(metric)
+            return self.of_labels(value)
         return lambda y_true, y_pred, weight: value(
             y_true, y_pred[:, 1] if y_pred.ndim == 2 and len(self.classes) == 2 else y_pred, weight
         )
@@ -231,7 +251,7 @@ class _Probabilities:
     def _auc(self, y_true: Array, y_pred: Array, weight: Array) -> float:
         p = self._all(y_pred)
         if len(np.unique(y_true)) < len(self.classes):
-            raise _Undefined
+            raise ValueError("AUC of one class")
         if len(self.classes) == 2:
             return float(sklearn.metrics.roc_auc_score(y_true == self.classes[1], p[:, 1], sample_weight=weight))
         settings = {"multi_class": "ovr", "labels": self.classes, "sample_weight": weight}

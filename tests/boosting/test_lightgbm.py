@@ -399,3 +399,24 @@ def test_weights_below_zero_are_no_distribution():
     X, y = np.arange(60.0)[:, None], np.arange(60) % 2
     with pytest.raises(DataError, match="-1"):
         KLDROLGBMClassifier(**QUIET).fit(X, y, sample_weight=np.where(y, 1.0, -1.0))
+
+
+@pytest.mark.parametrize("kind", ["polars", "arrow"])
+def test_categories_and_texts_of_polars_and_arrow(kind):
+    """LightGBM alone ends the process in its C++ code."""
+    rng = np.random.default_rng(0)
+    colour, size = rng.choice(["red", "blue", "green"], 300), rng.normal(size=300)
+    y = np.where((colour == "red") ^ (size > 1), "yes", "no")
+    texts = pl.DataFrame({"colour": colour, "size": size})
+    known = texts.with_columns(pl.col("colour").cast(pl.Categorical))
+    given, bad = (known, texts) if kind == "polars" else (known.to_arrow(), texts.to_arrow())
+    pandas = known.to_pandas()
+    expected = KLDROLGBMClassifier(**QUIET).fit(pandas, y).predict_proba(pandas)
+    model = KLDROLGBMClassifier(**QUIET).fit(given, y, eval_set=[(given, y)])
+    np.testing.assert_array_equal(model.predict_proba(given), expected)
+    np.testing.assert_array_equal(model.predict_proba(known.tail(3)), expected[-3:])  # by name, not by number
+    assert (model.predict(given) == y).mean() > 0.9
+    assert list(model.feature_names_in_) == ["colour", "size"]
+    KLDROLGBMRegressor(**QUIET).fit(given, size).predict(given)
+    with pytest.raises(ValueError, match="colour"):
+        KLDROLGBMClassifier(**QUIET).fit(bad, y)

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,11 +93,24 @@ def test_groups_of_a_regression_are_errors_in_its_own_unit(tmp_path, capsys):
     assert not any("%" in line for line in groups)
 
 
+def test_groups_that_are_not_shown_are_counted(place, capsys):
+    summary = load(place / "run").summary
+    show({**summary, "groups": summary["groups"][:1] * 40})
+    assert "28 more groups" in capsys.readouterr().out
+
+
 def test_the_page_is_written_and_written_again(place, tmp_path, capsys):
     page = (place / "run" / "report.html").read_text()
     assert "label" in page
     assert main(["report", str(place / "run"), "--out", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").read_text() == page
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    shutil.copytree(place / "run", tmp_path / "run")
+    (tmp_path / "run" / "report.html").unlink()
+    (tmp_path / "run" / "report.html").symlink_to(victim)
+    status, said = told(capsys, "report", tmp_path / "run")
+    assert (status, "report.html" in said, victim.read_text()) == (1, True, "mine")
 
 
 def test_kill_9_and_go_on(place, tmp_path, capsys):
@@ -209,6 +223,10 @@ def told(capsys, *line):
         (["--target", "label", "--method", "magic"], 2, "magic"),
         (["--target", "label", "--split-after", "colour"], 1, "'colour'"),
         (["--target", "label", "--group", "sight"], 1, "'site'"),
+        (["--target", "label", "--size", "32"], 1, "--size"),
+        (["--target", "label", "--features", "resnet18"], 1, "--features"),
+        (["--target", "label", "--drop", "label"], 1, "'label'"),
+        (["--target", "label", "--folds", "100000"], 1, "folds"),
     ],
 )
 def test_wrong_options_get_a_line(place, tmp_path, capsys, options, status, fact):
@@ -226,7 +244,7 @@ def test_places_that_cannot_be_written(place, tmp_path, capsys):
     status, said = told(capsys, "predict", place / "run", data, "--out", tmp_path)
     assert (status, str(tmp_path) in said) == (1, True)
     status, said = told(capsys, "predict", place / "run", data, "--out", tmp_path / "none" / "p.csv")
-    assert status == 1
+    assert (status, "p.csv'" in said) == (1, True)
     status, said = told(capsys, "predict", data, place / "run", "--out", tmp_path / "p.csv")
     assert (status, "RUN DATA" in said) == (1, True)
 
@@ -321,6 +339,12 @@ def test_hostile_images_get_a_line(images, tmp_path, capsys, what, content):
 
 def test_image_options_and_folders(images, tmp_path, capsys):
     assert told(capsys, "train", images, "--size", "100000", "--out", tmp_path / "run")[0] == 1
+    for option, value in (("--seed", "9" * 40), ("--rho", "-1"), ("--price", "2"), ("--least-group", "0")):
+        status, said = told(capsys, "train", images, option, value, "--out", tmp_path / "run")
+        assert (status, option[2:].replace("-", "_") in said) == (1, True)
+    for option, value in (("--target", "x"), ("--split-by", "x"), ("--model", "trees"), ("--threads", "1")):
+        status, said = told(capsys, "train", images, option, value, "--out", tmp_path / "run")
+        assert (status, option in said) == (1, True)  # it would be ignored
     (tmp_path / "empty").mkdir()
     assert told(capsys, "train", tmp_path / "empty", "--out", tmp_path / "run")[0] == 1
     (images / "c").mkdir()

@@ -73,6 +73,8 @@ def test_sentences_frames_and_html():
     assert "chance" in Slices()._repr_html_()
     worse = Slice(("age > 60",), 10, 0.1, 3.0, 0.2, 1e-4, 2.25, 1.5, loss=True)
     assert "mean error 2.25 before, 1.5 after" in str(worse)
+    assert "class" not in str(worse)  # a regression has none
+    assert "19,662 before" in str(worse._replace(before=19662.3))
 
 
 def test_any_frame_gives_the_same():

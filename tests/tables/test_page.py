@@ -141,6 +141,14 @@ def test_where_little_is_known(answer):
     assert "warnings" not in found.sections
 
 
+def test_without_a_robust_model_nothing_is_after():
+    assert "after" in page()
+    found = page(verdict=EXAMPLE["verdict"] | {"robust": None, "price": None})
+    assert "after" not in found
+    assert "Before is" not in found
+    assert "Kept for predictions" in found
+
+
 def test_regression():
     estimate = {"value": 0.31, "low": -0.02, "high": None}
     method = EXAMPLE["methods"][0] | {

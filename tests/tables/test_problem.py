@@ -1,5 +1,7 @@
 """The task, the splits, and what is wrong before anything is trained."""
 
+from datetime import date, datetime, timedelta
+
 import numpy as np
 import polars as pl
 import pytest
@@ -32,6 +34,17 @@ def test_classes_or_a_quantity():
     np.testing.assert_array_equal(make_problem(FRAME, "stars").y + 1, FRAME["stars"])
 
 
+def test_what_is_odd_about_columns_is_said_once():
+    same = FRAME.with_columns(**{f"same {k}": pl.lit("x") for k in range(12)}, row=pl.int_range(N))
+    told = make_problem(same, "y").warnings
+    assert len(told) == 2
+    assert "12 columns" in told[0]
+    assert "'same 0'" in told[0]
+    assert "4 more" in told[0]
+    assert "'row'" in told[1]
+    assert all("left out" in one for one in told)
+
+
 def test_random_splits_keep_the_classes():
     problem = make_problem(FRAME, "y")
     cut = problem.cut(0)
@@ -59,6 +72,22 @@ def test_a_split_in_time():
     late = make_problem(FRAME, "y", split_after="year").cut(5)
     assert years[late.train].max() < years[late.test].min()
     assert 0.1 < len(late.test) / N < 0.25
+
+
+@pytest.mark.parametrize("kind", [pl.Date, pl.Datetime, pl.Datetime("ns", "UTC")], ids=str)
+def test_a_split_in_time_by_dates(kind):
+    """The bound comes as a text from the command, or as a date."""
+    start = datetime(2020, 1, 1)
+    days = FRAME.with_columns(day=pl.Series([start + timedelta(days=k) for k in range(N)])).with_columns(
+        pl.col("day").dt.replace_time_zone("UTC").cast(kind)
+        if getattr(kind, "time_zone", None)
+        else pl.col("day").cast(kind)
+    )
+    for bound in ("2020-08-01", date(2020, 8, 1)):
+        cut = make_problem(days, "y", split_after=("day", bound)).cut(0)
+        assert list(cut.test) == list(range((datetime(2020, 8, 1) - start).days + 1, N))
+    with pytest.raises(DataError, match="summer"):
+        make_problem(days, "y", split_after=("day", "summer"))
 
 
 def test_a_last_year_with_more_than_a_fifth_is_the_test():
@@ -115,7 +144,15 @@ def test_bad_data_say_what_is_wrong(frame, settings, fact):
     assert fact in str(caught.value)
 
 
-@pytest.mark.parametrize("settings", [{"task": "ranking"}, {"split_by": "patient", "split_after": "year"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"task": "ranking"}, {"split_by": "patient", "split_after": "year"}, {"folds": 1}, {"drop": ["y"]},
+        {"group": ["y"]}, {"ids": ["y"]}, {"categorical": ["y"]}, {"split_by": "y"}, {"split_after": ("y", "no")},
+        {"group": ["sex"], "drop": ["sex"]}, {"ids": ["patient"], "drop": ["patient"]},
+        {"split_by": "patient", "drop": ["patient"]}, {"categorical": ["year"], "drop": ["year"]},
+    ],
+)  # fmt: skip
 def test_bad_settings(settings):
     with pytest.raises(HyperparameterError):
         make_problem(FRAME, "y", **settings)

@@ -1,6 +1,7 @@
 """Training on tables, from rows to a run: what is chosen, kept, refused, and the same after a kill."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -8,7 +9,7 @@ import pytest
 
 import scdro
 from scdro.errors import DataError, HyperparameterError
-from scdro.tables import _folder, audit, load, train
+from scdro.tables import Run, _folder, _study, _verdict, audit, load, train
 from scdro.tables._summary import Summary, mismatch
 
 
@@ -299,13 +300,13 @@ def test_a_damaged_fit_is_computed_again(tmp_path):
     [
         {"model": "random"}, {"methods": ["magic"]}, {"rho": -1.0}, {"rho": float("nan")}, {"price": 2.0},
         {"budget": 0}, {"folds": 1}, {"seeds": 10**9}, {"seed": -1}, {"seed": 2**70}, {"threads": 10**9},
-        {"least_group": 0}, {"budget": True},
+        {"least_group": 0}, {"budget": True}, {"target": "noise", "methods": ["class-weighted"]},
     ],
 )  # fmt: skip
 def test_bad_settings_are_refused_before_any_fit(settings, monkeypatch):
     monkeypatch.setattr(_folder.Fits, "get", lambda *_: pytest.fail("a fit"))
     with pytest.raises((HyperparameterError, TypeError)):
-        train(spoilt(100), "y", **settings)
+        train(spoilt(100), **{"target": "y", **settings})
 
 
 # -- many rows --------------------------------------------------------------------------------------------------------
@@ -401,7 +402,8 @@ def test_slices_of_a_regression_have_errors_in_its_own_unit():
     rng = np.random.default_rng(0)
     place, x = rng.choice(["near", "far"], 600, p=[0.85, 0.15]), rng.normal(size=600)
     wage = 1000 + 100 * x + np.where(place == "far", 400, 20) * rng.choice([-1, 1], 600)
-    run = train({"x": x, "place": place, "wage": wage}, "wage", model="linear", group=["place"], **QUICK)
+    table = {"x": x, "place": place, "wage": wage}
+    run = train(table, "wage", model="linear", methods=["second-look"], group=["place"], **QUICK)
     one = run.summary["slices"][0]
     assert one["conditions"] == ["place = far"]
     assert 300 < one["before"] < 500
@@ -415,3 +417,71 @@ def test_slices_of_a_regression_have_errors_in_its_own_unit():
 def test_a_printed_run_cannot_steer_a_terminal():
     frame = spoilt(200).with_columns(y=pl.col("y").replace_strict({"yes": "\x1b[31mred", "no": "\u202eback"}))
     assert str(train(frame, "y", model="linear", **QUICK)).isprintable()
+
+
+def test_where_every_radius_is_too_dear_the_verdict_says_so(tmp_path, monkeypatch):
+    """The best of the radii is then 0, plain training itself: there is nothing to compare it with."""
+    monkeypatch.setattr(_study._Seed, "_within_price", lambda self, m: m == self.methods["plain"].best.measures)
+    run = train(spoilt(400), "y", model="linear", methods=["worst-case"], out=tmp_path / "run", **QUICK)
+    verdict = run.summary["verdict"]
+    assert (verdict["answer"], verdict["kept"], verdict["robust"]) == ("costs too much", "plain", None)
+    assert run.models == ["plain"]  # not twice the same one
+    rho, given_up = run.summary["curves"][1]["points"]
+    assert rho["chosen"]
+    said = " ".join(verdict["sentences"])
+    assert f"{rho['robust_value']:.3f} to {given_up['robust_value']:.3f}" in said
+    assert "costs too much" in load(tmp_path / "run").report()
+
+
+@pytest.mark.parametrize(
+    ("classes", "there", "of_group", "overall", "first"),
+    [
+        (["no", "yes"], 0.8, 0.02, 0.6, "rare"),  # stands out within its class, but a whole class is served worse
+        (["no", "yes"], 0.4, 0.5, 0.6, "odd"),
+        (["no", "yes"], 0.8, 0.7, 0.75, "rare"),
+        ([], 30_000.0, 20_000.0, 10_000.0, "odd"),
+        ([], 15_000.0, 20_000.0, 10_000.0, "rare"),
+    ],
+)
+def test_who_is_failed_is_who_is_served_worst(classes, there, of_group, overall, first):
+    words = _verdict._Words(SimpleNamespace(classes=classes), SimpleNamespace(audit=False))
+    group = {"name": "y = rare", "size": 60, "small": False, "scores": {"plain": {"value": of_group}}}
+    tiny = {"name": "tiny", "size": 2, "small": True, "scores": {"plain": {"value": 0.0 if classes else 1e9}}}
+    one = {"conditions": ["sign = odd"], "share": 0.1, "lift": 3.0, "before": there}
+    said = words.failed([one], [group, tiny], overall)
+    assert said.index(first) == min(said.find(name) for name in ("rare", "odd") if name in said)
+    assert "tiny" not in said
+    assert "e+" not in said  # 20,000 and not 2e+04
+    assert "odd" not in words.failed([], [group], overall)
+    assert "rare" in words.failed([], [group], overall)
+
+
+def test_one_answer_for_everybody_is_not_the_same_probability():
+    words = _verdict._Words(SimpleNamespace(classes=["alive", "dead"]), SimpleNamespace(audit=False))
+    assert "alive" in words.same_answer(SimpleNamespace(flat=False, one_answer=0))
+    assert "the same" in words.same_answer(SimpleNamespace(flat=True, one_answer=0))
+
+
+def test_intervals_of_accuracies_are_shares():
+    """Rows that several seeds tested have a mean of right answers; nearly none right is still no negative share."""
+    found = _verdict._estimate(np.array([1 / 3, *[0.0] * 50]), share=True)
+    assert 0 <= found["low"] <= found["value"] <= found["high"] <= 1
+
+
+def test_a_run_killed_while_it_is_saved_keeps_its_fits(tmp_path, monkeypatch):
+    def killed(*args, **kwargs):
+        raise Stop
+
+    folder, settings = tmp_path / "run", {"model": "linear", "methods": ["plain"], **QUICK}
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "save", killed)
+        with pytest.raises(Stop):
+            train(spoilt(200), "y", out=folder, **settings)
+    assert list((folder / "fits").glob("*.npz"))
+    with monkeypatch.context() as patch:
+        patch.setattr(_folder.Fits, "clear", killed)
+        with pytest.raises(Stop):
+            train(spoilt(200), "y", out=folder, **settings)
+    assert not any("fits" in name for name in json.loads((folder / "manifest.json").read_text())["files"])
+    assert train(spoilt(200), "y", out=folder, **settings).models == ["plain"]
+    assert not (folder / "fits").exists()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from lightgbm import Booster, CVBooster, Dataset, LGBMClassifier, LGBMRegressor
 
+from scdro._frames import numbers_or_pandas
 from scdro._validation import check_rho
 from scdro.boosting._losses import Array, BoostingLoss, LogisticLoss, OneVsAllLoss, SoftmaxLoss, lightgbm_loss
 from scdro.boosting._metric import RobustMetric, default_metric, split_metrics
@@ -200,6 +201,9 @@ def _on_the_worst_case(fit: Callable[..., Any]) -> Callable[..., Any]:
     def robust_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         check_rho(self.rho)
         given = signature.bind(self, *args, **kwargs).arguments
+        given["X"] = numbers_or_pandas(given["X"])
+        for name in ("eval_set", "eval_X"):
+            given[name] = _readable(given.get(name))
         metrics = given.get("eval_metric")
         if self.rho > 0.0:
             given["callbacks"] = [*(given.get("callbacks") or ()), LightGBMWorstCase(self.rho)]
@@ -215,6 +219,22 @@ def _on_the_worst_case(fit: Callable[..., Any]) -> Callable[..., Any]:
             self.__dict__.pop("_no_default_metric", None)
 
     return robust_fit
+
+
+def _readable(thing: Any) -> Any:
+    """Tables as LightGBM reads them, also in lists and pairs. A category or text of polars or Arrow ends the process in
+    its C++ code; categories of pandas it knows, and texts of pandas it refuses."""
+    if isinstance(thing, list | tuple):
+        return type(thing)(_readable(one) for one in thing)
+    return numbers_or_pandas(thing)
+
+
+def _of_readable_rows(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(self: Any, X: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(self, numbers_or_pandas(X), *args, **kwargs)
+
+    return call
 
 
 class _Reweighted:
@@ -266,6 +286,8 @@ class KLDROLGBMClassifier(_Reweighted, LGBMClassifier):
         self.rho = rho
 
     fit = _on_the_worst_case(LGBMClassifier.fit)
+    predict = _of_readable_rows(LGBMClassifier.predict)
+    predict_proba = _of_readable_rows(LGBMClassifier.predict_proba)
 
 
 class KLDROLGBMRegressor(_Reweighted, LGBMRegressor):
@@ -289,3 +311,4 @@ class KLDROLGBMRegressor(_Reweighted, LGBMRegressor):
         self.rho = rho
 
     fit = _on_the_worst_case(LGBMRegressor.fit)
+    predict = _of_readable_rows(LGBMRegressor.predict)

@@ -143,45 +143,53 @@ def parser() -> argparse.ArgumentParser:
 def _add_data(made: argparse.ArgumentParser) -> None:
     made.add_argument("data", help="CSV or Parquet file (train: or a folder with a subfolder of images for each class)")
     made.add_argument("--target", metavar="COLUMN", help="the column to predict")
-    made.add_argument("--model", choices=["trees", "linear", "network"], default="trees", help="default: trees")
+    made.add_argument("--model", choices=["trees", "linear", "network"], help="default: trees")
     made.add_argument("--task", choices=["classification", "regression"], help="default: by the target")
     methods = ["plain", "class-weighted", "worst-case", "second-look"]
-    made.add_argument("--method", action="append", default=[], choices=methods, help="only these; may be repeated")
-    made.add_argument("--rho", type=_number, default=0.5, help="radius at which models are compared (default 0.5)")
+    made.add_argument("--method", action="append", choices=methods, help="only these; may be repeated")
+    made.add_argument("--rho", type=_number, help="radius at which models are compared (default 0.5)")
     made.add_argument(
         "--price",
         type=_number,
         help="most accuracy, as a share, that robust training may cost (default 0.002; for images 0.02)",
     )
-    made.add_argument(
-        "--group", action="append", default=[], metavar="COLUMN", help="evaluate its values; never trained on"
-    )
-    made.add_argument("--drop", action="append", default=[], metavar="COLUMN", help="leave a column out")
-    made.add_argument("--categorical", action="append", default=[], metavar="COLUMN", help="numbers that are names")
-    made.add_argument(
-        "--id", action="append", default=[], metavar="COLUMN", help="not trained on; passes through predict"
-    )
+    made.add_argument("--group", action="append", metavar="COLUMN", help="evaluate its values; never trained on")
+    made.add_argument("--drop", action="append", metavar="COLUMN", help="leave a column out")
+    made.add_argument("--categorical", action="append", metavar="COLUMN", help="numbers that are names")
+    made.add_argument("--id", action="append", metavar="COLUMN", help="not trained on; passes through predict")
     made.add_argument("--split-by", metavar="COLUMN", help="rows with the same value stay together")
-    made.add_argument("--budget", type=int, default=4, help="candidate settings of every method, 1 to 6 (default 4)")
-    made.add_argument("--folds", type=int, default=3, help="of the cross-validation (default 3)")
-    made.add_argument("--least-group", type=int, default=30, help="smaller groups never decide (default 30)")
-    made.add_argument("--seed", type=int, default=0, help="of splits and models (default 0)")
-    made.add_argument("--threads", type=int, help="default: 1 below 20,000 rows, all free cores beyond")
+    made.add_argument("--budget", type=int, help="candidate settings of every method, 1 to 6 (default 4)")
+    made.add_argument("--folds", type=int, help="of the cross-validation (default 3)")
+    made.add_argument("--least-group", type=int, help="smaller groups never decide (default 30)")
+    made.add_argument("--seed", type=int, help="of splits and models (default 0)")
+    made.add_argument(
+        "--threads", type=int, help="of trees and networks (default: 1 below 20,000 rows, else all free cores)"
+    )
     made.add_argument("--log", metavar="FILE", help="file of JSON lines: every candidate once judged, then the results")
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
-    found = {
-        "model": args.model, "task": args.task, "rho": args.rho, "group": args.group,
-        "drop": args.drop, "categorical": args.categorical, "ids": args.id, "split_by": args.split_by,
-        "budget": args.budget, "folds": args.folds, "least_group": args.least_group, "seed": args.seed,
-        "threads": args.threads, "out": args.out, "loggers": _loggers(args),
-    }  # fmt: skip
-    return found | _price(args) | ({"methods": args.method} if args.method else {})
+TABLES = {  # options that only tables have, and their arguments in `scdro.tables.train` and `audit`
+    "target": "target", "model": "model", "task": "task", "method": "methods", "group": "group", "drop": "drop",
+    "categorical": "categorical", "id": "ids", "split_by": "split_by", "split_after": "split_after", "test": "test",
+    "seeds": "seeds", "budget": "budget", "folds": "folds", "threads": "threads",
+}  # fmt: skip
+IMAGES = {"features": "features", "size": "size"}
+BOTH = {name: name for name in ("rho", "price", "least_group", "seed", "out")}
 
 
-def _price(args: argparse.Namespace) -> dict[str, Any]:
-    return {} if args.price is None else {"price": args.price}
+def _given(args: argparse.Namespace, own: dict[str, str], others: dict[str, str], what: str) -> dict[str, Any]:
+    """Arguments of the options that were given; one that would be ignored is an error."""
+    from scdro.errors import HyperparameterError
+
+    def known(names: dict[str, str]) -> dict[str, Any]:
+        return {
+            name: getattr(args, option) for option, name in names.items() if getattr(args, option, None) is not None
+        }
+
+    ignored = [option for option in others if getattr(args, option, None) is not None]
+    if ignored:
+        raise HyperparameterError(f"expected options for {what}, got --{ignored[0].replace('_', '-')}")
+    return known(own) | known(BOTH) | {"loggers": _loggers(args)}
 
 
 def _loggers(args: argparse.Namespace) -> list[Any]:
@@ -190,11 +198,13 @@ def _loggers(args: argparse.Namespace) -> list[Any]:
     return [JSONLinesLogger(args.log)] if args.log else []
 
 
-def _needs_target(args: argparse.Namespace) -> None:
+def _table(args: argparse.Namespace) -> dict[str, Any]:
     from scdro.errors import HyperparameterError
 
-    if args.target is None:
+    found = _given(args, TABLES, IMAGES, "a table")
+    if "target" not in found:
         raise HyperparameterError("expected --target COLUMN, the column to predict, got none")
+    return found
 
 
 def _train(args: argparse.Namespace) -> None:
@@ -204,20 +214,12 @@ def _train(args: argparse.Namespace) -> None:
     from scdro.tables import train, train_images
 
     if Path(args.data).is_dir():
-        run = train_images(
-            args.data, features=args.features, size=args.size, rho=args.rho, least_group=args.least_group,
-            seed=args.seed, threads=args.threads, out=args.out, progress=ProgressLine(),
-            loggers=_loggers(args), **_price(args),
-        )  # fmt: skip
+        run = train_images(args.data, progress=ProgressLine(), **_given(args, IMAGES, TABLES, "a folder of images"))
     else:
-        _needs_target(args)
-        after: Any = args.split_after
-        if after is not None and "=" in after:
-            after = tuple(after.split("=", 1))
-        run = train(
-            args.data, args.target, split_after=after, test=args.test, seeds=args.seeds, progress=ProgressLine(),
-            **_given(args),
-        )  # fmt: skip
+        given = _table(args)
+        if "=" in given.get("split_after", ""):
+            given["split_after"] = tuple(given["split_after"].split("=", 1))
+        run = train(args.data, progress=ProgressLine(), **given)
     show(run.summary)
     models = f"models ({', '.join(run.models)})" if run.models else "no model"
     print(clean(f"The run is in {args.out}: report.html, summary.json, {models}."))
@@ -227,8 +229,7 @@ def _audit(args: argparse.Namespace) -> None:
     from scdro.cli.show import ProgressLine, show
     from scdro.tables import audit
 
-    _needs_target(args)
-    run = audit(args.data, args.target, progress=ProgressLine(), **_given(args))
+    run = audit(args.data, progress=ProgressLine(), **_table(args))
     show(run.summary)
     if args.out:
         print(clean(f"The page is {args.out}/report.html."))
@@ -240,6 +241,8 @@ def _predict(args: argparse.Namespace) -> None:
     from scdro._files import write_file
     from scdro.tables import load
 
+    if not Path(args.folder).is_dir() and Path(args.data).is_dir():
+        raise NotADirectoryError(f"expected RUN DATA, in this order, got {args.folder} {args.data}")
     run = load(args.folder)
     if Path(args.out).is_dir():
         raise IsADirectoryError(f"expected --out to be a file, got the folder {args.out}")
@@ -255,6 +258,8 @@ def _report(args: argparse.Namespace) -> None:
 
     run = load(args.folder)
     path = Path(args.out) if args.out else Path(args.folder) / "report.html"
+    if path.is_symlink() and not args.out:  # a run of somebody else's must not choose which file is written
+        raise FileExistsError(f"expected a file of the run, got a link, {path}; choose another place with --out")
     write_file(path, run.report())
     print(clean(str(path)))
 

@@ -84,6 +84,8 @@ def show(summary: Summary) -> None:
             [group["name"], f"{group['size']:,}", *(_number(group["scores"][n]["value"], served) for n in names)]
             for group in summary["groups"][:ROWS]
         ])  # fmt: skip
+        if len(summary["groups"]) > ROWS:
+            print(f"and {len(summary['groups']) - ROWS:,} more groups, in summary.json")
     if summary["slices"]:
         print("\nwho is failed")
         for one in summary["slices"]:
@@ -98,7 +100,11 @@ def _rho(point: Any) -> str:
 def _number(value: float | None, what: str) -> str:
     if value is None:
         return "-"
-    return f"{100 * value:.2f}%" if what in ("accuracy", "balanced_accuracy", "R2") else f"{value:.4g}"
+    return f"{100 * value:.2f}%" if what in ("accuracy", "balanced_accuracy", "R2") else _short(value)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def _filled(text: str, width: int) -> str:

@@ -64,9 +64,13 @@ class Slice(NamedTuple):
 
     def __str__(self) -> str:
         text = f"{' and '.join(self.conditions)}: {self.size:,} samples ({100 * self.share:.2g}%) with "
-        text += f"{self.lift:.1f} times the weight usual in their class"
+        text += f"{self.lift:.1f} times the {'usual weight' if self.loss else 'weight usual in their class'}"
         known = [
-            (f"{value:.3g}" if self.loss else f"{100 * value:.0f}%") + f" {when}"
+            f"{100 * value:.0f}% {when}"
+            if not self.loss
+            else f"{value:,.0f} {when}"
+            if value >= 1000
+            else f"{value:.3g} {when}"
             for value, when in ((self.before, "before"), (self.after, "after"))
             if not math.isnan(value)
         ]

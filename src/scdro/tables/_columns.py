@@ -79,7 +79,7 @@ class Columns:
         pl = polars()
         found = np.empty((frame.height, len(self.names)), order="F")
         for k, name in enumerate(self.numbers):
-            column = column_of(frame, name, "a column that the model was trained on")
+            column = column_of(frame, name, "which the model was trained on")
             if not (column.dtype.is_numeric() or column.dtype.is_temporal()):
                 bad = column.is_not_null() & column.cast(pl.Float64, strict=False).is_null()
                 if bad.any():
@@ -91,7 +91,7 @@ class Columns:
                 column = _instants(column)
             found[:, k] = column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
         for k, (name, values) in enumerate(self.categories.items(), len(self.numbers)):
-            texts = _texts(column_of(frame, name, "a column that the model was trained on"))
+            texts = _texts(column_of(frame, name, "which the model was trained on"))
             distinct = texts.drop_nulls().unique()
             codes = texts.replace_strict(distinct, _codes(distinct, values), default=None, return_dtype=pl.Float64)
             found[:, k] = codes.fill_null(float("nan")).to_numpy()
@@ -144,7 +144,7 @@ def describe(
 ) -> list[ColumnSummary]:
     """What becomes of every column. `special` says which are the target, groups, ids and those of the split."""
     for name in (*drop, *categorical):
-        column_of(frame, name, "a column to leave out" if name in drop else "a column of categories")
+        column_of(frame, name, "to leave out" if name in drop else "to take as categories")
     found: list[ColumnSummary] = []
     for column in frame.get_columns():
         name, note, distinct = column.name, "", column.drop_nulls().n_unique()

@@ -20,7 +20,7 @@ from scdro.tables._read import shown
 
 __all__ = ["Fits", "locked", "open_run", "read_json", "same_run", "seal"]
 
-MANIFEST, STARTED = "manifest.json", "started.json"
+MANIFEST, STARTED, FITS = "manifest.json", "started.json", "fits"
 LARGEST = 1 << 30  # bytes of a file that is read whole
 ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 
@@ -88,7 +88,7 @@ class Fits:
     """Finished fits by what they are: a killed run goes on where it was. Without a folder nothing is kept."""
 
     def __init__(self, folder: Path | None) -> None:
-        self.folder = None if folder is None else folder / "fits"
+        self.folder = None if folder is None else folder / FITS
         if self.folder is not None:
             self.folder.mkdir(exist_ok=True)
 
@@ -118,7 +118,7 @@ def seal(folder: Path) -> None:
     files = {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in (MANIFEST, ".lock", "report.html")
+        if path.is_file() and path.name not in (MANIFEST, ".lock", "report.html") and path.parent.name != FITS
     }
     write_file(folder / MANIFEST, json.dumps({"format": 1, "files": files}, indent=1))
 
@@ -126,9 +126,7 @@ def seal(folder: Path) -> None:
 def open_run(folder: Path) -> None:
     """Check every file against its checksum."""
     if not folder.is_dir():
-        raise MissingDataError(
-            f"expected the folder of a run, got {shown(folder)}; the order is: scdro predict RUN DATA"
-        )
+        raise MissingDataError(f"expected the folder of a run, got {shown(folder)}, which is no folder")
     if not (folder / MANIFEST).is_file():
         begun = (folder / STARTED).is_file()
         what = "has not finished: start it again" if begun else "is not one: `scdro train` makes one"

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from scdro._validation import check_whole
+from scdro._validation import check_number, check_whole
 from scdro.errors import DataError
 from scdro.integrations.loggers import Logger
 from scdro.second_look import repair
@@ -54,7 +54,6 @@ def train_images(
     price: float = 0.02,
     least_group: int = 30,
     seed: int = 0,
-    threads: int | None = None,
     out: Any = None,
     progress: Callable[[int, int, str], None] | None = None,
     loggers: Sequence[Logger] = (),
@@ -73,7 +72,7 @@ def train_images(
             ("timm/resnet18.a1_in1k") whose weights are on this machine. None looks for one of the usual ones; nothing
             is ever downloaded. "none": a small network.
         size: pixels of a side; None: 224 for a pretrained network, 64 for a small one.
-        rho, price, least_group, seed, threads, out, progress, loggers: as for `train`.
+        rho, price, least_group, seed, out, progress, loggers: as for `train`.
 
     Example:
         >>> import tempfile
@@ -90,10 +89,14 @@ def train_images(
     frozen = _pretrained.find(features)
     size = (SIDE if frozen is None else SIDE_OF_PRETRAINED) if size is None else size
     check_whole("size", size, 8, 1024, "the side of the images in pixels")
+    check_number("rho", rho, ">= 0", "the radius at which models are compared")
+    check_number("price", price, "in [0, 1]", "the share of accuracy that robust training may cost")
+    check_whole("least_group", least_group, 1)
+    check_whole("seed", seed, 0, 2**31 - 1)
     root = Path(folder)
     paths, problem = _labelled(root)
     X = Pictures(size).read(paths)
-    options = Options("images", METHODS, float(rho), float(price), 5, 1, seed, 1, least_group, threads or 1, False)
+    options = Options("images", METHODS, float(rho), float(price), 5, 1, seed, 1, least_group, 1, False)
     digest = hashlib.sha256(X.tobytes() + problem.y.tobytes()).hexdigest()
     about = {**options.__dict__, "methods": list(METHODS), "size": size, "data": digest}
     logs = Logs(loggers)
@@ -140,7 +143,7 @@ def _study(
         Tested(name, options.seed, cut.test, predicted, y[cut.test], (0.0, 1.0))
         for name, predicted in fitted.predicted.items()
     ]
-    verdict, groups, methods = judge(problem, tests, options, "second-look", [], fitted.answer, False)
+    verdict, groups, methods = judge(problem, tests, options, "second-look", [], fitted.answer)
     for row in methods:
         row["seconds"] = round(time.monotonic() - began, 1)
     tell(3, 3, "done")

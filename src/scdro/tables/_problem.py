@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.model_selection import GroupKFold, GroupShuffleSplit, KFold, StratifiedKFold, train_test_split
 
+from scdro._validation import check_whole
 from scdro.errors import DataError, HyperparameterError
 from scdro.tables._columns import describe
-from scdro.tables._read import as_table, column_of, polars, shown, where
+from scdro.tables._read import as_table, column_of, listed, polars, shown, where
 
 if TYPE_CHECKING:
     import polars as pl
@@ -92,6 +93,11 @@ def make_problem(
 ) -> TableProblem:
     """Read the data, find the task, and see what is wrong before anything is trained."""
     pl = polars()
+    check_whole("folds", folds, 2, 20)
+    time = split_after if split_after is None or isinstance(split_after, str) else split_after[0]
+    _check_roles(target, drop, {
+        "group": group, "categorical": categorical, "ids": ids, "split_by": [split_by], "split_after": [time],
+    })  # fmt: skip
     frame = as_table(data)
     fixed, split = None, _split("random", None, None, "A fifth of the rows is kept for the test.")
     if test is not None:
@@ -100,13 +106,13 @@ def make_problem(
         other = as_table(test, [name for name in frame.columns if frame[name].dtype == pl.String])
         for name in frame.columns:
             if name not in drop:
-                column_of(other, name, "every column of the training data, here of the test data,")
+                column_of(other, name, "which the training data have, in the test data")
         n = frame.height
         frame = _joined(frame, other)
         fixed = TrainTest(np.arange(n), np.arange(n, frame.height))
         split = _split("file", None, None, "The test rows are those of the file given.")
     y = column_of(frame, target, "the target")
-    for what, names in (("a group", group), ("an id", ids)):
+    for what, names in (("for groups", group), ("an id", ids)):
         for name in names:
             column_of(frame, name, what)
     special = {**dict.fromkeys(ids, "id"), **dict.fromkeys(group, "group")}
@@ -118,7 +124,7 @@ def make_problem(
     groups = _combined(frame, group)
     together = None
     if split_by is not None:
-        together = column_of(frame, split_by, "split_by").cast(pl.String).fill_null("").rank("dense").to_numpy()
+        together = column_of(frame, split_by, "to split by").cast(pl.String).fill_null("").rank("dense").to_numpy()
         special[split_by] = "split"
         split = _split(
             "by", split_by, None, f"Rows with the same {split_by} stay together; a fifth of them is for the test."
@@ -134,14 +140,38 @@ def make_problem(
     if classes and split["how"] == "random":
         split["text"] = "A fifth of the rows of each class is kept for the test."
     columns = describe(frame, special, drop, categorical)
-    warnings += [f"Column {shown(c['name'])}: {c['note']}." for c in columns if c["note"] and c["note"] != "as asked"][
-        :20
-    ]
+    warnings += _notes(columns)
     found = TableProblem(
         frame, target, classes, labels, columns, groups, list(group), list(ids), together, split, fixed, warnings
     )
     _check_sizes(found, folds)
     return found
+
+
+def _check_roles(target: str, drop: Sequence[str], roles: dict[str, Sequence[str | None]]) -> None:
+    """A column that is asked for in two ways: one of them would be ignored."""
+    for role, names in {"drop": drop, **roles}.items():
+        if target in names:
+            more = "; for classes, ask for classification" if role == "categorical" else ""
+            raise HyperparameterError(f"expected columns other than the target in {role}, got {shown(target)}{more}")
+        both = [name for name in names if name in drop and role != "drop"]
+        if both:
+            raise HyperparameterError(f"expected a column in drop or in {role}, got {shown(both[0])} in both")
+
+
+def _notes(columns: list[ColumnSummary]) -> list[str]:
+    """A line for each thing that is odd, with the columns it is true of."""
+    odd: dict[str, list[str]] = {}
+    for column in columns:
+        if column["note"] and column["note"] != "as asked":
+            what = f"{column['note']}; left out" if column["kind"] == "left out" else column["note"]
+            odd.setdefault(what, []).append(column["name"])
+    return [
+        f"Column {shown(names[0])}: {what}."
+        if len(names) == 1
+        else f"{len(names):,} columns ({listed(names)}): {what}."
+        for what, names in odd.items()
+    ][:20]
 
 
 def _split(how: Any, column: str | None, value: str | None, text: str) -> SplitSummary:
@@ -165,7 +195,7 @@ def _after(frame: Any, split_after: str | tuple[str, Any]) -> tuple[TrainTest, S
     """Rows after a value are the test; without a value, the last fifth."""
     pl = polars()
     name, bound = (split_after, None) if isinstance(split_after, str) else split_after
-    column = column_of(frame, name, "split_after")
+    column = column_of(frame, name, "to split after")
     if column.null_count():
         raise DataError(
             f"expected a value of {shown(name)} in every row to split after, got none in {column.null_count():,}; the "
@@ -180,12 +210,15 @@ def _after(frame: Any, split_after: str | tuple[str, Any]) -> tuple[TrainTest, S
         if bound == column.max() and column.n_unique() > 1:  # the last value has more than a fifth
             bound = column.filter(column < bound).max()
     else:
+        text, given = pl.Series([str(bound)]), bound
         try:
-            bound = pl.Series([str(bound)]).cast(column.dtype)[0]
+            days, times = column.dtype == pl.Date, column.dtype == pl.Datetime
+            read = text.str.to_date(strict=False) if days else text.str.to_datetime(strict=False) if times else text
+            bound = read.cast(column.dtype)[0]
         except pl.exceptions.PolarsError:
-            raise DataError(
-                f"expected a value like those of {shown(name)} ({shown(column[0])}), got {shown(bound)}"
-            ) from None
+            bound = None
+        if bound is None:
+            raise DataError(f"expected a value like those of {shown(name)} ({shown(column[0])}), got {shown(given)}")
     late = (column > bound).to_numpy()
     if late.all() or not late.any():
         raise DataError(f"expected rows before and after {shown(name)} = {shown(bound)}, got only one kind")

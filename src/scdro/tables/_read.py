@@ -16,7 +16,7 @@ from scdro.errors import DataError, MissingDataError
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["as_table", "column_of", "polars", "read_table", "shown", "where"]
+__all__ = ["as_table", "column_of", "listed", "polars", "read_table", "shown", "where"]
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?")
 DELIMITERS = ",\t;|"
@@ -51,13 +51,14 @@ def column_of(frame: pl.DataFrame, name: str, what: str) -> pl.Series:
     close = get_close_matches(name, frame.columns, 1, cutoff=0.6)
     if not close:
         close = [c for c in frame.columns if c.strip().lower() == name.strip().lower()][:1]
-    meant = f"did you mean {shown(close[0])}?" if close else _listed(frame.columns)
-    raise DataError(f"expected {what} to be one of the {frame.width} columns, got {shown(name)}; {meant}")
+    meant = f"did you mean {shown(close[0])}?" if close else f"there are {listed(frame.columns)}"
+    raise DataError(f"expected a column {shown(name)}, {what}, among the {frame.width} columns; {meant}")
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return f"there are {', '.join(shown(n, 30) for n in names[:LISTED])}{more}"
+def listed(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - LISTED:,} more" if len(names) > LISTED else ""
+    return f"{', '.join(shown(n, 30) for n in names[:LISTED])}{more}"
 
 
 def read_table(path: Any, texts: Sequence[str] = ()) -> pl.DataFrame:

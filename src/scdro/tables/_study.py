@@ -43,7 +43,7 @@ from scdro.tables._summary import (
     Summary,
     VerdictSummary,
 )
-from scdro.tables._verdict import Tested, judge, measure, row_losses, row_scores
+from scdro.tables._verdict import Offer, Tested, judge, measure, row_losses, row_scores
 
 __all__ = ["METHODS", "audit", "train"]
 
@@ -104,7 +104,7 @@ def train(
     target: str,
     *,
     model: str = "trees",
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] | None = None,
     task: str | None = None,
     rho: float = 0.5,
     price: float = 0.002,
@@ -136,7 +136,8 @@ def train(
         data: a DataFrame of pandas, polars or Arrow, a dictionary of columns, or the path of a CSV or Parquet file.
         target: the column to predict.
         model: "trees" (LightGBM), "linear" (exact) or "network".
-        methods: some of "plain", "class-weighted", "worst-case" and "second-look"; plain is always among them.
+        methods: some of "plain", "class-weighted" (not for regression), "worst-case" and "second-look"; plain is always
+            among them. None: all of them.
         task: "classification" or "regression"; None decides: more than 20 different numbers are a quantity.
         rho: radius at which models are compared.
         price: the most accuracy (or R^2), as a share, that robust training may cost.
@@ -180,7 +181,7 @@ def audit(
     target: str,
     *,
     model: str = "trees",
-    methods: Sequence[str] = ("plain", "class-weighted", "second-look"),
+    methods: Sequence[str] | None = None,
     task: str | None = None,
     rho: float = 0.5,
     price: float = 0.002,
@@ -201,7 +202,7 @@ def audit(
 ) -> Run:
     """Whom a plain model fails, and what a second look would gain at what price, for a range of rho; no model is kept.
 
-    All rows are judged out of fold. Arguments as for `train`.
+    All rows are judged out of fold. Arguments as for `train`; without `methods`, all but "worst-case".
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -235,31 +236,32 @@ def _title(data: Any) -> str:
 
 
 def _options(
-    problem: TableProblem, model: str, methods: Sequence[str], rho: float, price: float, folds: int, budget: int,
+    problem: TableProblem, model: str, methods: Sequence[str] | None, rho: float, price: float, folds: int, budget: int,
     seed: int, seeds: int | None, least_group: int, threads: int | None, audit: bool,
 ) -> Options:  # fmt: skip
     n = len(problem.y)
     check_choice("model", model, ("trees", "linear", "network"))
-    for name in methods:
-        if name not in METHODS:
-            raise HyperparameterError(f"expected methods among {', '.join(METHODS)}, got {name!r}")
+    possible = [name for name in METHODS if problem.classes or name != "class-weighted"]
+    for name in methods or ():
+        if name not in possible:
+            task = "classification" if problem.classes else "regression"
+            raise HyperparameterError(f"expected methods for {task} among {', '.join(possible)}, got {name!r}")
     check_number("rho", rho, ">= 0", "the radius at which models are compared")
     check_number("price", price, "in [0, 1]", "the share of accuracy that robust training may cost")
     seeds = (3 if n <= 5000 else 1) if seeds is None else seeds
     cores = os.cpu_count() or 1
     threads = (1 if n < 20_000 else _free(cores)) if threads is None else threads
     for what, value, most in (
-        ("folds", folds, 20), ("budget", budget, 6), ("seed", seed, 2**31 - 1), ("seeds", seeds, 100),
+        ("budget", budget, 6), ("seed", seed, 2**31 - 1), ("seeds", seeds, 100),
         ("least_group", least_group, n), ("threads", threads, 4 * cores),
     ):  # fmt: skip
-        least = {"folds": 2, "seed": 0}.get(what, 1)
-        check_whole(what, value, least, most)
+        check_whole(what, value, 0 if what == "seed" else 1, most)
     if n > MANY_ROWS and seeds > 1:
         problem.warnings.append(f"{n:,} rows: one seed in place of {seeds}.")
         seeds = 1
-    wanted = [name for name in METHODS if name in methods or name == "plain"]
-    if not problem.classes:
-        wanted = [name for name in wanted if name != "class-weighted"]
+    if methods is None:
+        methods = [name for name in possible if not audit or name != "worst-case"]
+    wanted = [name for name in possible if name in methods or name == "plain"]
     return Options(
         model, tuple(wanted), float(rho), float(price), folds, budget, seed, seeds, least_group, threads, audit
     )
@@ -288,12 +290,13 @@ def in_folder(out: Any, about: dict[str, Any], study: Callable[[_folder.Fits], R
     about.pop("threads")  # the same trees, whatever their number
     with _folder.locked(folder):
         _folder.same_run(folder, about)
-        if (folder / _folder.MANIFEST).exists():
-            return Run.load(folder, features)
         fits = _folder.Fits(folder)
-        run = study(fits)
+        if (folder / _folder.MANIFEST).exists():
+            run = Run.load(folder, features)
+        else:
+            run = study(fits)
+            run.save(folder, lock=False)
         fits.clear()
-        run.save(folder, lock=False)
         return run
 
 
@@ -334,11 +337,13 @@ def _study(
     for study in studies:
         study.run()
     robust = _best_robust(studies, options)
+    cheapest = _cheapest(studies[0]) if robust == "worst-case" and all(s.is_plain(robust) for s in studies) else None
+    robust = robust if cheapest is None else None
     look = studies[0].second_look()
     slices = studies[0].slices(robust)
     tests = [study.tested(name) for study in studies for name in options.methods]
     verdict, groups, methods = judge(
-        problem, [t for t in tests if t is not None], options, robust, slices, look, studies[0].too_dear(robust)
+        problem, tests, options, robust, slices, look, studies[0].too_dear(robust), cheapest
     )
     for row in methods:
         own = [study.methods[row["name"]] for study in studies]
@@ -451,6 +456,17 @@ def _best_robust(studies: list[_Seed], options: Options) -> str | None:
 
     within = [name for name in others if mean(name, "score") >= mean("plain", "score") - options.price / 2]
     return min(within or others, key=lambda name: mean(name, "robust_value"))
+
+
+def _cheapest(study: _Seed) -> Offer | None:
+    """Of the radii that were given up, the one that costs least; None if 0 was the only one."""
+    tried = [c for c in study.methods["worst-case"].candidates if c.settings["rho"] > 0]
+    if not tried:
+        return None
+    plain = study.methods["plain"].best.measures
+    better = [c for c in tried if c.measures["robust_value"] < plain["robust_value"]]
+    best = max(better or tried, key=lambda c: c.measures["score"])
+    return Offer(best.settings["rho"], plain, best.measures, bool(better))
 
 
 class _Seed:
@@ -578,6 +594,10 @@ class _Seed:
     def too_dear(self, name: str | None) -> bool:
         return name is not None and not self._within_price(self.methods[name].best.measures)
 
+    def is_plain(self, name: str) -> bool:
+        """Whether rho 0 was chosen: the model is plain training's."""
+        return self.methods[name].best.settings.get("rho") == 0
+
     def curve(self, name: str) -> Curve:
         """All candidates of a method."""
         method, points = self.methods[name], []
@@ -644,7 +664,7 @@ class _Seed:
         method.tested = method.model.predict(self.X[self.cut.test])
         method.seconds += time.monotonic() - began
 
-    def tested(self, name: str) -> Tested | None:
+    def tested(self, name: str) -> Tested:
         method = self.methods[name]
         predicted = method.best.predicted if self.options.audit else method.tested
         assert predicted is not None

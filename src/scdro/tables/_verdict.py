@@ -22,7 +22,7 @@ from scdro.tables._summary import (
     WorstGroup,
 )
 
-__all__ = ["Tested", "judge", "measure", "row_losses", "row_scores"]
+__all__ = ["Offer", "Tested", "judge", "measure", "row_losses", "row_scores"]
 
 Array = npt.NDArray[Any]
 TAIL = 0.05
@@ -77,12 +77,12 @@ def measure(losses: Array, rho: float) -> dict[str, float]:
 # -- intervals --------------------------------------------------------------------------------------------------------
 
 
-def _estimate(values: Array, level: float = 0.95) -> Interval:
-    """A mean with its interval: Wilson's for shares, Student's otherwise."""
+def _estimate(values: Array, share: bool = False, level: float = 0.95) -> Interval:
+    """A mean with its interval: Wilson's for a share of right answers, Student's otherwise."""
     n, mean = len(values), float(values.mean())
     if n < 2:
         return {"value": mean, "low": None, "high": None}
-    if ((values == 0) | (values == 1)).all():
+    if share:
         found = stats.binomtest(round(values.sum()), n).proportion_ci(level, method="wilson")
         return {"value": mean, "low": float(found.low), "high": float(found.high)}
     if np.ptp(values) == 0:
@@ -93,20 +93,13 @@ def _estimate(values: Array, level: float = 0.95) -> Interval:
 
 def _paired(before: Array, after: Array, level: float = 0.95) -> Difference:
     """Difference of two means over the same rows."""
-    change = _change(after - before, level)
-    return {"before": float(before.mean()), "after": float(after.mean()), **change}  # type: ignore[typeddict-item]
-
-
-def _change(differences: Array, level: float) -> dict[str, float | None]:
-    found = (
-        _estimate(differences, level)
-        if np.ptp(differences)
-        else {"value": float(differences[0]), "low": None, "high": None}
-    )
-    if ((differences == 0) | (differences == 1)).all() and np.ptp(differences):
-        low, high = stats.ttest_1samp(differences, 0.0).confidence_interval(level)
-        found = {"value": float(differences.mean()), "low": float(low), "high": float(high)}
-    return {"difference": found["value"], "low": found["low"], "high": found["high"]}
+    change = after - before
+    found = _estimate(change, level=level)
+    known = bool(np.ptp(change))  # rows that all change by the same amount say nothing about others
+    return {
+        "before": float(before.mean()), "after": float(after.mean()), "difference": float(change.mean()),
+        "low": found["low"] if known else None, "high": found["high"] if known else None,
+    }  # fmt: skip
 
 
 def _resampled(before: Array, after: Array, statistic: Any) -> Difference:
@@ -130,14 +123,27 @@ def _resampled(before: Array, after: Array, statistic: Any) -> Difference:
 
 def judge(
     problem: TableProblem, tests: list[Tested], options: Any, robust: str | None, slices: list[SliceSummary],
-    look: str | None, too_dear: bool,
+    look: str | None, too_dear: bool = False, cheapest: Offer | None = None,
 ) -> tuple[VerdictSummary, list[GroupSummary], list[MethodSummary]]:  # fmt: skip
-    """The verdict, the table of groups, the methods with their scores on the test rows."""
+    """The verdict, the table of groups, the methods with their scores on the test rows.
+
+    `robust` is None where no robust model is left to compare; `cheapest` is then the least dear that was tried.
+    """
     names = list(options.methods)
     pooled = {name: _Pooled([t for t in tests if t.method == name]) for name in names}
     groups = _groups(problem, pooled, options.least_group)
     methods = [_method_row(name, [t for t in tests if t.method == name], pooled[name], options.rho) for name in names]
-    return _verdict(problem, pooled, groups, options, robust, slices, look, too_dear), groups, methods
+    verdict = _verdict(problem, pooled, groups, options, robust, slices, look, too_dear, cheapest)
+    return verdict, groups, methods
+
+
+class Offer(NamedTuple):
+    """What a candidate gives out of fold, next to plain training, and why it was not chosen."""
+
+    rho: float
+    plain: dict[str, float]
+    measures: dict[str, float]
+    too_dear: bool
 
 
 class _Pooled:
@@ -179,7 +185,7 @@ def _method_row(name: str, tests: list[Tested], pooled: _Pooled, rho: float) -> 
     found = measure(pooled.losses, rho)
     scores: dict[str, Interval] = {}
     if pooled.classifier:
-        scores["accuracy"] = _estimate(pooled.scores)
+        scores["accuracy"] = _estimate(pooled.scores, share=True)
         scores["balanced_accuracy"] = mean(_balanced_accuracy)
         scores["log_loss"] = _estimate(pooled.losses)
         scores["roc_auc"] = mean(_auc)
@@ -242,7 +248,7 @@ def _groups(problem: TableProblem, pooled: dict[str, _Pooled], least: int) -> li
     found: list[GroupSummary] = []
     for name, kind, mask in _members(problem, rows):
         size = int(mask.sum())
-        scores = {method: _finite(_estimate(p.served[mask])) for method, p in pooled.items()}
+        scores = {method: _finite(_estimate(p.served[mask], share=p.classifier)) for method, p in pooled.items()}
         found.append(
             {
                 "name": name,
@@ -270,18 +276,24 @@ def _worst_group(problem: TableProblem, before: _Pooled, after: _Pooled, least: 
 
 def _verdict(
     problem: TableProblem, pooled: dict[str, _Pooled], groups: list[GroupSummary], options: Any, robust: str | None,
-    slices: list[SliceSummary], look: str | None, too_dear: bool,
+    slices: list[SliceSummary], look: str | None, too_dear: bool, cheapest: Offer | None,
 ) -> VerdictSummary:  # fmt: skip
     plain = pooled["plain"]
     words = _Words(problem, options)
     failed = words.failed(slices, groups, float(plain.served.mean()))
     if robust is None:
         kept = "none" if plain.flat else "plain"
+        answer: Any = "not tried"
+        headline, sentences = failed, ["Only plain training was asked for."]
+        if cheapest is not None:
+            answer = "costs too much" if cheapest.too_dear else "no difference"
+            headline, said = words.none_chosen(cheapest)
+            sentences = [failed, said, *words.looked(look)]
+        if plain.flat:
+            answer, headline = "nothing learned", words.nothing_learned()
         return {
-            "answer": "nothing learned" if plain.flat else "not tried", "kept": kept,
-            "saved": _saved(kept, options), "robust": None,
-            "headline": words.nothing_learned() if plain.flat else failed,
-            "sentences": ["Only plain training was asked for.", *words.one_answer(plain, kept)],
+            "answer": answer, "kept": kept, "saved": _saved(kept, options), "robust": None,
+            "headline": headline, "sentences": [*sentences, *words.one_answer(plain, kept)],
             "price": None, "robust_value": None, "tail": None, "worst_group": None, "second_look": look,
         }  # fmt: skip
     after = pooled[robust]
@@ -290,7 +302,7 @@ def _verdict(
     tail = _resampled(plain.losses, after.losses, tail_mean)
     worst = _worst_group(problem, plain, after, options.least_group)
     gain = _is_below(value) or (worst is not None and _is_better(worst, problem))
-    answer: Any = "no difference"
+    answer = "no difference"
     degenerate = after.flat or (after.one_answer is not None and plain.one_answer is None)
     if degenerate:
         answer = "degenerate"
@@ -302,7 +314,7 @@ def _verdict(
     if plain.flat and answer != "helps":
         answer, kept = "nothing learned", "none"
     saved = _saved(kept, options, *(() if degenerate or plain.flat else (beside,)))
-    headline, sentences = words.verdict(answer, robust, price, value, tail, worst, look)
+    headline, sentences = words.verdict(answer, robust, after, price, value, tail, worst, look)
     if answer == "nothing learned":
         also = ", and so does the robust one" if after.flat else f", and {HOW[robust]} is not clearly better"
         headline = words.nothing_learned(also)
@@ -353,25 +365,30 @@ class _Words:
     def served(self, value: float | None) -> str:
         if value is None:
             return "?"
-        return f"{100 * value:.1f}% right" if self.problem.classes else f"a mean error of {value:.4g}"
+        if self.problem.classes:
+            return f"{100 * value:.1f}% right"
+        return f"a mean error of {value:,.0f}" if 1e4 <= value < 1e15 else f"a mean error of {value:.4g}"
 
     def failed(self, slices: list[SliceSummary], groups: list[GroupSummary], overall: float) -> str:
-        """Who is failed."""
-        if slices:
-            one = slices[0]
-            who = " and ".join(one["conditions"])
-            text = f"The plain model fails most where {who} ({100 * one['share']:.1f}% of the rows)"
-            if one["before"] is not None:
-                return f"{text}: {self.served(one['before'])} there, {self.served(overall)} overall."
-            return f"{text}: {one['lift']:.1f} times their share of the worst case."
-        large = [g for g in groups if not g["small"]]
-        if large:
-            worst = large[0]
-            return (
-                f"No description in these columns stands out; the plain model is worst for {worst['name']} "
-                f"({worst['size']:,} {self.rows}): {self.served(worst['scores']['plain']['value'])}."
-            )
-        return "No description in these columns stands out among the rows that the plain model fails."
+        """Who is failed: the group that is served worst, or a description, if its rows are served worse still."""
+        sign = 1.0 if self.problem.classes else -1.0
+        group = next((g for g in groups if not g["small"]), None)
+        worst = overall if group is None else group["scores"]["plain"]["value"] or 0.0
+        everybody = f"{self.served(overall)} overall"
+        one = slices[0] if slices else None
+        where = "" if one is None else f"{' and '.join(one['conditions'])} ({100 * one['share']:.1f}% of the rows)"
+        if one is not None and one["before"] is None:
+            return f"The plain model fails most where {where}: {one['lift']:.1f} times their share of the worst case."
+        there = None if one is None else one["before"]
+        if there is not None and sign * there <= min(sign * worst, sign * overall):
+            return f"The plain model fails most where {where}: {self.served(there)} there, {everybody}."
+        if group is None:
+            return "No description in these columns stands out among the rows that the plain model fails."
+        text = f"The plain model is worst for {group['name']} ({group['size']:,} {self.rows}): {self.served(worst)}"
+        if there is None:
+            return f"No description in these columns stands out. {text}, {everybody}."
+        also = "Compared with others of their class, it" if self.problem.classes else "It"
+        return f"{text}, {everybody}. {also} also fails rows where {where}: {self.served(there)} there."
 
     def nothing_learned(self, others: str = "") -> str:
         return (
@@ -388,8 +405,32 @@ class _Words:
             f"The {'plain' if kept == 'plain' else 'robust'} model answers {answer} for every one of the {self.rows}."
         ]
 
+    def same_answer(self, model: _Pooled) -> str:
+        if model.flat or model.one_answer is None:
+            what = "the same to everybody"
+            return f"would say {what}" if self.options.audit else f"says {what}"
+        answer = self.problem.classes[model.one_answer]
+        return f"would answer {answer} everywhere" if self.options.audit else f"answers {answer} everywhere"
+
+    def none_chosen(self, cheapest: Offer) -> tuple[str, str]:
+        """The headline and the numbers where every robust candidate was given up out of fold."""
+        plain, found = cheapest.plain, cheapest.measures
+        points = 100 * (plain["score"] - found["score"])
+        would = "would cost too much" if self.options.audit else "costs too much"
+        begins = f"Robust training {would}" if cheapest.too_dear else "Robust training does not help here"
+        kept = "" if self.options.audit else "; the plain model is kept"
+        cost = f"costs {points:.2f} points of {self.score}" if points > 0 else f"costs no {self.score}"
+        allowed = f"; at most {50 * self.options.price:.2g} are allowed there, half of the price" * cheapest.too_dear
+        return f"{begins}{kept}.", (
+            f"Out of fold, training on the worst case with rho {cheapest.rho:g} takes the worst-case loss from "
+            f"{plain['robust_value']:.3f} to {found['robust_value']:.3f} and {cost}{allowed}."
+        )
+
+    def looked(self, look: str | None) -> list[str]:
+        return [] if look is None else [f"A second look says: {look}."]
+
     def verdict(
-        self, answer: str, robust: str, price: Difference, value: Difference, tail: Difference,
+        self, answer: str, robust: str, after: _Pooled, price: Difference, value: Difference, tail: Difference,
         worst: WorstGroup | None, look: str | None,
     ) -> tuple[str, list[str]]:  # fmt: skip
         how = HOW[robust]
@@ -401,7 +442,7 @@ class _Words:
             "helps": ("would help" if audit else "helped", f": by {how}, {tails}, {cost}"),
             "costs too much": ("would cost too much" if audit else "cost too much", f": by {how}, {tails}, but {cost}"),
             "no difference": ("would make no clear difference" if audit else "made no clear difference", f" ({how})"),
-            "degenerate": ("would say the same to everybody" if audit else "says the same to everybody", f" ({how})"),
+            "degenerate": (self.same_answer(after), f" ({how})"),
             "nothing learned": ("", ""),
         }[answer]
         kept = "" if audit or answer == "helps" else "; the plain model is kept"
@@ -419,8 +460,7 @@ class _Words:
                 f"Worst served by plain training is {worst['name']} ({worst['size']:,} {self.rows}): "
                 f"{self.served(worst['before'])} before, {self.served(worst['after'])} after{clear}."
             )
-        if look is not None:
-            said.append(f"A second look says: {look}.")
+        said += self.looked(look)
         if answer == "helps" and not self.options.audit and self.problem.classes:
             said.append("Its probabilities lean towards the worst case: calibrate them where they must be right.")
         return headline, said
