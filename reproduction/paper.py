@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from reproduction.catalog import EMBEDDED
 from reproduction.engine.study import Arm
 
-__all__ = ["CLAIMS", "numbers_for", "reported"]
+__all__ = ["CLAIMS", "TITLES", "numbers_for", "reported"]
+
+TITLES: Mapping[str, str] = {
+    "figure1": "the convex setting: RSCDRO and RASCDRO against SPD, FastDRO and Dual SGM",
+    "figure2": "a network from scratch: SCDRO against PG-SMD2, FastDRO and Dual SGM",
+    "table2": "the KL ball against CVaR and chi2",
+    "table3": "SCDRO against ERM, RECOVER and ABSGD",
+    "table4": "SCDRO, FastDRO and PG-SMD2 at five radii",
+    "hidden": "groups that no method is told; not in the paper",
+}
 
 CLAIMS: Mapping[str, str] = {
     "figure1": "RSCDRO and RASCDRO are best on three of four data sets; FastDRO is worst on all.",

@@ -10,6 +10,7 @@ from typing import Any
 from reproduction.catalog import EMBEDDED
 from reproduction.engine.study import Arm, Study
 from reproduction.engine.wording import plural
+from reproduction.paired import OURS
 from reproduction.presets import BY_LR, EXPERIMENTS, datasets, decay_at, names_lr, study
 
 __all__ = [
@@ -127,8 +128,11 @@ def shortened(config: Config) -> list[str]:
 
 
 def shortened_line(config: Config) -> str:
-    """The same in one line, with notes about the data."""
+    """The same in one line, with notes about the update of lam and the data."""
     found, note = shortened(config), DATA_NOTES.get(config["dataset"], "")
+    ours = [method for method in config.get("methods", ()) if method in OURS]
+    if ours and config["experiment"] not in BEYOND:
+        note = f"lam is solved for in {_and(ours)}; the paper takes gradient steps. {note}"
     of = " of its own full scale" if config["experiment"] in BEYOND else ""
     given = ", given the features" if config.get("inputs") == "features" else ""
     what = "; ".join(found) if found else f"nothing{given}"

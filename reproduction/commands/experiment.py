@@ -15,7 +15,7 @@ from reproduction.engine.storage import check_folder, write, write_json
 from reproduction.engine.study import Study
 from reproduction.engine.tensorboard import TENSORBOARD, check_tensorboard
 from reproduction.figures import draw
-from reproduction.paper import CLAIMS
+from reproduction.paper import CLAIMS, TITLES
 from reproduction.pool import Means
 from reproduction.presets import EXPERIMENTS, SCALES, changed, datasets, study
 from reproduction.protocol import BEYOND, SMOKE, STUDIES, plan
@@ -66,7 +66,7 @@ def add(commands: Any) -> None:
             commands,
             experiment,
             usage="[options]",
-            help=f"{experiment}, which the paper has not" if beyond else f"the paper's {experiment}",
+            help=TITLES[experiment],
             description=("" if beyond else f"The paper's claim: {CLAIMS[experiment]} ")
             + "Settings are searched on validation data, the best run with several seeds; tables and figures have the "
             "paper's numbers beside ours. To resume after a kill at any moment, run the same command again. Under "

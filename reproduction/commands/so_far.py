@@ -16,7 +16,7 @@ def add(commands: Any) -> None:
         commands,
         "so-far",
         usage="RUN_DIR [options]",
-        help="how far runs are, and what they are worth there",
+        help="how far unfinished runs are, with their last scores",
         description="Of an experiment on one data set, whose runs may still go on: the epochs that each has reached, "
         "the scores of its last evaluation beside the paper's, and its curve. Nothing is trained.",
         examples="""

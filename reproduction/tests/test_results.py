@@ -142,6 +142,12 @@ def test_what_was_shortened(own, expected):
     assert f"What was shortened or changed: {expected}" in table(own)
 
 
+def test_the_head_says_which_update_of_lam_ran():
+    assert "lam is solved for in RSCDRO and RASCDRO; the paper takes" in table(study("figure1", "cifar10-st", "paper"))
+    assert "solved for" not in table(study("figure1", "cifar10-st", "paper", ("RSCDRO-printed", "SPD")))
+    assert "solved for" not in table(study("hidden", "adult", "small"))
+
+
 def test_the_head_of_table3_is_not_that_of_the_paper():
     assert "features instead of images; mlp of width 128 instead of the last block of resnet50;" in table(
         study("table3", "cifar10-st", "small")

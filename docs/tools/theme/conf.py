@@ -26,6 +26,7 @@ html_title = "scdro"
 html_static_path = ["../../assets"]
 html_css_files = ["site.css"]
 html_copy_source = html_show_sourcelink = html_show_sphinx = html_show_copyright = False
+html_sidebars: dict[str, list[str]] = {"reproduction": []}  # a chapter of one page has nothing to list
 html_theme_options: dict[str, Any] = {
     "show_prev_next": False,
     "header_links_before_dropdown": 6,

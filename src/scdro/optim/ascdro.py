@@ -134,18 +134,19 @@ def matched(batch: Batch, old: Batch) -> Batch:
 
 
 class ASCDRO(TwoPoints, RobustOptimizer):
-    r"""Accelerated stochastic constrained DRO, which reduces variance by evaluating each batch at two points.
+    r"""Accelerated stochastic constrained DRO (Algorithm 2): less variance, with each batch evaluated at two points.
 
     Each `step(closure)`, where l and l' are the per-sample losses of the same batch at w_t and w_{t-1}:
 
     1. l', then its gradient, at w_{t-1}; then l at w_t, under the same random masks.
-    2. s_t by the tracker (lines 6-7, eq. 7).
-    3. z_t = keep z_{t-1} + new mean_p(grad l) - old mean_p'(grad l'),   the STORM estimate of grad F.
+    2. s_t by the tracker (line 6, eq. 7).
+    3. z_t = keep z_{t-1} + new mean_p(grad l) - old mean_p'(grad l'),   the STORM estimate of grad F (line 6).
     4. w_{t+1} = Proj_W(w_t - lr (z_t + wd w_t))                            (line 4, eq. 8)
     5. lam_{t+1} by the `temperature`.
 
-    With `PrintedTemperature` everything is as printed in the paper. By default lam comes from the recent losses, both
-    points are evaluated at lam_t, and the tracker is `NormalizedStorm`, which is stable where the printed one diverges.
+    With `PrintedTemperature` everything is as printed in the paper: z_t is its lam_t v_t/s_t (eq. 8). By default lam
+    comes from the recent losses, both points are evaluated at lam_t, and the tracker is `NormalizedStorm`, which is
+    stable where the printed one diverges.
 
     The closure runs twice, so it must compute the losses of a batch that is chosen outside of it. Random numbers that
     it draws from torch are replayed. Buffers of `module` (BatchNorm's running statistics) are updated once; a
@@ -245,7 +246,7 @@ def _shrinkage(correction: list[Tensor], g: list[Tensor], z: list[Tensor], clip:
 class RASCDRO(_Restarted, ASCDRO):
     r"""Restarted ASCDRO (Algorithm 3), for convex losses: ASCDRO on F + mu |x|^2/2 in stages with decreasing step size.
 
-    mu x_t is added to the direction z_t. Arguments as for `RSCDRO`, plus `module` as for `ASCDRO`.
+    mu x_t is added to the direction z_t (section 5). Arguments as for `RSCDRO`, plus `module` as for `ASCDRO`.
 
     Example:
         >>> from scdro.optim import factor_stages

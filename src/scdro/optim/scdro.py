@@ -26,17 +26,17 @@ __all__ = [
 
 
 class SCDRO(RobustOptimizer):
-    r"""Stochastic constrained DRO: mini-batch gradient descent on the KL-constrained worst case.
+    r"""Stochastic constrained DRO (Algorithm 1): mini-batch gradient descent on the KL-constrained worst case.
 
     Each `step(closure)`, where l are the per-sample losses that the closure returns at w_t:
 
     1. s_t = (1-beta) s_{t-1} + beta mean exp(l/lam_t)                        (line 6)
     2. v_t = (1-beta) v_{t-1} + beta [mean(exp(l/lam_t)/s_t grad l) + wd w_t]   (line 7, eq. 6)
     3. w_{t+1} = Proj_W(w_t - lr v_t)                                         (line 4)
-    4. lam_{t+1} by the `temperature`.
+    4. lam_{t+1} by the `temperature`; with `PrintedTemperature` as printed   (line 4)
 
-    The first step uses the batch's own estimates. The method is equivalent to `KLRobustLoss` with SGD(momentum=1-beta,
-    dampening=1-beta, weight_decay=wd).
+    The first step uses the batch's own estimates (line 2). The method is equivalent to `KLRobustLoss` with
+    SGD(momentum=1-beta, dampening=1-beta, weight_decay=wd).
 
     Args:
         params: parameters or parameter groups.
@@ -176,7 +176,7 @@ def decay_stages(lr: float, beta: float, milestones: Iterable[int], *, factor: f
 
 
 class _Restarted(RobustOptimizer):
-    """Runs the stages in order. x, v, u and s are carried over, and the last stage never ends."""
+    """Runs the stages in order (Algorithm 3). x, v, u and s are carried over (line 5); the last stage never ends."""
 
     _own_attributes = (*RobustOptimizer._own_attributes, "_stages", "_stage", "_steps_left")
 
@@ -193,7 +193,7 @@ class _Restarted(RobustOptimizer):
         return self._stage
 
     def _after_step(self) -> None:
-        """After the last step of a stage, set lr and beta of the next one."""
+        """After the last step of a stage, set lr and beta of the next one (line 6)."""
         self._steps_left -= 1
         if self._steps_left == 0 and self._stage + 1 < len(self._stages):
             before, after = self._stages[self._stage : self._stage + 2]
@@ -224,7 +224,7 @@ class _Restarted(RobustOptimizer):
 class RSCDRO(_Restarted, SCDRO):
     r"""Restarted SCDRO (Algorithm 3), for convex losses: SCDRO on F + mu |x|^2/2 in stages with decreasing step size.
 
-    mu x_t enters the moving average; the equation for lam becomes KL(p_lam) = rho + mu lam.
+    mu x_t enters the moving average (section 5); the equation for lam becomes KL(p_lam) = rho + mu lam.
 
     Args:
         params: parameters or parameter groups. A group with its own lr keeps the ratio of it to the stage's lr.
