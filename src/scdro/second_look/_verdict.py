@@ -91,17 +91,19 @@ class Verdict:
         text = [lines[self.answer]]
         say = _as_loss if self.loss else _as_share
         text.append(
-            f"Where the first model knows nothing (samples weighted, worth {self.effective_size:.0f}), the score goes "
-            f"from {say(self.hard_before)} to {say(self.hard_after)} "
-            f"(gain {say(self.gain)}, standard error {say(self.gain_error)}"
-            f"{'' if self.loss else ', unsure samples counted as half right'})."
+            f"On the samples that the first model finds hard (weighted, worth {self.effective_size:.0f}), the "
+            f"{'error' if self.loss else 'accuracy'} goes from {say(self.hard_before)} to {say(self.hard_after)} "
+            f"({'' if self.loss else 'if unsure counts as half right: '}gain {say(self.gain)}, standard error "
+            f"{say(self.gain_error)})."
         )
         text.append(
             f"On the data as they are it goes from {say(self.before)} to {say(self.after)}; "
             f"{100 * self.kept:.0f}% of what the first model knows is kept."
         )
         if self.smallest_group:
-            text.append(f"A group of fewer than about {self.smallest_group} samples could not clearly have shown.")
+            text.append(
+                f"A group of fewer than about {self.smallest_group} samples would be too small to show clearly."
+            )
         if self.left_alone:
             named = "; ".join(f"{name} ({why})" for name, why in list(self.left_alone.items())[:5])
             more = f"; and {len(self.left_alone) - 5} more" if len(self.left_alone) > 5 else ""
