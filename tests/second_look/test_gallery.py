@@ -99,6 +99,8 @@ def test_bad_input(digits):
         gallery(weights, source.images[:5])
     with pytest.raises(DataError, match="features"):
         gallery(weights, source.images, source.data[:5])
+    with pytest.raises(DataError, match="got NaN"):
+        gallery(weights, source.images, source.data * np.nan)
     with pytest.raises(HyperparameterError, match="clusters"):
         gallery(weights, source.images, source.data, clusters=1)
     with pytest.raises(DataError, match="height"):

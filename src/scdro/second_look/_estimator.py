@@ -18,6 +18,7 @@ from sklearn.utils.validation import (
     check_is_fitted,
     column_or_1d,
 )
+from torch import nn
 
 from scdro._validation import array_weights, check_choice, check_optional
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
@@ -204,6 +205,11 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _check_settings(self) -> None:
+        if isinstance(self.estimator, nn.Module):
+            raise HyperparameterError(
+                f"expected a classifier or regressor of scikit-learn, got a torch network, "
+                f"{type(self.estimator).__name__}; use repair, or out_of_fold and second_look_weights in your own loop"
+            )
         if not (is_classifier(self.estimator) or is_regressor(self.estimator)):
             raise HyperparameterError(f"expected a classifier or regressor, got {type(self.estimator).__name__}")
         check_takes_weights(self.estimator)
@@ -218,7 +224,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_choice("strategy", self.strategy, STRATEGIES)
         if self.strategy == "cross-mistakes" and not is_classifier(self.estimator):
             raise HyperparameterError('expected strategy="half-rule" for a regressor: mistakes are those of classes')
-        check_optional("budget", self.budget, ">= 0", "a share of accuracy, or None", infinite=True)
+        percent = is_classifier(self.estimator) and isinstance(self.budget, int | float) and 1 < self.budget <= 100
+        within = "in [0, 1]" if percent else ">= 0"
+        hint = f" ({self.budget:g}% is {self.budget / 100:g})" if percent else ""
+        check_optional("budget", self.budget, within, f"a share of accuracy{hint}, or None", infinite=True)
 
     def _known_groups(self, X: Any) -> Array | None:
         """Group names, None where unknown."""
