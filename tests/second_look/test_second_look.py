@@ -74,6 +74,7 @@ def test_what_is_fitted(looked):
     assert looked.n_features_in_ == 2
     assert looked.predict_proba(X).shape == (600, 2)
     assert "A second look helps." in str(looked.verdict_)
+    assert looked.verdict_.gain == pytest.approx(looked.verdict_.hard_after - looked.verdict_.hard_before)
 
 
 def test_the_same_seed_gives_the_same_bits(looked):

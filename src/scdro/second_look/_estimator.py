@@ -424,19 +424,19 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if refused and classifier and unequal and class_weights_help(plain.each, class_weighted.each, y, as_is):
             answer = CLASS_WEIGHTS
 
-        def mean(scores: _Scores, w: Array) -> float:
-            return sign * float(np.average(scores.each, weights=w)) + 0.0
+        def mean(scores: Array, w: Array) -> float:
+            return sign * float(np.average(scores, weights=w)) + 0.0
 
-        hard_before = mean(rival, looked)
+        hard_before = mean(rival.surely, looked)
         return Verdict(
             answer,
             gain,
             gain_error=error,
             kept=kept,
-            before=mean(plain, as_is),
-            after=mean(after, as_is),
+            before=mean(plain.each, as_is),
+            after=mean(after.each, as_is),
             hard_before=hard_before,
-            hard_after=mean(after, looked),
+            hard_after=mean(after.surely, looked),
             effective_size=effective_size(looked),
             smallest_group=smallest_visible(looked, error / (1.0 if classifier else hard_before or 1.0)),
             left_alone=look.left_alone,
