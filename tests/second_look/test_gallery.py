@@ -48,6 +48,7 @@ def test_pages_and_files(digits, tmp_path):
     assert png.startswith(b"\x89PNG")
     assert "times the weight" in re.search(r"<figcaption>(.*)</figcaption>", page).group(1)
     assert found._repr_html_() == page
+    assert "array" not in repr(found)
     found.save(tmp_path / "gallery.png")
     assert (tmp_path / "gallery.png").stat().st_size > 3000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,10 @@ class Gallery:
     """
 
     slices: Slices
-    clusters: Array
-    rows: list[Array]
-    _images: list[list[Array]]
-    _titles: list[list[str]]
+    clusters: Array = field(repr=False)
+    rows: list[Array] = field(repr=False)
+    _images: list[list[Array]] = field(repr=False)
+    _titles: list[list[str]] = field(repr=False)
 
     @property
     def sentences(self) -> list[str]:
