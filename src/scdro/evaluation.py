@@ -22,7 +22,7 @@ class Evaluation:
     """The result of `evaluate`.
 
     `ess` is the effective sample size of the worst case as a share of the samples, in (0, 1]. `hardest` are positions
-    in the order of the loader, hardest first.
+    in the order of the loader, hardest first: they are positions in the data set if the loader does not shuffle.
 
     Example:
         >>> model, loss_fn = torch.nn.Identity(), torch.nn.MSELoss(reduction="none")
