@@ -224,10 +224,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_choice("strategy", self.strategy, STRATEGIES)
         if self.strategy == "cross-mistakes" and not is_classifier(self.estimator):
             raise HyperparameterError('expected strategy="half-rule" for a regressor: mistakes are those of classes')
-        percent = is_classifier(self.estimator) and isinstance(self.budget, int | float) and 1 < self.budget <= 100
-        within = "in [0, 1]" if percent else ">= 0"
-        hint = f" ({self.budget:g}% is {self.budget / 100:g})" if percent else ""
-        check_optional("budget", self.budget, within, f"a share of accuracy{hint}, or None", infinite=True)
+        within, meaning, budget = ">= 0", "a share of accuracy, or None", self.budget
+        if is_classifier(self.estimator) and isinstance(budget, int | float) and 1 < budget <= 100:
+            within, meaning = "in [0, 1]", f"a share of accuracy ({budget:g}% is {budget / 100:g}), or None"
+        check_optional("budget", budget, within, meaning, infinite=True)
 
     def _known_groups(self, X: Any) -> Array | None:
         """Group names, None where unknown."""
