@@ -15,7 +15,7 @@ from scdro._buffers import Watch
 from scdro._kl import solve_lam, trimmed_log_weights, value_at
 from scdro._scalar import Scalar, exp, host_reads, where
 from scdro._state import Batch, RobustState
-from scdro._validation import check_beta, check_groups, check_is
+from scdro._validation import check_beta, check_groups
 from scdro.distributed import Group
 from scdro.errors import HyperparameterError
 from scdro.functional import group_means, group_weights
@@ -359,7 +359,11 @@ class KLRobustLoss(nn.Module):
         """
         inner = getattr(optimizer, "optimizer", None)  # Accelerate and Lightning wrap optimizers.
         optimizer = inner if isinstance(inner, Optimizer) else optimizer
-        check_is(optimizer, Optimizer, "attach(optimizer) with the torch optimizer that updates the model")
+        if not isinstance(optimizer, Optimizer):
+            raise HyperparameterError(
+                "expected attach(optimizer) with the torch optimizer that updates the model, got a "
+                f"{type(optimizer).__name__}"
+            )
         before = self.accumulation
         if before is None or before.optimizer is not optimizer:
             self.accumulation = Accumulation(self.state, optimizer, before)
