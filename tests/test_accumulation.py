@@ -184,6 +184,8 @@ def test_one_loss_for_each_optimizer():
     KLRobustLoss(0.4).attach(optimizer)
     with pytest.raises(scdro.errors.HyperparameterError, match="one loss per optimizer"):
         KLRobustLoss(0.4).attach(optimizer)
+    with pytest.raises(scdro.errors.HyperparameterError, match=r"optimizer.*Linear"):
+        KLRobustLoss(0.4).attach(model)
 
 
 def test_micro_batches_with_sample_weights():

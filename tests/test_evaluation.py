@@ -300,7 +300,7 @@ def test_device_by_name_and_model_without_parameters():
     ("loss", "match"),
     [
         (lambda out, y: squared(out, y).mean(), r'\(\).*reduction="none"'),
-        (lambda out, y: (out - y[:, None]).square(), r"\(5, 1\)"),
+        (lambda out, y: (out - y[:, None]).square(), r"\(5, 1\).*average"),
     ],
     ids=["reduced", "2-D"],
 )
@@ -355,6 +355,20 @@ def test_one_batch_is_not_a_list_of_batches(kind):
         evaluate(model, kind((x, y)), loss_fn, rho=0.5)
     assert len(evaluate(model, [(x, y)], loss_fn, rho=0.5).losses) == 2
     assert len(evaluate(model, ([x, y],), loss_fn, rho=0.5).losses) == 2
+
+
+def test_a_data_set_is_not_a_loader():
+    """A model that takes single samples gave one loss per output, or failed far from the cause."""
+    x, y = data()
+    with pytest.raises(DataError, match=r"TensorDataset.*DataLoader"):
+        evaluate(linear(), torch.utils.data.TensorDataset(x, y), squared, 0.5)
+
+
+def test_a_report_prints_as_one_line_of_numbers():
+    x, y = data()
+    shown = repr(evaluate(linear(), batches(x, y), squared, 0.5))
+    assert "value=" in shown
+    assert "tensor" not in shown
 
 
 class Tagger(nn.Module):

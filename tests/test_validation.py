@@ -274,3 +274,11 @@ def test_ranges_are_checked_in_one_place():
         if compares_a_setting(node)
     ]
     assert found == []
+
+
+def test_messages_name_what_to_pass_instead():
+    with pytest.raises(HyperparameterError, match=r"rho.*>= 0.*radius.*'half'"):
+        KLRobustLoss("half")
+    for bad in ([1.0, 2.0], np.ones(3), nn.CrossEntropyLoss(), torch.randn(8, 3, requires_grad=True)):
+        with pytest.raises(LossError, match='reduction="none"'):
+            KLRobustLoss(0.5)(bad)

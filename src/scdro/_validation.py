@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
 
 from scdro._scalar import host_reads, scalar_dtype
 from scdro.errors import (
@@ -44,14 +45,14 @@ def check_number(name: str, value: Any, within: str, meaning: str = "", *, infin
         Traceback (most recent call last):
         scdro.errors.HyperparameterError: expected trim in [0, 1), the fraction of hardest samples to leave out, got 1.5
     """
+    explained = f", {meaning}" if meaning else ""
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError
         number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise HyperparameterError(f"expected a number for {name}, got {value!r}") from None
+        raise HyperparameterError(f"expected a number for {name}, {within}{explained}, got {value!r}") from None
     if not _is_within(number, within) or (math.isinf(number) and not infinite):
-        explained = f", {meaning}" if meaning else ""
         raise HyperparameterError(f"expected {name} {within}{explained}, got {value}")
 
 
@@ -185,7 +186,10 @@ def check_closure(closure: Callable[[], Tensor] | None) -> Callable[[], Tensor]:
 def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = None) -> None:
     """Check the losses of a batch. `second` is the next argument, which is labels if the user passed logits."""
     if not isinstance(losses, Tensor):
-        raise LossError(f"expected a tensor with one loss per sample, got {type(losses).__name__}")
+        raise LossError(
+            f"expected a tensor with one loss per sample, got {type(losses).__name__}; pass what the model's loss "
+            'returns: cross_entropy(logits, labels, reduction="none")'
+        )
     _check_shape(losses, may_be_empty, second)
     if not losses.is_floating_point():
         raise LossError(f"expected floating-point losses, got {losses.dtype}")
@@ -218,7 +222,8 @@ def _refuse_matrix(losses: Tensor, second: Any) -> NoReturn:
         )
     raise LossError(
         f"expected a vector with one loss per sample, got shape {shape}; "
-        "average over the other dimensions first, or flatten and pass the padding as a mask"
+        "average over the other dimensions first, or flatten and pass the padding as a mask; of logits, pass the "
+        'losses: cross_entropy(logits, labels, reduction="none")'
     )
 
 
@@ -290,6 +295,12 @@ def _as_floats(values: Any, what: str) -> npt.NDArray[np.float64]:
         return np.array(array, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise LossError(f"expected {what} as real numbers, got {_kind(values)}: {error}") from error
+
+
+def check_is_loader(loader: Any) -> None:
+    """A data set gives single samples, which a model may take for batches."""
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        raise DataError(f"expected a loader of batches, got a {_kind(loader)}; give DataLoader(it, batch_size=256)")
 
 
 # -- sample weights ---------------------------------------------------------------------------------------------------

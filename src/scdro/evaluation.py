@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from scdro._validation import check_radius, check_trim, check_whole
+from scdro._validation import check_is_loader, check_radius, check_trim, check_whole
 from scdro.distributed import Group, Ranks
 from scdro.errors import DataError, LossError
 from scdro.functional import worst_case
@@ -22,7 +22,7 @@ class Evaluation:
     """The result of `evaluate`.
 
     `ess` is the effective sample size of the worst case as a share of the samples, in (0, 1]. `hardest` are positions
-    in the order of the loader, hardest first.
+    in the order of the loader, hardest first: they are positions in the data set if the loader does not shuffle.
 
     Example:
         >>> model, loss_fn = torch.nn.Identity(), torch.nn.MSELoss(reduction="none")
@@ -36,9 +36,9 @@ class Evaluation:
     lam: float
     kl: float
     ess: float
-    hardest: Tensor
-    losses: Tensor
-    weights: Tensor
+    hardest: Tensor = field(repr=False)
+    losses: Tensor = field(repr=False)
+    weights: Tensor = field(repr=False)
 
 
 @torch.no_grad()
@@ -83,6 +83,7 @@ def evaluate(
         raise DataError(
             f"expected batches (x, y), such as [(x, y)] or a DataLoader, got a {type(loader).__name__} of tensors"
         )
+    check_is_loader(loader)
     check_radius(rho, lam0)
     check_trim(trim)
     check_whole("hardest", hardest, 0, meaning="the number of samples to report")
@@ -131,9 +132,8 @@ def _joined(parts: list[Tensor], ranks: Ranks) -> Tensor:
     bad = next((tuple(part.shape) for part in parts if part.ndim != 1), None)
     if bad is not None:
         ranks.fail(torch.device("cpu"))
-        raise LossError(
-            f'expected loss_fn to return one loss per sample, got shape {bad}; compute it with reduction="none"'
-        )
+        advice = "average over the other dimensions" if bad else 'compute it with reduction="none"'
+        raise LossError(f"expected loss_fn to return one loss per sample, a vector, got shape {bad}; {advice}")
     losses = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
     if not parts and ranks.size == 1:
         raise LossError("expected at least one batch, got an empty loader")

@@ -359,6 +359,11 @@ class KLRobustLoss(nn.Module):
         """
         inner = getattr(optimizer, "optimizer", None)  # Accelerate and Lightning wrap optimizers.
         optimizer = inner if isinstance(inner, Optimizer) else optimizer
+        if not isinstance(optimizer, Optimizer):
+            raise HyperparameterError(
+                "expected attach(optimizer) with the torch optimizer that updates the model, got a "
+                f"{type(optimizer).__name__}"
+            )
         before = self.accumulation
         if before is None or before.optimizer is not optimizer:
             self.accumulation = Accumulation(self.state, optimizer, before)

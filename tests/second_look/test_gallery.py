@@ -48,6 +48,7 @@ def test_pages_and_files(digits, tmp_path):
     assert png.startswith(b"\x89PNG")
     assert "times the weight" in re.search(r"<figcaption>(.*)</figcaption>", page).group(1)
     assert found._repr_html_() == page
+    assert "array" not in repr(found)
     found.save(tmp_path / "gallery.png")
     assert (tmp_path / "gallery.png").stat().st_size > 3000
 
@@ -99,6 +100,8 @@ def test_bad_input(digits):
         gallery(weights, source.images[:5])
     with pytest.raises(DataError, match="features"):
         gallery(weights, source.images, source.data[:5])
+    with pytest.raises(DataError, match="got NaN"):
+        gallery(weights, source.images, source.data * np.nan)
     with pytest.raises(HyperparameterError, match="clusters"):
         gallery(weights, source.images, source.data, clusters=1)
     with pytest.raises(DataError, match="height"):

@@ -145,3 +145,16 @@ def test_harder_samples_never_weigh_less(seed):
 def test_bad_input(proba, y, options, error):
     with pytest.raises(error, match="expected"):
         second_look_weights(np.array(proba), np.array(y), **options)
+
+
+def test_labels_as_floats_are_class_numbers():
+    proba = torch.rand(60, 2).softmax(1)
+    y = torch.arange(60) % 2
+    assert torch.equal(second_look_weights(proba, y.float()), second_look_weights(proba, y))
+    with pytest.raises(LossError, match="labels 0 to 1"):
+        second_look_weights(proba, y + 0.5)
+
+
+def test_nan_is_not_taken_for_a_logit():
+    with pytest.raises(LossError, match="diverge"):
+        second_look_weights(np.array([0.5, np.nan]), np.array([0, 1]))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.model_selection import GroupKFold, RepeatedStratifiedKFold, ShuffleSplit
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from scdro.errors import DataError, HyperparameterError
 from scdro.second_look import out_of_fold
@@ -78,6 +78,29 @@ def test_bad_calls():
         out_of_fold(lambda subset: None, Plain())
     with pytest.raises(DataError, match="label"):
         out_of_fold(lambda subset: nn.Linear(3, 2), Plain(), labels=[0, 1])
+    with pytest.raises(HyperparameterError, match=r"function.*Linear"):
+        out_of_fold(nn.Linear(3, 2), Plain())
+    x, y = torch.zeros(20, 3), torch.arange(20) % 2
+    rows = [{"x": a, "labels": b} for a, b in zip(x, y, strict=True)]
+    for bad, got in ((DataLoader(Plain()), "dataset"), ((x, y), "TensorDataset"), (rows, "dict"), ([], "empty")):
+        with pytest.raises(DataError, match=got):
+            out_of_fold(lambda subset: nn.Linear(3, 2), bad)
+
+
+def test_the_second_tensor_has_the_labels():
+    """The last one, an index, was taken for the labels."""
+    x, y = torch.randn(20, 3), torch.arange(20) % 2
+    torch.manual_seed(0)
+    network = nn.Linear(3, 2)
+    found = out_of_fold(lambda _: network, TensorDataset(x, y, torch.arange(20)))
+    assert torch.equal(found, out_of_fold(lambda _: network, TensorDataset(x, y)))
+
+
+def test_a_network_that_has_diverged():
+    network = nn.Linear(3, 2)
+    nn.init.constant_(network.bias, torch.nan)
+    with pytest.raises(DataError, match="NaN"):
+        out_of_fold(lambda _: network, Plain())
 
 
 def test_every_sample_is_tested_once_in_each_partition():

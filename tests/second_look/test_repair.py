@@ -24,6 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from scdro.data import Indexed
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.linear_model._head_solver import HeadSolver
 from scdro.second_look import repair
@@ -453,6 +454,9 @@ def test_bad_batches():
         repair(nn.Sequential(nn.Linear(4, 2)), [torch.randn(4, 4)], progress=False)
     with pytest.raises(DataError, match="labels"):
         repair(nn.Sequential(nn.Linear(4, 2)), [{"x": torch.randn(4, 4)}], progress=False)
+    indexed = DataLoader(Indexed(TensorDataset(torch.randn(40, 4), torch.arange(40) % 2)), batch_size=20)
+    with pytest.raises(DataError, match=r"\(inputs, labels\).*3 items.*index"):
+        repair(nn.Sequential(nn.Linear(4, 2)), indexed, progress=False)
 
 
 def test_what_is_no_network_and_no_loader():
@@ -471,6 +475,8 @@ def test_known_by_heart():
     with pytest.warns(ScdroWarning, match="kept"):
         fixed = repair(model, batches(X, y), progress=False)
     assert "memorised" in str(fixed.verdict)
+    assert "memorised" in repr(fixed)
+    assert "array" not in repr(fixed)
     assert torch.equal(fixed.model[3].weight, model[3].weight)
 
 

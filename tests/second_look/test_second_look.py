@@ -7,6 +7,7 @@ import pandas as pd
 import polars as pl
 import pytest
 import sklearn
+import torch
 from sklearn.base import clone, is_regressor
 from sklearn.datasets import load_breast_cancer, make_regression
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier, VotingClassifier
@@ -73,6 +74,7 @@ def test_what_is_fitted(looked):
     assert looked.n_features_in_ == 2
     assert looked.predict_proba(X).shape == (600, 2)
     assert "A second look helps." in str(looked.verdict_)
+    assert looked.verdict_.gain == pytest.approx(looked.verdict_.hard_after - looked.verdict_.hard_before)
 
 
 def test_the_same_seed_gives_the_same_bits(looked):
@@ -156,6 +158,13 @@ def test_a_budget_bounds_the_price():
     assert "budget" in str(none.verdict_)
     some = SecondLook(LogisticRegression(C=0.1), random_state=0, budget=1.0).fit(X, y)
     assert some.verdict_.chosen == free.verdict_.chosen
+    with pytest.raises(HyperparameterError, match=r"budget.*5% is 0\.05"):
+        SecondLook(LogisticRegression(), budget=5).fit(X, y)
+
+
+def test_a_network_is_no_estimator():
+    with pytest.raises(HyperparameterError, match=r"Linear.*repair"):
+        SecondLook(torch.nn.Linear(2, 2)).fit(np.zeros((4, 2)), [0, 1, 0, 1])
 
 
 def test_known_groups_choose():

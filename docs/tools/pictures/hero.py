@@ -1,4 +1,4 @@
-"""The README's picture: python docs/tools/pictures/hero.py"""
+"""The guide's first picture: python docs/tools/pictures/hero.py"""
 
 from __future__ import annotations
 

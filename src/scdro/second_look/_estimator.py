@@ -18,6 +18,7 @@ from sklearn.utils.validation import (
     check_is_fitted,
     column_or_1d,
 )
+from torch import nn
 
 from scdro._validation import array_weights, check_choice, check_optional
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
@@ -204,6 +205,11 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _check_settings(self) -> None:
+        if isinstance(self.estimator, nn.Module):
+            raise HyperparameterError(
+                f"expected a classifier or regressor of scikit-learn, got a torch network, "
+                f"{type(self.estimator).__name__}; use repair, or out_of_fold and second_look_weights in your own loop"
+            )
         if not (is_classifier(self.estimator) or is_regressor(self.estimator)):
             raise HyperparameterError(f"expected a classifier or regressor, got {type(self.estimator).__name__}")
         check_takes_weights(self.estimator)
@@ -218,7 +224,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_choice("strategy", self.strategy, STRATEGIES)
         if self.strategy == "cross-mistakes" and not is_classifier(self.estimator):
             raise HyperparameterError('expected strategy="half-rule" for a regressor: mistakes are those of classes')
-        check_optional("budget", self.budget, ">= 0", "a share of accuracy, or None", infinite=True)
+        within, meaning, budget = ">= 0", "a share of accuracy, or None", self.budget
+        if is_classifier(self.estimator) and isinstance(budget, int | float) and 1 < budget <= 100:
+            within, meaning = "in [0, 1]", f"a share of accuracy ({budget:g}% is {budget / 100:g}), or None"
+        check_optional("budget", budget, within, meaning, infinite=True)
 
     def _known_groups(self, X: Any) -> Array | None:
         """Group names, None where unknown."""
@@ -415,19 +424,19 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if refused and classifier and unequal and class_weights_help(plain.each, class_weighted.each, y, as_is):
             answer = CLASS_WEIGHTS
 
-        def mean(scores: _Scores, w: Array) -> float:
-            return sign * float(np.average(scores.each, weights=w)) + 0.0
+        def mean(scores: Array, w: Array) -> float:
+            return sign * float(np.average(scores, weights=w)) + 0.0
 
-        hard_before = mean(rival, looked)
+        hard_before = mean(rival.surely, looked)
         return Verdict(
             answer,
             gain,
             gain_error=error,
             kept=kept,
-            before=mean(plain, as_is),
-            after=mean(after, as_is),
+            before=mean(plain.each, as_is),
+            after=mean(after.each, as_is),
             hard_before=hard_before,
-            hard_after=mean(after, looked),
+            hard_after=mean(after.surely, looked),
             effective_size=effective_size(looked),
             smallest_group=smallest_visible(looked, error / (1.0 if classifier else hard_before or 1.0)),
             left_alone=look.left_alone,

@@ -63,7 +63,20 @@ def out_of_fold(
         >>> proba.shape, second_look_weights(proba, data.tensors[1]).shape
         (torch.Size([40, 2]), torch.Size([40]))
     """
+    if isinstance(train, nn.Module) or not callable(train):
+        raise HyperparameterError(
+            f"expected train, a function of a data set that returns a trained network, got a {type(train).__name__}"
+        )
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise DataError(
+            f"expected a data set with a length and dataset[i], got a {type(dataset).__name__}; of a DataLoader, give "
+            "its dataset"
+        )
     n = len(dataset)
+    item = dataset[0] if n else None
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        got = f"a {type(item).__name__}" if n else "an empty data set"
+        raise DataError(f"expected items (input, label), got {got}; of two tensors, make TensorDataset(x, y)")
     y = np.asarray(_labels_of(dataset) if labels is None else torch.as_tensor(labels).cpu().numpy())
     if y.shape != (n,):
         raise DataError(f"expected one label for each of the {n} samples, got shape {y.shape}")
@@ -96,6 +109,10 @@ def _predicted(network: nn.Module, dataset: Any, rows: Array, batch_size: int) -
             if result is None or result.ndim != 2:
                 got = "none" if result is None else f"shape {tuple(result.shape)}"
                 raise DataError(f"expected outputs (samples, classes) of the network, got {got}")
+            if not bool(result.isfinite().all()):
+                raise DataError(
+                    "expected finite outputs of the network, got NaN or infinite ones; did training diverge?"
+                )
             parts.append(result.float().cpu())
     finally:
         network.train(training)
@@ -115,7 +132,7 @@ def _labels_of(dataset: Any) -> Array:
     if hasattr(dataset, "targets"):
         return np.asarray(dataset.targets)
     if isinstance(dataset, torch.utils.data.TensorDataset):
-        return np.asarray(dataset.tensors[-1])
+        return np.asarray(dataset.tensors[1])
     return np.array([int(dataset[i][1]) for i in range(len(dataset))])
 
 

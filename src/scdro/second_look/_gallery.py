@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,10 @@ class Gallery:
     """
 
     slices: Slices
-    clusters: Array
-    rows: list[Array]
-    _images: list[list[Array]]
-    _titles: list[list[str]]
+    clusters: Array = field(repr=False)
+    rows: list[Array] = field(repr=False)
+    _images: list[list[Array]] = field(repr=False)
+    _titles: list[list[str]] = field(repr=False)
 
     @property
     def sentences(self) -> list[str]:
@@ -144,10 +144,10 @@ def clustered(
     check_whole("across", across, meaning="images of a cluster")
     if X is None:
         X = np.stack([_picture(images[i]).ravel() for i in range(len(w))])
-    if X.ndim != 2 or len(X) != len(w) or not np.isfinite(X).all():
-        raise DataError(
-            f"expected finite features of shape ({len(w)}, d), got shape {X.shape}, or NaN or infinite ones"
-        )
+    if X.ndim != 2 or len(X) != len(w):
+        raise DataError(f"expected features of shape ({len(w)}, d), got shape {X.shape}")
+    if not np.isfinite(X).all():
+        raise DataError("expected finite features (without them, the pixels), got NaN or infinite ones")
     Z = StandardScaler().fit_transform(X)
     Z = PCA(min(DIRECTIONS, *Z.shape), random_state=seed).fit_transform(Z)
     member = KMeans(clusters, n_init=4, random_state=seed).fit_predict(Z)

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
 
+from scdro._validation import check_is_loader
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.evaluation import on_device
 
@@ -51,7 +52,7 @@ def features_of(model: nn.Module, loader: Any, head: str | None, device: Any, te
             args, kwargs, y = _read(batch)
             seen = _Seen(model, [name] if name is not None else _linear_layers(model))
             with seen:
-                result = model(*on_device(args, here), **on_device(kwargs, here))
+                result = _called(model, on_device(args, here), on_device(kwargs, here))
             logits = logits_of(result)
             if name is None:
                 name = _find_head(model, seen, logits)
@@ -68,6 +69,19 @@ def features_of(model: nn.Module, loader: Any, head: str | None, device: Any, te
     if not np.isfinite(X).all():
         raise DataError(f"expected finite features, got NaN or infinite ones from the inputs of {name!r}")
     return Features(name, X, np.concatenate(labels))
+
+
+def _called(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The model's result. Of a batch (x, y, index) the index would be read as the labels, and y as an input."""
+    try:
+        return model(*args, **kwargs)
+    except TypeError as error:
+        if len(args) < 2:
+            raise
+        raise DataError(
+            f"expected batches (inputs, labels), got {len(args) + 1} items, and the model does not take the first "
+            f"{len(args)}: {error}; the labels come last, so leave out what follows them, such as an index or a weight"
+        ) from error
 
 
 # -- the layer --------------------------------------------------------------------------------------------------------
@@ -222,10 +236,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 def _ordered(loader: Any) -> Any:
     """The batches of a shuffling DataLoader in the order of its data set; any others as they come."""
-    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
-        raise DataError(
-            f"expected a loader of batches, got a {type(loader).__name__}; give DataLoader(it, batch_size=256)"
-        )
+    check_is_loader(loader)
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
     data: Any = loader.dataset

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,16 +80,16 @@ class Repaired:
         ['model', 'verdict', 'before', 'after']
     """
 
-    model: nn.Module
+    model: nn.Module = field(repr=False)
     verdict: Verdict
     before: HeadScores
     after: HeadScores
-    weights: Array
-    proba: Array
-    labels: Array
-    features: Array
-    right_before: Array
-    right_after: Array
+    weights: Array = field(repr=False)
+    proba: Array = field(repr=False)
+    labels: Array = field(repr=False)
+    features: Array = field(repr=False)
+    right_before: Array = field(repr=False)
+    right_after: Array = field(repr=False)
 
     def find_slices(self, frame: Any, **options: Any) -> Slices:
         """Describe the samples with more weight: `scdro.find_slices` with weights, labels and scores filled in."""

@@ -39,14 +39,14 @@ class Verdict:
 
     Attributes:
         answer: "helps", "class weights suffice", "nothing stands out" or "looks like wrong labels".
-        gain: how much better the new model is than the best one without the weights, under the weights: in accuracy,
-            where samples that a model is unsure of count as half right (`surely_right`), or in the error of regressors.
+        gain: how much better the new model is than the best one without the weights, under the weights.
         gain_error: standard error of the gain.
         kept: the share of the reference's lead over a guess that the new model keeps without the weights, with all
             classes counted equally.
         before: score of the plain model without the weights: accuracy, or mean absolute error for regressors.
         after: the same for the new model.
-        hard_before: score under the weights of the best model trained without them.
+        hard_before: score under the weights of the best model trained without them: accuracy, where samples that a
+            model is unsure of count as half right (`surely_right`), or mean absolute error.
         hard_after: the same for the new model.
         effective_size: effective number of samples under the weights.
         smallest_group: a smaller group than this would not show clearly (two standard errors), even if it was always
@@ -91,17 +91,19 @@ class Verdict:
         text = [lines[self.answer]]
         say = _as_loss if self.loss else _as_share
         text.append(
-            f"Where the first model knows nothing (samples weighted, worth {self.effective_size:.0f}), the score goes "
-            f"from {say(self.hard_before)} to {say(self.hard_after)} "
-            f"(gain {say(self.gain)}, standard error {say(self.gain_error)}"
-            f"{'' if self.loss else ', unsure samples counted as half right'})."
+            f"On the samples that the first model finds hard (weighted, worth {self.effective_size:.0f}), the "
+            f"{'error' if self.loss else 'accuracy, unsure ones counted as half right,'} goes from "
+            f"{say(self.hard_before)} to {say(self.hard_after)} (gain {say(self.gain)}, standard error "
+            f"{say(self.gain_error)})."
         )
         text.append(
-            f"On the data as they are it goes from {say(self.before)} to {say(self.after)}; "
-            f"{100 * self.kept:.0f}% of what the first model knows is kept."
+            f"On the data as they are, {'it' if self.loss else 'accuracy'} goes from {say(self.before)} to "
+            f"{say(self.after)}; {100 * self.kept:.0f}% of what the first model knows is kept."
         )
         if self.smallest_group:
-            text.append(f"A group of fewer than about {self.smallest_group} samples could not clearly have shown.")
+            text.append(
+                f"A group of fewer than about {self.smallest_group} samples would be too small to show clearly."
+            )
         if self.left_alone:
             named = "; ".join(f"{name} ({why})" for name, why in list(self.left_alone.items())[:5])
             more = f"; and {len(self.left_alone) - 5} more" if len(self.left_alone) > 5 else ""

@@ -210,7 +210,7 @@ def read_probabilities(proba: Any, labels: Array) -> Array:
     if labels.ndim != 1 or len(labels) == 0:
         raise LossError(f"expected labels as a vector, not empty, got shape {labels.shape}")
     if p.ndim == 2 and len(p) == len(labels):
-        if labels.dtype.kind not in "iub" or labels.min() < 0 or labels.max() >= p.shape[1]:
+        if labels.dtype.kind not in "iubf" or not np.isin(labels, np.arange(p.shape[1])).all():
             raise LossError(
                 f"expected labels 0 to {p.shape[1] - 1} for probabilities of {p.shape[1]} classes, got "
                 f"{np.unique(labels)[:5].tolist()}...; or give the probability of each sample's own label, (n,)"
@@ -222,7 +222,7 @@ def read_probabilities(proba: Any, labels: Array) -> Array:
     if bad.any():
         raise LossError(
             f"expected probabilities in [0, 1], got {int(bad.sum())} others (NaN counts), such as {p[bad][0]}; "
-            "logits need a softmax first"
+            f"{'did training diverge?' if np.isnan(p[bad]).any() else 'logits need a softmax first'}"
         )
     return p.clip(0.0, 1.0)
 
