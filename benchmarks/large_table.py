@@ -61,8 +61,8 @@ def main() -> None:
 
     python benchmarks/large_table.py
 
-`scdro train` with no options on a CSV file, from the start of the process to the report; two cores, shared with other
-work. The aim is {LIMITS}.
+`scdro train` with no options on a CSV file, from the start of the process to the report, on two cores.
+The aim is {LIMITS}.
 
 | rows x columns | file | time | of that, CPU | memory, at most | load average |
 |---|---|---|---|---|---|
