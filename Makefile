@@ -103,7 +103,7 @@ $(VENV)-lowest/.test: constraints-lowest.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)-lowest
 	$(VENV)-lowest/bin/python -m pip install --quiet "pip>=25.1"
 	$(VENV)-lowest/bin/python -m pip install --quiet -c constraints-lowest.txt torch
-	$(VENV)-lowest/bin/python -m pip install --quiet -c constraints-lowest.txt -e . --group test
+	$(VENV)-lowest/bin/python -m pip install --quiet -c constraints-lowest.txt -e . --group demo --group test
 	touch $@
 
 $(VENV)/.integrations: $(VENV)/.dev
