@@ -67,5 +67,6 @@ def test_what_is_listed_fails_in_the_library_itself(ours):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         results = check_estimator(plain(**settings), on_fail=None)
+    run = {result["check_name"] for result in results}  # scikit-learn adds some with every release
     failed = {result["check_name"] for result in results if result["status"] == "failed"}
-    assert set(KNOWN[ours]) <= failed
+    assert KNOWN[ours].keys() & run <= failed
