@@ -496,8 +496,9 @@ def report(path: Path, stops: Path, costs: Path) -> str:
         lines.append("")
     lines += ["## Mean absolute error of log income by year", "", *_by_year(frame[frame["table"] == "wages"]), ""]
     if stops.exists():
-        seeds = pd.DataFrame(records(stops))["seed"].nunique()
-        lines += [f"## By which metric to stop: changes of accuracy and robust value, means of {seeds} seeds", ""]
+        seeds = pd.DataFrame(records(stops)).groupby("table")["seed"].nunique()
+        counts = ", ".join(f"{name} {count}" for name, count in seeds.items())
+        lines += [f"## By which metric to stop: changes of accuracy and robust value, means over seeds ({counts})", ""]
         lines += [*_stops(pd.DataFrame(records(stops))), ""]
     if costs.exists():
         lines += ["## Cost on Covertype, all 581,012 rows, one thread", "", *_costs(pd.DataFrame(records(costs)))]
