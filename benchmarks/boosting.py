@@ -3,7 +3,7 @@
     python benchmarks/boosting.py run --data FOLDER        # resumable: a line of JSON for each fit that was chosen
     python benchmarks/boosting.py stopping --data FOLDER   # by which metric to stop; of the training rows alone
     python benchmarks/boosting.py cost --data FOLDER       # time and memory on Covertype
-    python benchmarks/boosting.py report                   # results/boosting.md
+    python benchmarks/boosting.py report                   # results/boosting/table.md
 
 Six tables to classify (FOLDER holds adult.data.gz and so on), and wages to predict. Each method, with early stopping
 on a validation set by its own metric, searches the same learning rates and numbers of leaves, and the setting that is
@@ -37,7 +37,7 @@ from sklearn.model_selection import GroupShuffleSplit, ShuffleSplit
 
 import scdro
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[1] / "results" / "boosting"
 RATES, LEAVES = (0.05, 0.15), (15, 63)
 ROUNDS, PATIENCE = 2000, 50
 COVERTYPE_TEST = 20_000
@@ -563,7 +563,7 @@ def main() -> None:
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
-    runs, stops, costs = (RESULTS / f"boosting{part}.jsonl" for part in ("", "_stopping", "_cost"))
+    runs, stops, costs = (RESULTS / f"{part}.jsonl" for part in ("runs", "stopping", "cost"))
     if args.what == "run":
         args.out = args.out or runs
         run_all(args)
@@ -577,7 +577,7 @@ def main() -> None:
         args.out = args.out or costs
         cost_all(args)
     else:
-        out = args.out or RESULTS / "boosting.md"
+        out = args.out or RESULTS / "table.md"
         out.write_text(f"# Boosted trees on the worst case\n\n{report(runs, stops, costs)}")
 
 

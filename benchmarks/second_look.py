@@ -3,9 +3,9 @@
     python benchmarks/second_look.py embed --data DIR --cache CACHE        # the tweets' sentence embeddings, once
     python benchmarks/second_look.py run --half tuning --data DIR --cache CACHE
     python benchmarks/second_look.py run --half kept --data DIR --cache CACHE
-    python benchmarks/second_look.py table > results/second_look.md
+    python benchmarks/second_look.py table > results/second_look/table.md
 
-Each line of results/second_look.jsonl is one run (data, seed, method); runs that are there are not repeated.
+Each line of results/second_look/runs.jsonl is one run (data, seed, method); runs that are there are not repeated.
 
 Written down before the kept half was run:
 
@@ -28,7 +28,7 @@ Written down before the kept half was run:
   (its settings; for a second look, its penalties, class weights and the plain model), less that of its choice. Choosing
   by group labels cannot do better.
 
-What was changed after looking, on which data, is said in results/second_look.md.
+What was changed after looking, on which data, is said in results/second_look/table.md.
 """
 
 from __future__ import annotations
@@ -454,7 +454,7 @@ def main() -> None:
     parser.add_argument("--half", choices=["tuning", "kept"], default="tuning")
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder with waterbirds, tabular and text")
     parser.add_argument("--cache", type=Path, default=Path.home() / "scdro-data" / "second_look")
-    parser.add_argument("--out", type=Path, default=Path("results/second_look.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path("results/second_look/runs.jsonl"))
     parser.add_argument("--only", nargs="*", default=[], help="parts of data sets' names")
     parser.add_argument("--methods", nargs="*", default=[])
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))

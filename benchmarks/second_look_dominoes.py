@@ -125,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", type=Path, required=True)
     parser.add_argument("--mnist", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("results/second_look_dominoes.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path("results/second_look/dominoes.jsonl"))
     args = parser.parse_args()
     done = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     known = {(row["seed"], row["method"]) for row in done}
