@@ -4,12 +4,14 @@
     python benchmarks/stale.py --made figure1   # after a new run: it was made by the present commit, or by --commit
 
 results/index.json has for each result the command that makes it, the commit whose code made it, and the source paths
-that its numbers depend on. A result is stale where a later commit changed one of these paths.
+that its numbers depend on. A result is stale where the code of one of these paths has changed since; comments and
+docstrings do not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -43,13 +45,28 @@ def read_index(root: Path) -> list[Result]:
     ]
 
 
-def later_commits(root: Path, result: Result) -> list[str] | None:
-    """The commits since the result's that changed its sources, the last first; None if git does not know its commit, as
-    in a clone without history."""
+def changed_sources(root: Path, result: Result) -> list[str] | None:
+    """The files among the result's sources whose code is not what made it; None if git does not know the commit, as in
+    a clone without history."""
     if _git(root, "cat-file", "-e", f"{result.commit}^{{commit}}") is None:
         return None
-    lines = _git(root, "log", "--no-merges", "--format=%h %s", f"{result.commit}..HEAD", "--", *result.sources)
-    return (lines or "").splitlines()
+    names = _git(root, "diff", "--name-only", "--no-renames", result.commit, "HEAD", "--", *result.sources) or ""
+
+    def code(commit: str, name: str) -> str | None:
+        text = _git(root, "show", f"{commit}:{name}")
+        return _without_words(text) if text is not None and name.endswith(".py") else text
+
+    return [name for name in names.splitlines() if code(result.commit, name) != code("HEAD", name)]
+
+
+def _without_words(source: str) -> str:
+    """The syntax tree of a module without comments and docstrings."""
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return ast.dump(tree)
 
 
 def made(root: Path, name: str, commit: str = "HEAD") -> str:
@@ -89,14 +106,15 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
         return 0
     stale = 0
     for result in read_index(root):
-        later = later_commits(root, result)
-        if later is None:
+        changed = changed_sources(root, result)
+        if changed is None:
             verdict = f"unknown: git does not know {result.commit}; fetch the whole history"
-        elif later:
-            verdict = f"older than its code: {len(later)} commits since {result.commit}, the last {later[0]!r}"
+        elif changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            verdict = f"older than its code: since {result.commit} changed {', '.join(changed[:3])}{more}"
         else:
             verdict = f"up to date ({result.commit})"
-        stale += later is None or bool(later)
+        stale += changed is None or bool(changed)
         print(f"{result.name:20} {verdict}")
     return int(stale > 0)
 

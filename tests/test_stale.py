@@ -39,9 +39,9 @@ class Clone:
         self.git("commit", "-q", "-m", subject)
         return self.git("rev-parse", "HEAD").strip()
 
-    def later(self) -> list[str] | None:
+    def changed(self) -> list[str] | None:
         (result,) = stale.read_index(self.root)
-        return stale.later_commits(self.root, result)
+        return stale.changed_sources(self.root, result)
 
 
 @pytest.fixture
@@ -50,22 +50,30 @@ def clone(tmp_path):
 
 
 def test_a_result_is_stale_once_its_code_changes_and_not_after_a_new_run(clone, capsys):
-    assert clone.later() == []
+    assert clone.changed() == []
     assert stale.main([], clone.root) == 0
     (clone.root / "a.py").write_text("2\n")
     clone.commit("another a")
-    (later,) = clone.later()
-    assert later.endswith("another a")
+    assert clone.changed() == ["a.py"]
     assert stale.main([], clone.root) == 1
-    assert "another a" in capsys.readouterr().out
+    assert "a.py" in capsys.readouterr().out
     stale.main(["--made", "table"], clone.root)
-    assert clone.later() == []
+    assert clone.changed() == []
 
 
 def test_other_files_do_not_make_a_result_stale(clone):
     (clone.root / "b.py").write_text("2\n")
     clone.commit("another b")
-    assert clone.later() == []
+    assert clone.changed() == []
+
+
+def test_words_alone_do_not_make_a_result_stale(clone):
+    (clone.root / "a.py").write_text('"""What it is."""\n\n1  # one\n')
+    clone.commit("words")
+    assert clone.changed() == []
+    (clone.root / "a.py").write_text('"""What it is."""\n\n1 + 1  # one\n')
+    clone.commit("code")
+    assert clone.changed() == ["a.py"]
 
 
 def test_a_run_of_an_older_commit_stays_stale(clone):
@@ -73,13 +81,13 @@ def test_a_run_of_an_older_commit_stays_stale(clone):
     (clone.root / "a.py").write_text("2\n")
     clone.commit("another a")
     stale.main(["--made", "table", "--commit", before], clone.root)
-    assert len(clone.later()) == 1
+    assert clone.changed() == ["a.py"]
 
 
 def test_an_unknown_commit_is_not_taken_for_up_to_date(clone):
     index = stale.index_of(clone.root)
     index.write_text(index.read_text().replace(json.loads(index.read_text())["results"]["table"]["commit"], "0" * 12))
-    assert clone.later() is None
+    assert clone.changed() is None
     assert stale.main([], clone.root) == 1
 
 
@@ -99,9 +107,8 @@ RESULTS = stale.read_index(ROOT)
 
 
 def test_every_result_is_in_the_index_and_has_a_table():
-    folders = {path.name for path in (ROOT / "results").iterdir() if path.is_dir()}
-    files = {path.stem for path in (ROOT / "results").glob("*.md")}
-    assert {result.name for result in RESULTS} == folders | files
+    folders = {path.name for path in (ROOT / "results").iterdir()} - {"index.json"}
+    assert {result.name for result in RESULTS} == folders
     data = {"features", "pretraining"}
     assert all((ROOT / "results" / name / "table.md").exists() for name in folders - data)
 
@@ -109,5 +116,5 @@ def test_every_result_is_in_the_index_and_has_a_table():
 @pytest.mark.parametrize("result", RESULTS, ids=lambda result: result.name)
 def test_sources_exist_and_a_page_cites_the_result(result):
     assert all((ROOT / source).exists() for source in result.sources)
-    cited = re.compile(rf"results/{re.escape(result.name)}(/|\.md|\b(?![-_]))")
+    cited = re.compile(rf"results/{re.escape(result.name)}(/|\b(?![-_]))")
     assert any(cited.search(page.read_text()) for page in PAGES)
