@@ -24,7 +24,7 @@ from refusals import (
     spoilt,
 )
 from scdro import ASCDRO, KLRobustLoss
-from scdro.errors import ClosureError, NonFiniteLossError
+from scdro.errors import ClosureError, HyperparameterError, NonFiniteLossError
 
 
 @pytest.mark.parametrize("skips", [False, True])
@@ -124,6 +124,17 @@ def test_a_model_that_the_loss_watches_on_an_accelerator(monkeypatch):
     robust(problem.losses(4))
     assert robust.skipped == 1
     assert differences(before, problem.snapshot()) == []
+
+
+def test_what_is_not_a_module_is_not_watched_and_what_was_stays():
+    model = torch.nn.BatchNorm1d(2)
+    robust = KLRobustLoss(0.5).watch(model)
+    hooks, watched = len(model._forward_pre_hooks), list(robust._watched)
+    for wrong in ("x", [model]):
+        with pytest.raises(HyperparameterError, match="watch"):
+            robust.watch(wrong)
+    assert len(model._forward_pre_hooks) == hooks
+    assert robust._watched == watched
 
 
 def test_watching_a_model_that_holds_the_loss():

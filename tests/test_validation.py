@@ -19,6 +19,7 @@ from scdro import KLRobustLoss, rho_for_group, worst_case
 from scdro._validation import array_weights, check_number, check_whole, log_weights
 from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
 from scdro.functional import objective, rho_for_confidence
+from scdro.optim import CVaR, FastDRO, decay_stages, factor_stages
 from scdro.temperature import MovingAverage, PrintedTemperature, WindowTemperature
 
 
@@ -121,13 +122,50 @@ def test_arguments_of_the_wrong_kind():
         (lambda: objective([1.0, 2.0], "1", 0.5), HyperparameterError, "number.*lam.*'1'"),
         (lambda: objective([1.0, 2.0], None, 0.5), HyperparameterError, "number.*lam.*None"),
         (lambda: worst_case([1.0, 2.0], 10**400), HyperparameterError, "number.*rho.*1000"),
-        (lambda: scdro.SCDRO(params, tracker="auto"), HyperparameterError, "1 point.*SCDRO.*'auto'"),
-        (lambda: scdro.SCDRO(params, tracker=MovingAverage), HyperparameterError, "1 point.*SCDRO.*class"),
+        (lambda: scdro.SCDRO(params, tracker="auto"), HyperparameterError, "SCDRO.*MovingAverage.*'auto'"),
+        (lambda: scdro.SCDRO(params, tracker=MovingAverage), HyperparameterError, "SCDRO.*MovingAverage.*class"),
         (lambda: scdro.SCDRO(params, module="model"), HyperparameterError, "module.*'m'"),
         (lambda: scdro.SCDRO(params, module=True), HyperparameterError, "module.*True"),
+        (lambda: FastDRO(params, geometry=CVaR), HyperparameterError, "KLBall.*class"),
+        (lambda: FastDRO(params, geometry="cvar"), HyperparameterError, "KLBall.*'cvar'"),
+        (lambda: FastDRO(params, multilevel=(2, 8)), HyperparameterError, r"Multilevel.*\(2, 8\)"),
+        (lambda: decay_stages(0.1, 0.5, 600), HyperparameterError, "milestones.*600"),
+        (lambda: decay_stages("a", 0.5, [600]), HyperparameterError, "lr.*'a'"),
+        (lambda: decay_stages(0.1, 0.5, [600], factor=-1), HyperparameterError, "factor.*-1"),
+        (lambda: factor_stages(0.1, 0.5, "a", 3), HyperparameterError, "steps.*'a'"),
+        (lambda: factor_stages(-0.1, 0.5, 10, 3), HyperparameterError, "lr.*-0.1"),
     ):
         with pytest.raises(error, match=match):
             call()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"mask": torch.tensor([0.5, 1.0])}, "mask.*sample_weight"),
+        ({"mask": [2, 1]}, "mask.*sample_weight"),
+        ({"sample_weight": torch.tensor([1j, 1.0])}, "real.*complex64"),
+        ({"groups": torch.tensor([0.5, 1.0])}, "groups.*float32"),
+        ({"num_items_in_batch": 2}, "RobustTrainerLoss"),
+        ({"weight": 2}, "sample_weight.*weight"),
+    ],
+)
+def test_arguments_that_a_batch_cannot_have_leave_the_loss_as_it_was(arguments, match):
+    robust = KLRobustLoss(0.5)
+    robust(torch.tensor([1.0, 2.0], requires_grad=True))
+    before = copy.deepcopy(robust.state_dict())
+    with pytest.raises(LossError, match=match):
+        robust(torch.tensor([1.0, 3.0], requires_grad=True), **arguments)
+    assert differences(robust.state_dict(), before) == []
+
+
+def test_masks_of_zeros_and_ones_and_groups_in_a_list():
+    losses = torch.tensor([1.0, 2.0, 5.0])
+    of_bools = KLRobustLoss(0.5).eval()(losses, mask=torch.tensor([True, True, False]))
+    for mask in ([1, 1, 0], torch.tensor([1.0, 1.0, 0.0]), np.array([1, 1, 0])):
+        assert KLRobustLoss(0.5).eval()(losses, mask=mask) == of_bools
+    in_groups = KLRobustLoss(0.5).eval()(losses, groups=torch.tensor([0, 0, 1]))
+    assert KLRobustLoss(0.5).eval()(losses, groups=[0, 0, 1]) == in_groups
 
 
 def values_of(steps=4, **settings):
@@ -245,7 +283,6 @@ def test_good_weights():
     np.testing.assert_array_equal(array_weights(None, 3), np.ones(3))
     found = log_weights(torch.ones(3, dtype=torch.float64), weights, [True, True, False])
     np.testing.assert_array_equal(np.exp(found.numpy()), [np.exp(np.log(0.1)), 0.0, 0.0])
-    np.testing.assert_array_equal(array_weights([0.0, 0.0], 2, may_be_zero=True), np.zeros(2))
 
 
 def compares_a_setting(node):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from scdro.evaluation import evaluate
     from scdro.functional import rho_for_group, worst_case
     from scdro.loss import KLRobustLoss
-    from scdro.optim import ASCDRO, SCDRO
+    from scdro.optim import ASCDRO, RASCDRO, RSCDRO, SCDRO
     from scdro.second_look import SecondLook, find_slices, out_of_fold, repair, second_look_weights
     from scdro.tables import load
 
@@ -38,6 +38,8 @@ logging.getLogger("scdro").addHandler(logging.NullHandler())  # silent unless th
 
 __all__ = [
     "ASCDRO",
+    "RASCDRO",
+    "RSCDRO",
     "SCDRO",
     "KLRobustLoss",
     "ScdroError",
@@ -56,6 +58,8 @@ __all__ = [
 # The module of each public name. Names are imported on first use: `import scdro` loads neither torch nor scikit-learn.
 _HOMES = {
     "ASCDRO": "optim",
+    "RASCDRO": "optim",
+    "RSCDRO": "optim",
     "SCDRO": "optim",
     "KLRobustLoss": "loss",
     "ScdroError": "errors",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -73,7 +73,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """A checked batch of losses, joined over all processes; `part` is this process's part of it.
+    """A checked batch of losses, joined over all processes; `own_rows` are those of this process.
 
     `log_weight` is None if all weights are equal. `finite` is None if the losses are known to be finite, else a flag
     tensor that has not been read yet. `labels` are integers, one per sample: positions or groups.
@@ -84,15 +84,15 @@ class Batch(NamedTuple):
     log_mass: Scalar
     finite: Tensor | None
     labels: Tensor | None = None
-    part: OwnPart | None = None
+    own_rows: OwnPart | None = None
 
     def own(self, joined: Tensor) -> Tensor:
         """This process's part of a vector over the whole batch."""
-        return joined if self.part is None else self.part.of(joined)
+        return joined if self.own_rows is None else self.own_rows.of(joined)
 
     def own_weights(self, weights: Tensor) -> Tensor:
         """Weights of this process's losses, scaled so that the gradients averaged over processes are the batch's."""
-        return weights if self.part is None else self.part.of(weights) * self.part.ranks
+        return weights if self.own_rows is None else self.own_rows.of(weights) * self.own_rows.ranks
 
 
 class Point(NamedTuple):
@@ -127,6 +127,17 @@ class Point(NamedTuple):
     def mean(self, losses: Tensor) -> Scalar:
         """The mean loss under softmax(l/lam)."""
         return dot(on_host(self.softmax), on_host(losses))
+
+
+class Numbers(NamedTuple):
+    """The scalars of a `RobustState`, in the order of its buffer."""
+
+    lam: Scalar  # for the next batch
+    lam_past: Scalar  # of the last batch
+    lam_log_s: Scalar  # lam_past log s
+    cutoff: Scalar = math.inf  # losses above it are clipped to it, or with `trim` left out
+    lam_log_s_max: Scalar = math.inf  # at the next batch
+    lam_average: Scalar = 0.0  # as in `Estimate`
 
 
 def _joined_parts(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
@@ -217,13 +228,13 @@ class MethodState(nn.Module):
                 values = torch.where(log_weight > -math.inf, values, 0.0)
             own = None if read_labels is None else read_labels().to(losses.device)
         mark = self._mark() if several else None
-        values, log_weight, joined_labels, part = ranks.join(values, log_weight, own, mark)
+        values, log_weight, joined_labels, own_rows = ranks.join(values, log_weight, own, mark)
         log_mass = _log_count(values)
         if log_weight is not None:
             log_mass = scalar(torch.logsumexp(log_weight, 0))
             check_mass(log_mass)
         finite = check_values(values, self.loss_bound, self.skip_nonfinite)
-        return Batch(values, log_weight, log_mass, finite, joined_labels, part)
+        return Batch(values, log_weight, log_mass, finite, joined_labels, own_rows)
 
     def _mark(self) -> Tensor | None:
         """A hash of the state. If it differs between processes, their states differ."""
@@ -333,14 +344,14 @@ class RobustState(MethodState):
         check_number("mu", mu, ">= 0")
         rho, lam0, mu = float(rho), float(lam0), float(mu)  # NumPy's numbers are slower, and float32 stays float32
         loss_bound = None if loss_bound is None else float(loss_bound)
-        self.trim, self.mu = float(trim), mu
+        self.trim = float(trim)
         self.temperature, self.tracker = copy.copy(temperature), tracker  # a copy, since its settings may be changed
         lam_max = math.inf if loss_bound is None or rho == 0 else lam0 + loss_bound / rho
         self.equation = LamEquation(rho, lam0, lam_max, mu, loss_bound)
         # rho = 0 means the plain average, lam = inf. The printed update has no such case.
         self.plain = rho == 0.0 and temperature.carries
         dtype = scalar_dtype(torch.get_default_device())
-        self.register_buffer("scalars", torch.empty(6, dtype=dtype))
+        self.register_buffer("scalars", torch.empty(len(Numbers._fields), dtype=dtype))
         self.register_buffer("resets", torch.empty(1, dtype=torch.int64))
         self.register_buffer("recent", torch.empty(2, window or default_size(rho), dtype=dtype))
         self.register_buffer("kind", torch.empty(4, dtype=torch.int64))
@@ -351,7 +362,7 @@ class RobustState(MethodState):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         start = self._lam_at_start()
-        first = [start, start, math.nan, math.inf, math.inf, 0.0]
+        first = Numbers(start, start, math.nan)
         self.scalars.copy_(torch.tensor(first, dtype=self.scalars.dtype, device="cpu"))
         self.resets.zero_()
         self.plateau, self._commits = Plateau(), 0
@@ -390,10 +401,8 @@ class RobustState(MethodState):
     def made_with(self) -> str:
         return f"a window of {self.recent.shape[1]} losses and {type(self.temperature).__name__}"
 
-    def numbers(self) -> Sequence[Scalar]:
-        """lam for the next batch, lam of the last batch, lam log s, the loss above which samples are trimmed or
-        clipped, the upper bound of lam log s at the next batch, and `Estimate.lam_average`."""
-        return unpacked(pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars)
+    def numbers(self) -> Numbers:
+        return Numbers(*unpacked(pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars))
 
     @property
     def window(self) -> Window:
@@ -407,52 +416,53 @@ class RobustState(MethodState):
     @property
     def log_s(self) -> Tensor:
         """log s, at the temperature of the last batch."""
-        return self.scalars[2] / self.scalars[1]
+        past = Numbers(*self.scalars)
+        return past.lam_log_s / past.lam_past
 
     @property
     def objective(self) -> Tensor:
         """The running robust objective as of the last batch."""
-        _, lam_past, lam_log_s, *_ = self.numbers()
-        return vector([self._objective(lam_log_s, lam_past)], self.scalars)[0]
+        past = self.numbers()
+        return vector([self._objective(past.lam_log_s, past.lam_past)], self.scalars)[0]
 
     @property
     def needs_whole_batch(self) -> bool:
-        """Whether the next batch is the first and lam_1 or the ceiling depends on all of it."""
+        """Whether the next batch is the first and lam_1 or the cutoff depends on all of it."""
         return not self.started and (bool(self.trim) or (self.temperature.initial is None and not self.plain))
 
     # -- estimating -----------------------------------------------------------------------------------------------
 
-    def _first(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> tuple[Scalar, Scalar]:
-        """lam_1 and the ceiling for trimming, from the first batch. An initial temperature is used if given."""
+    def _first(self, batch: Batch, lam: Scalar, cutoff: Scalar) -> tuple[Scalar, Scalar]:
+        """lam_1 and the cutoff for trimming, from the first batch. An initial temperature is used if given."""
         log_weight = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         if self.trim:
             kept = trimmed_log_weights(batch.losses, log_weight, self.trim)
             top = torch.where(kept > -math.inf, batch.losses, -math.inf).amax()
             log_weight = torch.where(batch.losses > top, -math.inf, log_weight)
-            ceiling = scalar(top)
+            cutoff = scalar(top)
         if self.temperature.initial is not None or self.plain:
-            return lam, ceiling
+            return lam, cutoff
         rho = attainable(self.equation.rho, mass_and_size(log_weight)[1])
-        solved = solve_lam(batch.losses, log_weight, rho, self.equation.lam0, mu=self.mu)
-        return self.equation.clamp(solved), ceiling
+        solved = solve_lam(batch.losses, log_weight, rho, self.equation.lam0, mu=self.equation.mu)
+        return self.equation.clamp(solved), cutoff
 
-    def _point(self, batch: Batch, lam: Scalar, ceiling: Scalar) -> Point:
-        """The batch at temperature lam. Losses above the ceiling are clipped to it, or with `trim` left out; q is then
+    def _point(self, batch: Batch, lam: Scalar, cutoff: Scalar) -> Point:
+        """The batch at temperature lam. Losses above the cutoff are clipped to it, or with `trim` left out; q is then
         the batch's weights divided by 1 - trim."""
         losses = on_host(batch.losses)
         clips = self.temperature.ceiling is not None and not self.trim
-        joint = (minimum(losses, ceiling) if clips else losses) / lam
+        joint = (minimum(losses, cutoff) if clips else losses) / lam
         if batch.log_weight is not None:
             joint = joint + on_host(batch.log_weight)
         if not self.trim:
             return Point.of(joint, batch.log_mass)
-        return Point.of(masked(joint, losses > ceiling, -math.inf), batch.log_mass + math.log1p(-self.trim))
+        return Point.of(masked(joint, losses > cutoff, -math.inf), batch.log_mass + math.log1p(-self.trim))
 
     @quietly
     def previous_point(self, batch: Batch) -> Point:
         """The batch, evaluated at the previous parameters, at the temperature used for past estimates."""
-        lam, lam_past, _, ceiling, *_ = self.numbers()
-        return self._point(batch, lam if self.temperature.carries else lam_past, ceiling)
+        now = self.numbers()
+        return self._point(batch, now.lam if self.temperature.carries else now.lam_past, now.cutoff)
 
     @quietly
     def estimate(
@@ -464,12 +474,12 @@ class RobustState(MethodState):
         """
         check_beta(beta)
         beta = float(beta)
-        lam, lam_past, lam_log_s, ceiling, lam_log_s_max, lam_average = self.numbers()
+        lam, lam_past, lam_log_s, cutoff, lam_log_s_max, lam_average = self.numbers()
         if not self.started and staged is None:
-            lam, ceiling = self._first(batch, lam, ceiling)
+            lam, cutoff = self._first(batch, lam, cutoff)
         if self.temperature.carries or not self.started:
             lam_past = lam
-        point = self._point(batch, lam, ceiling)
+        point = self._point(batch, lam, cutoff)
         log_mean, log_mass = point.log_mean, batch.log_mass
         if staged is not None:
             log_sum = logaddexp(staged.step.log_mean + staged.log_mass, log_mean + log_mass)
@@ -491,7 +501,7 @@ class RobustState(MethodState):
         """A part of the first batch, before lam_1 is known: all samples get the same weight."""
         log_weight = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         log_q = log_weight - batch.log_mass
-        lam = solve_lam(batch.losses, log_q, self.equation.rho, self.equation.lam0, mu=self.mu)
+        lam = solve_lam(batch.losses, log_q, self.equation.rho, self.equation.lam0, mu=self.equation.mu)
         value, _, _ = value_at(batch.losses, batch.losses, log_q, lam, self.equation.lam0)
         step, weights, unknown = Advance(0.0, 0.0), torch.exp(log_q), math.nan
         return Estimate(lam, lam, step, unknown, batch.log_mass, weights, scalar(value), calibrating=True)
@@ -527,10 +537,10 @@ class RobustState(MethodState):
             estimate = estimate.as_floats()
         recent = self.recent  # Attributes of a module that are buffers are slow to look up.
         pushed = window = Window(on_host(recent)).pushed(*_joined_parts(parts))
-        ceiling = _UNBOUNDED
+        cutoff = _UNBOUNDED
         if self.trim:
-            ceiling = window.quantile(self.trim)
-            window = window.without(ceiling)
+            cutoff = window.quantile(self.trim)
+            window = window.without(cutoff)
         lam, lam_log_s = estimate.lam, estimate.lam_log_s
         lam_log_s_max, lam_average = _UNBOUNDED, estimate.lam_average
         if estimate.calibrating:
@@ -540,9 +550,9 @@ class RobustState(MethodState):
             moved = self.temperature.advance(estimate, window, self.equation, self.tracker, lr)
             lam_next, lam_log_s_max, lam_average = moved
         if self.temperature.ceiling is not None and not self.trim and not self.plain:
-            ceiling = window.top() + self.temperature.ceiling * lam_next
-        scalars = vector([lam_next, lam, lam_log_s, ceiling, lam_log_s_max, lam_average], self.scalars)
-        new = [(recent, as_tensor(pushed.rows)), (self.scalars, scalars)]
+            cutoff = window.top() + self.temperature.ceiling * lam_next
+        after = Numbers(lam_next, lam, lam_log_s, cutoff, lam_log_s_max, lam_average)
+        new = [(recent, as_tensor(pushed.rows)), (self.scalars, vector(after, self.scalars))]
         if estimate.step.reset is not None:
             new.append((self.resets, self.resets + estimate.step.reset))
         self.store(new, parts[-1], only_if)
@@ -554,9 +564,9 @@ class RobustState(MethodState):
     def _calibrated(self, window: Window) -> Scalar:
         """lam_1, from all parts of the first batch."""
         if self.temperature.initial is not None or self.plain:
-            return self.numbers()[0]
+            return self.numbers().lam
         rho = attainable(self.equation.rho, window.effective_size())
-        return self.equation.clamp(window.solve(rho, self.equation.lam0, self.mu))
+        return self.equation.clamp(window.solve(rho, self.equation.lam0, self.equation.mu))
 
     # -- monitoring -----------------------------------------------------------------------------------------------
 
@@ -566,9 +576,9 @@ class RobustState(MethodState):
         batch."""
         if not self.started:
             return self.scalars.new_full((2,), math.nan).unbind()  # type: ignore[return-value]
-        lam, _, lam_log_s, ceiling, *_ = self.numbers()
-        window = self.window.without(ceiling) if self.trim else self.window
-        at, _, _ = window.tilt(lam, lam_log_s)
+        now = self.numbers()
+        window = self.window.without(now.cutoff) if self.trim else self.window
+        at, _, _ = window.tilt(now.lam, now.lam_log_s)
         q = torch.softmax(window.log_weight, 0)
         return vector([maximum(at.kl, 0.0)], q)[0], effective_share(as_tensor(at.weights), q)
 
@@ -590,7 +600,7 @@ def _after_loading(module: nn.Module, _: object) -> None:
         for name, buffer in part.named_buffers(recurse=False):
             dtype = scalar_dtype(buffer.device) if buffer.is_floating_point() else buffer.dtype
             setattr(part, name, buffer.to(dtype, copy=True))
-    module.started = not math.isnan(module.scalars[2])
+    module.started = not math.isnan(Numbers(*module.scalars).lam_log_s)
     if not module.started:
         module.scalars[:2] = module._lam_at_start()
     module.scalars[0].clamp_(module.equation.lam0, module.equation.lam_max)

@@ -74,7 +74,7 @@ def check_optional(name: str, value: Any, within: str, meaning: str = "", *, inf
 
 
 def check_whole(name: str, value: Any, least: int = 1, most: int | None = None, meaning: str = "") -> None:
-    """Raise unless `value` is a whole number from `least` to `most`. A bool is none."""
+    """Raise unless `value` is a whole number from `least` to `most`. A bool does not count as one."""
     try:
         number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
@@ -197,6 +197,17 @@ def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = No
         raise LossError("expected a dense vector of losses, got a sparse one; call to_dense()")
 
 
+def refuse_arguments(unknown: dict[str, Any]) -> NoReturn:
+    """Keyword arguments that a robust loss does not take; transformers' Trainer passes `num_items_in_batch`."""
+    names = ", ".join(unknown)
+    if "num_items_in_batch" in unknown:
+        raise LossError(
+            f"expected per-sample losses, got a Trainer's outputs and {names}; pass RobustTrainerLoss(KLRobustLoss("
+            "...)) of scdro.integrations.transformers as compute_loss_func, and in callbacks"
+        )
+    raise LossError(f"expected losses, sample_weight, mask and groups, got {names}")
+
+
 def _check_shape(losses: Tensor, may_be_empty: bool = False, second: Any = None) -> None:
     if losses.ndim == 0:
         raise LossError(
@@ -222,8 +233,8 @@ def _refuse_matrix(losses: Tensor, second: Any) -> NoReturn:
         )
     raise LossError(
         f"expected a vector with one loss per sample, got shape {shape}; "
-        "average over the other dimensions first, or flatten and pass the padding as a mask; of logits, pass the "
-        'losses: cross_entropy(logits, labels, reduction="none")'
+        "average over the other dimensions first, or flatten and pass the padding as a mask; if these are logits, "
+        'compute the losses first: cross_entropy(logits, labels, reduction="none")'
     )
 
 
@@ -300,7 +311,7 @@ def _as_floats(values: Any, what: str) -> npt.NDArray[np.float64]:
 def check_is_loader(loader: Any) -> None:
     """A data set gives single samples, which a model may take for batches."""
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
-        raise DataError(f"expected a loader of batches, got a {_kind(loader)}; give DataLoader(it, batch_size=256)")
+        raise DataError(f"expected a loader of batches, got a {_kind(loader)}; pass DataLoader(it, batch_size=256)")
 
 
 # -- sample weights ---------------------------------------------------------------------------------------------------
@@ -313,6 +324,8 @@ _ALL_ZERO = "expected sample weights (or a mask) with a positive sum, got none a
 def as_weights(values: Any, losses: Tensor) -> Tensor:
     """Sample weights of a vector of losses, with its device and dtype."""
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(_as_floats(values, "sample weights"))
+    if tensor.is_complex():
+        raise LossError(f"expected real sample weights, got {tensor.dtype}")
     weight = tensor.detach().to(losses.device, losses.dtype)
     if weight.shape != losses.shape:
         raise LossError(f"expected one sample weight per loss, shape {tuple(losses.shape)}, got {tuple(weight.shape)}")
@@ -327,7 +340,7 @@ def log_weights(losses: Tensor, sample_weight: Any, mask: Any = None, *, may_be_
     """
     log_weight = None if sample_weight is None else torch.log(as_weights(sample_weight, losses))
     if mask is not None:
-        keep = _as_mask(mask).to(losses.device, torch.bool)
+        keep = _as_mask(mask).to(losses.device)
         if keep.shape != losses.shape:
             raise LossError(f"expected one mask entry per loss, shape {tuple(losses.shape)}, got {tuple(keep.shape)}")
         log_weight = torch.where(keep, 0.0 if log_weight is None else log_weight, -math.inf).to(losses.dtype)
@@ -337,12 +350,18 @@ def log_weights(losses: Tensor, sample_weight: Any, mask: Any = None, *, may_be_
 
 
 def _as_mask(mask: Any) -> Tensor:
-    if isinstance(mask, Tensor):
-        return mask
     try:
-        return torch.as_tensor(mask)
+        given = mask if isinstance(mask, Tensor) else torch.as_tensor(mask)
     except (TypeError, ValueError, RuntimeError):
         raise LossError(f"expected a mask of booleans, True for each loss that counts, got {mask!r}") from None
+    keep = given.to(torch.bool)
+    if given.dtype != torch.bool:
+        require(
+            (keep == given).all(),
+            LossError,
+            "expected a mask of booleans, or of zeros and ones, got other numbers; pass weights as sample_weight",
+        )
+    return keep
 
 
 def check_mass(log_mass: Tensor | float) -> None:
@@ -350,7 +369,7 @@ def check_mass(log_mass: Tensor | float) -> None:
     require(log_mass > -math.inf, LossError, _ALL_ZERO)
 
 
-def array_weights(sample_weight: Any, n: int, *, may_be_zero: bool = False) -> npt.NDArray[np.float64]:
+def array_weights(sample_weight: Any, n: int) -> npt.NDArray[np.float64]:
     """Sample weights of n rows as a new NumPy array; None means ones, and a number is the weight of every row."""
     if sample_weight is None:
         return np.ones(n)
@@ -363,7 +382,7 @@ def array_weights(sample_weight: Any, n: int, *, may_be_zero: bool = False) -> n
         raise LossError(f"expected one sample weight per sample, shape ({n},), got {weight.shape}")
     if not ((weight >= 0) & (weight < math.inf)).all():
         raise LossError(_NEGATIVE)
-    if not may_be_zero and not weight.any():
+    if not weight.any():
         raise LossError(_ALL_ZERO)
     return weight
 
@@ -456,11 +475,12 @@ def _kind(values: Any) -> str:
     return type(values).__name__
 
 
-def check_groups(groups: Tensor, losses: Tensor) -> Tensor:
+def check_groups(groups: Any, losses: Tensor) -> Tensor:
     """Return the groups of a batch's samples, one integer per loss."""
-    if not isinstance(groups, Tensor) or groups.is_floating_point() or groups.is_complex():
-        came = groups.dtype if isinstance(groups, Tensor) else _kind(groups)
-        raise LossError(f"expected groups as a tensor of integers, got {came}")
+    if not isinstance(groups, Tensor):
+        groups = as_integers(groups, "groups")
+    if groups.is_floating_point() or groups.is_complex():
+        raise LossError(f"expected groups as integers, got {groups.dtype}; number the groups 0, 1, ...")
     if groups.shape != losses.shape:
         raise LossError(f"expected one group per loss, shape {tuple(losses.shape)}, got {tuple(groups.shape)}")
     return groups

@@ -111,8 +111,7 @@ def group_means(losses: Tensor, groups: Tensor, sample_weight: Tensor | None = N
         >>> group_means(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([7, 7, 3]))
         tensor([1.5000, 1.5000, 6.0000])
     """
-    check_groups(groups, losses)
-    groups = groups.to(losses.device)
+    groups = check_groups(groups, losses).to(losses.device)
     losses = losses.to(torch.promote_types(losses.dtype, torch.float32))  # half-precision sums are too inexact
     if sample_weight is None:
         weight = torch.ones_like(losses)

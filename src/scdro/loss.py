@@ -15,7 +15,7 @@ from scdro._buffers import Watch
 from scdro._kl import solve_lam, trimmed_log_weights, value_at
 from scdro._scalar import Scalar, exp, host_reads, where
 from scdro._state import Batch, RobustState
-from scdro._validation import check_beta, check_groups
+from scdro._validation import check_beta, check_groups, check_is, refuse_arguments
 from scdro.distributed import Group
 from scdro.errors import HyperparameterError
 from scdro.functional import group_means, group_weights
@@ -271,6 +271,7 @@ class KLRobustLoss(nn.Module):
         mask: Tensor | None = None,
         *,
         groups: Tensor | None = None,
+        **unknown: Any,
     ) -> Tensor:
         """Return the running robust objective of per-sample `losses`; call `backward` on it.
 
@@ -282,6 +283,8 @@ class KLRobustLoss(nn.Module):
                 weighted by the group's share of the samples. Means are computed within the batch, and with `attach`
                 within each part, so these should have several samples of each group.
         """
+        if unknown:
+            refuse_arguments(unknown)
         state, trains = self.state, self.training and torch.is_grad_enabled()
         read_labels = None if groups is None else partial(check_groups, groups, losses)
         try:
@@ -382,6 +385,8 @@ class KLRobustLoss(nn.Module):
             >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
             >>> robust = KLRobustLoss(rho=0.5, skip_nonfinite=True).watch(model)
         """
+        for module in modules:
+            check_is(module, nn.Module, "modules, as in watch(model) or watch(encoder, head)")
         for watched in self._watched:
             watched.remove()
         self._watched = [Watch(module, self) for module in modules]

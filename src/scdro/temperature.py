@@ -306,9 +306,9 @@ class Window(NamedTuple):
         kept = trimmed_log_weights(self.losses, self.log_weight, trim)
         return scalar(torch.where(kept > -math.inf, self.losses, -math.inf).amax())
 
-    def without(self, ceiling: Scalar) -> Window:
-        """The window without the losses above the ceiling."""
-        kept = torch.where(self.losses > ceiling, -math.inf, self.log_weight)
+    def without(self, cutoff: Scalar) -> Window:
+        """The window without the losses above the cutoff."""
+        kept = torch.where(self.losses > cutoff, -math.inf, self.log_weight)
         return Window(on_host(torch.stack([self.losses, kept])))
 
 

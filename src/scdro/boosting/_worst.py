@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import brentq
 
-from scdro._kl import divergence, solve_root
+from scdro._kl import CANCELS_NINE_DIGITS, divergence, solve_root
 from scdro._scalar import Scalar, one_thread_dot
 from scdro.boosting._losses import Array, BoostingLoss, LogisticLoss, OneVsAllLoss, SoftmaxLoss
 from scdro.errors import NonFiniteLossError
@@ -27,9 +27,6 @@ Reduce = Callable[[Array, str], Array]
 # lam is no less than this part of (hardest loss - mean loss): where so few samples are left that no p spends rho,
 # lam would fall to zero. There is no lam0: targets come in any unit.
 _LEAST = 1e-9
-
-# Below this KL, mean - log(norm) has lost more digits to cancellation than the sum of its terms.
-_CANCELS = 1e-3
 
 
 def one_worker(values: Array, operation: str) -> Array:
@@ -61,7 +58,7 @@ def worst_ratio(
     if mass == 0.0:
         return WorstRatio(np.ones_like(losses), math.nan, math.inf)
     q, x = weight / mass, np.minimum(losses - top, 0.0)  # above the top are only samples of weight zero
-    mean, square, mass = (
+    mean, square, q_mass = (
         float(total) for total in reduce(np.array([one_thread_dot(q, x), one_thread_dot(q, x * x), q.sum()]), "sum")
     )
     if rho == 0.0 or mean == 0.0:
@@ -76,8 +73,8 @@ def worst_ratio(
         sums = reduce(np.array([p.sum(), one_thread_dot(p, a), one_thread_dot(p, a * a)]), "sum")
         norm, tilted_mean = float(sums[0]), float(sums[1] / sums[0])
         kl = tilted_mean - math.log(norm)
-        if kl < _CANCELS:
-            terms = divergence(a - math.log(norm / mass), q)
+        if kl < CANCELS_NINE_DIGITS:
+            terms = divergence(a - math.log(norm / q_mass), q)
             kl = float(reduce(np.array([terms.sum()]), "sum")[0])
         return kl, max(float(sums[2] / sums[0]) - tilted_mean**2, 0.0)
 

@@ -146,7 +146,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         uniform = bool((problem.q == problem.q[0]).all())
         while epoch < self.max_iter and since < _PATIENCE:
             epoch += 1
-            for i in batches(n, self.batch_size, rng.permutation(n)):
+            for i in batches(rng.permutation(n), self.batch_size):
                 weight = None if uniform else problem.q[i]
                 if weight is None or weight.any():
                     stream.step(X[i], loss.rows(i), weight, problem.alpha)

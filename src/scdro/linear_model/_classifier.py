@@ -175,7 +175,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         encoded = _encoded(self.classes_, column_or_1d(y))
         if len(encoded) != len(scores):
             raise DataError(f"expected one label per sample, got {len(encoded)} labels for {len(scores)} samples")
-        weight = array_weights(sample_weight, len(scores), may_be_zero=True)
+        weight = array_weights(sample_weight, len(scores))
         return self._worst_case_weights(scores, encoded, weight * self._class_factors(self.classes_, encoded, weight))
 
     def _class_factors(self, classes: Array, encoded: Array, weight: Array) -> Array:

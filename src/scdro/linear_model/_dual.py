@@ -27,10 +27,10 @@ from scdro.linear_model._worst import Array
 
 __all__ = ["NEAR", "lower_bound", "rounding", "unspent", "with_slopes_at_kinks"]
 
-_ROWS = 1024
+_ROWS = 1024  # from which the size of rounding errors is estimated
 _LARGEST = 2**17  # most entries of X at kinks for which slopes are computed
-_ROUNDS = 5
-NEAR = 32.0
+_ROUNDS = 5  # of least squares; each leaves out the slopes that have reached an end of their interval
+NEAR = 32.0  # a sample this many rounding errors from a kink counts as at it
 
 
 def lower_bound(problem: LinearProblem, W: Array, at: ObjectiveAt) -> float:

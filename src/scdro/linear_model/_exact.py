@@ -22,9 +22,8 @@ __all__ = ["Solution", "certificate", "solve", "start"]
 
 THIN = 10  # a problem is first solved on every tenth sample
 CERTIFYING_STEPS = 100
-_TIGHT = 5.0
-_SLACK = 8e-9
-_CONTRACTION = 0.25
+_TIGHT, _SLACK = 5.0, 8e-9  # a gap of this many times what later steps gained, plus the slack, is tight
+_CONTRACTION = 0.25  # a factorisation is used again if its step left no more than this of the gradient
 _ROUNDED = 4  # a gap below this many rounding errors of P or D counts as zero
 _PATIENCE = 5  # after this many steps without progress, rounding is assumed to prevent any
 
@@ -38,7 +37,6 @@ class Solution(NamedTuple):
     value: float
     lam: float
     gap: float
-    gradient: float
     n_iter: int
     converged: bool
 
@@ -217,7 +215,7 @@ def _certified(problem: LinearProblem, path: _Path, n_iter: int, converged: bool
 
 
 def _solution(at: Iterate, value: float, gap: float, n_iter: int, converged: bool) -> Solution:
-    return Solution(at.W, value, at.evaluation.worst.lam, gap, at.largest, n_iter, converged)
+    return Solution(at.W, value, at.evaluation.worst.lam, gap, n_iter, converged)
 
 
 @one_thread_each()

@@ -36,8 +36,8 @@ class Iterate(NamedTuple):
         return float(np.abs(self.gradient).max())
 
 
-def iterate_at(problem: LinearProblem, W: Array, lam: float | None = None) -> Iterate:
-    evaluation = problem.evaluate(W, problem.scores(W), lam)
+def iterate_at(problem: LinearProblem, W: Array) -> Iterate:
+    evaluation = problem.evaluate(W, problem.scores(W))
     return Iterate(W, evaluation, problem.gradient(W, evaluation))
 
 

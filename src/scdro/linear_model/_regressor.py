@@ -119,7 +119,7 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
             raise DataError(f"expected one target per sample, got {len(y)} targets for {len(scores)} samples")
         if not np.isfinite(y).all():
             raise DataError("expected finite targets, got NaN or infinity")
-        weight = array_weights(sample_weight, len(scores), may_be_zero=True)
+        weight = array_weights(sample_weight, len(scores))
         return self._worst_case_weights(scores, y, weight)
 
     def _check_settings(self) -> None:

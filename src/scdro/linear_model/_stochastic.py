@@ -94,7 +94,7 @@ class Stream:
         white = replace(problem, X=self._features(X), alpha=0.0)
         # The penalty is part of the whitened moments, so its curvature is no larger than that of the loss.
         self.lr = 0.2 / (_largest_curvature(white, at) + bend) if lr is None else lr
-        self.set_coefficients(W)
+        self._begin_at(W)
         self.mean_v, self.mean_b = self.v.detach().clone(), self.b.detach().clone()
         self.steps, self.rows, self.weight = 0, rows, 0.0
         self.restarted = algorithm.startswith("r")
@@ -102,8 +102,8 @@ class Stream:
         with self._at_rest():  # initialise s, lam and the gradient from all the first rows
             self._move(problem.X, problem.loss, problem.q, problem.alpha)
 
-    def set_coefficients(self, W: Array) -> None:
-        """Continue from coefficients of the original features."""
+    def _begin_at(self, W: Array) -> None:
+        """Set v and b from coefficients of the original features."""
         coef = W[:, : len(self.shift)]
         v = coef / self.map if self.map.ndim == 1 else np.linalg.solve(self.map, coef.T).T
         with torch.no_grad():
@@ -195,11 +195,9 @@ def _largest_curvature(problem: LinearProblem, at: ObjectiveAt) -> float:
     return size
 
 
-def batches(n: int, size: int, order: Array | None = None) -> Iterator[Any]:
-    """Positions of the samples of each batch, in data order or in `order`. The last two batches share a remainder."""
-    count = max(n // size, 1)
-    for part in np.array_split(np.arange(n) if order is None else order, count):
-        yield slice(part[0], part[-1] + 1) if order is None else part
+def batches(order: Array, size: int) -> list[Array]:
+    """The samples of each batch. A remainder is spread over all of them."""
+    return np.array_split(order, max(len(order) // size, 1))
 
 
 def _optimizer(algorithm: str, params: list[Tensor], lr: float, rho: float, lam0: float) -> RobustOptimizer:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from scdro._kl import divergence, solve_root
+from scdro._kl import CANCELS_NINE_DIGITS, divergence, solve_root
 from scdro._scalar import Scalar, one_thread_dot
 from scdro.linear_model._threads import in_blocks
 
@@ -81,7 +81,7 @@ def _tilt(x: Array, q: Array, lam: float) -> _Tilted:
     total, first = (sum(parts) for parts in zip(*in_blocks(fill, len(x), 16 * len(x)), strict=True))
     mean = first / total
     kl = mean - math.log(total)
-    if kl < 1e-3:  # the difference above has lost digits
+    if kl < CANCELS_NINE_DIGITS:
         mass = sum(in_blocks(lambda rows: float(q[rows].sum()), len(x), 16 * len(x)))  # one, up to rounding
         kl = float(divergence(torch.from_numpy(a - math.log(total / mass)), torch.from_numpy(q)).sum())
     p /= total

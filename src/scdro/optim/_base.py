@@ -561,10 +561,10 @@ class RobustOptimizer(ClosureOptimizer):
         temperature = given_or_default(temperature)
         if tracker is None:
             tracker = temperature.two_point_tracker() if self._two_points else temperature.one_point_tracker()
+        at = "twice: NormalizedStorm()" if self._two_points else "once: MovingAverage()"
         if isinstance(tracker, type) or getattr(tracker, "two_points", None) != self._two_points:
             raise HyperparameterError(
-                f"expected a tracker of {2 if self._two_points else 1} point(s) for {type(self).__name__}, "
-                f"got {tracker!r}"
+                f"expected a tracker for {type(self).__name__}, which evaluates each batch {at}, got {tracker!r}"
             )
         self._robust = RobustState(
             rho,

@@ -226,7 +226,7 @@ class ASCDRO(TwoPoints, RobustOptimizer):
     def _descend(self, group: dict[str, Any]) -> None:
         """w <- w - lr (z + wd w)."""
         params = [p for p in group["params"] if p.grad is not None]
-        decay = group["weight_decay"] + self._robust.mu
+        decay = group["weight_decay"] + self._robust.equation.mu
         descend(params, self._decayed([self.state[p]["z"] for p in params], params, decay), group["lr"])
 
 

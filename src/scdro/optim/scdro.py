@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scdro._scalar import Scalar
-from scdro._validation import check_number, check_stages, check_whole
+from scdro._validation import check_is, check_number, check_stages, check_whole
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.optim._base import Closure, RobustOptimizer
 
@@ -83,7 +83,7 @@ class SCDRO(RobustOptimizer):
             return None
         with self._undone_unless(batch.finite):
             for group in self.param_groups:
-                self._momentum_step(group, 1.0 - beta, beta, group["weight_decay"] + self._robust.mu)
+                self._momentum_step(group, 1.0 - beta, beta, group["weight_decay"] + self._robust.equation.mu)
             self._project()
         self._robust.commit(estimate, batch, lr=self.param_groups[0]["lr"])
         return estimate.objective
@@ -156,6 +156,10 @@ def factor_stages(
         Stage(lr=0.025, beta=0.125, steps=400)
     """
     check_whole("stages", stages)
+    check_stages([Stage(lr, beta, steps)])
+    check_whole("steps", steps)
+    for name, factor in {"lr_factor": lr_factor, "beta_factor": beta_factor, "steps_factor": steps_factor}.items():
+        check_number(name, factor, "> 0")
     return [Stage(lr * lr_factor**k, beta * beta_factor**k, math.ceil(steps * steps_factor**k)) for k in range(stages)]
 
 
@@ -166,6 +170,9 @@ def decay_stages(lr: float, beta: float, milestones: Iterable[int], *, factor: f
         >>> decay_stages(1.0, 0.5, [600])
         [Stage(lr=1.0, beta=0.5, steps=600), Stage(lr=0.1, beta=0.5, steps=0)]
     """
+    check_stages([Stage(lr, beta, 0)])
+    check_number("factor", factor, "> 0")
+    check_is(milestones, Iterable, "milestones as a list of steps, such as [600]")
     ends = [0, *milestones]
     for end in ends:
         check_whole("milestones", end, 0, meaning="in steps")

@@ -12,7 +12,7 @@ from torch import Tensor
 from scdro._buffers import Modules
 from scdro._scalar import scalar
 from scdro._state import Batch, MethodState
-from scdro._validation import check_samples, check_whole
+from scdro._validation import check_is, check_samples, check_whole
 from scdro.distributed import ALONE, Group
 from scdro.errors import HyperparameterError, LossError
 from scdro.functional import BestResponse, WorstCase, chi2_constrained, chi2_penalized, cvar, worst_case
@@ -186,9 +186,12 @@ class FastDRO(WeightingOptimizer):
         process_group: Group = None,
     ) -> None:
         self.geometry = KLBall(0.5) if geometry is None else geometry
+        if isinstance(self.geometry, type) or not callable(self.geometry):
+            raise HyperparameterError(f"expected a geometry such as KLBall(0.5) or CVaR(0.1), got {geometry!r}")
         self.geometry(torch.zeros(1))  # Raises for bad settings now instead of at the first step.
         self.multilevel = multilevel
         if multilevel is not None:
+            check_is(multilevel, Multilevel, "multilevel=Multilevel(smallest, largest)")
             multilevel.check()
         method_state = MethodState(skip_nonfinite=skip_nonfinite, process_group=process_group)
         super().__init__(

@@ -136,7 +136,7 @@ class GroupDRO(WeightingOptimizer):
 
     def _group_of_each(self, losses: Tensor, groups: Tensor | None) -> Tensor:
         assert groups is not None
-        check_groups(groups, losses)
+        groups = check_groups(groups, losses)
         count = len(self._method_state.log_q)
         if bool((groups < 0).any() | (groups >= count).any()):
             raise ClosureError(f"expected groups from 0 to {count - 1}, got values outside")
