@@ -430,14 +430,6 @@ def as_labels(
     return labels
 
 
-def as_positions(values: Any, n: int) -> Tensor:
-    """Return positions in a data set of n samples as an int64 vector on the CPU."""
-    index = as_integers(values, "positions")
-    if len(index) and not 0 <= int(index.min()) <= int(index.max()) < n:
-        raise DataError(f"expected positions in [0, {n}), got {int(index.min())} to {int(index.max())}")
-    return index
-
-
 def as_integers(values: Any, what: str) -> Tensor:
     """Return integers as an int64 vector on the CPU."""
     try:

@@ -98,12 +98,10 @@ class MissingDataError(ScdroError, FileNotFoundError):
     """A file, or the package that reads it, is missing. The message says where scdro looked and how to get it.
 
     Example:
-        >>> import torch
-        >>> from scdro.data import EvalTransform, ImageFiles
-        >>> data = ImageFiles("no/such/folder", ["1.jpg"], torch.tensor([0]), classes=1, transform=EvalTransform())
-        >>> data[0]
+        >>> import scdro
+        >>> scdro.load("no/such/folder")
         Traceback (most recent call last):
-        scdro.errors.MissingDataError: expected the image ...
+        scdro.errors.MissingDataError: expected the folder of a run, got no/such/folder, which is no folder
     """
 
 

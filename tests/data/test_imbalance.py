@@ -1,4 +1,4 @@
-"""Imbalance, splits and data in memory: exact counts, the last by the order of the data set."""
+"""Imbalance and splits: exact counts, the last by the order of the data set."""
 
 from __future__ import annotations
 
@@ -13,15 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from scdro.data import (
-    ImageData,
-    Indexed,
-    hold_out,
-    imbalanced,
-    keep_last,
-    labels_of,
-    step_imbalance,
-)
+from scdro.data import Indexed, hold_out, imbalanced, keep_last, labels_of, step_imbalance
 from scdro.errors import DataError
 
 
@@ -72,6 +64,19 @@ def test_imbalanced_takes_any_labelled_data_set():
         assert labels_of(part).tolist() == [1, 1, 0]
 
 
+class Divisible(Plain):
+    """Makes its own parts."""
+
+    def subset(self, index):
+        return Divisible([self.hidden[i] for i in index])
+
+
+def test_a_part_has_the_type_of_a_data_set_with_subset():
+    part = imbalanced(Divisible([0, 1, 0, 1, 0]), {0: 1})
+    assert isinstance(part, Divisible)
+    assert part.hidden == [1, 1, 0]
+
+
 def test_items_carry_their_index():
     data = TensorDataset(torch.arange(7.0), torch.arange(7) % 2)
     for x, y, index in DataLoader(Indexed(data), batch_size=3, shuffle=True):
@@ -115,25 +120,6 @@ def test_labels_of_items_are_their_second_entry():
     for wrong in (TensorDataset(y), Plain([0.5, 1.0]), Plain(["a"])):
         with pytest.raises(DataError):
             labels_of(wrong)
-
-
-def test_image_data_takes_arrays_and_refuses_what_it_cannot_normalise():
-    pixels = np.zeros((3, 3, 4, 4), np.uint8)
-    about = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "names": ("a", "b")}
-    data = ImageData(pixels, np.array([0, 1, 1], np.int32), **about)
-    tensors = ImageData(torch.from_numpy(pixels), torch.tensor([0, 1, 1]), **about)
-    assert data.fingerprint() == tensors.fingerprint()
-    assert data.subset([2, 0]).labels.tolist() == [1, 0]
-    for index in ([3], [-1], [True, False, True], [0.0]):
-        with pytest.raises(DataError, match="positions"):
-            data.subset(index)
-    for bad in ({"std": (0.0, 1.0, 1.0)}, {"mean": (0.5, np.nan, 0.5)}, {"std": (1.0,)}):
-        with pytest.raises(DataError, match="deviations > 0"):
-            ImageData(pixels, [0, 1, 1], **about | bad)
-    with pytest.raises(DataError, match="images"):
-        ImageData(None, [0, 1, 1], **about)
-    with pytest.raises(DataError, match="expected 3 labels"):
-        ImageData(pixels, [0, 1], **about)
 
 
 @pytest.mark.parametrize("every", [2, 3, 5])

@@ -19,7 +19,7 @@ Self = TypeVar("Self")
 
 
 class Divisible(Protocol):
-    """A data set with a `subset` method, such as `ImageData` or `ImageFiles`."""
+    """A data set with a `subset` method."""
 
     def subset(self: Self, index: Tensor) -> Self: ...
 
@@ -72,7 +72,7 @@ def imbalanced(dataset: Dataset[Any], counts: Mapping[int, int] | Sequence[int])
 def imbalanced(dataset: Any, counts: Mapping[int, int] | Sequence[int]) -> Any:
     """The data set with only the last counts[c] samples of each class c.
 
-    The result has the same type if the data set has `subset`, as those of scdro do, else it is a torch `Subset`.
+    The result is `dataset.subset(positions)` if the data set has that method, else a torch `Subset`.
 
     Example:
         >>> data = TensorDataset(torch.arange(5.0), torch.tensor([0, 1, 0, 1, 0]))
