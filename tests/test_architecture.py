@@ -34,7 +34,7 @@ LEVELS = [
     {"_scalar", "_frames"},
     {"_kl", "_validation"},
     {"distributed"},
-    {"temperature", "functional"},
+    {"_sharding", "temperature", "functional"},
     {"_buffers", "_group_metrics", "_plateau"},
     {"_state"},
     {"loss", "evaluation", "metrics", "optim", "contrastive", "data"},
