@@ -185,7 +185,7 @@ CASES = {
     # data
     "no run": (lambda: scdro.load("no/such/folder"), MissingDataError, "folder of a run", "no/such/folder"),
     "labels": (lambda: step_imbalance(torch.tensor([0.5, 1.5]), keep=1), DataError, "labels", "integers", "float32"),
-    "too many": (lambda: keep_last(torch.tensor([0, 0, 1]), {0: 5}), DataError, "class 0", "2", "5"),
+    "too many": (lambda: keep_last(torch.tensor([0, 0, 1]), {0: 5}), HyperparameterError, "class 0", "2", "5"),
     # linear models
     "C": (lambda: KLDROClassifier(C=0.0).fit(X.numpy(), Y.numpy()), HyperparameterError, "C > 0", "0.0"),
     "no classes": (lambda: KLDROClassifier().partial_fit(X.numpy(), Y.numpy()), DataError, "classes", "partial_fit"),

@@ -426,7 +426,7 @@ def as_labels(
     if classes is not None and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise DataError(f"expected {what} in [0, {classes}), got {int(labels.min())} to {int(labels.max())}")
     if least is not None and int(labels.min()) < least:
-        raise DataError(f"expected {what} >= {least}, got {int(labels.min())}")
+        raise DataError(f"expected {what} >= {least}, got {int(labels.min())}; drop these samples, or renumber them")
     return labels
 
 

@@ -88,9 +88,9 @@ class DataError(ScdroError, ValueError):
 
     Example:
         >>> import scdro
-        >>> scdro.data.keep_last([0, 0, 1], {0: 5})
+        >>> scdro.data.hold_out([0, 0, -1], every=2)
         Traceback (most recent call last):
-        scdro.errors.DataError: expected to keep 0 to 2 samples of class 0, all there are, got 5
+        scdro.errors.DataError: expected labels >= 0, got -1; ...
     """
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from scdro.data import Indexed, hold_out, imbalanced, keep_last, labels_of, step_imbalance
-from scdro.errors import DataError
+from scdro.errors import DataError, HyperparameterError
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.lists(st.integers(0, 6), min_size=5, max_size=5))
@@ -36,7 +36,7 @@ def test_step_imbalance_cuts_the_first_half_or_the_classes_named():
 
 @pytest.mark.parametrize("counts", [{0: 4}, {0: -1}, {7: 1}])
 def test_more_than_there_are_is_an_error(counts):
-    with pytest.raises(DataError, match="samples of class"):
+    with pytest.raises(HyperparameterError, match=r"class (0 to keep from 0 to 3|7 to keep from 0 to 0).*got (4|-1|1)"):
         keep_last([0, 0, 0, 1], counts)
 
 
@@ -107,10 +107,17 @@ def test_labels_come_in_many_kinds():
     for labels in (values, tuple(values), np.array(values, np.uint8), torch.tensor(values, dtype=torch.int16), series):
         assert keep_last(labels, {0: 1}).tolist() == [1, 3, 4]
         assert step_imbalance(labels, keep=1).tolist() == [1, 3, 4]
-    with pytest.raises(DataError, match="whole number"):
+    with pytest.raises(HyperparameterError, match=r"whole number.*got 1\.0"):
         step_imbalance(values, keep=1.0)
-    with pytest.raises(DataError, match="whole number"):
+    with pytest.raises(HyperparameterError, match=r"class.*whole number.*got '0'"):
         keep_last(values, {"0": 1})
+
+
+def test_negative_labels():
+    """To keep, they are classes like others; held out, every class needs a number from 0 on."""
+    assert keep_last([-1, 0, -1, 0], {-1: 1}).tolist() == [1, 2, 3]
+    with pytest.raises(DataError, match=r"labels >= 0, got -1; drop"):
+        hold_out([0, -1, 1], 2)
 
 
 def test_labels_of_items_are_their_second_entry():
