@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reproduction.data import CIFAR10ST
+from reproduction.data.augment import CropFlip
+from reproduction.data.images import ImageData
+from reproduction.data.loading import LoadedBatch, MemoryBatches
 from reproduction.engine.memory import keep_freed_memory
 from reproduction.engine.networks import CifarResNet
-from scdro.data import CropFlip, ImageData, MemoryBatches
-from scdro.data.loading import LoadedBatch
 
 ABOUT = """# What the input pipeline costs
 

@@ -27,7 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 import scdro
 from reproduction.engine.checkpoints import Checkpoints
 from reproduction.engine.storage import JsonLines
-from scdro.data.order import shuffled
 from scdro.distributed import finish, gathered, initialize, shard
 
 SAMPLES, BATCH = 2000, 50  # the batch of all processes together
@@ -40,6 +39,11 @@ def data() -> tuple[Tensor, Tensor]:
     rare = torch.rand(SAMPLES, generator=generator) < 0.05
     x[:, 7] = torch.where(rare, 2.0, -0.1)
     return x, ((x[:, 0] > 0) ^ rare).long()
+
+
+def order(epoch: int) -> Tensor:
+    """The samples in the order of an epoch. It depends on nothing else, so it is the same after a restart."""
+    return torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(epoch))
 
 
 def build(device: torch.device, sharded: bool) -> nn.Module:
@@ -89,7 +93,7 @@ def main() -> None:
 
     batches = SAMPLES // BATCH
     for step in range(start, args.steps):
-        batch = shuffled(SAMPLES, 0, step // batches)[step % batches * BATCH :][:BATCH]
+        batch = order(step // batches)[step % batches * BATCH :][:BATCH]
         mine = batch[shard(len(batch))]  # this process's part
         value = optimizer.step(partial(losses, model, x[mine], y[mine]))
         if log is not None:

@@ -37,7 +37,8 @@ def _run(name: str, run: Callable[[], int | None], shared: bool, device: str) ->
     if not shared and not _is_first():
         return 0
     from reproduction.engine.devices import as_device
-    from scdro.distributed import finish, first_to_fail, initialize
+    from reproduction.engine.processes import first_to_fail
+    from scdro.distributed import finish, initialize
 
     try:
         with _only_first_prints():

@@ -16,10 +16,11 @@ from reproduction.data import (
     iNaturalist18,
 )
 from reproduction.data.files import PathLike
+from reproduction.data.images import ImageData
+from reproduction.data.transforms import EvalTransform
 from reproduction.engine.networks import DEPTHS, CifarResNet, Network, ResNet50
 from reproduction.engine.study import chosen
 from reproduction.engine.task import Samples
-from scdro.data import EvalTransform, ImageData
 
 __all__ = ["EMBEDDED", "IMAGES", "LISTS", "MODELS", "PRETRAINED", "open_image_data", "open_splits"]
 

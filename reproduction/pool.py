@@ -20,6 +20,7 @@ import torch
 from reproduction.engine.folder import Notice, began_in, silent
 from reproduction.engine.identity import OtherRun
 from reproduction.engine.memory import keep_freed_memory
+from reproduction.engine.processes import agreed
 from reproduction.engine.storage import write_json
 from reproduction.engine.study import StudyRun
 from reproduction.engine.training import Trained, read_run, train
@@ -90,7 +91,7 @@ def run_all(
         )
     once = {run.path: run for run in runs}.values()
     every = [Job(run, out / run.path, means, keep_models, run.identity(data)) for run in once]
-    there = ranks.agreed(lambda: {job.run.path: done for job in every if (done := _done(job)) is not None})
+    there = agreed(ranks, lambda: {job.run.path: done for job in every if (done := _done(job)) is not None})
     jobs = [job for job in every if job.run.path not in there]
     status = Status(len(jobs))
 

@@ -15,6 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reproduction.catalog import MODELS
+from reproduction.data.augment import CropFlip
+from reproduction.data.images import ImageData
+from reproduction.data.loading import MemoryBatches
 from reproduction.engine.checkpoints import load, save, usable
 from reproduction.engine.devices import as_device
 from reproduction.engine.folder import Notice, RunFolder, Stopwatch, locked
@@ -23,7 +26,6 @@ from reproduction.engine.storage import read_json, write_json
 from reproduction.engine.study import chosen
 from reproduction.engine.task import in_order
 from reproduction.engine.tensorboard import Events
-from scdro.data import CropFlip, ImageData, MemoryBatches
 from scdro.errors import CheckpointError, HyperparameterError, NonFiniteLossError
 from scdro.metrics import Scores, score
 

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from reproduction.catalog import IMAGES, LISTS
 from reproduction.data import LongTailList
+from reproduction.data.images import ImageData
+from reproduction.data.memory import Rows
 from reproduction.engine.report import Known, Sweep, data_uri, png, small, tag, write_report
 from reproduction.engine.task import Samples
 from reproduction.paper import CLAIMS, numbers_for
 from reproduction.presets import EXPERIMENTS
 from reproduction.protocol import BEYOND, STUDIES, claimed, shortened, shortened_line
 from reproduction.tasks import Sources, open_task
-from scdro.data import ImageData, Rows
 from scdro.errors import DataError, MissingDataError, ScdroError
 
 __all__ = ["look_up", "report"]

@@ -10,6 +10,7 @@ from typing import Any
 from reproduction.engine.folder import environment
 from reproduction.engine.identity import check_identity
 from reproduction.engine.outcomes import Outcome, Result, searched
+from reproduction.engine.processes import agreed
 from reproduction.engine.storage import read_json, write_json
 from reproduction.engine.study import Arm, Study, StudyRun
 from reproduction.engine.training import Trained, read_run
@@ -43,7 +44,7 @@ def sweep(
     """Execute all runs of a study. Runs with a result are not repeated, unless they failed. Several processes share
     each run."""
     data = open_task(study.inputs, study.dataset, study.pool, means.sources).fingerprint()
-    Ranks().agreed(lambda: _begin(study, data, out))
+    agreed(Ranks(), lambda: _begin(study, data, out))
     arms = study.arms()
     if study.searches:
         say(f"{study.experiment} on {study.dataset}: searching settings of {plural(len(study.methods), 'method')}")

@@ -20,11 +20,13 @@ from torch import Tensor
 
 from reproduction.catalog import EMBEDDED, IMAGES, LISTS, open_image_data
 from reproduction.data import Table, adult, data_folder
+from reproduction.data.augment import CropFlip
+from reproduction.data.images import ImageData
+from reproduction.data.memory import Augmentation, Rows
 from reproduction.engine.study import Study, chosen
 from reproduction.engine.task import Task
 from reproduction.features import load_features
-from scdro.data import CropFlip, ImageData, Rows, hold_out
-from scdro.data.memory import Augmentation
+from scdro.data import hold_out
 from scdro.errors import DataError, HyperparameterError, MissingDataError
 from scdro.optim import REGISTRY
 

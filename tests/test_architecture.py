@@ -11,13 +11,22 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+import scdro
 from scdro import SCDRO, KLRobustLoss
 
 ROOT = Path(__file__).parents[1]
 
 
+def is_module(name):
+    place = ROOT / "src" / name.replace(".", "/")
+    return place.with_suffix(".py").exists() or (place / "__init__.py").exists()
+
+
 def imported(path, when_loaded=False):
-    """Names of the modules that a file imports, wherever in it, or only those it imports when it is loaded."""
+    """Names of the modules that a file imports, wherever in it, or only those it imports when it is loaded.
+
+    Of `from scdro.tables import _folder` both modules, and of `from scdro import load` the one where `load` is.
+    """
     tree = ast.parse(path.read_text())
     for node in tree.body if when_loaded else ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -25,6 +34,11 @@ def imported(path, when_loaded=False):
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: a relative import"
             yield node.module
+            for alias in node.names:
+                if is_module(f"{node.module}.{alias.name}"):
+                    yield f"{node.module}.{alias.name}"
+                elif node.module == "scdro" and alias.name in scdro._HOMES:
+                    yield f"scdro.{scdro._HOMES[alias.name]}"
 
 
 # From the mathematics up: a module imports what is below it, or what is in its own package.
@@ -34,7 +48,7 @@ LEVELS = [
     {"_scalar", "_frames"},
     {"_kl", "_validation"},
     {"distributed"},
-    {"temperature", "functional"},
+    {"_sharding", "temperature", "functional"},
     {"_buffers", "_group_metrics", "_plateau"},
     {"_state"},
     {"loss", "evaluation", "metrics", "optim", "contrastive", "data"},
@@ -67,9 +81,8 @@ def test_imports_point_down(path):
         assert module == own or level(module) < level(own), f"{path} imports {name}"
 
 
-# The base class of the robust optimizers, for isinstance; the exact solver of a network's last layer, for repair; and
-# what the commands print and write of a run.
-SHARED = {"scdro.optim._base", "scdro.linear_model._head_solver", "scdro.tables._folder", "scdro.tables._summary"}
+# The base class of the robust optimizers, for isinstance, and the exact solver of a network's last layer, for repair.
+SHARED = {"scdro.optim._base", "scdro.linear_model._head_solver"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "src").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
@@ -79,6 +92,19 @@ def test_private_modules_stay_in_their_package(path):
         package, _, module = name.rpartition(".")
         if module.startswith("_") and package.startswith("scdro.") and name not in SHARED:
             assert own == package or own.startswith(f"{package}."), f"{path} imports {name}"
+
+
+TEMPORARY = {"_right", "_without"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "src").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_private_names_stay_in_their_module(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "scdro":
+            for alias in node.names:
+                private = alias.name.startswith("_") and not alias.name.startswith("__")
+                known = alias.name in TEMPORARY or is_module(f"{node.module}.{alias.name}")
+                assert known or not private, f"{path} imports {alias.name} of {node.module}"
 
 
 def test_no_package_imports_in_circles():

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from scdro import distributed as start_of_processes
 from scdro.distributed import initialize
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "distributed.py"
@@ -127,7 +126,6 @@ def test_agents_that_share_a_store_are_told(monkeypatch):
     given |= {"MASTER_PORT": str(free_port()), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(start_of_processes, "_store", None)
     monkeypatch.setattr(dist, "rendezvous", lambda url: iter([(dist.HashStore(), 0, 2)]))
     monkeypatch.setattr(dist, "init_process_group", lambda *args, **settings: None)
     with pytest.warns(UserWarning, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):

@@ -21,7 +21,7 @@ import scdro
 from scdro import errors
 from scdro.cli import main
 from scdro.contrastive import RobustContrastiveLoss
-from scdro.data import EvalTransform, ImageFiles, Rows, keep_last, step_imbalance
+from scdro.data import keep_last, step_imbalance
 from scdro.errors import (
     CheckpointError,
     ClosureError,
@@ -183,15 +183,9 @@ CASES = {
         "rho = 0",
     ),
     # data
-    "no image": (
-        lambda: ImageFiles("no/such/folder", ["1.jpg"], torch.tensor([0]), classes=1, transform=EvalTransform())[0],
-        MissingDataError,
-        "no/such/folder/1.jpg",
-        "root",
-    ),
+    "no run": (lambda: scdro.load("no/such/folder"), MissingDataError, "folder of a run", "no/such/folder"),
     "labels": (lambda: step_imbalance(torch.tensor([0.5, 1.5]), keep=1), DataError, "labels", "integers", "float32"),
-    "too many": (lambda: keep_last(torch.tensor([0, 0, 1]), {0: 5}), DataError, "class 0", "2", "5"),
-    "gaps": (lambda: Rows(torch.tensor([[1.0], [torch.nan]]), [0, 1], names=["a", "b"]), DataError, "finite", "NaN"),
+    "too many": (lambda: keep_last(torch.tensor([0, 0, 1]), {0: 5}), HyperparameterError, "class 0", "2", "5"),
     # linear models
     "C": (lambda: KLDROClassifier(C=0.0).fit(X.numpy(), Y.numpy()), HyperparameterError, "C > 0", "0.0"),
     "no classes": (lambda: KLDROClassifier().partial_fit(X.numpy(), Y.numpy()), DataError, "classes", "partial_fit"),

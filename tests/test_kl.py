@@ -11,8 +11,8 @@ import torch
 import oracles
 import scdro._kl as kl_module
 from scdro import KLRobustLoss, evaluate, worst_case
+from scdro._sharding import alone
 from scdro.contrastive import Negatives
-from scdro.distributed import alone
 from scdro.errors import NonFiniteLossError
 from scdro.linear_model._worst import worst
 from scdro.temperature import Window

@@ -196,6 +196,24 @@ def test_halves_and_shots():
     assert math.isnan(shots(accuracy, torch.full((7,), 200))[1])
 
 
+def test_halves_and_shots_of_lists_and_of_what_does_not_fit():
+    accuracy, counts = [0.5, 0.25, 1.0, 0.0], [500, 400, 30, 5]
+    for function in (halves, shots):
+        assert function(accuracy, counts) == function(torch.tensor(accuracy), torch.tensor(counts))
+        with pytest.raises(DataError, match=r"4 classes.*\(3,\)"):
+            function(accuracy[:3], counts)
+        with pytest.raises(DataError, match=r"accuracies.*vector"):
+            function(["a", "b", "c", "d"], counts)
+        with pytest.raises(DataError, match=r"counts of training samples.*integers"):
+            function(accuracy, [0.5, 0.2, 0.2, 0.1])
+
+
+@pytest.mark.parametrize("k", [0, 9, 1.0])
+def test_top_k_of_more_than_there_are(k):
+    with pytest.raises(HyperparameterError, match=f"k from 1 to 3.*3 classes, got {k}"):
+        top_k_accuracy(torch.eye(3), [0, 1, 2], k)
+
+
 def test_score_puts_them_together():
     logits, labels = predictions()
     found = score(logits, labels, COUNTS, rho=0.3)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from reproduction.data.files import PathLike, data_folder, find, open_bytes
+from reproduction.data.images import ImageData, Triple
 from scdro._validation import as_labels
-from scdro.data import ImageData, keep_last, step_imbalance
-from scdro.data.images import Triple
+from scdro.data import keep_last, step_imbalance
 from scdro.errors import DataError
 
 __all__ = ["CIFAR10", "CIFAR10ST", "CIFAR100", "CIFAR100ST", "CIFAR100Hidden"]

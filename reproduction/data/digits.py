@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scdro.data import ImageData, hold_out, step_imbalance
+from reproduction.data.images import ImageData
+from scdro.data import hold_out, step_imbalance
 
 __all__ = ["DigitsHidden", "DigitsST"]
 

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from reproduction.data.files import PathLike, data_folder, find, open_text
-from reproduction.data.transforms import TrainTransform
-from scdro.data import EvalTransform, ImageFiles
-from scdro.data.image_files import Transform
-from scdro.data.images import Triple
-from scdro.data.transforms import IMAGENET
+from reproduction.data.image_files import ImageFiles, Transform
+from reproduction.data.images import Triple
+from reproduction.data.transforms import IMAGENET, EvalTransform, TrainTransform
 from scdro.errors import DataError
 
 __all__ = ["ImageNetLT", "LongTailList", "PlacesLT", "Size", "iNaturalist18"]

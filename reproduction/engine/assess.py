@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reproduction.engine.processes import share_buffers
 from reproduction.engine.task import Samples, Task
 from scdro.distributed import ALONE, Ranks
 from scdro.functional import worst_case
@@ -40,7 +41,7 @@ class Predicted(NamedTuple):
 def predicted(model: nn.Module, task: Task, samples: Samples, ranks: Ranks = ALONE) -> Predicted:
     """The predictions for all samples; each process computes a part. The model's mode is restored."""
     training, weight, labels = model.training, next(model.parameters()), samples.labels.cpu()
-    ranks.share_buffers(model)
+    share_buffers(ranks, model)
     model.eval()
     logits = torch.zeros(len(labels), len(task.train.counts), dtype=weight.dtype)
     for x, _, index in task.in_order(samples, ranks=ranks):

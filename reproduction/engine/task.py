@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from reproduction.data import LongTailList
+from reproduction.data.loading import Batches, MemoryBatches, WorkerBatches
+from reproduction.data.memory import Augmentation, InMemory, Rows
+from reproduction.data.order import BatchSampler
 from reproduction.engine.networks import image_model, row_model
 from reproduction.engine.study import Study
-from scdro.data import Batches, MemoryBatches, Rows, WorkerBatches
-from scdro.data.memory import Augmentation, InMemory
-from scdro.data.order import BatchSampler
 from scdro.distributed import ALONE, Ranks
 
 __all__ = ["Samples", "Task", "in_order", "make_model"]

@@ -20,6 +20,7 @@ from reproduction.engine.assess import Predicted, assess, hardest, predicted
 from reproduction.engine.checkpoints import Checkpoints, save
 from reproduction.engine.folder import Notice, RunFolder, Stopwatch, began_in, locked, silent
 from reproduction.engine.identity import check_identity
+from reproduction.engine.processes import agreed, averaged, check_same, share_buffers
 from reproduction.engine.storage import read_json, read_lines, write_json
 from reproduction.engine.study import StudyRun
 from reproduction.engine.task import Task, make_model
@@ -71,9 +72,9 @@ def train(
     """
     ranks = Ranks()
     identity = run.identity(task.fingerprint())
-    ranks.same(identity, "data and settings")
+    check_same(ranks, identity, "data and settings")
     with locked(out, notice) if ranks.first else nullcontext():
-        there = ranks.agreed(lambda: read_run(out, identity))
+        there = agreed(ranks, lambda: read_run(out, identity))
         if there is not None:
             return there
         training = _Training(run, task, out, identity, device, ranks, tensorboard, notice)
@@ -81,7 +82,7 @@ def train(
         if ranks.first:
             write_json(out / "result.json", found)
             Checkpoints(out).remove()
-        return ranks.agreed(lambda: Trained(found, training.folder.records, training.folder.began_in))
+        return agreed(ranks, lambda: Trained(found, training.folder.records, training.folder.began_in))
 
 
 class _Training:
@@ -121,7 +122,7 @@ class _Training:
         parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
         parts |= {} if drawn is None else {"sampler": drawn}
         self.folder = RunFolder(out, identity, parts, device, notice=notice, ranks=ranks)
-        self.in_training = ranks.averaged(self.model)
+        self.in_training = averaged(ranks, self.model)
         at = self.folder.counters
         self.epoch, self.batch, self.step_number = at.get("epoch", 0), at.get("batch", 0), at.get("step", 0)
         self.spent, self.evaluated = at.get("spent", 0), at.get("evaluated", 0)
@@ -205,7 +206,7 @@ class _Training:
     def _all_losses(self) -> Tensor:
         """The losses of all training data in evaluation mode; they count as samples processed."""
         self.spent += len(self.task.train)
-        self.ranks.share_buffers(self.model)
+        share_buffers(self.ranks, self.model)
         self.model.eval()
         losses = torch.zeros(len(self.task.train), dtype=next(self.model.parameters()).dtype)
         for x, y, index in self.task.in_order(self.task.train, ranks=self.ranks):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from reproduction.data import CIFAR10, CIFAR10ST, CIFAR100, CIFAR100ST, CIFAR100Hidden
+from reproduction.data.images import ImageData
 from reproduction.tests.cifar_files import dump, write_cifar10, write_cifar100
-from scdro.data import ImageData
 from scdro.errors import DataError, MissingDataError
 
 

@@ -13,11 +13,11 @@ import torch
 from reproduction.__main__ import main
 from reproduction.catalog import open_splits
 from reproduction.data import CIFAR10, CIFAR10ST, CIFAR100Hidden, LongTailList, PlacesLT, Size
+from reproduction.data.images import ImageData
+from reproduction.data.transforms import IMAGENET, EvalTransform
 from reproduction.engine.networks import CifarResNet
 from reproduction.features import extract, load_features, weights_fingerprint
 from reproduction.tests.cifar_files import write_cifar10, write_cifar100
-from scdro.data import EvalTransform, ImageData
-from scdro.data.transforms import IMAGENET
 from scdro.errors import DataError, HyperparameterError, MissingDataError
 
 
@@ -262,7 +262,7 @@ def test_from_the_command_line(tmp_path, capsys):
 
 
 def _reproduces(experiment, dataset, features):
-    """By the commands of docs/data.md, made short."""
+    """By the commands of reproduction/README.md, made short."""
     short = ["--scale", "smoke", "--methods", "ERM", "--trials", "1", "--seeds", "1", "--epochs", "1", "--points", "1"]
     where = ["--dataset", dataset, "--features", str(features), "--out", str(features / "out")]
     return main([experiment, *short, *where]) == 0

@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 
 from reproduction.data import ImageNetLT, LongTailList, PlacesLT, Size, TrainTransform, iNaturalist18
-from reproduction.data.transforms import random_box
-from scdro.data import EvalTransform, WorkerBatches, imbalanced
+from reproduction.data.loading import WorkerBatches
+from reproduction.data.transforms import EvalTransform, random_box
+from scdro.data import imbalanced
 from scdro.errors import DataError, MissingDataError
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -16,10 +16,10 @@ import torch
 
 from killing import kill_after_a_checkpoint
 from reproduction.__main__ import main
+from reproduction.data.images import ImageData
 from reproduction.engine.networks import CifarResNet
 from reproduction.engine.storage import JsonLines, write
 from reproduction.pretrain import Pretraining, load_pretrained, one_cycle, pretrain, step_decay
-from scdro.data import ImageData
 from scdro.errors import CheckpointError, HyperparameterError, NonFiniteLossError
 
 SMALL = Pretraining("toy", model="resnet8", epochs=2, schedule="one-cycle", batch_size=16, evaluate_every=1)

@@ -32,15 +32,17 @@ COMMAND = [
 ]
 
 
-@pytest.mark.timeout(600)
-def test_two_processes_equal_one(tmp_path):
+def torchrun(out, *more, **settings):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "reproduction"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    two = subprocess.run(
-        [sys.executable, *launcher, *COMMAND, "--out", str(tmp_path / "two")], env=environment, timeout=500, check=False
-    )
-    assert two.returncode == 0
+    command = [sys.executable, *launcher, *COMMAND, "--out", str(out), *more]
+    return subprocess.run(command, env=environment, timeout=500, check=False, **settings)
+
+
+@pytest.mark.timeout(600)
+def test_two_processes_equal_one(tmp_path):
+    assert torchrun(tmp_path / "two").returncode == 0
     assert main([*COMMAND, "--out", str(tmp_path / "one")]) == 0
     tables = []
     for name in ("one", "two"):
@@ -51,3 +53,10 @@ def test_two_processes_equal_one(tmp_path):
         for key, value in one.items():
             if key != "seconds":
                 assert two[key] == value or float(two[key]) == pytest.approx(float(value), rel=1e-4), key
+
+
+@pytest.mark.timeout(600)
+def test_an_error_of_both_processes_is_said_once(tmp_path):
+    found = torchrun(tmp_path, "--workers", "2", stderr=subprocess.PIPE, text=True)
+    assert found.returncode == 1
+    assert found.stderr.count("expected one run at a time under torchrun") == 1

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from reproduction.data.images import ImageData
 from reproduction.tasks import Sources, open_task, pooled
-from scdro.data import ImageData
 from scdro.errors import DataError, MissingDataError
 
 

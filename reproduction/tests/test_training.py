@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from reproduction.data.memory import Rows
 from reproduction.engine.assess import predicted
 from reproduction.engine.study import Study, StudyRun
 from reproduction.engine.task import Task, make_model
 from reproduction.engine.training import train
 from reproduction.grids import GRIDS
-from scdro.data import Rows
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.optim import REGISTRY
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 
 from reproduction.__main__ import main
+from reproduction.data.images import ImageData
+from reproduction.data.memory import Rows
 from reproduction.engine.study import Study, StudyRun
 from reproduction.engine.task import Task
 from reproduction.engine.training import train
 from reproduction.grids import GRIDS
-from scdro.data import ImageData, Rows
 from scdro.distributed import finish, initialize
 from scdro.optim import REGISTRY
 

@@ -445,16 +445,8 @@ def as_labels(
     if classes is not None and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise DataError(f"expected {what} in [0, {classes}), got {int(labels.min())} to {int(labels.max())}")
     if least is not None and int(labels.min()) < least:
-        raise DataError(f"expected {what} >= {least}, got {int(labels.min())}")
+        raise DataError(f"expected {what} >= {least}, got {int(labels.min())}; drop these samples, or renumber them")
     return labels
-
-
-def as_positions(values: Any, n: int) -> Tensor:
-    """Return positions in a data set of n samples as an int64 vector on the CPU."""
-    index = as_integers(values, "positions")
-    if len(index) and not 0 <= int(index.min()) <= int(index.max()) < n:
-        raise DataError(f"expected positions in [0, {n}), got {int(index.min())} to {int(index.max())}")
-    return index
 
 
 def as_integers(values: Any, what: str) -> Tensor:

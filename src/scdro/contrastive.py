@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from scdro._kl import attainable, divergence, newton_step, solve_root
 from scdro._scalar import Scalar, as_tensor, scalar_dtype
+from scdro._sharding import Sharding
 from scdro._state import MethodState
 from scdro._validation import (
     check_beta,
@@ -24,7 +25,7 @@ from scdro._validation import (
     check_rho,
     check_samples,
 )
-from scdro.distributed import ALONE, Cut, Group, Ranks, Sharding
+from scdro.distributed import ALONE, Cut, Group, Ranks
 from scdro.errors import CheckpointError, HyperparameterError, LossError, NonFiniteLossError
 from scdro.temperature import MovingAverage
 

@@ -8,24 +8,18 @@ for bit without a broadcast.
 from __future__ import annotations
 
 import copy
-import math
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, Sampler
 
-from scdro._kl import CANCELS, divergence, solve_lam, solve_root, tilt
-from scdro._scalar import Scalar
-from scdro._validation import check_samples
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError, ScdroError
 
 if TYPE_CHECKING:
@@ -225,7 +219,6 @@ def check_marks(marks: Sequence[float]) -> None:
 
 Group: TypeAlias = "ProcessGroup | Literal[False] | None"
 """None: all processes, if torch.distributed is initialised. False: each process on its own."""
-T = TypeVar("T")
 
 
 class OwnPart(NamedTuple):
@@ -273,6 +266,11 @@ class Ranks:
         self._group, self._messages, self._seen_averaged = process_group, Messages(self.gather), False
 
     @property
+    def group(self) -> ProcessGroup | None:
+        """For the functions of torch.distributed, where None is all processes. Only meaningful if size > 1."""
+        return self._group or None
+
+    @property
     def size(self) -> int:
         if self._group is False or not (dist.is_available() and dist.is_initialized()):
             return 1
@@ -280,7 +278,7 @@ class Ranks:
 
     @property
     def rank(self) -> int:
-        return 0 if self.size == 1 else dist.get_rank(self._group or None)
+        return 0 if self.size == 1 else dist.get_rank(self.group)
 
     @property
     def first(self) -> bool:
@@ -292,13 +290,13 @@ class Ranks:
         if self.size == 1:
             return local.unsqueeze(0)
         rows = torch.empty(self.size, *local.shape, dtype=local.dtype, device=local.device)
-        dist.all_gather(list(rows.unbind()), local.contiguous(), group=self._group or None)
+        dist.all_gather(list(rows.unbind()), local.contiguous(), group=self.group)
         return rows
 
     def merged(self, local: Tensor) -> Tensor:
         """The sum of tensors over the processes. At most one process is nonzero in each entry, so the sum is exact."""
         if self.size > 1:
-            dist.all_reduce(local, group=self._group or None)
+            dist.all_reduce(local, group=self.group)
         return local
 
     def total(self, local: Tensor) -> Tensor:
@@ -315,7 +313,7 @@ class Ranks:
         if len(set(widths)) > 1:
             raise LossError(f"expected rows of the same length on all processes, got {[int(w) for w in widths]}")
         check_marks(marks)
-        return Cut([int(size) for size in sizes], self.rank, self._group or None)
+        return Cut([int(size) for size in sizes], self.rank, self.group)
 
     @contextmanager
     def cutting(self, device: torch.device) -> Iterator[None]:
@@ -326,22 +324,6 @@ class Ranks:
             if self.size > 1:
                 self.gather(torch.tensor([FAILED, 0, 0], dtype=torch.float64, device=device))
             raise
-
-    def agreed(self, found: Callable[[], T]) -> T:
-        """Call `found` on rank 0 only, and return its result, a plain value, on all processes."""
-        if self.size == 1:
-            return found()
-        values: list[Any] = [found() if self.first else None]
-        dist.broadcast_object_list(values, group=self._group or None, group_src=0)
-        value: T = values[0]
-        return value
-
-    def same(self, own: Any, what: str) -> None:
-        """Raise if a plain value differs between processes."""
-        if self.agreed(lambda: own) != own:
-            raise HyperparameterError(
-                f"expected the same {what} on all processes, got different ones on rank {self.rank} and rank 0"
-            )
 
     def part(self, n: int) -> range:
         """This process's contiguous part of n items; all parts have nearly the same size."""
@@ -377,17 +359,6 @@ class Ranks:
             self._messages.fail(device)
 
     # -- gradients ----------------------------------------------------------------------------------------------------
-
-    def averaged(self, model: nn.Module) -> nn.Module:
-        """Wrap the model for training, so that its gradients are averaged over the processes."""
-        if self.size == 1:
-            return model
-        return DistributedDataParallel(model, process_group=self._group or None)
-
-    def share_buffers(self, model: nn.Module) -> None:
-        """Copy rank 0's buffers, such as BatchNorm's running statistics, to all processes."""
-        for buffer in model.buffers() if self.size > 1 else ():
-            dist.broadcast(buffer, group=self._group or None, group_src=0)
 
     def check_averaged(self, gradients: Sequence[Tensor]) -> None:
         """Check once that gradients are averaged over the processes, since the weights are scaled for that."""
@@ -462,7 +433,6 @@ class RankBatches(Sampler[list[int]]):
 # -- starting and ending ----------------------------------------------------------------------------------------------
 
 
-_store: Any = None  # where the processes find each other and record which failed first
 _starts = 0
 
 
@@ -477,7 +447,7 @@ def initialize(backend: str | None = None, *, device: str | None = None, **setti
     Example:
         >>> device = initialize()  # without torchrun there is nothing to initialise
     """
-    global _store, _starts
+    global _starts
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     chosen = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if name == "cuda" else name)
     if chosen.type == "cuda" and torch.cuda.is_available():
@@ -486,8 +456,8 @@ def initialize(backend: str | None = None, *, device: str | None = None, **setti
         store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
         # The store may still hold addresses of dead processes or of a group that was destroyed.
         _starts += 1
-        _store = dist.PrefixStore(f"restart {_restart(rank, size)} start {_starts}", store)  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=_store, rank=rank, world_size=size, **settings)
+        own = dist.PrefixStore(f"restart {_restart(rank, size)} start {_starts}", store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=own, rank=rank, world_size=size, **settings)
     return chosen
 
 
@@ -504,154 +474,15 @@ def _restart(rank: int, size: int) -> str:
     return "of several agents"
 
 
-def first_to_fail() -> bool:
-    """Whether this is the first process of `initialize` to call this, so that only one reports the error."""
-    return _store is None or int(_store.add("failed", 1)) == 1
-
-
 def finish() -> None:
     """Destroy the process group that `initialize` created, once all processes are done.
 
     Example:
         >>> finish()  # without torchrun there is nothing to destroy
     """
-    global _store
     if dist.is_available() and dist.is_initialized():
         # gloo's threads release the tensors of the last collective after it has ended, and need the GIL for that. Code
         # that frees the group while holding the GIL, as DDP does with its reference, waits for those threads forever.
         dist.barrier()
         time.sleep(0.1)
         dist.destroy_process_group()
-    _store = None
-
-
-# -- vectors over all samples, in parts -------------------------------------------------------------------------------
-
-
-class Sharding:
-    """How a vector of n entries is divided over the processes, and operations on it that exchange only a few numbers.
-
-    All processes must call each method, except `check`, `here`, `inside` and `put`. With one process the methods are
-    the plain operations.
-    """
-
-    def __init__(self, n: int, ranks: Ranks) -> None:
-        check_samples(n)
-        if n < ranks.size:
-            raise HyperparameterError(f"expected n >= {ranks.size} samples, one for each process, got {n}")
-        self.n, self.size, self._ranks = n, ranks.size, ranks
-        part = ranks.part(n)
-        self.start, self.stop, self.count = part.start, part.stop, len(part)
-
-    def check(self) -> None:
-        """Raise if the number of processes has changed since construction."""
-        if self.size != self._ranks.size:
-            raise HyperparameterError(
-                f"expected {self.size} processes, as when this object was constructed, got {self._ranks.size}; "
-                "construct it after initialize() or init_process_group()"
-            )
-
-    def here(self, whole: Tensor) -> Tensor:
-        """This process's part of a vector."""
-        return whole[self.start : self.stop]
-
-    def inside(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of the positions belong to this process's part, and their positions within it."""
-        mine = (index >= self.start) & (index < self.stop)
-        return mine, index[mine] - self.start
-
-    # -- collective ---------------------------------------------------------------------------------------------------
-
-    def numbers(self, *local: float) -> list[list[float]]:
-        """The numbers of all processes: one list per argument, in rank order."""
-        self.check()
-        rows: list[list[float]] = self._ranks.gather(torch.tensor(local, dtype=torch.float64)).T.tolist()
-        return rows
-
-    def sums(self, *local: float) -> list[float]:
-        return [math.fsum(parts) for parts in self.numbers(*local)] if self._ranks.size > 1 else list(local)
-
-    def top(self, local: float) -> float:
-        return max(self.numbers(local)[0])
-
-    def log_softmax(self, local: Tensor) -> Tensor:
-        if self._ranks.size == 1:
-            return torch.log_softmax(local, 0)
-        return local - log_sum(self.numbers(float(torch.logsumexp(local, 0)))[0])
-
-    def at(self, local: Tensor, index: Tensor) -> Tensor:
-        """Entries of the whole vector at positions `index`, the same on all processes."""
-        if self._ranks.size == 1:
-            return local[index]
-        mine, where = self.inside(index)
-        found = local.new_zeros(len(index), *local.shape[1:])
-        found[mine] = local[where]
-        return self._ranks.merged(found)
-
-    def put(self, local: Tensor, index: Tensor, values: Tensor) -> None:
-        """Write entries of the whole vector that belong to this process. For duplicates, the last value stays."""
-        mine, where = self.inside(index)
-        local.index_copy_(0, where, values[mine])
-
-    def whole(self, local: Tensor) -> Tensor:
-        if self._ranks.size == 1:
-            return local
-        padded = local.new_zeros(-(-self.n // self._ranks.size), *local.shape[1:])
-        padded[: self.count] = local
-        parts = self._ranks.gather(padded)
-        bounds = [self.n * rank // self._ranks.size for rank in range(self._ranks.size + 1)]
-        return torch.cat([part[: b - a] for part, a, b in zip(parts, bounds, bounds[1:], strict=False)])
-
-    def draw(self, log_masses: list[float], size: int, generator: torch.Generator) -> tuple[Tensor, int]:
-        """Which of `size` draws fall into this process's part, according to the masses of the parts, and a seed."""
-        masses = np.exp(np.array(log_masses) - max(log_masses))
-        uniform = torch.rand(size, generator=generator, dtype=torch.float64, device="cpu").numpy()
-        below = masses.cumsum()
-        owner = np.searchsorted(below, (1.0 - uniform) * below[-1])  # 0 < 1 - uniform <= 1: never past the end
-        mine = torch.from_numpy(owner == self._ranks.rank)
-        seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
-        return mine, seed + self._ranks.rank
-
-    def collect(self, mine: Tensor, values: Tensor) -> Tensor:
-        """Combine integers from all processes; this process has those at `mine`."""
-        found = torch.zeros(len(mine), dtype=torch.int64)
-        found[mine] = values
-        return self._ranks.merged(found)
-
-    def solve_lam(self, local: Tensor, rho: float, lam0: float, start: float | None = None) -> Scalar:
-        """`solve_lam` of the whole vector, with uniform weights. Exchanges three numbers per process and iteration."""
-        if self._ranks.size == 1:
-            return solve_lam(local, torch.zeros_like(local), rho, lam0, start=start)
-        centred = local - self.top(float(local.max()))
-        log_q = torch.zeros_like(centred)
-        (total,) = self.sums(float(centred.sum()))
-        mean = total / self.n
-        (square,) = self.sums(float(((centred - mean) ** 2).sum()))
-
-        def kl_and_var(lam: Scalar) -> tuple[Scalar, Scalar]:
-            here = tilt(centred, log_q, lam, 0.0)
-            x = centred / lam
-            log_here = float(torch.logsumexp(x, 0))
-            logs, means, variances = self.numbers(log_here, float(here.mean), float(here.var))
-            log_norm = log_sum(logs)
-            shares = [math.exp(a - log_norm) for a in logs]
-            joint = math.fsum(p * m for p, m in zip(shares, means, strict=True))
-            parts = zip(shares, means, variances, strict=True)
-            variance = math.fsum(p * (v + (m - joint) ** 2) for p, m, v in parts)
-            kl = joint - log_norm + math.log(self.n)
-            if kl < CANCELS:  # on all processes, or on none
-                terms = divergence(x - (log_norm - math.log(self.n)), torch.ones_like(x))
-                kl = self.sums(float(terms.sum()))[0] / self.n
-            return kl, variance
-
-        return solve_root(kl_and_var, mean, math.sqrt(square / self.n), rho, lam0, start=start)
-
-
-def alone(n: int) -> Sharding:
-    """All n entries in this process."""
-    return Sharding(n, ALONE)
-
-
-def log_sum(logs: list[float]) -> float:
-    top = max(logs)
-    return top + math.log(math.fsum(math.exp(a - top) for a in logs))

@@ -88,9 +88,9 @@ class DataError(ScdroError, ValueError):
 
     Example:
         >>> import scdro
-        >>> scdro.data.keep_last([0, 0, 1], {0: 5})
+        >>> scdro.data.hold_out([0, 0, -1], every=2)
         Traceback (most recent call last):
-        scdro.errors.DataError: expected to keep 0 to 2 samples of class 0, all there are, got 5
+        scdro.errors.DataError: expected labels >= 0, got -1; ...
     """
 
 
@@ -98,12 +98,10 @@ class MissingDataError(ScdroError, FileNotFoundError):
     """A file, or the package that reads it, is missing. The message says where scdro looked and how to get it.
 
     Example:
-        >>> import torch
-        >>> from scdro.data import EvalTransform, ImageFiles
-        >>> data = ImageFiles("no/such/folder", ["1.jpg"], torch.tensor([0]), classes=1, transform=EvalTransform())
-        >>> data[0]
+        >>> import scdro
+        >>> scdro.load("no/such/folder")
         Traceback (most recent call last):
-        scdro.errors.MissingDataError: expected the image ...
+        scdro.errors.MissingDataError: expected the folder of a run, got no/such/folder, which is no folder
     """
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from scdro._frames import as_array, backend_of, columns_of, frame_of, is_missing, name_of
 from scdro._group_metrics import metrics_by_group
-from scdro._validation import array_weights, as_labels, check_rho
+from scdro._validation import array_weights, as_labels, check_rho, check_whole
 from scdro.errors import DataError
 from scdro.functional import worst_case
 
@@ -148,6 +148,7 @@ def top_k_accuracy(logits: Any, labels: Any, k: int) -> float:
         0.5
     """
     logits, labels = _samples(logits, labels)
+    check_whole("k", k, 1, logits.shape[1], f"since there are {logits.shape[1]} classes")
     return float((logits.topk(k, 1).indices == labels[:, None]).any(1).double().mean())
 
 
@@ -162,7 +163,7 @@ def per_class_accuracy(predicted: Any, labels: Any, classes: int) -> Tensor:
     return _shares(as_labels(predicted, len(labels), what="predictions") == labels, labels, classes)
 
 
-def halves(per_class: Tensor, train_counts: Tensor) -> tuple[float, float]:
+def halves(per_class: Any, train_counts: Any) -> tuple[float, float]:
     """Mean accuracy over the half of the classes with the fewest training samples, and over the others.
 
     Both are NaN if all classes have the same number.
@@ -171,6 +172,7 @@ def halves(per_class: Tensor, train_counts: Tensor) -> tuple[float, float]:
         >>> halves(torch.tensor([1.0, 0.5, 0.5, 0.0]), torch.tensor([500, 400, 30, 20]))
         (0.25, 0.75)
     """
+    per_class, train_counts = _classes(per_class, train_counts)
     if int(train_counts.min()) == int(train_counts.max()):
         return math.nan, math.nan
     order = torch.argsort(train_counts, stable=True)
@@ -178,13 +180,14 @@ def halves(per_class: Tensor, train_counts: Tensor) -> tuple[float, float]:
     return _mean(per_class[order[:middle]]), _mean(per_class[order[middle:]])
 
 
-def shots(per_class: Tensor, train_counts: Tensor) -> tuple[float, float, float]:
+def shots(per_class: Any, train_counts: Any) -> tuple[float, float, float]:
     """Mean accuracy over classes with many (> 100), a medium number (20 to 100) and few (< 20) training samples.
 
     Example:
         >>> shots(torch.tensor([0.75, 0.5, 0.25]), torch.tensor([500, 50, 5]))
         (0.75, 0.5, 0.25)
     """
+    per_class, train_counts = _classes(per_class, train_counts)
     many, few = train_counts > 100, train_counts < 20
     return _mean(per_class[many]), _mean(per_class[~many & ~few]), _mean(per_class[few])
 
@@ -212,6 +215,23 @@ def _samples(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
     if scores.ndim != 2 or not scores.is_floating_point() or 0 in scores.shape:
         raise DataError(f"expected scores (n, classes) of floats, got {scores.dtype} of shape {tuple(scores.shape)}")
     return scores, as_labels(labels, *scores.shape)
+
+
+def _classes(per_class: Any, train_counts: Any) -> tuple[Tensor, Tensor]:
+    """Check the accuracies and training samples of the classes and return them on the CPU."""
+    counts = as_labels(train_counts, what="counts of training samples, one per class")
+    try:
+        given = per_class.detach().cpu() if isinstance(per_class, Tensor) else np.array(per_class, float)
+        accuracy = torch.as_tensor(given)
+    except (TypeError, ValueError) as error:
+        kind = type(per_class).__name__
+        raise DataError(f"expected accuracies as a vector of numbers, one per class, got {kind}: {error}") from error
+    if accuracy.shape != counts.shape:
+        raise DataError(
+            f"expected the accuracies of {len(counts)} classes, as many as train_counts, got shape "
+            f"{tuple(accuracy.shape)}; per_class_accuracy computes them"
+        )
+    return accuracy, counts
 
 
 def _mean(values: Tensor) -> float:

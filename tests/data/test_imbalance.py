@@ -1,4 +1,4 @@
-"""Imbalance, splits and data in memory: exact counts, the last by the order of the data set."""
+"""Imbalance and splits: exact counts, the last by the order of the data set."""
 
 from __future__ import annotations
 
@@ -13,16 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from scdro.data import (
-    ImageData,
-    Indexed,
-    hold_out,
-    imbalanced,
-    keep_last,
-    labels_of,
-    step_imbalance,
-)
-from scdro.errors import DataError
+from scdro.data import Indexed, hold_out, imbalanced, keep_last, labels_of, step_imbalance
+from scdro.errors import DataError, HyperparameterError
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.lists(st.integers(0, 6), min_size=5, max_size=5))
@@ -44,7 +36,7 @@ def test_step_imbalance_cuts_the_first_half_or_the_classes_named():
 
 @pytest.mark.parametrize("counts", [{0: 4}, {0: -1}, {7: 1}])
 def test_more_than_there_are_is_an_error(counts):
-    with pytest.raises(DataError, match="samples of class"):
+    with pytest.raises(HyperparameterError, match=r"class (0 to keep from 0 to 3|7 to keep from 0 to 0).*got (4|-1|1)"):
         keep_last([0, 0, 0, 1], counts)
 
 
@@ -70,6 +62,19 @@ def test_imbalanced_takes_any_labelled_data_set():
         assert isinstance(part, Subset)
         assert part.indices == [1, 3, 4]
         assert labels_of(part).tolist() == [1, 1, 0]
+
+
+class Divisible(Plain):
+    """Makes its own parts."""
+
+    def subset(self, index):
+        return Divisible([self.hidden[i] for i in index])
+
+
+def test_a_part_has_the_type_of_a_data_set_with_subset():
+    part = imbalanced(Divisible([0, 1, 0, 1, 0]), {0: 1})
+    assert isinstance(part, Divisible)
+    assert part.hidden == [1, 1, 0]
 
 
 def test_items_carry_their_index():
@@ -102,10 +107,17 @@ def test_labels_come_in_many_kinds():
     for labels in (values, tuple(values), np.array(values, np.uint8), torch.tensor(values, dtype=torch.int16), series):
         assert keep_last(labels, {0: 1}).tolist() == [1, 3, 4]
         assert step_imbalance(labels, keep=1).tolist() == [1, 3, 4]
-    with pytest.raises(DataError, match="whole number"):
+    with pytest.raises(HyperparameterError, match=r"whole number.*got 1\.0"):
         step_imbalance(values, keep=1.0)
-    with pytest.raises(DataError, match="whole number"):
+    with pytest.raises(HyperparameterError, match=r"class.*whole number.*got '0'"):
         keep_last(values, {"0": 1})
+
+
+def test_negative_labels():
+    """To keep, they are classes like others; held out, every class needs a number from 0 on."""
+    assert keep_last([-1, 0, -1, 0], {-1: 1}).tolist() == [1, 2, 3]
+    with pytest.raises(DataError, match=r"labels >= 0, got -1; drop"):
+        hold_out([0, -1, 1], 2)
 
 
 def test_labels_of_items_are_their_second_entry():
@@ -115,25 +127,6 @@ def test_labels_of_items_are_their_second_entry():
     for wrong in (TensorDataset(y), Plain([0.5, 1.0]), Plain(["a"])):
         with pytest.raises(DataError):
             labels_of(wrong)
-
-
-def test_image_data_takes_arrays_and_refuses_what_it_cannot_normalise():
-    pixels = np.zeros((3, 3, 4, 4), np.uint8)
-    about = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "names": ("a", "b")}
-    data = ImageData(pixels, np.array([0, 1, 1], np.int32), **about)
-    tensors = ImageData(torch.from_numpy(pixels), torch.tensor([0, 1, 1]), **about)
-    assert data.fingerprint() == tensors.fingerprint()
-    assert data.subset([2, 0]).labels.tolist() == [1, 0]
-    for index in ([3], [-1], [True, False, True], [0.0]):
-        with pytest.raises(DataError, match="positions"):
-            data.subset(index)
-    for bad in ({"std": (0.0, 1.0, 1.0)}, {"mean": (0.5, np.nan, 0.5)}, {"std": (1.0,)}):
-        with pytest.raises(DataError, match="deviations > 0"):
-            ImageData(pixels, [0, 1, 1], **about | bad)
-    with pytest.raises(DataError, match="images"):
-        ImageData(None, [0, 1, 1], **about)
-    with pytest.raises(DataError, match="expected 3 labels"):
-        ImageData(pixels, [0, 1], **about)
 
 
 @pytest.mark.parametrize("every", [2, 3, 5])

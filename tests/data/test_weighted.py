@@ -58,6 +58,12 @@ def test_wrong_weights(weights):
         WeightedSampler(weights)
 
 
+@pytest.mark.parametrize("weights", [3, None, torch.tensor(1.0)])
+def test_one_weight_for_all(weights):
+    with pytest.raises(LossError, match=r"one per sample, got .*shuffle=True"):
+        WeightedSampler(weights)
+
+
 def test_wrong_numbers():
     with pytest.raises(LossError, match="2"):
         Weighted(TensorDataset(torch.zeros(2)), [1.0])

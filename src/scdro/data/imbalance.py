@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from scdro._validation import as_labels
+from scdro._validation import as_labels, check_whole
 from scdro.errors import DataError
 
 __all__ = ["imbalanced", "keep_last", "labels_of", "step_imbalance"]
@@ -19,7 +18,7 @@ Self = TypeVar("Self")
 
 
 class Divisible(Protocol):
-    """A data set with a `subset` method, such as `ImageData` or `ImageFiles`."""
+    """A data set with a `subset` method."""
 
     def subset(self: Self, index: Tensor) -> Self: ...
 
@@ -41,9 +40,9 @@ def keep_last(labels: Any, counts: Mapping[int, int] | Sequence[int]) -> Tensor:
     y = as_labels(labels)
     kept = torch.ones(len(y), dtype=torch.bool)
     for label, count in counts.items() if isinstance(counts, Mapping) else enumerate(counts):
-        own = torch.nonzero(y == _whole(label, "a class")).flatten()
-        if not 0 <= _whole(count, f"samples of class {label} to keep") <= len(own):
-            raise DataError(f"expected to keep 0 to {len(own)} samples of class {label}, all there are, got {count}")
+        check_whole("a class", label, min(0, int(y.min())))
+        own = torch.nonzero(y == int(label)).flatten()
+        check_whole(f"the number of samples of class {label} to keep", count, 0, len(own), "at most all there are")
         kept[own[: len(own) - int(count)]] = False
     return torch.nonzero(kept).flatten()
 
@@ -72,7 +71,7 @@ def imbalanced(dataset: Dataset[Any], counts: Mapping[int, int] | Sequence[int])
 def imbalanced(dataset: Any, counts: Mapping[int, int] | Sequence[int]) -> Any:
     """The data set with only the last counts[c] samples of each class c.
 
-    The result has the same type if the data set has `subset`, as those of scdro do, else it is a torch `Subset`.
+    The result is `dataset.subset(positions)` if the data set has that method, else a torch `Subset`.
 
     Example:
         >>> data = TensorDataset(torch.arange(5.0), torch.tensor([0, 1, 0, 1, 0]))
@@ -106,10 +105,3 @@ def labels_of(dataset: Any) -> Tensor:
             f"expected a data set with `labels`, `targets` or items (x, label), got {type(dataset).__name__}: {error}"
         ) from error
     return as_labels(second)
-
-
-def _whole(number: Any, what: str) -> int:
-    try:
-        return operator.index(number)
-    except TypeError:
-        raise DataError(f"expected {what} as a whole number, got {number!r}") from None

@@ -21,7 +21,7 @@ def hold_out(labels: Any, every: int) -> tuple[Tensor, Tensor]:
         ([0, 2, 4], [1, 3])
     """
     check_whole("every", every, 2, meaning="to hold out every second sample, or fewer")
-    y = as_labels(labels)
+    y = as_labels(labels, least=0)
     order = torch.argsort(y, stable=True)
     counts = torch.bincount(y)
     place = torch.empty_like(order)

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import Dataset, WeightedRandomSampler
 
 from scdro._validation import array_weights, check_whole
+from scdro.errors import LossError
 
 __all__ = ["Weighted", "WeightedSampler"]
 
@@ -35,7 +36,13 @@ class WeightedSampler(WeightedRandomSampler):
     """
 
     def __init__(self, weights: Any, size: int | None = None, *, seed: int = 0, replacement: bool = True) -> None:
-        found = array_weights(weights, len(weights))
+        try:
+            n = len(weights)
+        except TypeError:
+            raise LossError(
+                f"expected a vector of weights, one per sample, got {weights!r}; for equal weights, use shuffle=True"
+            ) from None
+        found = array_weights(weights, n)
         size = len(found) if size is None else size
         most = None if replacement else int((found > 0).sum())
         check_whole("size", size, 1, most, "the samples in an epoch; without replacement, of positive weight")

@@ -16,7 +16,7 @@ from scdro._state import Batch, Point
 from scdro.distributed import reshard
 from scdro.errors import ClosureError
 from scdro.optim._base import Closure, ClosureOptimizer, RobustOptimizer, descend, global_norm
-from scdro.optim.scdro import Stage, _Restarted
+from scdro.optim.scdro import Restarted, Stage
 from scdro.temperature import Advance
 
 __all__ = [
@@ -243,7 +243,7 @@ def _shrinkage(correction: list[Tensor], g: list[Tensor], z: list[Tensor], clip:
 # -- in stages --------------------------------------------------------------------------------------------------------
 
 
-class RASCDRO(_Restarted, ASCDRO):
+class RASCDRO(Restarted, ASCDRO):
     r"""Restarted ASCDRO (Algorithm 3), for convex losses: ASCDRO on F + mu |x|^2/2 in stages with decreasing step size.
 
     mu x_t is added to the direction z_t (section 5). Arguments as for `RSCDRO`, plus `module` as for `ASCDRO`.

@@ -182,7 +182,7 @@ def decay_stages(lr: float, beta: float, milestones: Iterable[int], *, factor: f
     return [Stage(lr * factor**k, beta, length) for k, length in enumerate(lengths)]
 
 
-class _Restarted(RobustOptimizer):
+class Restarted(RobustOptimizer):
     """Runs the stages in order (Algorithm 3). x, v, u and s are carried over (line 5); the last stage never ends."""
 
     _own_attributes = (*RobustOptimizer._own_attributes, "_stages", "_stage", "_steps_left")
@@ -228,7 +228,7 @@ class _Restarted(RobustOptimizer):
         self.defaults.update(lr=stage.lr, beta=stage.beta)
 
 
-class RSCDRO(_Restarted, SCDRO):
+class RSCDRO(Restarted, SCDRO):
     r"""Restarted SCDRO (Algorithm 3), for convex losses: SCDRO on F + mu |x|^2/2 in stages with decreasing step size.
 
     mu x_t enters the moving average (section 5); the equation for lam becomes KL(p_lam) = rho + mu lam.

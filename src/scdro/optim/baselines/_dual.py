@@ -13,9 +13,10 @@ from torch import Tensor
 
 from scdro._buffers import Modules
 from scdro._scalar import Scalar
+from scdro._sharding import Sharding, alone, log_sum
 from scdro._state import MethodState
 from scdro._validation import LARGEST, check_number, check_rho
-from scdro.distributed import ALONE, Group, Ranks, Sharding, alone, log_sum
+from scdro.distributed import ALONE, Group, Ranks
 from scdro.errors import CheckpointError, LossError, NonFiniteLossError
 from scdro.functional import worst_case
 from scdro.optim._base import Closure, ClosureOptimizer

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from scdro._buffers import Modules
 from scdro._scalar import Scalar
+from scdro._sharding import Sharding
 from scdro._state import Batch
 from scdro._validation import check_index, check_number
-from scdro.distributed import Group, Ranks, Sharding
+from scdro.distributed import Group, Ranks
 from scdro.optim._base import Closure
 from scdro.optim.ascdro import TwoPoints, matched
 from scdro.optim.baselines._dual import Multipliers, PrimalDual, check_vector, euclidean_kl_ball

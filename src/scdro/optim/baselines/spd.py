@@ -9,9 +9,10 @@ from torch import Tensor
 
 from scdro._buffers import Modules
 from scdro._scalar import Scalar
+from scdro._sharding import Sharding
 from scdro._state import Batch
 from scdro._validation import check_index
-from scdro.distributed import ALONE, Group, Ranks, Sharding
+from scdro.distributed import ALONE, Group, Ranks
 from scdro.errors import ClosureError, HyperparameterError
 from scdro.optim._base import Closure, descend
 from scdro.optim.baselines._dual import Dual, PrimalDual, check_vector

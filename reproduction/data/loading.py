@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from reproduction.data.memory import Augmentation, InMemory
+from reproduction.data.order import BatchSampler, Order
 from scdro._validation import check_whole
-from scdro.data.memory import Augmentation, InMemory
-from scdro.data.order import BatchSampler, Order
 from scdro.distributed import ALONE, Ranks
 from scdro.errors import DataError, ScdroError
 
@@ -37,7 +37,7 @@ class Batches(ABC):
         next_epoch: the epoch of the next `iter`, which increments it; set it to resume.
 
     Example:
-        >>> from scdro.data import MemoryBatches, Rows
+        >>> from reproduction.data.memory import Rows
         >>> data = Rows(torch.randn(500, 2), torch.zeros(500, dtype=torch.int64), names=("a",))
         >>> batches = MemoryBatches(data, 128, seed=3)
         >>> rest = list(batches.epoch(5, start=3))  # epoch 5, from its fourth batch on
@@ -77,7 +77,7 @@ class MemoryBatches(Batches):
         ranks: the processes that share each batch. A part without samples is skipped.
 
     Example:
-        >>> from scdro.data import Rows
+        >>> from reproduction.data.memory import Rows
         >>> data = Rows(torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64), names=("a",))
         >>> [len(index) for x, y, index in MemoryBatches(data, 2)]
         [2, 2, 1]
@@ -139,7 +139,8 @@ class WorkerBatches(Batches):
         >>> import tempfile
         >>> from pathlib import Path
         >>> from PIL import Image
-        >>> from scdro.data import EvalTransform, ImageFiles
+        >>> from reproduction.data.image_files import ImageFiles
+        >>> from reproduction.data.transforms import EvalTransform
         >>> folder = Path(tempfile.mkdtemp())
         >>> for name in "ab":
         ...     Image.new("RGB", (300, 300)).save(folder / f"{name}.png")

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from scdro._validation import as_labels, as_positions
+from scdro._validation import as_integers, as_labels
 from scdro.errors import DataError
 
-__all__ = ["InMemory", "Rows", "tensor_of"]
+__all__ = ["Augmentation", "InMemory", "Rows", "as_positions", "tensor_of"]
 
 Self = TypeVar("Self", bound="InMemory")
 Augmentation = Callable[[Tensor, np.random.Generator], Tensor]
@@ -145,3 +145,11 @@ def tensor_of(values: Any, what: str) -> Tensor:
         return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
     except (TypeError, ValueError) as error:
         raise DataError(f"expected {what} as a tensor or an array, got {type(values).__name__}: {error}") from error
+
+
+def as_positions(values: Any, n: int) -> Tensor:
+    """Return positions in a data set of n samples as an int64 vector on the CPU."""
+    index = as_integers(values, "positions")
+    if len(index) and not 0 <= int(index.min()) <= int(index.max()) < n:
+        raise DataError(f"expected positions in [0, {n}), got {int(index.min())} to {int(index.max())}")
+    return index

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from scdro.data import CropFlip, ImageData, MemoryBatches, WorkerBatches, crop_flip
-from scdro.data.order import shuffled
+from reproduction.data.augment import CropFlip, crop_flip
+from reproduction.data.images import ImageData
+from reproduction.data.loading import MemoryBatches, WorkerBatches
+from reproduction.data.order import shuffled
 from scdro.distributed import Ranks
 from scdro.errors import DataError, HyperparameterError, MissingDataError
 from scdro.optim.samplers import DrawnBatches

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from scdro._validation import as_positions
+from reproduction.data.memory import as_positions
 from scdro.errors import DataError, MissingDataError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         transform: a function of a Pillow image and a NumPy generator that returns a tensor.
 
     Example:
-        >>> from scdro.data import EvalTransform
+        >>> from reproduction.data.transforms import EvalTransform
         >>> paths = ["cat/1.jpg", "dog/1.jpg"]  # opened on access
         >>> data = ImageFiles("photos", paths, torch.tensor([0, 1]), classes=2, transform=EvalTransform())
         >>> len(data), data.counts.tolist()

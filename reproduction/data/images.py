@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scdro.data.memory import Augmentation, InMemory, tensor_of
+from reproduction.data.memory import Augmentation, InMemory, tensor_of
 from scdro.errors import DataError
 
 __all__ = ["ImageData", "Triple", "normalised"]
