@@ -304,3 +304,11 @@ def test_errors_of_a_regressor():
     assert "mean error 3" in str(found)
     with pytest.raises(DataError, match="one error per sample"):
         find_slices(error, {"place": place}, proba=error[:-1], errors=True)
+
+
+def test_labels_have_the_name_that_is_passed():
+    weights, frame, y, _, _ = planted(600)
+    found = find_slices(weights, frame.rename(columns={"place": "label"}), y=y, label="bird")
+    assert set(found[0].conditions) == {"label = water", "bird = 0"}
+    taken = frame.assign(**{"given label": "a", "label of the model": "b", "label": "c"})
+    assert set(find_slices(weights, taken, y=y)[0].conditions) == {"place = water", "given given label = 0"}

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from scdro._frames import as_array
 from scdro._validation import check_whole
 from scdro.errors import DataError
-from scdro.second_look._slices import Slice, Slices, _right, as_names, described
+from scdro.second_look._slices import Slices, _right, as_names, described_rows
 
 __all__ = ["Gallery", "gallery"]
 
@@ -151,18 +151,12 @@ def clustered(
     Z = StandardScaler().fit_transform(X)
     Z = PCA(min(DIRECTIONS, *Z.shape), random_state=seed).fit_transform(Z)
     member = KMeans(clusters, n_init=4, random_state=seed).fit_predict(Z)
-    columns = {COLUMN: as_names(member)} | ({} if labels is None else {"label": as_names(labels)})
-    slices = described(w, {COLUMN: columns[COLUMN]}, labels, before, after, most=most, seed=seed)
-    heaviest = [np.flatnonzero(_members(one, columns)) for one in slices] or [np.arange(len(w))]
-    rows = [found[np.argsort(-w[found], kind="stable")[:across]] for found in heaviest]
+    found = described_rows(w, {COLUMN: as_names(member)}, labels, before, after, most=most, seed=seed)
+    slices = Slices(one for one, _ in found)
+    members = [np.flatnonzero(inside) for _, inside in found] or [np.arange(len(w))]
+    rows = [inside[np.argsort(-w[inside], kind="stable")[:across]] for inside in members]
     titles = [["" if labels is None else _name(labels[i], names) for i in row] for row in rows]
     return Gallery(slices, member, rows, [[_picture(images[int(i)]) for i in row] for row in rows], titles)
-
-
-def _members(one: Slice, columns: dict[str, Array]) -> Array:
-    parts = (condition.split(" = ", 1) for condition in one.conditions)
-    rows: Array = np.logical_and.reduce([columns[column] == value for column, value in parts])
-    return rows
 
 
 def _name(label: Any, names: Any) -> str:

@@ -135,6 +135,7 @@ def find_slices(
     least: int = 3,
     alpha: float = 0.01,
     seed: int = 0,
+    label: str = "label",
 ) -> Slices:
     """Find conditions on columns that cover most of the added weight, each tested on samples not used to find it.
 
@@ -145,7 +146,7 @@ def find_slices(
         frame: columns that describe the samples, ideally ones that no model was trained on: a DataFrame of pandas,
             polars or Arrow, a dictionary of columns, or one column. Numbers and dates are split at quantiles, names by
             value, and texts by the words they have. For images see `gallery`.
-        y: labels; they become a column "label", and weights are compared within classes.
+        y: labels; they become a column, named by `label`, and weights are compared within classes.
         proba: the reference's out-of-fold probabilities of the labels, (n,), or of all classes, (n, k); or whether
             it is right, as booleans.
         after: the same for the new model.
@@ -155,6 +156,7 @@ def find_slices(
         least: smallest number of members of a slice in each half.
         alpha: the probability of any false description if weights and columns are independent.
         seed: seed of the halves.
+        label: what the labels are called in the descriptions, such as the name of the column that they come from.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -174,15 +176,24 @@ def find_slices(
     labels = None if y is None else as_array(y)
     scores = [_errors(p, len(w)) if errors else _right(p, labels, len(w)) for p in (proba, after)]
     return described(
-        w, frame, labels, *scores, loss=errors, depth=depth, most=most, least=least, alpha=alpha, seed=seed
+        w, frame, labels, *scores, loss=errors, depth=depth, most=most, least=least, alpha=alpha, seed=seed, label=label
     )
 
 
 def described(
+    weights: Array, frame: Any, labels: Array | None, before: Array | None, after: Array | None, **options: Any
+) -> Slices:
+    """`find_slices` with a score of each sample, before and after. The options are those of `described_rows`."""
+    slices = Slices(one for one, _ in described_rows(weights, frame, labels, before, after, **options))
+    slices.backend = backend_of(frame)
+    return slices
+
+
+def described_rows(
     weights: Array, frame: Any, labels: Array | None, before: Array | None, after: Array | None, *, loss: bool = False,
-    depth: int = 2, most: int = 5, least: int = 3, alpha: float = 0.01, seed: int = 0,
-) -> Slices:  # fmt: skip
-    """`find_slices` with a score of each sample, before and after."""
+    depth: int = 2, most: int = 5, least: int = 3, alpha: float = 0.01, seed: int = 0, label: str = "label",
+) -> list[tuple[Slice, Array]]:  # fmt: skip
+    """The slices, each with its members, as booleans, (n,)."""
     if weights.ndim != 1:
         raise DataError(f"expected weights as a vector, got shape {weights.shape}")
     n = len(weights)
@@ -193,8 +204,9 @@ def described(
     check_whole("most", most, meaning="slices to return")
     columns = read_columns(frame, n)
     if labels is not None:
-        name = next(name for name in ("label", "given label", "label of the model") if name not in columns)
-        columns |= read_columns({name: as_names(labels) if _are_classes(labels) else labels}, n)
+        while label in columns:
+            label = f"given {label}"
+        columns |= read_columns({label: as_names(labels) if _are_classes(labels) else labels}, n)
     conditions = [one for name, values in columns.items() for one in conditions_of(name, values, 2 * least)]
     classes = labels if labels is not None and _are_classes(labels) else np.zeros(n)
     ranks, usual = _in_classes(w, classes)
@@ -221,9 +233,7 @@ def described(
         names = tuple(conditions[k].text for k in numbers)
         one = Slice(names, int(rows.sum()), float(rows.mean()), lift, added, p_value, first, then, loss)
         found.append((added / math.sqrt(one.share), one, rows))
-    slices = Slices(_distinct(sorted(found, key=lambda entry: -entry[0]), more)[:most])
-    slices.backend = backend_of(frame)
-    return slices
+    return _distinct(sorted(found, key=lambda entry: -entry[0]), more)[:most]
 
 
 def as_names(labels: Array) -> Array:
@@ -363,13 +373,13 @@ def _p_value(ranks: Array, n: int) -> float:
     return min(1.0, max(math.fsum(terms), 0.0))
 
 
-def _distinct(found: list[tuple[float, Slice, Array]], more: Array) -> list[Slice]:
+def _distinct(found: list[tuple[float, Slice, Array]], more: Array) -> list[tuple[Slice, Array]]:
     """Leave out a slice if most of its samples, or of its added weight, are in earlier slices."""
-    kept: list[Slice] = []
+    kept: list[tuple[Slice, Array]] = []
     seen: Any = False
     for _, one, rows in found:
         if (rows & seen).sum() <= rows.sum() / 2 and more[rows & seen].sum() <= more[rows].sum() / 2:
-            kept.append(one)
+            kept.append((one, rows))
             seen = rows | seen
     return kept
 

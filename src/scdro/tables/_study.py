@@ -692,7 +692,7 @@ class _Seed:
             order = np.argsort(names)
             found = find_slices(
                 weights, frame, y=names[y], proba=plain[:, order], after=None if after is None else after[:, order],
-                least=max(self.options.least_group // 2, 2),
+                least=max(self.options.least_group // 2, 2), label=self.problem.target,
             )  # fmt: skip
         return [self._slice_row(one) for one in found]
 
@@ -705,12 +705,8 @@ class _Seed:
         return found
 
     def _slice_row(self, one: Any) -> SliceSummary:
-        own = any(c["name"] == "label" and c["kind"] != "target" for c in self.problem.columns)
-        target = "label" if own else self.problem.target
-        conditions = [f"{target}{c[5:]}" if c.startswith("label = ") else c for c in one.conditions]
-        one = one._replace(conditions=tuple(conditions))
         return {
-            "conditions": conditions,
+            "conditions": list(one.conditions),
             "size": one.size,
             "share": one.share,
             "lift": one.lift,
