@@ -41,7 +41,7 @@ def test_the_heavy_digit_is_shown(digits):
 def test_pages_and_files(digits, tmp_path):
     source, weights = digits
     names = ["<even>", "odd"]
-    found = gallery(weights, source.images, source.data, y=source.target % 2, names=names, most=1)
+    found = gallery(weights, source.images, source.data, y=source.target % 2, names=names, max_slices=1)
     page = found.to_html()
     assert page.count("<figure") == len(found.slices) == 1
     png = base64.b64decode(re.search(r"base64,([^\"]+)", page).group(1))

@@ -36,7 +36,7 @@ def test_the_half_rule_is_brentqs(seed, n, share, sharpness):
     if not p.mean() > 0.5 > p.min():
         return
     expected, lam = brentq_weights(p)
-    found = look_weights(p, np.zeros(n), least=1)
+    found = look_weights(p, np.zeros(n), min_effective_size=1)
     assert found.weights / n == pytest.approx(expected, rel=1e-8, abs=1e-15)
     assert found.lam[0.0] == pytest.approx(lam, rel=1e-8)
     assert found.weights @ p / n == pytest.approx(0.5, abs=1e-12)
@@ -46,7 +46,7 @@ def test_classes_are_solved_apart_and_have_equal_totals():
     rng = np.random.default_rng(0)
     y = np.repeat([0, 1, 2], [100, 300, 600])
     p = np.clip(rng.beta(4, 1, 1000), 0, 1)
-    w = second_look_weights(p, y, least=1)
+    w = second_look_weights(p, y, min_effective_size=1)
     assert w.mean() == pytest.approx(1)
     for k in range(3):
         rows = y == k
@@ -59,8 +59,8 @@ def test_classes_are_solved_apart_and_have_equal_totals():
 def test_sample_weights_are_repetitions():
     rng = np.random.default_rng(1)
     p, q = rng.beta(4, 1, 200), rng.integers(1, 4, 200)
-    weighted = look_weights(p, np.zeros(200), sample_weight=q, least=1)
-    repeated = look_weights(np.repeat(p, q), np.zeros(q.sum()), least=1)
+    weighted = look_weights(p, np.zeros(200), sample_weight=q, min_effective_size=1)
+    repeated = look_weights(np.repeat(p, q), np.zeros(q.sum()), min_effective_size=1)
     assert weighted.lam[0.0] == pytest.approx(repeated.lam[0.0], rel=1e-9)
     first = np.concatenate([[0], np.cumsum(q)[:-1]])
     assert weighted.weights / 200 == pytest.approx(repeated.weights[first] * q / q.sum(), rel=1e-8)
@@ -89,7 +89,7 @@ def test_a_lone_hard_sample_does_not_take_its_class_over():
     found = look_weights(p, np.zeros(1000))
     assert effective_size(found.weights) == pytest.approx(20, rel=1e-6)
     assert found.weights @ p / 1000 > 0.5  # the rule itself would give half of the weight to one sample
-    assert look_weights(p, np.zeros(1000), least=1).weights.max() == pytest.approx(500, rel=0.05)
+    assert look_weights(p, np.zeros(1000), min_effective_size=1).weights.max() == pytest.approx(500, rel=0.05)
 
 
 def test_a_radius_is_the_worst_case_of_one_less_p():
@@ -136,7 +136,7 @@ def test_harder_samples_never_weigh_less(seed):
         ([[0.5, 0.5]], ["a"], {}, LossError),
         ([0.5, 0.5], [0, 1], {"rho": "third"}, HyperparameterError),
         ([0.5, 0.5], [0, 1], {"rho": -1.0}, HyperparameterError),
-        ([0.5, 0.5], [0, 1], {"least": 0}, HyperparameterError),
+        ([0.5, 0.5], [0, 1], {"min_effective_size": 0}, HyperparameterError),
         ([0.5, 0.5], [0, 1], {"sample_weight": [1.0, np.nan]}, LossError),
         ([0.5, 0.5], [0, 1], {"sample_weight": [0.0, 0.0]}, LossError),
         ([0.5, 0.5], [0, 1], {"sample_weight": [1.0, -1.0]}, LossError),

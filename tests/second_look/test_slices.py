@@ -287,7 +287,7 @@ def test_bad_input():
         find_slices(weights, frame, y=y, proba=np.ones(50))
     with pytest.raises(ValueError, match="finite"):
         find_slices(np.full(100, np.nan), frame)
-    for options in ({"alpha": 0.0}, {"depth": 4}, {"least": 1}):
+    for options in ({"alpha": 0.0}, {"depth": 4}, {"min_size": 1}):
         with pytest.raises(HyperparameterError, match="expected"):
             find_slices(weights, frame, **options)
     assert len(find_slices(weights, {})) == 0

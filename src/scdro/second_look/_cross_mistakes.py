@@ -46,13 +46,17 @@ def cross_mistakes(
     return np.not_equal(predicted, y)
 
 
-def mistake_weights(mistakes: Array, y: Array, base: Array, balance_classes: bool, least: int) -> LookWeights:
-    """Equal totals for right and wrong in each class, if both have an effective size of at least `least`."""
+def mistake_weights(
+    mistakes: Array, y: Array, base: Array, balance_classes: bool, min_effective_size: int
+) -> LookWeights:
+    """Equal totals for right and wrong in each class that has enough of both."""
     weights, left_alone, totals = base.astype(float), {}, np.bincount(y, base)
     for label in np.unique(y):
         parts = [np.flatnonzero((y == label) & (mistakes == wrong) & (base > 0)) for wrong in (False, True)]
-        if min(len(rows) and effective_size(base[rows]) for rows in parts) < least:
-            left_alone[int(label)] = f"fewer than {least} mistakes, or fewer than {least} samples that are none"
+        if min(len(rows) and effective_size(base[rows]) for rows in parts) < min_effective_size:
+            left_alone[int(label)] = (
+                f"fewer than {min_effective_size} mistakes, or fewer than {min_effective_size} samples that are none"
+            )
             continue
         for rows in parts:
             weights[rows] *= totals[label] / 2 / base[rows].sum()

@@ -92,7 +92,7 @@ def gallery(
     after: Any = None,
     clusters: int = 10,
     across: int = 8,
-    most: int = 3,
+    max_slices: int = 3,
     names: Any = None,
     seed: int = 0,
 ) -> Gallery:
@@ -112,7 +112,7 @@ def gallery(
         after: as in `find_slices`.
         clusters: number of clusters.
         across: number of images to show of a cluster.
-        most: largest number of clusters to show.
+        max_slices: largest number of slices to show.
         names: names of the classes, for titles.
         seed: seed of the clusters and of the tests.
 
@@ -129,13 +129,15 @@ def gallery(
     w = as_array(weights).astype(float)
     first, second = (_right(p, labels, len(w)) for p in (proba, after))
     X = None if features is None else as_array(features).astype(float)
-    return clustered(w, images, X, labels, first, second, clusters=clusters, across=across, most=most, names=names,
-                     seed=seed)  # fmt: skip
+    return clustered(
+        w, images, X, labels, first, second, clusters=clusters, across=across, max_slices=max_slices, names=names,
+        seed=seed,
+    )  # fmt: skip
 
 
 def clustered(
     w: Array, images: Any, X: Array | None, labels: Array | None, before: Array | None, after: Array | None, *,
-    clusters: int = 10, across: int = 8, most: int = 3, names: Any = None, seed: int = 0,
+    clusters: int = 10, across: int = 8, max_slices: int = 3, names: Any = None, seed: int = 0,
 ) -> Gallery:  # fmt: skip
     """`gallery` with a score of each sample, before and after."""
     if len(images) != len(w):
@@ -151,7 +153,7 @@ def clustered(
     Z = StandardScaler().fit_transform(X)
     Z = PCA(min(DIRECTIONS, *Z.shape), random_state=seed).fit_transform(Z)
     member = KMeans(clusters, n_init=4, random_state=seed).fit_predict(Z)
-    found = described_rows(w, {COLUMN: as_names(member)}, labels, before, after, most=most, seed=seed)
+    found = described_rows(w, {COLUMN: as_names(member)}, labels, before, after, max_slices=max_slices, seed=seed)
     slices = Slices(one for one, _ in found)
     members = [np.flatnonzero(inside) for _, inside in found] or [np.arange(len(w))]
     rows = [inside[np.argsort(-w[inside], kind="stable")[:across]] for inside in members]

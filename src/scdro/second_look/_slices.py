@@ -131,8 +131,8 @@ def find_slices(
     after: Any = None,
     errors: bool = False,
     depth: int = 2,
-    most: int = 5,
-    least: int = 3,
+    max_slices: int = 5,
+    min_size: int = 3,
     alpha: float = 0.01,
     seed: int = 0,
     label: str = "label",
@@ -152,8 +152,8 @@ def find_slices(
         after: the same for the new model.
         errors: whether `proba` and `after` are errors of a regressor, one number per sample.
         depth: largest number of conditions in a conjunction, 1 to 3.
-        most: largest number of slices to return.
-        least: smallest number of members of a slice in each half.
+        max_slices: largest number of slices to return.
+        min_size: smallest number of members of a slice in each half.
         alpha: the probability of any false description if weights and columns are independent.
         seed: seed of the halves.
         label: what the labels are called in the descriptions, such as the name of the column that they come from.
@@ -176,7 +176,17 @@ def find_slices(
     labels = None if y is None else as_array(y)
     scores = [_errors(p, len(w)) if errors else _right(p, labels, len(w)) for p in (proba, after)]
     return described(
-        w, frame, labels, *scores, loss=errors, depth=depth, most=most, least=least, alpha=alpha, seed=seed, label=label
+        w,
+        frame,
+        labels,
+        *scores,
+        loss=errors,
+        depth=depth,
+        max_slices=max_slices,
+        min_size=min_size,
+        alpha=alpha,
+        seed=seed,
+        label=label,
     )
 
 
@@ -191,7 +201,7 @@ def described(
 
 def described_rows(
     weights: Array, frame: Any, labels: Array | None, before: Array | None, after: Array | None, *, loss: bool = False,
-    depth: int = 2, most: int = 5, least: int = 3, alpha: float = 0.01, seed: int = 0, label: str = "label",
+    depth: int = 2, max_slices: int = 5, min_size: int = 3, alpha: float = 0.01, seed: int = 0, label: str = "label",
 ) -> list[tuple[Slice, Array]]:  # fmt: skip
     """The slices, each with its members, as booleans, (n,)."""
     if weights.ndim != 1:
@@ -200,24 +210,24 @@ def described_rows(
     w = array_weights(weights, n) * (n / weights.sum())
     check_number("alpha", alpha, "in (0, 1)", "the chance of a false description")
     check_choice("depth", depth, (1, 2, 3))
-    check_whole("least", least, 2, meaning="the least number of members of a slice")
-    check_whole("most", most, meaning="slices to return")
+    check_whole("min_size", min_size, 2, meaning="the smallest number of members of a slice")
+    check_whole("max_slices", max_slices, meaning="slices to return")
     columns = read_columns(frame, n)
     if labels is not None:
         while label in columns:
             label = f"given {label}"
         columns |= read_columns({label: as_names(labels) if _are_classes(labels) else labels}, n)
-    conditions = [one for name, values in columns.items() for one in conditions_of(name, values, 2 * least)]
+    conditions = [one for name, values in columns.items() for one in conditions_of(name, values, 2 * min_size)]
     classes = labels if labels is not None and _are_classes(labels) else np.zeros(n)
     ranks, usual = _in_classes(w, classes)
     more = w - usual
     tried: dict[tuple[int, ...], _Tried] = {}
     halves = _halves(ranks, max(1, min(SPLITS, ENOUGH // n)), seed)
     for here in halves:
-        candidates = _search(conditions, more, ranks, here, depth, least)
+        candidates = _search(conditions, more, ranks, here, depth, min_size)
         for numbers in candidates:
             rows = _rows(conditions, numbers) & ~here
-            p = _p_value(ranks[rows], int((~here).sum())) if least <= rows.sum() and more[rows].sum() > 0 else 1.0
+            p = _p_value(ranks[rows], int((~here).sum())) if min_size <= rows.sum() and more[rows].sum() > 0 else 1.0
             known = tried.setdefault(numbers, _Tried([], np.zeros(n)))
             known.p_values.append(min(1.0, p * len(candidates)))
             known.counts[rows] += 1
@@ -233,7 +243,7 @@ def described_rows(
         names = tuple(conditions[k].text for k in numbers)
         one = Slice(names, int(rows.sum()), float(rows.mean()), lift, added, p_value, first, then, loss)
         found.append((added / math.sqrt(one.share), one, rows))
-    return _distinct(sorted(found, key=lambda entry: -entry[0]), more)[:most]
+    return _distinct(sorted(found, key=lambda entry: -entry[0]), more)[:max_slices]
 
 
 def as_names(labels: Array) -> Array:
@@ -300,7 +310,7 @@ class _Half(NamedTuple):
 
     more: Array
     ranks: Array
-    least: int
+    min_size: int
 
     def scores(self, sizes: Any, more: Any, ranks: Any) -> Any:
         """Added weight over the root of the share, from sums over the members; 0 if the rank test sees little.
@@ -310,7 +320,7 @@ class _Half(NamedTuple):
         n = len(self.more)
         with np.errstate(divide="ignore", invalid="ignore"):
             added = more / n
-            good = (sizes >= self.least) & (added > 0) & (_z(ranks, sizes, n) > 2)
+            good = (sizes >= self.min_size) & (added > 0) & (_z(ranks, sizes, n) > 2)
             return np.where(good, added / np.sqrt(sizes / n), 0.0)
 
     def sums(self, left: Array, right: Array) -> Any:
@@ -324,12 +334,12 @@ class _Half(NamedTuple):
 
 
 def _search(
-    conditions: list[Condition], more: Array, ranks: Array, half: Array, depth: int, least: int
+    conditions: list[Condition], more: Array, ranks: Array, half: Array, depth: int, min_size: int
 ) -> list[tuple[int, ...]]:
     """The conjunctions with the highest scores; each beats the shorter ones it contains by the factor SIMPLER."""
     if not conditions:
         return []
-    on = _Half(more[half], ranks[half], least)
+    on = _Half(more[half], ranks[half], min_size)
     masks = np.stack([condition.rows[half] for condition in conditions])
     alone = on.scores(masks.sum(1), masks @ on.more, masks @ on.ranks)
     scored: dict[tuple[int, ...], float] = {(int(i),): float(alone[i]) for i in np.flatnonzero(alone > 0)}

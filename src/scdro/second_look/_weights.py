@@ -49,15 +49,15 @@ def second_look_weights(
     *,
     rho: Any = "half",
     balance_classes: bool = True,
-    least: int = SMALL,
+    min_effective_size: int = SMALL,
     sample_weight: Any = None,
 ) -> Any:
     r"""Sample weights for a second training, with mean one: w_i ~ exp(-p_i/lam) inside each class.
 
     lam is such that the weighted mean of p is 1/2 in each class (the half rule), and all classes get the same total. A
     class keeps uniform weights if there is no such lam (mean p at most 1/2, or no p below 1/2), or if it has fewer than
-    `least` samples. lam is raised if the effective size (sum w)^2/sum w^2 would fall below `least`, so that a few hard
-    samples cannot dominate their class.
+    `min_effective_size` samples. lam is raised if the effective size (sum w)^2/sum w^2 would fall below that, so that a
+    few hard samples cannot dominate their class.
 
     Args:
         proba: the probability of each sample's label, (n,), by a reference model that was not trained on the sample; or
@@ -65,7 +65,7 @@ def second_look_weights(
         y: the labels, (n,).
         rho: "half", or the radius of a KL ball: the worst case of 1 - p at this radius, in each class.
         balance_classes: whether classes get equal totals; otherwise they keep their totals.
-        least: the smallest effective size of a class.
+        min_effective_size: the smallest effective size of a class.
         sample_weight: base weights q >= 0.
 
     Returns:
@@ -79,7 +79,14 @@ def second_look_weights(
     Reference: the exponential weights within classes are those of AFR (Qiu et al., ICML 2023), whose temperature is
     tuned with group labels.
     """
-    found = look_weights(proba, y, rho=rho, balance_classes=balance_classes, least=least, sample_weight=sample_weight)
+    found = look_weights(
+        proba,
+        y,
+        rho=rho,
+        balance_classes=balance_classes,
+        min_effective_size=min_effective_size,
+        sample_weight=sample_weight,
+    )
     if isinstance(proba, torch.Tensor):
         return torch.as_tensor(found.weights, dtype=proba.dtype, device=proba.device)
     return found.weights
@@ -91,7 +98,7 @@ def look_weights(
     *,
     rho: Any = "half",
     balance_classes: bool = True,
-    least: int = SMALL,
+    min_effective_size: int = SMALL,
     sample_weight: Any = None,
 ) -> LookWeights:
     """`second_look_weights`, with the temperatures and the classes left alone."""
@@ -99,7 +106,7 @@ def look_weights(
     p = read_probabilities(proba, labels)
     q = array_weights(sample_weight, len(p))
     check_half_or_rho(rho)
-    check_number("least", least, ">= 1", "the least effective size of a class")
+    check_number("min_effective_size", min_effective_size, ">= 1", "the smallest effective size of a class")
     weights = np.zeros(len(p))
     lam: dict[Any, float] = {}
     left_alone: dict[Any, str] = {}
@@ -108,7 +115,7 @@ def look_weights(
         if len(rows) == 0:
             continue
         name = label.item() if hasattr(label, "item") else label
-        inside, temperature, reason = _in_class(p[rows], q[rows], rho, least)
+        inside, temperature, reason = _in_class(p[rows], q[rows], rho, min_effective_size)
         weights[rows] = inside * (1.0 if balance_classes else q[rows].sum())
         lam[name] = temperature
         if reason:
@@ -116,28 +123,28 @@ def look_weights(
     return LookWeights(weights * len(p) / weights.sum(), lam, left_alone)
 
 
-def _in_class(p: Array, q: Array, rho: Any, least: float) -> tuple[Array, float, str]:
+def _in_class(p: Array, q: Array, rho: Any, min_effective_size: float) -> tuple[Array, float, str]:
     """Weights of one class, with sum one; their temperature; and why they are uniform, if they are."""
     q = q / q.sum()
     mean = float(q @ p)
-    if len(p) < least or effective_size(q) < least:
-        return q, math.inf, f"fewer than {least} samples"
+    if len(p) < min_effective_size or effective_size(q) < min_effective_size:
+        return q, math.inf, f"fewer than {min_effective_size} samples"
     if rho == "half":
         if mean <= HALF:
             return q, math.inf, "the reference is right no more than half of the time"
         if p.min() >= HALF:
             return q, math.inf, "no sample that the reference fails"
-        weights, lam = tilted_to(p, q, HALF, least)
+        weights, lam = tilted_to(p, q, HALF, min_effective_size)
         return weights, lam, ""
     found = worst_case(1.0 - p, rho, sample_weight=q)
-    if effective_size(found.weights) >= least:
+    if effective_size(found.weights) >= min_effective_size:
         return found.weights, float(found.lam), ""
-    weights, lam = _at_size(p, q, least, 1.0 / float(found.lam))
+    weights, lam = _at_size(p, q, min_effective_size, 1.0 / float(found.lam))
     return weights, lam, ""
 
 
-def tilted_to(p: Array, q: Array, target: float, least: float = 1.0) -> tuple[Array, float]:
-    """Weights ~ q exp(-p/lam) with mean p of `target`, or flatter if their effective size would be below `least`.
+def tilted_to(p: Array, q: Array, target: float, min_effective_size: float = 1.0) -> tuple[Array, float]:
+    """Weights ~ q exp(-p/lam) with mean p of `target`, or flatter if their effective size would be too small.
 
     Newton in 1/lam, inside a bracket: d/d(1/lam) sum w p = -Var_w(p).
     """
@@ -153,16 +160,16 @@ def tilted_to(p: Array, q: Array, target: float, least: float = 1.0) -> tuple[Ar
         if not math.isfinite(high):
             raise LossError(f"expected a target between the smallest p and the mean of p, got {target}")
     sharpness = _root(miss, low, high)
-    if effective_size(_tilted(p, q, sharpness)) < least:
-        return _at_size(p, q, least, sharpness)
+    if effective_size(_tilted(p, q, sharpness)) < min_effective_size:
+        return _at_size(p, q, min_effective_size, sharpness)
     return _tilted(p, q, sharpness), 1.0 / sharpness
 
 
-def _at_size(p: Array, q: Array, least: float, sharpest: float) -> tuple[Array, float]:
-    """The sharpest weights of effective size `least`. The size falls in 1/lam."""
+def _at_size(p: Array, q: Array, min_effective_size: float, sharpest: float) -> tuple[Array, float]:
+    """The sharpest weights of effective size `min_effective_size`. The size falls in 1/lam."""
 
     def miss(sharpness: float) -> tuple[float, float]:
-        return effective_size(_tilted(p, q, sharpness)) - least, 0.0
+        return effective_size(_tilted(p, q, sharpness)) - min_effective_size, 0.0
 
     sharpness = _root(miss, 0.0, sharpest)
     return _tilted(p, q, sharpness), 1.0 / sharpness if sharpness > 0 else math.inf

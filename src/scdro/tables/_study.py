@@ -683,8 +683,9 @@ class _Seed:
             errors = np.abs(plain - y)
             weights = worst_case(errors, self.options.rho).weights * len(y)
             found = find_slices(
-                weights, frame, proba=errors * self.scale[1], errors=True, least=max(self.options.least_group // 2, 2),
+                weights, frame, proba=errors * self.scale[1], errors=True,
                 after=None if after is None else np.abs(after - y) * self.scale[1],
+                min_size=max(self.options.least_group // 2, 2),
             )  # fmt: skip
         else:
             weights = self._second_look_weights(plain, y, {"look": "half", "balanced": False})
@@ -692,7 +693,7 @@ class _Seed:
             order = np.argsort(names)
             found = find_slices(
                 weights, frame, y=names[y], proba=plain[:, order], after=None if after is None else after[:, order],
-                least=max(self.options.least_group // 2, 2), label=self.problem.target,
+                min_size=max(self.options.least_group // 2, 2), label=self.problem.target,
             )  # fmt: skip
         return [self._slice_row(one) for one in found]
 
