@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.optimize import brentq
 
 from scdro._frames import as_array
 from scdro._validation import array_weights, check_number, check_rho
@@ -26,6 +27,7 @@ from scdro.functional import worst_case
 __all__ = ["LookWeights", "look_weights", "second_look_weights"]
 
 Array = npt.NDArray[Any]
+EPS, SMALLEST = np.finfo(float).eps, np.finfo(float).tiny  # the root is as exact as brentq can make it, at any scale
 HALF, SMALL = 0.5, 20  # the weighted mean probability of the label; the smallest (effective) size of a class
 
 
@@ -144,48 +146,40 @@ def _in_class(p: Array, q: Array, rho: Any, min_effective_size: float) -> tuple[
 
 
 def tilted_to(p: Array, q: Array, target: float, min_effective_size: float = 1.0) -> tuple[Array, float]:
-    """Weights ~ q exp(-p/lam) with mean p of `target`, or flatter if their effective size would be too small.
+    """Weights ~ q exp(-p/lam) with mean p of `target`, or flatter if their effective size would be too small."""
 
-    Newton in 1/lam, inside a bracket: d/d(1/lam) sum w p = -Var_w(p).
-    """
-
-    def miss(sharpness: float) -> tuple[float, float]:
-        w = _tilted(p, q, sharpness)
-        mean = float(w @ p)
-        return mean - target, -float(w @ (p - mean) ** 2)
+    def miss(sharpness: float) -> float:
+        return float(_tilted(p, q, sharpness) @ p) - target
 
     low, high = 0.0, 1.0 / max(float(q @ p) - float(p.min()), 1e-300)
-    while miss(high)[0] > 0:
+    while miss(high) > 0:
         low, high = high, 2 * high
         if not math.isfinite(high):
             raise LossError(f"expected a target between the smallest p and the mean of p, got {target}")
     sharpness = _root(miss, low, high)
     if effective_size(_tilted(p, q, sharpness)) < min_effective_size:
         return _at_size(p, q, min_effective_size, sharpness)
-    return _tilted(p, q, sharpness), 1.0 / sharpness
+    return _tilted(p, q, sharpness), 1.0 / sharpness if sharpness > 0 else math.inf
 
 
 def _at_size(p: Array, q: Array, min_effective_size: float, sharpest: float) -> tuple[Array, float]:
     """The sharpest weights of effective size `min_effective_size`. The size falls in 1/lam."""
 
-    def miss(sharpness: float) -> tuple[float, float]:
-        return effective_size(_tilted(p, q, sharpness)) - min_effective_size, 0.0
+    def miss(sharpness: float) -> float:
+        return effective_size(_tilted(p, q, sharpness)) - min_effective_size
 
     sharpness = _root(miss, 0.0, sharpest)
     return _tilted(p, q, sharpness), 1.0 / sharpness if sharpness > 0 else math.inf
 
 
-def _root(miss: Callable[[float], tuple[float, float]], low: float, high: float) -> float:
-    """The root of a function that falls from >= 0 at `low` to <= 0 at `high`; a slope of zero means unknown."""
-    x = high
-    for _ in range(200):
-        value, slope = miss(x)
-        low, high = (x, high) if value > 0 else (low, x)
-        if value == 0 or high - low <= 4e-16 * high:
-            break
-        newton = x - value / slope if slope < 0 else low
-        x = newton if low < newton < high else 0.5 * (low + high)
-    return x
+def _root(miss: Callable[[float], float], low: float, high: float) -> float:
+    """The root, in 1/lam, of a function that falls from `low` to `high`; an end if there is no change of sign."""
+    if miss(high) >= 0:
+        return high
+    if miss(low) <= 0:
+        return low
+    root, _ = brentq(miss, low, high, xtol=SMALLEST, rtol=4 * EPS, maxiter=1000, full_output=True, disp=False)
+    return float(root)
 
 
 def _tilted(p: Array, q: Array, sharpness: float) -> Array:
