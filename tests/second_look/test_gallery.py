@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from scdro.errors import DataError, HyperparameterError
+from scdro.errors import DataError, HyperparameterError, LossError
 from scdro.second_look import gallery, repair
 
 pytest.importorskip("matplotlib")
@@ -106,6 +106,10 @@ def test_bad_input(digits):
         gallery(weights, source.images, source.data, clusters=1)
     with pytest.raises(DataError, match="height"):
         gallery(weights, source.data)
+    with pytest.raises(DataError, match="features as real numbers"):
+        gallery(weights, source.images, [["a"]] * len(weights))
+    with pytest.raises(LossError, match="weights as real numbers"):
+        gallery(["a"] * len(weights), source.images)
 
 
 @pytest.mark.parametrize("labels", ["numbers", "many classes"])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 import scdro
-from scdro.errors import HyperparameterError, LossError
+from scdro.errors import DataError, HyperparameterError, LossError
 from scdro.second_look import second_look_weights
-from scdro.second_look._weights import effective_size, look_weights
+from scdro.second_look._weights import _tilted, effective_size, look_weights, tilted_to
 
 
 def brentq_weights(p, target=0.5):
@@ -158,3 +158,55 @@ def test_labels_as_floats_are_class_numbers():
 def test_nan_is_not_taken_for_a_logit():
     with pytest.raises(LossError, match="diverge"):
         second_look_weights(np.array([0.5, np.nan]), np.array([0, 1]))
+
+
+@pytest.mark.parametrize(
+    "y", [np.array([0.0, np.nan] * 20), np.array(["a", None] * 20, object), np.array([1, math.nan] * 20, object)]
+)
+def test_missing_labels(y):
+    """A sample without a label is in no class: it would get no weight."""
+    with pytest.raises(DataError, match=r"missing.*leave"):
+        second_look_weights(np.full(40, 0.5), y)
+
+
+@pytest.mark.parametrize("bad", [np.array([0.1, 0.2]), None, [0.1], "quarter"])
+def test_bad_radii(bad):
+    with pytest.raises(HyperparameterError, match="rho"):
+        second_look_weights(np.full(40, 0.5), np.zeros(40), rho=bad)
+
+
+@pytest.mark.parametrize("bad", [["a"] * 40, {"p": 1}, [[0.5], [0.5, 0.5]]])
+def test_probabilities_that_are_no_numbers(bad):
+    with pytest.raises(LossError, match="probabilities as real numbers"):
+        second_look_weights(bad, np.zeros(40))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10_000), st.floats(-9, 9), st.integers(1, 30))
+def test_the_root_has_all_digits_at_any_scale(seed, exponent, least):
+    """The errors of a regressor may be as small as 1e-9 or as large as 1e9: 1/lam is the inverse."""
+    rng = np.random.default_rng(seed)
+    p, q = rng.beta(3, 1, 100), rng.dirichlet(np.ones(100))
+    target = 0.5 * (q @ p + p.min())
+    scale = 10.0**exponent
+    weights, lam = tilted_to(p, q, target, least)
+    scaled, scaled_lam = tilted_to(p * scale, q, target * scale, least)
+    assert scaled == pytest.approx(weights, rel=1e-9)
+    assert scaled_lam == pytest.approx(lam * scale, rel=1e-9)
+    if effective_size(weights) > least * (1 + 1e-9):
+        assert scaled @ p == pytest.approx(target, rel=1e-14)
+    else:
+        assert effective_size(weights) == pytest.approx(min(least, effective_size(q)), rel=1e-12)
+
+
+def test_where_no_tilt_is_needed_or_possible():
+    p = np.linspace(0.0, 1.0, 101)
+    q = np.full(101, 1 / 101)
+    weights, lam = tilted_to(p, q, float(_tilted(p, q, 0.0) @ p))  # the mean itself
+    assert weights == pytest.approx(q)
+    assert lam > 1e9
+    weights, lam = tilted_to(p, q, 0.2, min_effective_size=200)  # more than there are
+    assert weights == pytest.approx(q)
+    assert lam == math.inf
+    with pytest.raises(LossError, match="target"):
+        tilted_to(p, q, -0.1)

@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_predict
 from sklearn.pipeline import make_pipeline
 
-from scdro.errors import DataError, HyperparameterError
+from scdro.errors import DataError, HyperparameterError, LossError
 from scdro.second_look import Slice, Slices, find_slices, second_look_weights
 from scdro.second_look import _slices as slices
 from scdro.second_look._conditions import conditions_of
@@ -312,3 +312,30 @@ def test_labels_have_the_name_that_is_passed():
     assert set(found[0].conditions) == {"label = water", "bird = 0"}
     taken = frame.assign(**{"given label": "a", "label of the model": "b", "label": "c"})
     assert set(find_slices(weights, taken, y=y)[0].conditions) == {"place = water", "given given label = 0"}
+
+
+def test_what_is_no_number():
+    weights, frame, _, _, _ = planted(100)
+    for bad in (["a"] * 100, {"w": 1}):
+        with pytest.raises(LossError, match="weights as real numbers"):
+            find_slices(bad, frame)
+        with pytest.raises(LossError, match="probabilities as real numbers"):
+            find_slices(weights, frame, proba=bad)
+        with pytest.raises(LossError, match="errors as real numbers"):
+            find_slices(weights, frame, proba=bad, errors=True)
+
+
+def test_scores_that_are_no_probabilities():
+    weights, frame, y, _, _ = planted(100)
+    for bad in (np.linspace(-3, 3, 100), np.full(100, np.inf)):
+        with pytest.raises(LossError, match=r"\[0, 1\].*softmax"):
+            find_slices(weights, frame, y=y, proba=bad)
+    unknown = np.where(np.arange(100) < 50, np.nan, 0.9)
+    assert isinstance(find_slices(weights, frame, y=y, proba=unknown), Slices)
+
+
+def test_missing_labels():
+    weights, frame, y, _, _ = planted(100)
+    for bad in (np.where(y, 1.0, np.nan), np.where(y, "a", None)):
+        with pytest.raises(DataError, match="missing"):
+            find_slices(weights, frame, y=bad)

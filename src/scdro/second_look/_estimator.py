@@ -20,10 +20,17 @@ from sklearn.utils.validation import (
 )
 from torch import nn
 
-from scdro._validation import array_weights, check_choice, check_optional
+from scdro._validation import (
+    array_weights,
+    check_choice,
+    check_half_or_rho,
+    check_optional,
+    check_reference,
+    check_takes_weights,
+)
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.second_look._cross_mistakes import cross_mistakes, mistake_weights
-from scdro.second_look._folds import Split, check_reference, check_takes_weights, cross_fit, fit_weighted, partitions
+from scdro.second_look._folds import Split, cross_fit, fit_weighted, partitions
 from scdro.second_look._slices import Slices, described
 from scdro.second_look._verdict import (
     CLASS_WEIGHTS,
@@ -43,7 +50,6 @@ from scdro.second_look._weights import (
     SMALL,
     LookWeights,
     balanced,
-    check_half_or_rho,
     effective_size,
     look_weights,
     tilted_to,

@@ -15,9 +15,9 @@ from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
 from scdro._frames import as_array
-from scdro._validation import check_whole
+from scdro._validation import as_floats, check_whole
 from scdro.errors import DataError
-from scdro.second_look._slices import Slices, _right, as_names, described_rows
+from scdro.second_look._slices import Slices, as_names, described_rows, read_labels, right_or_wrong
 
 __all__ = ["Gallery", "gallery"]
 
@@ -125,10 +125,10 @@ def gallery(
         True
         >>> figure = found.figure()
     """
-    labels = None if y is None else as_array(y)
-    w = as_array(weights).astype(float)
-    first, second = (_right(p, labels, len(w)) for p in (proba, after))
-    X = None if features is None else as_array(features).astype(float)
+    labels = read_labels(y)
+    w = as_floats(weights, "weights", as_array)
+    first, second = (right_or_wrong(p, labels, len(w)) for p in (proba, after))
+    X = None if features is None else as_floats(features, "features", as_array, DataError)
     return clustered(
         w, images, X, labels, first, second, clusters=clusters, across=across, max_slices=max_slices, names=names,
         seed=seed,

@@ -284,7 +284,10 @@ def _read(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Array]:
             args = tuple(inputs)
     else:
         raise DataError(f'expected batches (inputs, labels) or dictionaries with "labels", got {type(batch).__name__}')
-    y = torch.as_tensor(y)
+    try:
+        y = torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"expected class numbers 0, 1, ... as labels, got {type(y).__name__}: {error}") from error
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:
         raise DataError(f"expected one class number per sample, got labels of shape {tuple(y.shape)}")

@@ -16,7 +16,15 @@ from scipy.stats import norm, rankdata
 from sklearn.utils.multiclass import type_of_target
 
 from scdro._frames import as_array, backend_of, frame_of
-from scdro._validation import array_weights, check_choice, check_number, check_whole
+from scdro._validation import (
+    array_weights,
+    as_floats,
+    check_choice,
+    check_no_missing,
+    check_number,
+    check_probabilities,
+    check_whole,
+)
 from scdro.errors import DataError
 from scdro.second_look._conditions import Condition, conditions_of, read_columns
 
@@ -172,9 +180,9 @@ def find_slices(
         >>> print(find_slices(weights, texts)[0].conditions)
         ('text has "finna"',)
     """
-    w = as_array(weights).astype(float)
-    labels = None if y is None else as_array(y)
-    scores = [_errors(p, len(w)) if errors else _right(p, labels, len(w)) for p in (proba, after)]
+    w = as_floats(weights, "weights", as_array)
+    labels = read_labels(y)
+    scores = [_errors(p, len(w)) if errors else right_or_wrong(p, labels, len(w)) for p in (proba, after)]
     return described(
         w,
         frame,
@@ -244,6 +252,14 @@ def described_rows(
         one = Slice(names, int(rows.sum()), float(rows.mean()), lift, added, p_value, first, then, loss)
         found.append((added / math.sqrt(one.share), one, rows))
     return _distinct(sorted(found, key=lambda entry: -entry[0]), more)[:max_slices]
+
+
+def read_labels(y: Any) -> Array | None:
+    if y is None:
+        return None
+    labels = as_array(y)
+    check_no_missing(labels, "y")
+    return labels
 
 
 def as_names(labels: Array) -> Array:
@@ -397,19 +413,17 @@ def _distinct(found: list[tuple[float, Slice, Array]], more: Array) -> list[tupl
 def _errors(values: Any, n: int) -> Array | None:
     if values is None:
         return None
-    found: Array = as_array(values).astype(float)
+    found = as_floats(values, "errors", as_array)
     if found.shape != (n,):
         raise DataError(f"expected one error per sample, ({n},), got shape {found.shape}")
     return found
 
 
-def _right(proba: Any, labels: Array | None, n: int) -> Array | None:
+def right_or_wrong(proba: Any, labels: Array | None, n: int) -> Array | None:
     """Whether the label has the largest probability; given only the label's, whether it is above one half."""
     if proba is None:
         return None
-    p = as_array(proba)
-    if p.dtype == bool and p.shape == (n,):
-        return p.astype(float)
+    p = as_floats(proba, "probabilities", as_array)
     if p.ndim == 2 and labels is not None and len(p) == n:
         names = np.unique(labels)
         if len(names) > p.shape[1]:
@@ -419,5 +433,6 @@ def _right(proba: Any, labels: Array | None, n: int) -> Array | None:
         return right
     if p.shape != (n,):
         raise DataError(f"expected one probability per sample, ({n},), got shape {p.shape}; y is needed for (n, k)")
+    check_probabilities(p, may_be_nan=True)
     sure: Array = np.where(np.isnan(p), np.nan, p > 0.5)
     return sure

@@ -20,8 +20,8 @@ import torch
 from scipy.optimize import brentq
 
 from scdro._frames import as_array
-from scdro._validation import array_weights, check_number, check_rho
-from scdro.errors import HyperparameterError, LossError
+from scdro._validation import array_weights, check_half_or_rho, check_no_missing, check_number, read_probabilities
+from scdro.errors import LossError
 from scdro.functional import worst_case
 
 __all__ = ["LookWeights", "look_weights", "second_look_weights"]
@@ -105,6 +105,7 @@ def look_weights(
 ) -> LookWeights:
     """`second_look_weights`, with the temperatures and the classes left alone."""
     labels = as_array(y)
+    check_no_missing(labels, "y")
     p = read_probabilities(proba, labels)
     q = array_weights(sample_weight, len(p))
     check_half_or_rho(rho)
@@ -200,36 +201,3 @@ def balanced(weights: Array, y: Array) -> Array:
     shared: Array = weights / np.where(totals > 0, totals, 1.0)[member]
     shared *= len(y) / shared.sum()
     return shared
-
-
-# -- arguments --------------------------------------------------------------------------------------------------------
-
-
-def read_probabilities(proba: Any, labels: Array) -> Array:
-    """The probability of each sample's label, in double precision."""
-    p = as_array(proba).astype(np.float64)
-    if labels.ndim != 1 or len(labels) == 0:
-        raise LossError(f"expected labels as a vector, not empty, got shape {labels.shape}")
-    if p.ndim == 2 and len(p) == len(labels):
-        if labels.dtype.kind not in "iubf" or not np.isin(labels, np.arange(p.shape[1])).all():
-            raise LossError(
-                f"expected labels 0 to {p.shape[1] - 1} for probabilities of {p.shape[1]} classes, got "
-                f"{np.unique(labels)[:5].tolist()}...; or give the probability of each sample's own label, (n,)"
-            )
-        p = p[np.arange(len(p)), labels.astype(int)]
-    if p.shape != labels.shape:
-        raise LossError(f"expected one probability per label, {labels.shape}, got shape {p.shape}")
-    bad = ~((p >= -1e-6) & (p <= 1 + 1e-6))
-    if bad.any():
-        raise LossError(
-            f"expected probabilities in [0, 1], got {int(bad.sum())} others (NaN counts), such as {p[bad][0]}; "
-            f"{'did training diverge?' if np.isnan(p[bad]).any() else 'logits need a softmax first'}"
-        )
-    return p.clip(0.0, 1.0)
-
-
-def check_half_or_rho(rho: Any) -> None:
-    if isinstance(rho, str) and rho != "half":
-        raise HyperparameterError(f'expected rho to be "half" or a radius >= 0, got {rho!r}')
-    if rho != "half":
-        check_rho(rho)
