@@ -246,7 +246,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_half_or_rho(self.rho)
         check_choice("strategy", self.strategy, STRATEGIES)
         if self.strategy == "cross-mistakes" and not is_classifier(self.estimator):
-            raise HyperparameterError('expected strategy="half-rule" for a regressor: mistakes are those of classes')
+            raise HyperparameterError('expected strategy="half-rule" for a regressor, which has no classes')
         check_budget(self.budget, is_classifier(self.estimator))
 
     def _known_groups(self, X: Any) -> Array | None:
@@ -332,7 +332,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self, tried: list[_Scores], plain: _Scores, by_reference_scores: _Scores, on_test: _TestWeights,
         known_groups: Array | None, y: Array,
     ) -> _Scores | None:  # fmt: skip
-        """The best second fit under the weights that keeps what the reference knows and stays within the budget."""
+        """The best second fit under the weights that keeps the reference's lead over guessing, within the budget."""
         as_is = on_test.as_is
         if self.budget is not None:
             now = float(np.average(plain.each, weights=as_is))

@@ -51,8 +51,8 @@ def out_of_fold(
     `torch.utils.data.Subset` of the others and returns a network, which then predicts the part in evaluation mode.
 
     Args:
-        train: a function of a data set that returns a trained network; it is called `folds` times. The network returns
-            logits or probabilities of the classes (or an output with `logits`), or one of them for two classes.
+        train: a function that takes a data set and returns a trained network; it is called `folds` times. The network
+            returns logits or probabilities of the classes (or an output with `logits`), or one of them for two classes.
         dataset: a data set of pairs (input, label), with a length; `dataset[i]` must always be the same sample. Every
             class needs two samples or more.
         folds: number of parts, >= 2. Two are enough: the reference need not be as good as the final network.

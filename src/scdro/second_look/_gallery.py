@@ -49,7 +49,7 @@ class Gallery:
     @property
     def sentences(self) -> list[str]:
         """One sentence for each row of images."""
-        return [str(one) for one in self.slices] or [f"{self.slices} Of all images, these have most weight:"]
+        return [str(one) for one in self.slices] or [f"{self.slices} The images with the largest weights:"]
 
     def figure(self) -> Any:
         """A matplotlib figure, one row of images for each cluster."""

@@ -137,7 +137,7 @@ def repair(
 
     Args:
         model: a classifier whose output (or whose output's `logits`) is that of an `nn.Linear`, as it is or as
-            probabilities. Of a compiled network the result is not compiled.
+            probabilities. The result for a compiled network is not compiled.
         loader: batches (inputs, labels), (input, input, labels), or dictionaries with "labels", as Hugging Face's
             are. Use data that the network was not trained on: it may have memorised its training data. A DataLoader
             that shuffles is read in the order of its data set.
@@ -190,7 +190,7 @@ def repair(
         if accuracy >= MEMORISED and refuse:
             note = (
                 f"Even out of fold, {100 * accuracy:.1f}% are right: the network may have memorised these samples. "
-                "Give data that the network was not trained on; refuse=False goes on."
+                "Pass data that the network was not trained on; refuse=False repairs it anyway."
             )
             verdict = replace(verdict, answer=NOTHING, note=note)
         solution = None
