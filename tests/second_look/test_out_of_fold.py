@@ -183,7 +183,7 @@ def test_labels_as_floats_and_names():
     torch.manual_seed(0)
     network = nn.Linear(3, 1)
     expected = out_of_fold(lambda _: network, TensorDataset(x, y))
-    for labels in (None, y.float(), ["no", "yes"] * 10):
+    for labels in (None, y.float(), y + 0.5, ["no", "yes"] * 10):
         assert torch.equal(out_of_fold(lambda _: network, TensorDataset(x, y.float()), labels=labels), expected)
     with pytest.raises(DataError, match="integers"):
         out_of_fold(lambda _: network, TensorDataset(x, torch.rand(20)))

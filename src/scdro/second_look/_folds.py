@@ -85,7 +85,7 @@ def out_of_fold(
     check_whole("folds", folds, 2, n, "at most as many as samples")
     parts: list[Tensor] = []
     order: list[Array] = []
-    for seen, unseen in _stratified(y, folds, seed):
+    for seen, unseen in _stratified(np.unique(y, return_inverse=True)[1], folds, seed):
         network = train(torch.utils.data.Subset(dataset, seen.tolist()))
         if not isinstance(network, nn.Module):
             raise HyperparameterError(f"expected train(subset) to return a torch network, got {type(network).__name__}")
