@@ -246,11 +246,11 @@ class Methods:
         settings = {"reference": self.model, "grid": {self.penalty: list(SECOND_PENALTIES)}} if features else {}
         look = SecondLook(self.model, strategy=strategy, random_state=self.seed, **settings).fit(self.X, self.y)
         self._kept[strategy] = look
-        forced = fit_weighted(clone(self.model).set_params(**look._settings), self.X, self.y, look.weights_)
+        forced = fit_weighted(clone(self.model).set_params(**look.verdict_.chosen), self.X, self.y, look.weights_)
         others = [
             self.fitted(look.weights_, **candidate).predict(self.test)
             for candidate in look._candidates()
-            if candidate != look._settings
+            if candidate != look.verdict_.chosen
         ]
         others += [forced.predict(self.test), self.plain()[0], self.class_balanced()[0]]
         return look.predict(self.test), others, {**_told(look.verdict_), "always": forced.predict(self.test)}

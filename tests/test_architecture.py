@@ -94,17 +94,15 @@ def test_private_modules_stay_in_their_package(path):
             assert own == package or own.startswith(f"{package}."), f"{path} imports {name}"
 
 
-TEMPORARY = {"_right", "_without"}
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "src").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
 def test_private_names_stay_in_their_module(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "scdro":
             for alias in node.names:
                 private = alias.name.startswith("_") and not alias.name.startswith("__")
-                known = alias.name in TEMPORARY or is_module(f"{node.module}.{alias.name}")
-                assert known or not private, f"{path} imports {alias.name} of {node.module}"
+                assert not private or is_module(f"{node.module}.{alias.name}"), (
+                    f"{path} imports {alias.name} of {node.module}"
+                )
 
 
 def test_no_package_imports_in_circles():

@@ -1,4 +1,5 @@
-"""Checks of arguments: numbers and choices, losses and weights, positions, labels and groups, closures and parameters.
+"""Checks of arguments: numbers and choices, losses and weights, positions, labels and groups, closures and parameters,
+data sets and estimators.
 
 Every function here raises before anything changes. What can only be seen in the middle of a computation is checked
 where it happens: a checkpoint that does not fit, processes that disagree, a damaged file.
@@ -6,6 +7,7 @@ where it happens: a checkpoint that does not fit, processes that disagree, a dam
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Callable, Collection
@@ -27,6 +29,8 @@ from scdro.errors import (
     NonFiniteLossError,
     ScdroError,
 )
+
+Array = npt.NDArray[Any]
 
 # The largest loss allowed: squares of l/lam stay finite in float64 for every lam >= 1e-50.
 LARGEST = 1e100
@@ -98,6 +102,21 @@ def check_is(value: Any, kind: type, such_as: str) -> None:
 
 def check_rho(rho: Any) -> None:
     check_number("rho", rho, ">= 0", "a radius (rho_for_group(alpha) computes it from a group's share)")
+
+
+def check_half_or_rho(rho: Any) -> None:
+    if not isinstance(rho, str):
+        check_rho(rho)
+    elif rho != "half":
+        raise HyperparameterError(f'expected rho to be "half" or a radius >= 0, got {rho!r}')
+
+
+def check_budget(budget: Any, of_accuracy: bool = True) -> None:
+    """The largest loss of accuracy allowed, or the largest rise of the error."""
+    within, meaning = ">= 0", "a share of accuracy, or None"
+    if of_accuracy and isinstance(budget, int | float) and 1 < budget <= 100:
+        within, meaning = "in [0, 1]", f"a share of accuracy ({budget:g}% is {budget / 100:g}), or None"
+    check_optional("budget", budget, within, meaning, infinite=True)
 
 
 def check_share(alpha: Any) -> None:
@@ -274,7 +293,7 @@ def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor
 
     Returns the losses with their graph, the losses detached in float64, log q, and whether the input was not a tensor.
     """
-    vector = losses if isinstance(losses, Tensor) else torch.from_numpy(_as_floats(losses, "losses"))
+    vector = losses if isinstance(losses, Tensor) else torch.from_numpy(as_floats(losses, "losses"))
     _check_shape(vector)
     if vector.is_complex():
         raise LossError(f"expected real losses, got {vector.dtype}")
@@ -297,21 +316,77 @@ def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor
     return vector, double, log_q, not isinstance(losses, Tensor)
 
 
-def _as_floats(values: Any, what: str) -> npt.NDArray[np.float64]:
-    """A new float64 array. torch would read a list of floats as float32."""
+def as_floats(
+    values: Any, what: str, read: Callable[[Any], Array] = np.asarray, error: type[ScdroError] = LossError
+) -> npt.NDArray[np.float64]:
+    """A new float64 array. torch would read a list of floats as float32. `read` makes an array of the values."""
     try:
-        array = np.asarray(values)
+        array = read(values)
         if array.dtype.kind == "c":
             raise TypeError("they are complex")
         return np.array(array, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise LossError(f"expected {what} as real numbers, got {_kind(values)}: {error}") from error
+    except (TypeError, ValueError) as cause:
+        raise error(f"expected {what} as real numbers, got {_kind(values)}: {cause}") from cause
+
+
+def check_probabilities(p: Array, *, may_be_nan: bool = False) -> None:
+    bad = ~((p >= -1e-6) & (p <= 1 + 1e-6)) & ~(np.isnan(p) & may_be_nan)
+    if bad.any():
+        raise LossError(
+            f"expected probabilities in [0, 1], got {int(bad.sum())} others (NaN counts), such as {p[bad][0]}; "
+            f"{'did training diverge?' if np.isnan(p[bad]).any() else 'logits need a softmax first'}"
+        )
+
+
+def read_probabilities(proba: Any, labels: Array) -> npt.NDArray[np.float64]:
+    """The probability of each sample's label, given this, (n,), or the probabilities of classes 0 to k - 1, (n, k)."""
+    from scdro._frames import as_array  # loads narwhals, which training does not need
+
+    p = as_floats(proba, "probabilities", as_array)
+    if labels.ndim != 1 or len(labels) == 0:
+        raise LossError(f"expected labels as a vector, not empty, got shape {labels.shape}")
+    if p.ndim == 2 and len(p) == len(labels):
+        if labels.dtype.kind not in "iubf" or not np.isin(labels, np.arange(p.shape[1])).all():
+            raise LossError(
+                f"expected labels 0 to {p.shape[1] - 1} for probabilities of {p.shape[1]} classes, got "
+                f"{np.unique(labels)[:5].tolist()}...; or pass the probability of each sample's own label, (n,)"
+            )
+        p = p[np.arange(len(p)), labels.astype(int)]
+    if p.shape != labels.shape:
+        raise LossError(f"expected one probability per label, {labels.shape}, got shape {p.shape}")
+    check_probabilities(p)
+    return p.clip(0.0, 1.0)
+
+
+# -- data sets and loaders --------------------------------------------------------------------------------------------
 
 
 def check_is_loader(loader: Any) -> None:
     """A data set gives single samples, which a model may take for batches."""
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise DataError(f"expected a loader of batches, got a {_kind(loader)}; pass DataLoader(dataset)")
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise DataError(f"expected a loader of batches, got a {_kind(loader)}; pass DataLoader(it, batch_size=256)")
+
+
+def check_is_dataset(dataset: Any) -> None:
+    """Raise unless it is a data set of pairs (input, label), with a length."""
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise DataError(
+            f"expected a data set with a length and dataset[i], got a {_kind(dataset)}; for a DataLoader, pass "
+            "loader.dataset"
+        )
+    item = dataset[0] if len(dataset) else None
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        got = f"a {_kind(item)}" if len(dataset) else "an empty data set"
+        raise DataError(f"expected items (input, label), got {got}; for two tensors, pass TensorDataset(x, y)")
+
+
+def check_trains(train: Any) -> None:
+    if isinstance(train, torch.nn.Module) or not callable(train):
+        raise HyperparameterError(
+            f"expected train to be a function that takes a data set and returns a network, got a {_kind(train)}"
+        )
 
 
 # -- sample weights ---------------------------------------------------------------------------------------------------
@@ -323,7 +398,7 @@ _ALL_ZERO = "expected sample weights (or a mask) with a positive sum, got none a
 
 def as_weights(values: Any, losses: Tensor) -> Tensor:
     """Sample weights of a vector of losses, with its device and dtype."""
-    tensor = values if isinstance(values, Tensor) else torch.from_numpy(_as_floats(values, "sample weights"))
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(as_floats(values, "sample weights"))
     if tensor.is_complex():
         raise LossError(f"expected real sample weights, got {tensor.dtype}")
     weight = tensor.detach().to(losses.device, losses.dtype)
@@ -375,7 +450,7 @@ def array_weights(sample_weight: Any, n: int) -> npt.NDArray[np.float64]:
         return np.ones(n)
     if isinstance(sample_weight, Tensor):
         sample_weight = sample_weight.detach().cpu().numpy()
-    weight = _as_floats(sample_weight, "sample weights")
+    weight = as_floats(sample_weight, "sample weights")
     if weight.ndim == 0:
         weight = np.full(n, weight)
     if weight.shape != (n,):
@@ -467,6 +542,27 @@ def _kind(values: Any) -> str:
     return type(values).__name__
 
 
+def check_no_missing(labels: Array, name: str) -> None:
+    from scdro._frames import is_missing  # loads narwhals, which training does not need
+
+    if (labels.dtype.kind == "f" and np.isnan(labels).any()) or (
+        labels.dtype.kind == "O" and any(map(is_missing, labels.ravel()))
+    ):
+        raise DataError(f"expected a label for every sample in {name}, got missing values; leave these samples out")
+
+
+def check_class_sizes(labels: Array) -> None:
+    """Raise unless every class has two samples, so that one can be predicted by a model trained on the other."""
+    classes, counts = np.unique(labels, return_counts=True)
+    alone = classes[counts == 1]
+    if len(alone):
+        more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
+        raise DataError(
+            f"expected at least two samples of every class, got one of class {', '.join(map(str, alone[:5]))}{more}; "
+            "leave it out, or merge classes (labels=...)"
+        )
+
+
 def check_groups(groups: Any, losses: Tensor) -> Tensor:
     """Return the groups of a batch's samples, one integer per loss."""
     if not isinstance(groups, Tensor):
@@ -487,4 +583,51 @@ def check_embeddings(first: Tensor, second: Tensor, may_be_empty: bool) -> None:
     if first.shape != second.shape:
         raise LossError(
             f"expected both views or towers to have the same shape, got {tuple(first.shape)} and {tuple(second.shape)}"
+        )
+
+
+# -- estimators of scikit-learn ---------------------------------------------------------------------------------------
+
+
+def check_is_estimator(estimator: Any, name: str = "estimator") -> None:
+    """scikit-learn's own questions, such as `is_classifier`, fail for anything else."""
+    if isinstance(estimator, type):
+        raise HyperparameterError(
+            f"expected an instance as {name}, got the class {estimator.__name__}; pass {estimator.__name__}()"
+        )
+    if not hasattr(estimator, "fit"):
+        raise HyperparameterError(
+            f"expected a classifier or regressor of scikit-learn as {name}, got {estimator!r}; pass one, such as "
+            "LogisticRegression()"
+        )
+
+
+def check_takes_weights(estimator: Any) -> None:
+    last = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
+    if not _takes_weights(last) and not _passes_on(last):
+        raise HyperparameterError(
+            f"expected an estimator whose fit takes sample_weight, got {_kind(last)}; a second look trains with weights"
+        )
+
+
+def _takes_weights(estimator: Any) -> bool:
+    """Whether `fit` takes sample weights, or any keywords, as that of VotingClassifier, which passes them on."""
+    fit = getattr(estimator, "fit", None)
+    parameters = {} if fit is None else inspect.signature(fit).parameters
+    return "sample_weight" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _passes_on(estimator: Any) -> bool:
+    """Whether it is a meta-estimator, such as a grid search, whose estimator takes sample weights."""
+    inner = getattr(estimator, "estimator", None)
+    fit = getattr(inner, "fit", None)
+    return fit is not None and ("sample_weight" in inspect.signature(fit).parameters or _passes_on(inner))
+
+
+def check_reference(reference: Any) -> None:
+    """Raise unless a classifier has probabilities."""
+    if not hasattr(reference, "predict_proba"):
+        raise HyperparameterError(
+            f"expected a reference with predict_proba, got {_kind(reference)}; pass another one, such as "
+            "reference=LogisticRegression(), or wrap it in CalibratedClassifierCV"
         )

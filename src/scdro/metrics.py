@@ -20,7 +20,7 @@ from torch import Tensor
 
 from scdro._frames import as_array, backend_of, columns_of, frame_of, is_missing, name_of
 from scdro._group_metrics import metrics_by_group
-from scdro._validation import array_weights, as_labels, check_rho, check_whole
+from scdro._validation import array_weights, as_labels, check_no_missing, check_rho, check_whole
 from scdro.errors import DataError
 from scdro.functional import worst_case
 
@@ -410,8 +410,7 @@ def _right(y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Array, Array]:
     check_consistent_length(y_true, y_pred)
     texts = []
     for name, y in (("y_true", y_true), ("y_pred", y_pred)):
-        if (y.dtype.kind == "f" and np.isnan(y).any()) or (y.dtype.kind == "O" and any(map(is_missing, y))):
-            raise DataError(f"expected a label for every sample in {name}, got missing values")
+        check_no_missing(y, name)
         texts.append(y.dtype.kind in "US" or (y.dtype.kind == "O" and all(isinstance(label, str) for label in y)))
     if texts[0] != texts[1]:
         raise DataError(

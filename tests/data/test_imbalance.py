@@ -124,6 +124,8 @@ def test_labels_of_items_are_their_second_entry():
     y, w = torch.tensor([0, 1, 0]), torch.tensor([5, 6, 7])
     assert labels_of(TensorDataset(torch.zeros(3, 2), y, w)).tolist() == [0, 1, 0]
     assert labels_of(Plain(list(y))).tolist() == [0, 1, 0]
+    for floats in (TensorDataset(y, y.float()), Plain([0.0, 1.0, 0.0]), Plain(list(y.double()))):
+        assert labels_of(floats).tolist() == [0, 1, 0]
     for wrong in (TensorDataset(y), Plain([0.5, 1.0]), Plain(["a"])):
         with pytest.raises(DataError):
             labels_of(wrong)

@@ -53,15 +53,23 @@ def test_mistakes_are_the_hidden_group():
 def test_weights_are_equal_for_right_and_wrong_in_each_class():
     rng = np.random.default_rng(0)
     y, mistakes = rng.integers(0, 3, 900), rng.random(900) < 0.1
-    w = mistake_weights(mistakes, y, np.ones(900), True, 20).weights
+    w, _ = mistake_weights(mistakes, y, np.ones(900), True, 20)
     totals = [w[(y == k) & (mistakes == m)].sum() for k in range(3) for m in (False, True)]
     assert totals == pytest.approx([150] * 6)
-    few = mistake_weights(mistakes & (y > 0), y, np.ones(900), True, 20)
-    assert list(few.left_alone) == [0]
-    assert np.ptp(few.weights[y == 0]) == 0
+    w, left_alone = mistake_weights(mistakes & (y > 0), y, np.ones(900), True, 20)
+    assert list(left_alone) == [0]
+    assert np.ptp(w[y == 0]) == 0
 
 
 def test_as_a_strategy():
     X, y, hidden = shortcut_data()
     look = SecondLook(LogisticRegression(), strategy="cross-mistakes", random_state=0, refuse=False).fit(X, y)
     assert look.score(X[hidden], y[hidden]) > look.plain_.score(X[hidden], y[hidden]) + 0.3
+
+
+def test_classes_left_alone_have_their_own_names():
+    X, y, _ = shortcut_data()
+    names = np.array(["land", "water"])[y]
+    look = SecondLook(LogisticRegression(), strategy="cross-mistakes", random_state=0, refuse=False)
+    look.fit(np.c_[y + 0.01 * X[:, 0], X[:, 1]], names)
+    assert set(look.verdict_.left_alone) == {"land", "water"}

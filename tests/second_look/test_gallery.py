@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from scdro.errors import DataError, HyperparameterError
+from scdro.errors import DataError, HyperparameterError, LossError
 from scdro.second_look import gallery, repair
 
 pytest.importorskip("matplotlib")
@@ -41,7 +41,7 @@ def test_the_heavy_digit_is_shown(digits):
 def test_pages_and_files(digits, tmp_path):
     source, weights = digits
     names = ["<even>", "odd"]
-    found = gallery(weights, source.images, source.data, y=source.target % 2, names=names, most=1)
+    found = gallery(weights, source.images, source.data, y=source.target % 2, names=names, max_slices=1)
     page = found.to_html()
     assert page.count("<figure") == len(found.slices) == 1
     png = base64.b64decode(re.search(r"base64,([^\"]+)", page).group(1))
@@ -106,3 +106,27 @@ def test_bad_input(digits):
         gallery(weights, source.images, source.data, clusters=1)
     with pytest.raises(DataError, match="height"):
         gallery(weights, source.data)
+    with pytest.raises(DataError, match="features as real numbers"):
+        gallery(weights, source.images, [["a"]] * len(weights))
+    with pytest.raises(LossError, match="weights as real numbers"):
+        gallery(["a"] * len(weights), source.images)
+
+
+@pytest.mark.parametrize("labels", ["numbers", "many classes"])
+def test_labels_that_are_no_few_classes(labels):
+    """Conditions such as "label <= 40" have no "=": the members are those of the slice, not read from its text."""
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=600) if labels == "numbers" else np.arange(600) % 120
+    images = rng.random((600, 4, 4))
+    heavy = y <= np.quantile(y, 0.25)
+    weights = np.where(heavy, 5.0, 0.5) * rng.uniform(0.8, 1.2, 600)
+    found = gallery(weights, images, y=y, clusters=3)
+    assert found.slices[0].conditions[0].startswith("label <= ")
+    assert heavy[found.rows[0]].all()
+
+
+def test_a_label_with_an_equals_sign(digits):
+    source, weights = digits
+    y = np.where(source.target % 2 == 0, "kind = even", "kind = odd")
+    found = gallery(weights, source.images, source.data, y=y)
+    assert np.mean(source.target[found.rows[0]] == 3) > 0.9

@@ -132,3 +132,6 @@ def test_printed():
         assert "from 47.0% to 51.0%" in text
         assert "cat (too few)" in text
         assert "fewer than about 9 samples" in text
+        assert "effectively 300 samples" in text
+        assert "unweighted data, accuracy goes from 96.0% to 93.0%" in text
+        assert "keeps 90%" in text

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.model_selection import GroupKFold, RepeatedStratifiedKFold, ShuffleSplit
+from sklearn.model_selection import (
+    GroupKFold,
+    LeaveOneGroupOut,
+    RepeatedStratifiedKFold,
+    ShuffleSplit,
+    StratifiedGroupKFold,
+)
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -159,3 +165,75 @@ def test_outputs_that_are_no_classes():
     data = torch.utils.data.TensorDataset(torch.zeros(10, 1), torch.arange(10) % 2)
     with pytest.raises(DataError, match="shape"):
         out_of_fold(lambda _: nn.Flatten(0), data)
+
+
+def test_a_class_with_one_sample():
+    """Its only sample would have no network that has seen the class."""
+    y = torch.tensor([0, 1] * 10 + [7])
+    data = TensorDataset(torch.zeros(21, 3), y)
+    with pytest.raises(DataError, match=r"two samples.*class 7.*labels="):
+        out_of_fold(lambda _: nn.Linear(3, 8), data)
+    assert out_of_fold(lambda _: nn.Linear(3, 8), data, labels=y.clamp(max=1)).shape == (21, 8)
+    with pytest.raises(DataError, match=r"two samples.*and 15 more"):
+        out_of_fold(lambda _: nn.Linear(3, 2), TensorDataset(torch.zeros(20, 3), y[:20]), labels=torch.rand(20))
+
+
+def test_labels_as_floats_and_names():
+    x, y = torch.randn(20, 3), torch.arange(20) % 2
+    torch.manual_seed(0)
+    network = nn.Linear(3, 1)
+    expected = out_of_fold(lambda _: network, TensorDataset(x, y))
+    for labels in (None, y.float(), y + 0.5, ["no", "yes"] * 10):
+        assert torch.equal(out_of_fold(lambda _: network, TensorDataset(x, y.float()), labels=labels), expected)
+    with pytest.raises(DataError, match="integers"):
+        out_of_fold(lambda _: network, TensorDataset(x, torch.rand(20)))
+    for missing in ([*[0.0, 1.0] * 9, np.nan, np.nan], [*["a", "b"] * 9, None, None]):
+        with pytest.raises(DataError, match="missing"):
+            out_of_fold(lambda _: network, TensorDataset(x, y), labels=missing)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.5, "all"])
+def test_bad_batch_sizes(bad):
+    with pytest.raises(HyperparameterError, match="batch_size"):
+        out_of_fold(lambda _: nn.Linear(3, 2), Plain(), batch_size=bad)
+
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, inputs):
+        return self.linear(inputs[0] + inputs[1])
+
+
+def test_inputs_of_several_parts():
+    x, other, y = torch.randn(20, 3), torch.randn(20, 3), torch.arange(20) % 2
+    network = Both()
+    found = out_of_fold(lambda _: network, [((x[i], other[i]), int(y[i])) for i in range(20)])
+    torch.testing.assert_close(found, network((x, other)).softmax(1).detach())
+
+
+@pytest.mark.parametrize("cv", [5, None, np.int64(5), True])
+def test_groups_need_a_splitter_that_uses_them(cv):
+    y = np.arange(60) % 2
+    with pytest.raises(HyperparameterError, match=r"uses groups.*cv=.*GroupKFold\(5\)") as caught:
+        partitions(cv, 1, y, y, np.arange(60) // 3, 0, True)
+    assert "SecondLook" not in str(caught.value)
+    for known in (np.arange(60) // 30, ["few", None] * 30, np.where(y, np.nan, np.arange(60))):
+        with pytest.raises(HyperparameterError, match=r"SecondLook\(groups="):
+            partitions(cv, 1, y, y, known, 0, True)
+
+
+@pytest.mark.parametrize("cv", [GroupKFold(3), StratifiedGroupKFold(3), LeaveOneGroupOut()])
+def test_splitters_that_use_groups(cv):
+    y, groups = np.arange(60) % 2, np.arange(60) // 10
+    (splits,) = partitions(cv, 1, y, y, groups, 0, True)
+    assert sorted(np.concatenate([unseen for _, unseen in splits])) == list(range(60))
+    assert all(not set(groups[seen]) & set(groups[unseen]) for seen, unseen in splits)
+
+
+def test_a_bool_is_no_number_of_folds():
+    y = np.arange(40) % 2
+    with pytest.raises(HyperparameterError, match="cv"):
+        partitions(True, 1, y, y, None, 0, True)

@@ -27,7 +27,7 @@ from torch.utils.data import (
 from scdro.data import Indexed
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.linear_model._head_solver import HeadSolver
-from scdro.second_look import repair
+from scdro.second_look import SecondLook, repair
 from scdro.second_look._head import copied, features_of
 
 
@@ -463,8 +463,24 @@ def test_what_is_no_network_and_no_loader():
     data = torch.utils.data.TensorDataset(torch.zeros(10, 2), torch.arange(10) % 2)
     with pytest.raises(HyperparameterError, match="SecondLook"):
         repair(LogisticRegression(), DataLoader(data), progress=False)
-    with pytest.raises(DataError, match="DataLoader"):
-        repair(nn.Linear(2, 2), data, progress=False)
+    for bad in (data, None, 3):
+        with pytest.raises(DataError, match="DataLoader"):
+            repair(nn.Linear(2, 2), bad, progress=False)
+    with pytest.raises(HyperparameterError, match="budget"):
+        repair(nn.Linear(2, 2), DataLoader(data), budget=-1.0, progress=False)
+
+
+@pytest.mark.parametrize("labels", [("a", "b"), ["a", "b"], [None, None], np.array(["a", "b"])])
+def test_labels_that_are_no_numbers(labels):
+    with pytest.raises(DataError, match=r"class numbers 0, 1"):
+        repair(nn.Linear(2, 2), [(torch.zeros(2, 2), labels)], progress=False)
+
+
+def test_only_the_new_head_is_fitted(monkeypatch):
+    """No plain and no final model of `SecondLook`: the head is solved by itself, and nobody asks for the others."""
+    monkeypatch.setattr(SecondLook, "fit", None)
+    X, y, _ = hidden_group(200)
+    assert len(repair(trained(X, y), batches(X, y), progress=False, refuse=False).weights) == 200
 
 
 def test_known_by_heart():

@@ -12,7 +12,15 @@ from sklearn.base import clone, is_regressor
 from sklearn.datasets import load_breast_cancer, make_regression
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier, VotingClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
-from sklearn.model_selection import GridSearchCV, GroupKFold, ShuffleSplit, TimeSeriesSplit, cross_val_score
+from sklearn.model_selection import (
+    GridSearchCV,
+    GroupKFold,
+    LeaveOneGroupOut,
+    ShuffleSplit,
+    StratifiedGroupKFold,
+    TimeSeriesSplit,
+    cross_val_score,
+)
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -383,3 +391,72 @@ def test_saved_without_pickle(looked, tmp_path):
     X, _, _ = hidden_group()
     assert np.array_equal(again.predict_proba(X), looked.predict_proba(X))
     assert str(again.verdict_) == str(looked.verdict_)
+
+
+def test_groups_of_fit_need_a_splitter():
+    X, y, few = hidden_group(200)
+    with pytest.raises(HyperparameterError, match=r"GroupKFold\(5\).*SecondLook\(groups=...\)"):
+        SecondLook(LogisticRegression()).fit(X, y, groups=few)
+    with pytest.raises(HyperparameterError, match=r"GroupKFold\(3\)"):
+        SecondLook(LogisticRegression(), cv=3).fit(X, y, groups=np.arange(200) // 2)
+
+
+@pytest.mark.parametrize("cv", [StratifiedGroupKFold(3), LeaveOneGroupOut()])
+def test_other_splitters_that_use_groups(cv):
+    X, y, _ = hidden_group(200)
+    groups = np.arange(200) % 4
+    look = SecondLook(LogisticRegression(), cv=cv, grid=None, random_state=0, refuse=False).fit(X, y, groups=groups)
+    assert not np.isnan(look.reference_proba_).any()
+
+
+def test_unknown_groups_of_any_kind():
+    X, y, few = hidden_group(200)
+    names = np.where(few, "few", "many").astype(object)
+    looks = []
+    for unknown in (None, np.nan, pd.NA, pd.NaT):
+        names[::2] = unknown
+        look = SecondLook(LogisticRegression(), groups=names, cv=3, repeats=1, random_state=0, refuse=False)
+        looks.append(look.fit(X, y))
+    assert len({look.verdict_.note for look in looks}) == 1
+    with pytest.raises(DataError, match="known groups"):
+        SecondLook(LogisticRegression(), groups=np.full(200, pd.NA)).fit(X, y)
+
+
+@pytest.mark.parametrize("bad", [None, "logistic", 3, LogisticRegression])
+def test_what_is_no_estimator(bad):
+    X, y, _ = hidden_group(60)
+    with pytest.raises(HyperparameterError, match=r"estimator, got.*LogisticRegression\(\)"):
+        SecondLook(bad).fit(X, y)
+    if bad is not None:
+        with pytest.raises(HyperparameterError, match=r"reference, got.*LogisticRegression\(\)"):
+            SecondLook(LogisticRegression(), reference=bad).fit(X, y)
+
+
+def test_a_radius_that_is_no_number():
+    X, y, _ = hidden_group(60)
+    with pytest.raises(HyperparameterError, match="rho"):
+        SecondLook(LogisticRegression(), rho=np.array([0.1, 0.2])).fit(X, y)
+
+
+def test_missing_labels():
+    X, y, _ = hidden_group(60)
+    for bad in (np.where(y, 1.0, np.nan), np.where(y, "a", None)):
+        with pytest.raises(DataError, match="missing"):
+            SecondLook(LogisticRegression()).fit(X, bad)
+
+
+def test_a_splitter_that_tests_no_weight():
+    X, y, _ = hidden_group(60)
+    weight = (np.arange(60) >= 20).astype(float)
+    cv = [(np.arange(20, 60), np.arange(20))]
+    with pytest.raises(DataError, match="cv"):
+        SecondLook(LogisticRegression(), cv=cv).fit(X, y, sample_weight=weight)
+
+
+def test_options_of_slices_are_spelled_out(looked):
+    with pytest.raises(TypeError, match=r"SecondLook\.find_slices\(\).*foo"):
+        looked.find_slices({"a": np.zeros(600)}, foo=1)
+    _, _, few = hidden_group()
+    found = looked.find_slices({"kind": np.where(few, "few", "many")}, max_slices=1, min_size=5, label="bird")
+    assert len(found) == 1
+    assert "kind = few" in found[0].conditions

@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_predict
 from sklearn.pipeline import make_pipeline
 
-from scdro.errors import DataError, HyperparameterError
+from scdro.errors import DataError, HyperparameterError, LossError
 from scdro.second_look import Slice, Slices, find_slices, second_look_weights
 from scdro.second_look import _slices as slices
 from scdro.second_look._conditions import conditions_of
@@ -287,7 +287,7 @@ def test_bad_input():
         find_slices(weights, frame, y=y, proba=np.ones(50))
     with pytest.raises(ValueError, match="finite"):
         find_slices(np.full(100, np.nan), frame)
-    for options in ({"alpha": 0.0}, {"depth": 4}, {"least": 1}):
+    for options in ({"alpha": 0.0}, {"depth": 4}, {"min_size": 1}):
         with pytest.raises(HyperparameterError, match="expected"):
             find_slices(weights, frame, **options)
     assert len(find_slices(weights, {})) == 0
@@ -304,3 +304,38 @@ def test_errors_of_a_regressor():
     assert "mean error 3" in str(found)
     with pytest.raises(DataError, match="one error per sample"):
         find_slices(error, {"place": place}, proba=error[:-1], errors=True)
+
+
+def test_labels_have_the_name_that_is_passed():
+    weights, frame, y, _, _ = planted(600)
+    found = find_slices(weights, frame.rename(columns={"place": "label"}), y=y, label="bird")
+    assert set(found[0].conditions) == {"label = water", "bird = 0"}
+    taken = frame.assign(**{"given label": "a", "label of the model": "b", "label": "c"})
+    assert set(find_slices(weights, taken, y=y)[0].conditions) == {"place = water", "given given label = 0"}
+
+
+def test_what_is_no_number():
+    weights, frame, _, _, _ = planted(100)
+    for bad in (["a"] * 100, {"w": 1}):
+        with pytest.raises(LossError, match="weights as real numbers"):
+            find_slices(bad, frame)
+        with pytest.raises(LossError, match="probabilities as real numbers"):
+            find_slices(weights, frame, proba=bad)
+        with pytest.raises(LossError, match="errors as real numbers"):
+            find_slices(weights, frame, proba=bad, errors=True)
+
+
+def test_scores_that_are_no_probabilities():
+    weights, frame, y, _, _ = planted(100)
+    for bad in (np.linspace(-3, 3, 100), np.full(100, np.inf)):
+        with pytest.raises(LossError, match=r"\[0, 1\].*softmax"):
+            find_slices(weights, frame, y=y, proba=bad)
+    unknown = np.where(np.arange(100) < 50, np.nan, 0.9)
+    assert isinstance(find_slices(weights, frame, y=y, proba=unknown), Slices)
+
+
+def test_missing_labels():
+    weights, frame, y, _, _ = planted(100)
+    for bad in (np.where(y, 1.0, np.nan), np.where(y, "a", None)):
+        with pytest.raises(DataError, match="missing"):
+            find_slices(weights, frame, y=bad)

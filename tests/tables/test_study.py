@@ -79,6 +79,16 @@ def test_who_is_failed_is_said_in_the_user_s_columns(linear):
     assert slices[0]["before"] < 0.8
 
 
+def test_a_column_called_label_is_not_mistaken_for_the_target():
+    rng = np.random.default_rng(0)
+    bird = rng.choice(["land", "water"], 1200)
+    place = np.where(rng.random(1200) < 0.92, bird, np.where(bird == "land", "water", "land"))
+    table = {"x": (place == "water") + 0.3 * rng.normal(size=1200), "label": place, "bird": bird}
+    run = train(table, "bird", model="linear", methods=["plain"], **QUICK)
+    conditions = [set(one["conditions"]) for one in run.summary["slices"]]
+    assert {"label = water", "bird = land"} in conditions
+
+
 def test_a_small_group_makes_no_headline():
     frame = spoilt(600).with_columns(few=pl.when(pl.int_range(600) < 8).then(pl.lit("tiny")).otherwise(pl.lit("all")))
     run = train(frame, "y", model="linear", group=["few"], **QUICK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -87,6 +88,8 @@ def imbalanced(dataset: Any, counts: Mapping[int, int] | Sequence[int]) -> Any:
 def labels_of(dataset: Any) -> Tensor:
     """The labels of any data set: its `labels` or `targets`, or the second entry of each item.
 
+    Whole numbers may be floats, as the binary cross-entropy takes them.
+
     Example:
         >>> labels_of([("first", 3), ("second", 5)])
         tensor([3, 5])
@@ -94,14 +97,23 @@ def labels_of(dataset: Any) -> Tensor:
     if isinstance(dataset, Subset):
         return labels_of(dataset.dataset)[torch.as_tensor(dataset.indices, dtype=torch.int64)]
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
-        return as_labels(dataset.tensors[1])
+        return as_labels(_as_classes(dataset.tensors[1]))
     for name in ("labels", "targets"):
         if hasattr(dataset, name):
-            return as_labels(getattr(dataset, name), what=name)
+            return as_labels(_as_classes(getattr(dataset, name)), what=name)
     try:
         second = [dataset[i][1] for i in range(len(dataset))]
     except (TypeError, IndexError, KeyError) as error:
         raise DataError(
             f"expected a data set with `labels`, `targets` or items (x, label), got {type(dataset).__name__}: {error}"
         ) from error
-    return as_labels(second)
+    return as_labels(_as_classes(second))
+
+
+def _as_classes(values: Any) -> Any:
+    """Floats that are whole numbers as integers; anything else as it is."""
+    try:
+        array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    except (TypeError, ValueError):
+        return values
+    return array.astype(np.int64) if array.dtype.kind == "f" and (array == np.round(array)).all() else values

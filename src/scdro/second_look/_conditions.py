@@ -49,10 +49,10 @@ def read_columns(frame: Any, n: int) -> dict[str, Array]:
     return columns
 
 
-def conditions_of(name: str, values: Array, least: int) -> Iterator[Condition]:
-    """The conditions on a column, each true for at least `least` samples and false for at least as many."""
+def conditions_of(name: str, values: Array, min_size: int) -> Iterator[Condition]:
+    """The conditions on a column, each true for at least `min_size` samples and false for at least as many."""
     for text, rows in _statements(name, values):
-        if least <= rows.sum() <= len(rows) - least:
+        if min_size <= rows.sum() <= len(rows) - min_size:
             yield Condition(text, rows)
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from sklearn.utils._indexing import _safe_indexing
 
 from scdro.second_look._folds import fit_weighted
-from scdro.second_look._weights import LookWeights, balanced, effective_size
+from scdro.second_look._weights import balanced, effective_size
 
 __all__ = ["cross_mistakes", "mistake_weights"]
 
@@ -46,15 +46,18 @@ def cross_mistakes(
     return np.not_equal(predicted, y)
 
 
-def mistake_weights(mistakes: Array, y: Array, base: Array, balance_classes: bool, least: int) -> LookWeights:
-    """Equal totals for right and wrong in each class, if both have an effective size of at least `least`."""
+def mistake_weights(
+    mistakes: Array, y: Array, base: Array, balance_classes: bool, min_effective_size: int
+) -> tuple[Array, dict[int, str]]:
+    """Equal totals for right and wrong in each class that has enough of both, and the classes left alone, with why."""
     weights, left_alone, totals = base.astype(float), {}, np.bincount(y, base)
     for label in np.unique(y):
         parts = [np.flatnonzero((y == label) & (mistakes == wrong) & (base > 0)) for wrong in (False, True)]
-        if min(len(rows) and effective_size(base[rows]) for rows in parts) < least:
-            left_alone[int(label)] = f"fewer than {least} mistakes, or fewer than {least} samples that are none"
+        if min(len(rows) and effective_size(base[rows]) for rows in parts) < min_effective_size:
+            few = f"fewer than {min_effective_size}"
+            left_alone[int(label)] = f"{few} mistakes, or {few} samples predicted correctly"
             continue
         for rows in parts:
             weights[rows] *= totals[label] / 2 / base[rows].sum()
     weights = balanced(weights, y) if balance_classes else weights * len(y) / weights.sum()
-    return LookWeights(weights, {}, left_alone)
+    return weights, left_alone

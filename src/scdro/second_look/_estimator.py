@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier, is_regressor
-from sklearn.model_selection import ParameterGrid
+from sklearn.model_selection import ParameterGrid, StratifiedKFold
 from sklearn.utils import check_random_state, get_tags, indexable
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
@@ -20,10 +20,21 @@ from sklearn.utils.validation import (
 )
 from torch import nn
 
-from scdro._validation import array_weights, check_choice, check_optional
+from scdro._frames import is_missing
+from scdro._validation import (
+    array_weights,
+    check_budget,
+    check_choice,
+    check_half_or_rho,
+    check_is_estimator,
+    check_no_missing,
+    check_reference,
+    check_takes_weights,
+)
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
+from scdro.functional import worst_case
 from scdro.second_look._cross_mistakes import cross_mistakes, mistake_weights
-from scdro.second_look._folds import Split, check_reference, check_takes_weights, cross_fit, fit_weighted, partitions
+from scdro.second_look._folds import Split, cross_fit, fit_weighted, partitions
 from scdro.second_look._slices import Slices, described
 from scdro.second_look._verdict import (
     CLASS_WEIGHTS,
@@ -43,7 +54,6 @@ from scdro.second_look._weights import (
     SMALL,
     LookWeights,
     balanced,
-    check_half_or_rho,
     effective_size,
     look_weights,
     tilted_to,
@@ -69,7 +79,16 @@ class _TestWeights(NamedTuple):
 
     looked: Array  # the weights of the second look
     as_is: Array  # the given weights
-    even: Array  # the given weights, with equal totals of the classes
+    balanced_base: Array  # the given weights, with equal totals of the classes
+
+
+class Examined(NamedTuple):
+    """What `examine` finds."""
+
+    verdict: Verdict
+    weights: Array  # (n,), with mean one
+    of_label: Array  # the reference's out-of-fold probability of each sample's label; absolute errors for regressors
+    scores: dict[str, Array]  # "plain", "balanced", "second": out of fold, of each sample; NaN if it is never tested
 
 
 def _estimator_has(name: str) -> Any:
@@ -163,8 +182,6 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.refuse = refuse
         self.random_state = random_state
 
-    _tell: Callable[[str], None] = staticmethod(lambda what: None)  # `repair` sets it, to show progress
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         inner = get_tags(self.estimator)
@@ -179,10 +196,15 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     # -- fitting ------------------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> SecondLook:
-        """Fit the model. `groups` go to the splitter `cv`, as in scikit-learn: samples that must stay together."""
+        """Fit the model. `groups` go to the splitter `cv`, as in scikit-learn: samples that must stay together.
+
+        `cv` must then be a splitter that uses them, such as GroupKFold(5). Groups that the model may fail are those of
+        `SecondLook(groups=...)`.
+        """
         self._check_settings()
         X, y, groups = indexable(X, y, groups)
         y = column_or_1d(y, warn=True)
+        check_no_missing(y, "y")
         classifier = is_classifier(self.estimator)
         if classifier:
             check_classification_targets(y)
@@ -197,9 +219,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             if hasattr(self.plain_, name):
                 setattr(self, name, getattr(self.plain_, name))
 
-        target = np.searchsorted(self.classes_, y) if classifier else y.astype(float)
-        found = self._look(X, y, target, base, groups, known_groups)
-        self.verdict_, self.weights_, self._settings, self.reference_proba_ = found
+        found = examine(self, X, y, base, groups, known_groups)
+        self.verdict_, self.weights_, self.reference_proba_, self._scores_of = found
         self._labels = y
         self.estimator_ = self._fit_final(X, y, base)
         return self
@@ -210,10 +231,12 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 f"expected a classifier or regressor of scikit-learn, got a torch network, "
                 f"{type(self.estimator).__name__}; use repair, or out_of_fold and second_look_weights in your own loop"
             )
+        check_is_estimator(self.estimator)
         if not (is_classifier(self.estimator) or is_regressor(self.estimator)):
             raise HyperparameterError(f"expected a classifier or regressor, got {type(self.estimator).__name__}")
         check_takes_weights(self.estimator)
         if self.reference is not None:
+            check_is_estimator(self.reference, "reference")
             check_takes_weights(self.reference)
             if is_classifier(self.reference) != is_classifier(self.estimator):
                 kinds = ["classifier" if is_classifier(m) else "regressor" for m in (self.estimator, self.reference)]
@@ -223,11 +246,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_half_or_rho(self.rho)
         check_choice("strategy", self.strategy, STRATEGIES)
         if self.strategy == "cross-mistakes" and not is_classifier(self.estimator):
-            raise HyperparameterError('expected strategy="half-rule" for a regressor: mistakes are those of classes')
-        within, meaning, budget = ">= 0", "a share of accuracy, or None", self.budget
-        if is_classifier(self.estimator) and isinstance(budget, int | float) and 1 < budget <= 100:
-            within, meaning = "in [0, 1]", f"a share of accuracy ({budget:g}% is {budget / 100:g}), or None"
-        check_optional("budget", budget, within, meaning, infinite=True)
+            raise HyperparameterError('expected strategy="half-rule" for a regressor, which has no classes')
+        check_budget(self.budget, is_classifier(self.estimator))
 
     def _known_groups(self, X: Any) -> Array | None:
         """Group names, None where unknown."""
@@ -242,7 +262,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 f"expected one group for each of the {_num_samples(X)} rows, got shape {names.shape}; a Series "
                 "with X's index is looked up by it"
             )
-        names = np.array([None if name is None or name != name else name for name in names], dtype=object)
+        names = np.array([None if is_missing(name) else name for name in names], dtype=object)
         if all(name is None for name in names):
             raise DataError("expected some known groups, got none; leave groups out")
         return names
@@ -264,85 +284,23 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             return [{}]
         return [{names[0]: float(settings[names[0]]) * factor} for factor in PENALTIES]
 
-    def _look(
-        self, X: Any, labels: Array, y: Array, base: Array, split_groups: Any, known_groups: Array | None
-    ) -> tuple[Verdict, Array, dict[str, Any], Array]:
-        """The verdict, the weights, the settings of the second fit, and the reference's probability of each label."""
-        classifier, n = is_classifier(self.estimator), len(y)
-        classes = self.classes_ if classifier else None
-        even = balanced(base, y) if classifier and self.balance_classes else base * n / base.sum()
-        reference = self.estimator if self.reference is None else self.reference
-        rng = check_random_state(self.random_state)
-        cuts = partitions(self.cv, self.repeats, X, labels, split_groups, rng.randint(2**31 - 1), classifier)
-
-        def balancing(weights: Array) -> Any:  # classes stay equal in every training part
-            if classifier and self.balance_classes:
-                return lambda rows: balanced(weights[rows], y[rows])
-            return lambda rows: weights[rows]
-
-        def predicted(model: Any, folds: list[Split], weights: Any, what: str) -> Array:
-            self._tell(what)
-            return cross_fit(model, X, labels, folds, weights, classes)
-
-        def scored(settings: dict[str, Any], weights: Any, what: str, times: int | None = None) -> _Scores:
-            model = clone(self.estimator).set_params(**settings)
-            out_of_fold = [predicted(model, folds, weights, what) for folds in cuts[:times]]
-            return _scores(out_of_fold, y, classifier)._replace(settings=settings)
-
-        by_reference = [predicted(reference, folds, balancing(even), "reference") for folds in cuts]
-        of_label = np.mean([_of_label(predictions, y, classifier) for predictions in by_reference], axis=0)
-        look = self._look_weights(X, y, base, even, by_reference, reference, rng)
-        weights = look.weights
-        tested = ~np.isnan(of_label)
-        on_test = _TestWeights(*(np.where(tested, w, 0.0) for w in (weights, base, even)))
-
-        first = _scores(by_reference, y, classifier)
-        same = self.reference is None and np.allclose(even, base * n / base.sum())
-        plain = first if same else scored({}, lambda rows: base[rows], "plain", times=1)
-        own = self.reference is None or self.reference is self.estimator
-        if own:
-            class_weighted = _scores(by_reference[:1], y, classifier)  # in the folds of `plain`
-        elif classifier and self.balance_classes:
-            class_weighted = scored({}, balancing(even), "class weights", times=1)
-        else:
-            class_weighted = plain
-        tried = [
-            scored(settings, balancing(weights), f"second look: {settings}", times=1) for settings in self._candidates()
-        ]
-        rivals = [first]
-        if self.reference is None and len(tried) > 1:
-            without = [scored(t.settings, balancing(even), f"without weights: {t.settings}", times=1) for t in tried]
-            k = int(np.argmax([float(on_test.even @ scores.each) for scores in without]))
-            rivals.append(scored(tried[k].settings, balancing(even), "without weights, chosen"))
-        best = self._choose(tried, plain, first, on_test, known_groups, y)
-        if best is not None:
-            best = scored(best.settings, balancing(weights), "second look, chosen")
-        kinds = {
-            "plain": plain,
-            "balanced": first if own else class_weighted,
-            "second": plain if best is None else best,
-        }
-        self._scores_of = {name: np.where(tested, scores.each, np.nan) for name, scores in kinds.items()}
-        verdict = self._verdict(best, plain, first, class_weighted, rivals, on_test, y, look, known_groups)
-        return verdict, weights, {} if best is None else best.settings, of_label
-
     def _look_weights(
-        self, X: Any, y: Array, base: Array, even: Array, by_reference: list[Array], reference: Any, rng: Any
-    ) -> LookWeights:
-        """The weights of the strategy; those of the half rule are averages over the partitions."""
+        self, X: Any, y: Array, base: Array, balanced_base: Array, by_reference: list[Array], reference: Any, rng: Any
+    ) -> tuple[Array, dict[int, str]]:
+        """The weights of the strategy, and the classes left alone; the half rule's are averages over the partitions."""
         if self.strategy == "cross-mistakes":
-            return self._mistake_weights(X, y, even, rng, reference)
+            return self._mistake_weights(X, y, balanced_base, rng, reference)
         classifier = is_classifier(self.estimator)
         parts = [self._half_rule(_of_label(predictions, y, classifier), y, base) for predictions in by_reference]
-        alone = [part.left_alone for part in parts]
+        alone = [left_alone for _, left_alone in parts]
         common = {name: why for name, why in alone[0].items() if all(name in other for other in alone)}
-        return LookWeights(np.mean([part.weights for part in parts], axis=0), parts[0].lam, common)
+        return np.mean([weights for weights, _ in parts], axis=0), common
 
-    def _half_rule(self, p: Array, y: Array, base: Array) -> LookWeights:
+    def _half_rule(self, p: Array, y: Array, base: Array) -> tuple[Array, dict[Any, str]]:
         """Samples in no test fold, such as the only member of a class, keep the average weight of their class."""
         rows = np.flatnonzero(~np.isnan(p) & (base > 0))
         if len(rows) == 0:
-            raise ValueError("expected cv to test samples with a positive weight, got none")
+            raise DataError("expected cv to test samples with a positive weight, got none; pass another splitter as cv")
         classifier = is_classifier(self.estimator)
         if classifier:
             found = look_weights(
@@ -356,27 +314,25 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         weights = base.astype(float)
         weights[rows] = found.weights * (given[member[rows]] / tilted[member[rows]])
         if not classifier:
-            return found._replace(weights=weights * len(y) / weights.sum())
+            return weights * len(y) / weights.sum(), found.left_alone
         weights = balanced(weights, y) if self.balance_classes else weights * len(y) / weights.sum()
         untested = {int(k): "no sample in a test fold" for k in np.setdiff1d(y[base > 0], y[rows])}
-        names = {self.classes_[k].item() if hasattr(self.classes_[k], "item") else self.classes_[k]: why
-                 for k, why in (found.left_alone | untested).items()}  # fmt: skip
-        return found._replace(weights=weights, left_alone=names)
+        return weights, found.left_alone | untested
 
-    def _mistake_weights(self, X: Any, y: Array, even: Array, rng: Any, reference: Any) -> LookWeights:
-        from sklearn.model_selection import StratifiedKFold
-
+    def _mistake_weights(
+        self, X: Any, y: Array, balanced_base: Array, rng: Any, reference: Any
+    ) -> tuple[Array, dict[int, str]]:
         if np.bincount(y).min() < 2:
             raise DataError("expected at least two samples of every class for cross-mistakes: one for each twin")
         halves = next(iter(StratifiedKFold(2, shuffle=True, random_state=rng.randint(2**31 - 1)).split(y, y)))
-        mistakes = cross_mistakes(reference, X, y, even, halves, rng)
-        return mistake_weights(mistakes, y, even, self.balance_classes, SMALL)
+        mistakes = cross_mistakes(reference, X, y, balanced_base, halves, rng)
+        return mistake_weights(mistakes, y, balanced_base, self.balance_classes, SMALL)
 
     def _choose(
-        self, tried: list[_Scores], plain: _Scores, first: _Scores, on_test: _TestWeights,
+        self, tried: list[_Scores], plain: _Scores, by_reference_scores: _Scores, on_test: _TestWeights,
         known_groups: Array | None, y: Array,
     ) -> _Scores | None:  # fmt: skip
-        """The best second fit under the weights that keeps what the reference knows and stays within the budget."""
+        """The best second fit under the weights that keeps the reference's lead over guessing, within the budget."""
         as_is = on_test.as_is
         if self.budget is not None:
             now = float(np.average(plain.each, weights=as_is))
@@ -385,7 +341,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             return None
         if known_groups is not None:
             return max(tried, key=lambda t: _worst_group(t.each, known_groups, as_is))
-        kept = [kept_share(t.each, first.each, on_test.even, self._knowing_nothing(y, as_is)) for t in tried]
+        nothing = self._knowing_nothing(y, as_is)
+        kept = [kept_share(t.each, by_reference_scores.each, on_test.balanced_base, nothing) for t in tried]
         if max(kept) < KEPT:
             return tried[int(np.argmax(kept))]
         return max((t for t, share_kept in zip(tried, kept, strict=True) if share_kept >= KEPT),
@@ -394,21 +351,21 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     def _knowing_nothing(self, y: Array, as_is: Array) -> float:
         """The score of a guess: one of the classes, or the median."""
         if is_classifier(self.estimator):
-            return 1 / len(self.classes_)
+            return 1 / (int(y.max()) + 1)
         return -float(np.average(np.abs(y - np.median(y)), weights=as_is))
 
     def _verdict(
-        self, best: _Scores | None, plain: _Scores, first: _Scores, class_weighted: _Scores, rivals: list[_Scores],
-        on_test: _TestWeights, y: Array, look: LookWeights, known_groups: Array | None,
+        self, best: _Scores | None, plain: _Scores, by_reference_scores: _Scores, class_weighted: _Scores,
+        rivals: list[_Scores], on_test: _TestWeights, y: Array, left_alone: dict[Any, str], known_groups: Array | None,
     ) -> Verdict:  # fmt: skip
         """`rivals` are models without the weights: what a better penalty alone gains does not count."""
-        looked, as_is, even = on_test
+        looked, as_is, balanced_base = on_test
         classifier = is_classifier(self.estimator)
         sign = 1.0 if classifier else -1.0
         after = plain if best is None else best
         rival = max(rivals, key=lambda scores: float(looked @ scores.surely))
         gain, error = paired(after.surely, rival.surely, looked)
-        kept = kept_share(after.each, first.each, even, self._knowing_nothing(y, as_is))
+        kept = kept_share(after.each, by_reference_scores.each, balanced_base, self._knowing_nothing(y, as_is))
         note = ""
         if best is None:
             answer, note = NOTHING, f"No second fit stays within the budget of {self.budget:g}."
@@ -418,8 +375,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             said = [f"{100 * v:.1f}%" if classifier else f"error {-v:.3g}" for v in (now, then)]
             note = f"Worst known group: {said[0]} before, {said[1]} after."
         else:
-            answer = answer_for(gain, error, kept, effective_size(looked) / effective_size(even))
-        unequal = not np.allclose(even / even.sum(), as_is / as_is.sum())
+            answer = answer_for(gain, error, kept, effective_size(looked) / effective_size(balanced_base))
+        unequal = not np.allclose(balanced_base / balanced_base.sum(), as_is / as_is.sum())
         refused = answer in (NOTHING, WRONG_LABELS) and known_groups is None
         if refused and classifier and unequal and class_weights_help(plain.each, class_weighted.each, y, as_is):
             answer = CLASS_WEIGHTS
@@ -439,7 +396,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             hard_after=mean(after.surely, looked),
             effective_size=effective_size(looked),
             smallest_group=smallest_visible(looked, error / (1.0 if classifier else hard_before or 1.0)),
-            left_alone=look.left_alone,
+            left_alone=left_alone,
             chosen={} if best is None else best.settings,
             note=note,
             loss=not classifier,
@@ -447,7 +404,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fit_final(self, X: Any, y: Array, base: Array) -> Any:
         if self.verdict_.helps or not self.refuse:
-            return fit_weighted(clone(self.estimator).set_params(**self._settings), X, y, self.weights_)
+            return fit_weighted(clone(self.estimator).set_params(**self.verdict_.chosen), X, y, self.weights_)
         if self.verdict_.answer == CLASS_WEIGHTS:
             return fit_weighted(self.estimator, X, y, balanced(base, y))
         warnings.warn(
@@ -459,7 +416,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
     # -- explaining ---------------------------------------------------------------------------------------------------
 
-    def find_slices(self, frame: Any, **options: Any) -> Slices:
+    def find_slices(
+        self, frame: Any, *, depth: int = 2, max_slices: int = 5, min_size: int = 3, alpha: float = 0.01,
+        seed: int = 0, label: str = "label",
+    ) -> Slices:  # fmt: skip
         """Describe the samples with more weight: `scdro.find_slices` with weights, labels and scores filled in.
 
         `before` is the out-of-fold accuracy of the plain model, `after` that of the second fit. `frame` has the rows of
@@ -470,7 +430,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         before, after = (
             self._scores_of[name] if classifier else -self._scores_of[name] for name in ("plain", "second")
         )
-        return described(self.weights_, frame, self._labels, before, after, loss=not classifier, **options)
+        return described(
+            self.weights_, frame, self._labels, before, after, loss=not classifier, depth=depth, max_slices=max_slices,
+            min_size=min_size, alpha=alpha, seed=seed, label=label,
+        )  # fmt: skip
 
     # -- predicting ---------------------------------------------------------------------------------------------------
 
@@ -501,6 +464,78 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return float(self.estimator_.score(X, y, sample_weight=sample_weight))
 
 
+def examine(
+    look: SecondLook, X: Any, labels: Array, base: Array, split_groups: Any = None, known_groups: Array | None = None,
+    tell: Callable[[str], None] = lambda what: None,
+) -> Examined:  # fmt: skip
+    """The weights of a second look with these settings, and whether it helps. `tell` is called before each fit."""
+    classifier, n = is_classifier(look.estimator), len(labels)
+    classes, y = np.unique(labels, return_inverse=True) if classifier else (None, labels.astype(float))
+    balanced_base = balanced(base, y) if classifier and look.balance_classes else base * n / base.sum()
+    reference = look.estimator if look.reference is None else look.reference
+    rng = check_random_state(look.random_state)
+    cuts = partitions(look.cv, look.repeats, X, labels, split_groups, rng.randint(2**31 - 1), classifier)
+
+    def balancing(weights: Array) -> Any:  # classes stay equal in every training part
+        if classifier and look.balance_classes:
+            return lambda rows: balanced(weights[rows], y[rows])
+        return lambda rows: weights[rows]
+
+    def predicted(model: Any, folds: list[Split], weights: Any, what: str) -> Array:
+        tell(what)
+        return cross_fit(model, X, labels, folds, weights, classes)
+
+    def scored(settings: dict[str, Any], weights: Any, what: str, times: int | None = None) -> _Scores:
+        model = clone(look.estimator).set_params(**settings)
+        out_of_fold = [predicted(model, folds, weights, what) for folds in cuts[:times]]
+        return _scores(out_of_fold, y, classifier)._replace(settings=settings)
+
+    by_reference = [predicted(reference, folds, balancing(balanced_base), "reference") for folds in cuts]
+    of_label = np.mean([_of_label(predictions, y, classifier) for predictions in by_reference], axis=0)
+    weights, left_alone = look._look_weights(X, y, base, balanced_base, by_reference, reference, rng)
+    if classes is not None:
+        left_alone = {classes.tolist()[k]: why for k, why in left_alone.items()}
+    tested = ~np.isnan(of_label)
+    on_test = _TestWeights(*(np.where(tested, w, 0.0) for w in (weights, base, balanced_base)))
+
+    by_reference_scores = _scores(by_reference, y, classifier)
+    already_balanced = np.allclose(balanced_base, base * n / base.sum())
+    if look.reference is None and already_balanced:
+        plain = by_reference_scores
+    else:
+        plain = scored({}, lambda rows: base[rows], "plain", times=1)
+    reference_is_estimator = look.reference is None or look.reference is look.estimator
+    if reference_is_estimator:
+        class_weighted = _scores(by_reference[:1], y, classifier)  # in the folds of `plain`
+    elif classifier and look.balance_classes:
+        class_weighted = scored({}, balancing(balanced_base), "class weights", times=1)
+    else:
+        class_weighted = plain
+    tried = [
+        scored(settings, balancing(weights), f"second look: {settings}", times=1) for settings in look._candidates()
+    ]
+    rivals = [by_reference_scores]
+    if look.reference is None and len(tried) > 1:
+        without = [
+            scored(t.settings, balancing(balanced_base), f"without weights: {t.settings}", times=1) for t in tried
+        ]
+        k = int(np.argmax([float(on_test.balanced_base @ scores.each) for scores in without]))
+        rivals.append(scored(tried[k].settings, balancing(balanced_base), "without weights, chosen"))
+    best = look._choose(tried, plain, by_reference_scores, on_test, known_groups, y)
+    if best is not None:
+        best = scored(best.settings, balancing(weights), "second look, chosen")
+    verdict = look._verdict(
+        best, plain, by_reference_scores, class_weighted, rivals, on_test, y, left_alone, known_groups
+    )
+    kinds = {
+        "plain": plain,
+        "balanced": by_reference_scores if reference_is_estimator else class_weighted,
+        "second": plain if best is None else best,
+    }
+    scores_of = {name: np.where(tested, scores.each, np.nan) for name, scores in kinds.items()}
+    return Examined(verdict, weights, of_label, scores_of)
+
+
 def _of_label(predictions: Array, y: Array, classifier: bool) -> Array:
     """The probability of each sample's label, or the absolute error."""
     found: Array = predictions[np.arange(len(y)), y] if classifier else np.abs(predictions - y)
@@ -526,15 +561,13 @@ def _right(predictions: Array, y: Array, classifier: bool) -> Array:
 
 def _tilted_errors(errors: Array, y: Array, base: Array, rho: Any) -> LookWeights:
     """For regressors: weights ~ exp(error/lam) whose mean error is that of always predicting the median."""
-    from scdro.functional import worst_case
-
     q = base / base.sum()
     if rho != "half":
         return LookWeights(worst_case(errors, rho, sample_weight=q).weights * len(y), {}, {})
-    ignorant = float(q @ np.abs(y - np.median(y)))
-    if len(y) < SMALL or not float(q @ errors) < ignorant < float(errors.max()):
+    of_median = float(q @ np.abs(y - np.median(y)))
+    if len(y) < SMALL or not float(q @ errors) < of_median < float(errors.max()):
         return LookWeights(q * len(y), {}, {"all": "no weights make the first model as bad as the median"})
-    weights, lam = tilted_to(-errors, q, -ignorant, SMALL)
+    weights, lam = tilted_to(-errors, q, -of_median, SMALL)
     return LookWeights(weights * len(y), {"all": lam}, {})
 
 

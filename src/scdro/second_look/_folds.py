@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,21 +9,31 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn import get_config
-from sklearn.base import clone, is_classifier
+from sklearn.base import clone
 from sklearn.model_selection import KFold, StratifiedKFold, check_cv
 from sklearn.pipeline import Pipeline
 from sklearn.utils._indexing import _safe_indexing
-from sklearn.utils.validation import has_fit_parameter
 from torch import Tensor, nn
 
-from scdro._validation import check_whole
+from scdro._frames import as_array, is_missing
+from scdro._validation import (
+    check_class_sizes,
+    check_is_dataset,
+    check_no_missing,
+    check_takes_weights,
+    check_trains,
+    check_whole,
+)
+from scdro.data import labels_of
 from scdro.errors import DataError, HyperparameterError
+from scdro.evaluation import on_device
 from scdro.second_look._head import logits_of
 
 __all__ = ["out_of_fold"]
 
 Array = npt.NDArray[Any]
 Split = tuple[Array, Array]
+LARGE = 20  # samples per group, on average: more than most patients or users have
 
 
 def out_of_fold(
@@ -42,11 +51,12 @@ def out_of_fold(
     `torch.utils.data.Subset` of the others and returns a network, which then predicts the part in evaluation mode.
 
     Args:
-        train: a function of a data set that returns a trained network; it is called `folds` times. The network returns
-            logits or probabilities of the classes (or an output with `logits`), or one of them for two classes.
-        dataset: a data set of pairs (input, label), with a length; `dataset[i]` must always be the same sample.
+        train: a function that takes a data set and returns a trained network; it is called `folds` times. The network
+            returns logits or probabilities of the classes (or an output with `logits`), or one of them for two classes.
+        dataset: a data set of pairs (input, label), with a length; `dataset[i]` must always be the same sample. Every
+            class needs two samples or more.
         folds: number of parts, >= 2. Two are enough: the reference need not be as good as the final network.
-        labels: the labels of the whole data set; by default its `targets`, or read item by item.
+        labels: the labels of the whole data set, of any kind; by default `scdro.data.labels_of(dataset)`.
         batch_size: batch size of the predictions.
         seed: seed of the split.
 
@@ -63,35 +73,30 @@ def out_of_fold(
         >>> proba.shape, second_look_weights(proba, data.tensors[1]).shape
         (torch.Size([40, 2]), torch.Size([40]))
     """
-    if isinstance(train, nn.Module) or not callable(train):
-        raise HyperparameterError(
-            f"expected train, a function of a data set that returns a trained network, got a {type(train).__name__}"
-        )
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise DataError(
-            f"expected a data set with a length and dataset[i], got a {type(dataset).__name__}; of a DataLoader, give "
-            "its dataset"
-        )
+    check_trains(train)
+    check_is_dataset(dataset)
+    check_whole("batch_size", batch_size)
     n = len(dataset)
-    item = dataset[0] if n else None
-    if not isinstance(item, tuple | list) or len(item) < 2:
-        got = f"a {type(item).__name__}" if n else "an empty data set"
-        raise DataError(f"expected items (input, label), got {got}; of two tensors, make TensorDataset(x, y)")
-    y = np.asarray(_labels_of(dataset) if labels is None else torch.as_tensor(labels).cpu().numpy())
+    y = as_array(labels_of(dataset) if labels is None else labels)
     if y.shape != (n,):
         raise DataError(f"expected one label for each of the {n} samples, got shape {y.shape}")
+    check_no_missing(y, "labels")
+    check_class_sizes(y)
     check_whole("folds", folds, 2, n, "at most as many as samples")
-    found: Tensor | None = None
-    for seen, unseen in _stratified(y, folds, seed):
+    parts: list[Tensor] = []
+    order: list[Array] = []
+    for seen, unseen in _stratified(np.unique(y, return_inverse=True)[1], folds, seed):
         network = train(torch.utils.data.Subset(dataset, seen.tolist()))
         if not isinstance(network, nn.Module):
             raise HyperparameterError(f"expected train(subset) to return a torch network, got {type(network).__name__}")
-        proba = _predicted(network, dataset, unseen, batch_size)
-        found = torch.zeros(n, proba.shape[1]) if found is None else found
-        if proba.shape[1] != found.shape[1]:
-            raise DataError(f"expected networks with {found.shape[1]} outputs for every fold, got {proba.shape[1]}")
-        found[torch.as_tensor(unseen)] = proba
-    assert found is not None
+        parts.append(_predicted(network, dataset, unseen, batch_size))
+        order.append(unseen)
+        if parts[-1].shape[1] != parts[0].shape[1]:
+            raise DataError(
+                f"expected networks with {parts[0].shape[1]} outputs for every fold, got {parts[-1].shape[1]}"
+            )
+    found = torch.zeros(n, parts[0].shape[1])
+    found[torch.as_tensor(np.concatenate(order))] = torch.cat(parts)
     return found
 
 
@@ -105,7 +110,7 @@ def _predicted(network: nn.Module, dataset: Any, rows: Array, batch_size: int) -
         parts = []
         for at in range(0, len(rows), batch_size):
             inputs = torch.utils.data.default_collate([dataset[i][0] for i in rows[at : at + batch_size].tolist()])
-            result = logits_of(network(inputs.to(device)))
+            result = logits_of(network(on_device(inputs, device)))
             if result is None or result.ndim != 2:
                 got = "none" if result is None else f"shape {tuple(result.shape)}"
                 raise DataError(f"expected outputs (samples, classes) of the network, got {got}")
@@ -128,14 +133,6 @@ def _as_probabilities(out: Tensor) -> Tensor:
     return out if within and torch.allclose(out.sum(1), torch.ones(len(out)), atol=1e-2) else out.softmax(1)
 
 
-def _labels_of(dataset: Any) -> Array:
-    if hasattr(dataset, "targets"):
-        return np.asarray(dataset.targets)
-    if isinstance(dataset, torch.utils.data.TensorDataset):
-        return np.asarray(dataset.tensors[1])
-    return np.array([int(dataset[i][1]) for i in range(len(dataset))])
-
-
 # -- scikit-learn -----------------------------------------------------------------------------------------------------
 
 
@@ -146,8 +143,14 @@ def partitions(cv: Any, repeats: int, X: Any, y: Array, groups: Any, seed: int, 
     training part and is never tested. If a splitter makes no partitions, all its splits are returned as one.
     """
     n = len(y)
-    if isinstance(cv, int | np.integer) and not isinstance(cv, bool) and groups is None:
-        check_whole("cv", cv, 2, n, f"folds, n_samples = {n} at most, or a splitter")
+    if groups is not None and (cv is None or isinstance(cv, int | np.integer)):
+        number = "5" if cv is None or isinstance(cv, bool) else f"{cv}"
+        raise HyperparameterError(
+            f"expected a splitter that uses groups, got cv={cv!r}; pass cv=GroupKFold({number})"
+            + ("; known groups go to SecondLook(groups=...)" if _look_known(groups) else "")
+        )
+    if isinstance(cv, int | np.integer):
+        check_whole("cv", cv, 2, n, f"the number of folds (at most n_samples = {n}), or a splitter")
         check_whole("repeats", repeats)
         seeds = [int(s) for s in np.random.RandomState(seed).randint(2**31 - 1, size=repeats)]
         if classifier:
@@ -166,6 +169,12 @@ def partitions(cv: Any, repeats: int, X: Any, y: Array, groups: Any, seed: int, 
             found.append([])
             covered[:] = False
     return [splits] if found[-1] else found[:-1]
+
+
+def _look_known(groups: Any) -> bool:
+    """Whether groups are few, or some are missing: those that a model may fail, rather than a patient's samples."""
+    names = as_array(groups).ravel().tolist()
+    return any(map(is_missing, names)) or LARGE * len(set(map(str, names))) <= len(names)
 
 
 def _stratified(y: Array, folds: int, seed: int) -> list[Split]:
@@ -193,27 +202,6 @@ def fit_weighted(estimator: Any, X: Any, y: Array, weights: Array) -> Any:
         check_takes_weights(last)
         return model.fit(X, y, **{f"{name}__sample_weight": weights})
     return model.fit(X, y, sample_weight=weights)
-
-
-def check_takes_weights(estimator: Any) -> None:
-    last = estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator
-    if not has_fit_parameter(last, "sample_weight") and not _passes_on(last) and not _takes_anything(last):
-        raise HyperparameterError(
-            f"expected an estimator whose fit takes sample_weight, got {type(last).__name__}; a second look "
-            "trains with weights"
-        )
-
-
-def _passes_on(estimator: Any) -> bool:
-    """Whether it is a meta-estimator, such as a grid search, whose estimator takes sample weights."""
-    inner = getattr(estimator, "estimator", None)
-    return inner is not None and (has_fit_parameter(inner, "sample_weight") or _passes_on(inner))
-
-
-def _takes_anything(estimator: Any) -> bool:
-    """Whether `fit` has **keywords, as that of VotingClassifier, which passes them on."""
-    fit = getattr(estimator, "fit", None)
-    return fit is not None and any(p.kind is p.VAR_KEYWORD for p in inspect.signature(fit).parameters.values())
 
 
 def cross_fit(
@@ -244,11 +232,3 @@ def _probabilities(model: Any, X: Any) -> Array:
         return proba
     certain: Array = (model.predict(X)[:, None] == model.classes_).astype(float)
     return certain
-
-
-def check_reference(reference: Any) -> None:
-    if is_classifier(reference) and not hasattr(reference, "predict_proba"):
-        raise HyperparameterError(
-            f"expected a reference with predict_proba, got {type(reference).__name__}; give another one, such as "
-            "reference=LogisticRegression(), or wrap it in CalibratedClassifierCV"
-        )

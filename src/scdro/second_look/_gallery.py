@@ -15,9 +15,9 @@ from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
 from scdro._frames import as_array
-from scdro._validation import check_whole
+from scdro._validation import as_floats, check_whole
 from scdro.errors import DataError
-from scdro.second_look._slices import Slice, Slices, _right, as_names, described
+from scdro.second_look._slices import Slices, as_names, described_rows, read_labels, right_or_wrong
 
 __all__ = ["Gallery", "gallery"]
 
@@ -49,7 +49,7 @@ class Gallery:
     @property
     def sentences(self) -> list[str]:
         """One sentence for each row of images."""
-        return [str(one) for one in self.slices] or [f"{self.slices} Of all images, these have most weight:"]
+        return [str(one) for one in self.slices] or [f"{self.slices} The images with the largest weights:"]
 
     def figure(self) -> Any:
         """A matplotlib figure, one row of images for each cluster."""
@@ -92,7 +92,7 @@ def gallery(
     after: Any = None,
     clusters: int = 10,
     across: int = 8,
-    most: int = 3,
+    max_slices: int = 3,
     names: Any = None,
     seed: int = 0,
 ) -> Gallery:
@@ -112,7 +112,7 @@ def gallery(
         after: as in `find_slices`.
         clusters: number of clusters.
         across: number of images to show of a cluster.
-        most: largest number of clusters to show.
+        max_slices: largest number of slices to show.
         names: names of the classes, for titles.
         seed: seed of the clusters and of the tests.
 
@@ -125,17 +125,19 @@ def gallery(
         True
         >>> figure = found.figure()
     """
-    labels = None if y is None else as_array(y)
-    w = as_array(weights).astype(float)
-    first, second = (_right(p, labels, len(w)) for p in (proba, after))
-    X = None if features is None else as_array(features).astype(float)
-    return clustered(w, images, X, labels, first, second, clusters=clusters, across=across, most=most, names=names,
-                     seed=seed)  # fmt: skip
+    labels = read_labels(y)
+    w = as_floats(weights, "weights", as_array)
+    first, second = (right_or_wrong(p, labels, len(w)) for p in (proba, after))
+    X = None if features is None else as_floats(features, "features", as_array, DataError)
+    return clustered(
+        w, images, X, labels, first, second, clusters=clusters, across=across, max_slices=max_slices, names=names,
+        seed=seed,
+    )  # fmt: skip
 
 
 def clustered(
     w: Array, images: Any, X: Array | None, labels: Array | None, before: Array | None, after: Array | None, *,
-    clusters: int = 10, across: int = 8, most: int = 3, names: Any = None, seed: int = 0,
+    clusters: int = 10, across: int = 8, max_slices: int = 3, names: Any = None, seed: int = 0,
 ) -> Gallery:  # fmt: skip
     """`gallery` with a score of each sample, before and after."""
     if len(images) != len(w):
@@ -151,18 +153,12 @@ def clustered(
     Z = StandardScaler().fit_transform(X)
     Z = PCA(min(DIRECTIONS, *Z.shape), random_state=seed).fit_transform(Z)
     member = KMeans(clusters, n_init=4, random_state=seed).fit_predict(Z)
-    columns = {COLUMN: as_names(member)} | ({} if labels is None else {"label": as_names(labels)})
-    slices = described(w, {COLUMN: columns[COLUMN]}, labels, before, after, most=most, seed=seed)
-    heaviest = [np.flatnonzero(_members(one, columns)) for one in slices] or [np.arange(len(w))]
-    rows = [found[np.argsort(-w[found], kind="stable")[:across]] for found in heaviest]
+    found = described_rows(w, {COLUMN: as_names(member)}, labels, before, after, max_slices=max_slices, seed=seed)
+    slices = Slices(one for one, _ in found)
+    members = [np.flatnonzero(inside) for _, inside in found] or [np.arange(len(w))]
+    rows = [inside[np.argsort(-w[inside], kind="stable")[:across]] for inside in members]
     titles = [["" if labels is None else _name(labels[i], names) for i in row] for row in rows]
     return Gallery(slices, member, rows, [[_picture(images[int(i)]) for i in row] for row in rows], titles)
-
-
-def _members(one: Slice, columns: dict[str, Array]) -> Array:
-    parts = (condition.split(" = ", 1) for condition in one.conditions)
-    rows: Array = np.logical_and.reduce([columns[column] == value for column, value in parts])
-    return rows
 
 
 def _name(label: Any, names: Any) -> str:

@@ -200,13 +200,13 @@ def _check_layer(model: nn.Module, name: str) -> None:
     if is_parametrized(layer) or "weight" not in layer._parameters:
         raise HyperparameterError(
             f"expected the weight of {name!r} to be a parameter, but it is computed from others (weight norm, a "
-            "parametrization); remove that first, as by torch.nn.utils.parametrize.remove_parametrizations"
+            "parametrization); remove that first, for example with torch.nn.utils.parametrize.remove_parametrizations"
         )
 
 
 @torch.no_grad()
 def put_head(model: nn.Module, name: str, coef: Array, intercept: Array) -> None:
-    """Give the layer new parameters of its own, even if it shared them. For two classes `coef` may have one row."""
+    """Set new parameters of the layer's own, even if it shared them. For two classes `coef` may have one row."""
     layer: Any = model.get_submodule(name)
     if len(coef) == 1 and layer.out_features == 2:
         coef, intercept = np.concatenate([-coef, coef]) / 2, np.concatenate([-intercept, intercept]) / 2
@@ -250,7 +250,7 @@ def _ordered(loader: Any) -> Any:
     else:
         if not isinstance(sampler, SequentialSampler):
             warnings.warn(
-                f"expected a loader that gives each sample once, in the order of the data or shuffled; a "
+                f"expected a loader that returns each sample once, in the order of the data or shuffled; a "
                 f"{type(sampler if sampler is not None else loader.batch_sampler).__name__} may repeat samples, whose "
                 "copies then look known, and weights come in its order",
                 ScdroWarning,
@@ -284,7 +284,10 @@ def _read(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Array]:
             args = tuple(inputs)
     else:
         raise DataError(f'expected batches (inputs, labels) or dictionaries with "labels", got {type(batch).__name__}')
-    y = torch.as_tensor(y)
+    try:
+        y = torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"expected class numbers 0, 1, ... as labels, got {type(y).__name__}: {error}") from error
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:
         raise DataError(f"expected one class number per sample, got labels of shape {tuple(y.shape)}")

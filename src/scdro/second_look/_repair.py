@@ -15,10 +15,10 @@ import numpy.typing as npt
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from scdro._validation import check_choice
+from scdro._validation import check_budget, check_choice
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.linear_model._head_solver import HeadSolver
-from scdro.second_look._estimator import SecondLook
+from scdro.second_look._estimator import Examined, SecondLook, examine
 from scdro.second_look._folds import cross_fit, partitions
 from scdro.second_look._gallery import Gallery, clustered
 from scdro.second_look._head import copied, features_of, put_head
@@ -91,14 +91,24 @@ class Repaired:
     right_before: Array = field(repr=False)
     right_after: Array = field(repr=False)
 
-    def find_slices(self, frame: Any, **options: Any) -> Slices:
+    def find_slices(
+        self, frame: Any, *, depth: int = 2, max_slices: int = 5, min_size: int = 3, alpha: float = 0.01,
+        seed: int = 0, label: str = "label",
+    ) -> Slices:  # fmt: skip
         """Describe the samples with more weight: `scdro.find_slices` with weights, labels and scores filled in."""
-        return described(self.weights, frame, self.labels, self.right_before, self.right_after, **options)
+        return described(
+            self.weights, frame, self.labels, self.right_before, self.right_after, depth=depth, max_slices=max_slices,
+            min_size=min_size, alpha=alpha, seed=seed, label=label,
+        )  # fmt: skip
 
-    def gallery(self, images: Any, **options: Any) -> Gallery:
+    def gallery(
+        self, images: Any, *, clusters: int = 10, across: int = 8, max_slices: int = 3, names: Any = None, seed: int = 0
+    ) -> Gallery:
         """Show the images with more weight: `scdro.second_look.gallery`, with clusters of the head's features."""
-        scores = (self.right_before, self.right_after)
-        return clustered(self.weights, images, self.features, self.labels, *scores, **options)
+        return clustered(
+            self.weights, images, self.features, self.labels, self.right_before, self.right_after, clusters=clusters,
+            across=across, max_slices=max_slices, names=names, seed=seed,
+        )  # fmt: skip
 
 
 def repair(
@@ -127,7 +137,7 @@ def repair(
 
     Args:
         model: a classifier whose output (or whose output's `logits`) is that of an `nn.Linear`, as it is or as
-            probabilities. Of a compiled network the result is not compiled.
+            probabilities. The result for a compiled network is not compiled.
         loader: batches (inputs, labels), (input, input, labels), or dictionaries with "labels", as Hugging Face's
             are. Use data that the network was not trained on: it may have memorised its training data. A DataLoader
             that shuffles is read in the order of its data set.
@@ -156,6 +166,7 @@ def repair(
     """
     if towards is not None:
         check_choice("towards", towards, ("old",))
+    check_budget(budget)
     new = copied(model)
     modes = [module.training for module in new.modules()]
     home = {p.device for p in new.parameters()}
@@ -175,20 +186,20 @@ def repair(
 
         penalty, accuracy = _reference_penalty(Z, y, intercept, seed, tell)
         look = _looked(Z, y, penalty, intercept, start, seed, budget, tell)
-        verdict, right = look.verdict_, given
+        verdict, right = look.verdict, given
         if accuracy >= MEMORISED and refuse:
             note = (
                 f"Even out of fold, {100 * accuracy:.1f}% are right: the network may have memorised these samples. "
-                "Give data that the network was not trained on; refuse=False goes on."
+                "Pass data that the network was not trained on; refuse=False repairs it anyway."
             )
             verdict = replace(verdict, answer=NOTHING, note=note)
         solution = None
         if verdict.helps or not refuse:
             solver = HeadSolver(verdict.chosen.get("C", penalty), start, intercept, tol=1e-6)
-            solution, right = solver.fit(Z, y, look.weights_), look._scores_of["second"]
+            solution, right = solver.fit(Z, y, look.weights), look.scores["second"]
         elif verdict.answer == CLASS_WEIGHTS:
             solver = HeadSolver(penalty, start, intercept, tol=1e-6)
-            solution, right = solver.fit(Z, y, balanced(np.ones(len(y)), y)), look._scores_of["balanced"]
+            solution, right = solver.fit(Z, y, balanced(np.ones(len(y)), y)), look.scores["balanced"]
     if solution is None:
         warnings.warn(f"the given head is kept: {verdict.answer}; see the verdict", ScdroWarning, stacklevel=2)
     else:
@@ -197,8 +208,8 @@ def repair(
         new.to(home.pop())
     for module, training in zip(new.modules(), modes, strict=True):
         module.training = training
-    before, after = (HeadScores.of(each, y, look.weights_) for each in (given, right))
-    return Repaired(new, verdict, before, after, look.weights_, look.reference_proba_, y, X, given, right)
+    before, after = (HeadScores.of(each, y, look.weights) for each in (given, right))
+    return Repaired(new, verdict, before, after, look.weights, look.of_label, y, X, given, right)
 
 
 def _check_labels(y: Array, classes: int, name: str) -> None:
@@ -265,15 +276,12 @@ def _reference(C: float, intercept: bool) -> LogisticRegression:
 def _looked(
     Z: Array, y: Array, penalty: float, intercept: bool, start: tuple[Array, Array] | None, seed: int,
     budget: float | None, tell: Callable[[str], None],
-) -> SecondLook:  # fmt: skip
+) -> Examined:  # fmt: skip
     reference = _reference(penalty, intercept)
     head = reference if start is None else HeadSolver(penalty, start, intercept)
     grid = {"C": list(SECOND_PENALTIES)}
     look = SecondLook(head, reference=reference, cv=FOLDS, grid=grid, budget=budget, random_state=seed)
-    look._tell = tell
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ScdroWarning)  # `repair` has its own warning
-        return look.fit(Z, y)
+    return examine(look, Z, y, np.ones(len(y)), tell=tell)
 
 
 def _given_scores(old: tuple[Array, Array], Z: Array, y: Array) -> Array:

@@ -16,7 +16,15 @@ from scipy.stats import norm, rankdata
 from sklearn.utils.multiclass import type_of_target
 
 from scdro._frames import as_array, backend_of, frame_of
-from scdro._validation import array_weights, check_choice, check_number, check_whole
+from scdro._validation import (
+    array_weights,
+    as_floats,
+    check_choice,
+    check_no_missing,
+    check_number,
+    check_probabilities,
+    check_whole,
+)
 from scdro.errors import DataError
 from scdro.second_look._conditions import Condition, conditions_of, read_columns
 
@@ -131,10 +139,11 @@ def find_slices(
     after: Any = None,
     errors: bool = False,
     depth: int = 2,
-    most: int = 5,
-    least: int = 3,
+    max_slices: int = 5,
+    min_size: int = 3,
     alpha: float = 0.01,
     seed: int = 0,
+    label: str = "label",
 ) -> Slices:
     """Find conditions on columns that cover most of the added weight, each tested on samples not used to find it.
 
@@ -145,16 +154,17 @@ def find_slices(
         frame: columns that describe the samples, ideally ones that no model was trained on: a DataFrame of pandas,
             polars or Arrow, a dictionary of columns, or one column. Numbers and dates are split at quantiles, names by
             value, and texts by the words they have. For images see `gallery`.
-        y: labels; they become a column "label", and weights are compared within classes.
+        y: labels; they become a column, named by `label`, and weights are compared within classes.
         proba: the reference's out-of-fold probabilities of the labels, (n,), or of all classes, (n, k); or whether
             it is right, as booleans.
         after: the same for the new model.
         errors: whether `proba` and `after` are errors of a regressor, one number per sample.
         depth: largest number of conditions in a conjunction, 1 to 3.
-        most: largest number of slices to return.
-        least: smallest number of members of a slice in each half.
+        max_slices: largest number of slices to return.
+        min_size: smallest number of members of a slice in each half.
         alpha: the probability of any false description if weights and columns are independent.
         seed: seed of the halves.
+        label: what the labels are called in the descriptions, such as the name of the column that they come from.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -170,42 +180,62 @@ def find_slices(
         >>> print(find_slices(weights, texts)[0].conditions)
         ('text has "finna"',)
     """
-    w = as_array(weights).astype(float)
-    labels = None if y is None else as_array(y)
-    scores = [_errors(p, len(w)) if errors else _right(p, labels, len(w)) for p in (proba, after)]
+    w = as_floats(weights, "weights", as_array)
+    labels = read_labels(y)
+    scores = [_errors(p, len(w)) if errors else right_or_wrong(p, labels, len(w)) for p in (proba, after)]
     return described(
-        w, frame, labels, *scores, loss=errors, depth=depth, most=most, least=least, alpha=alpha, seed=seed
+        w,
+        frame,
+        labels,
+        *scores,
+        loss=errors,
+        depth=depth,
+        max_slices=max_slices,
+        min_size=min_size,
+        alpha=alpha,
+        seed=seed,
+        label=label,
     )
 
 
 def described(
+    weights: Array, frame: Any, labels: Array | None, before: Array | None, after: Array | None, **options: Any
+) -> Slices:
+    """`find_slices` with a score of each sample, before and after. The options are those of `described_rows`."""
+    slices = Slices(one for one, _ in described_rows(weights, frame, labels, before, after, **options))
+    slices.backend = backend_of(frame)
+    return slices
+
+
+def described_rows(
     weights: Array, frame: Any, labels: Array | None, before: Array | None, after: Array | None, *, loss: bool = False,
-    depth: int = 2, most: int = 5, least: int = 3, alpha: float = 0.01, seed: int = 0,
-) -> Slices:  # fmt: skip
-    """`find_slices` with a score of each sample, before and after."""
+    depth: int = 2, max_slices: int = 5, min_size: int = 3, alpha: float = 0.01, seed: int = 0, label: str = "label",
+) -> list[tuple[Slice, Array]]:  # fmt: skip
+    """The slices, each with its members, as booleans, (n,)."""
     if weights.ndim != 1:
         raise DataError(f"expected weights as a vector, got shape {weights.shape}")
     n = len(weights)
     w = array_weights(weights, n) * (n / weights.sum())
     check_number("alpha", alpha, "in (0, 1)", "the chance of a false description")
     check_choice("depth", depth, (1, 2, 3))
-    check_whole("least", least, 2, meaning="the least number of members of a slice")
-    check_whole("most", most, meaning="slices to return")
+    check_whole("min_size", min_size, 2, meaning="the smallest number of members of a slice")
+    check_whole("max_slices", max_slices, meaning="slices to return")
     columns = read_columns(frame, n)
     if labels is not None:
-        name = next(name for name in ("label", "given label", "label of the model") if name not in columns)
-        columns |= read_columns({name: as_names(labels) if _are_classes(labels) else labels}, n)
-    conditions = [one for name, values in columns.items() for one in conditions_of(name, values, 2 * least)]
+        while label in columns:
+            label = f"given {label}"
+        columns |= read_columns({label: as_names(labels) if _are_classes(labels) else labels}, n)
+    conditions = [one for name, values in columns.items() for one in conditions_of(name, values, 2 * min_size)]
     classes = labels if labels is not None and _are_classes(labels) else np.zeros(n)
     ranks, usual = _in_classes(w, classes)
     more = w - usual
     tried: dict[tuple[int, ...], _Tried] = {}
     halves = _halves(ranks, max(1, min(SPLITS, ENOUGH // n)), seed)
     for here in halves:
-        candidates = _search(conditions, more, ranks, here, depth, least)
+        candidates = _search(conditions, more, ranks, here, depth, min_size)
         for numbers in candidates:
             rows = _rows(conditions, numbers) & ~here
-            p = _p_value(ranks[rows], int((~here).sum())) if least <= rows.sum() and more[rows].sum() > 0 else 1.0
+            p = _p_value(ranks[rows], int((~here).sum())) if min_size <= rows.sum() and more[rows].sum() > 0 else 1.0
             known = tried.setdefault(numbers, _Tried([], np.zeros(n)))
             known.p_values.append(min(1.0, p * len(candidates)))
             known.counts[rows] += 1
@@ -221,9 +251,15 @@ def described(
         names = tuple(conditions[k].text for k in numbers)
         one = Slice(names, int(rows.sum()), float(rows.mean()), lift, added, p_value, first, then, loss)
         found.append((added / math.sqrt(one.share), one, rows))
-    slices = Slices(_distinct(sorted(found, key=lambda entry: -entry[0]), more)[:most])
-    slices.backend = backend_of(frame)
-    return slices
+    return _distinct(sorted(found, key=lambda entry: -entry[0]), more)[:max_slices]
+
+
+def read_labels(y: Any) -> Array | None:
+    if y is None:
+        return None
+    labels = as_array(y)
+    check_no_missing(labels, "y")
+    return labels
 
 
 def as_names(labels: Array) -> Array:
@@ -290,7 +326,7 @@ class _Half(NamedTuple):
 
     more: Array
     ranks: Array
-    least: int
+    min_size: int
 
     def scores(self, sizes: Any, more: Any, ranks: Any) -> Any:
         """Added weight over the root of the share, from sums over the members; 0 if the rank test sees little.
@@ -300,7 +336,7 @@ class _Half(NamedTuple):
         n = len(self.more)
         with np.errstate(divide="ignore", invalid="ignore"):
             added = more / n
-            good = (sizes >= self.least) & (added > 0) & (_z(ranks, sizes, n) > 2)
+            good = (sizes >= self.min_size) & (added > 0) & (_z(ranks, sizes, n) > 2)
             return np.where(good, added / np.sqrt(sizes / n), 0.0)
 
     def sums(self, left: Array, right: Array) -> Any:
@@ -314,12 +350,12 @@ class _Half(NamedTuple):
 
 
 def _search(
-    conditions: list[Condition], more: Array, ranks: Array, half: Array, depth: int, least: int
+    conditions: list[Condition], more: Array, ranks: Array, half: Array, depth: int, min_size: int
 ) -> list[tuple[int, ...]]:
     """The conjunctions with the highest scores; each beats the shorter ones it contains by the factor SIMPLER."""
     if not conditions:
         return []
-    on = _Half(more[half], ranks[half], least)
+    on = _Half(more[half], ranks[half], min_size)
     masks = np.stack([condition.rows[half] for condition in conditions])
     alone = on.scores(masks.sum(1), masks @ on.more, masks @ on.ranks)
     scored: dict[tuple[int, ...], float] = {(int(i),): float(alone[i]) for i in np.flatnonzero(alone > 0)}
@@ -363,13 +399,13 @@ def _p_value(ranks: Array, n: int) -> float:
     return min(1.0, max(math.fsum(terms), 0.0))
 
 
-def _distinct(found: list[tuple[float, Slice, Array]], more: Array) -> list[Slice]:
+def _distinct(found: list[tuple[float, Slice, Array]], more: Array) -> list[tuple[Slice, Array]]:
     """Leave out a slice if most of its samples, or of its added weight, are in earlier slices."""
-    kept: list[Slice] = []
+    kept: list[tuple[Slice, Array]] = []
     seen: Any = False
     for _, one, rows in found:
         if (rows & seen).sum() <= rows.sum() / 2 and more[rows & seen].sum() <= more[rows].sum() / 2:
-            kept.append(one)
+            kept.append((one, rows))
             seen = rows | seen
     return kept
 
@@ -377,19 +413,17 @@ def _distinct(found: list[tuple[float, Slice, Array]], more: Array) -> list[Slic
 def _errors(values: Any, n: int) -> Array | None:
     if values is None:
         return None
-    found: Array = as_array(values).astype(float)
+    found = as_floats(values, "errors", as_array)
     if found.shape != (n,):
         raise DataError(f"expected one error per sample, ({n},), got shape {found.shape}")
     return found
 
 
-def _right(proba: Any, labels: Array | None, n: int) -> Array | None:
+def right_or_wrong(proba: Any, labels: Array | None, n: int) -> Array | None:
     """Whether the label has the largest probability; given only the label's, whether it is above one half."""
     if proba is None:
         return None
-    p = as_array(proba)
-    if p.dtype == bool and p.shape == (n,):
-        return p.astype(float)
+    p = as_floats(proba, "probabilities", as_array)
     if p.ndim == 2 and labels is not None and len(p) == n:
         names = np.unique(labels)
         if len(names) > p.shape[1]:
@@ -399,5 +433,6 @@ def _right(proba: Any, labels: Array | None, n: int) -> Array | None:
         return right
     if p.shape != (n,):
         raise DataError(f"expected one probability per sample, ({n},), got shape {p.shape}; y is needed for (n, k)")
+    check_probabilities(p, may_be_nan=True)
     sure: Array = np.where(np.isnan(p), np.nan, p > 0.5)
     return sure

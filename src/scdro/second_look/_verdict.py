@@ -5,8 +5,8 @@ question has not seen:
 
 1. *Gain.* Under the weights, where the reference is no better than a guess, is the new model better than the reference,
    by more than .7 standard errors? Samples about which a model is unsure count as half right (`surely_right`).
-2. *Kept.* How much of what the reference knows about the unweighted data does the new model, trained on the hard
-   samples, still know? If the hard samples are an overlooked group, they follow a rule that also holds for the others,
+2. *Kept.* How much of the reference's lead over guessing, on the unweighted data, does the new model, trained on the
+   hard samples, keep? If the hard samples are an overlooked group, they follow a rule that also holds for the others,
    and most is kept. Wrong labels follow no rule: a model trained on them knows little of anything.
 """
 
@@ -28,7 +28,7 @@ NOTHING, WRONG_LABELS = "nothing stands out", "looks like wrong labels"
 
 SURE = 0.7  # standard errors that the gain must exceed
 UNSURE = 0.2  # of a model's median log odds: below, a sample counts as partly right
-KEPT = 0.8  # share of the reference's knowledge that must be kept
+KEPT = 0.8  # share of the reference's lead over guessing that must be kept
 FLAT = 0.9  # of the effective size without the weights: above, the weights are nearly uniform
 CLEARLY = 2.0  # standard errors, to say that class weights help, that labels are wrong, or that a group would show
 
@@ -91,14 +91,14 @@ class Verdict:
         text = [lines[self.answer]]
         say = _as_loss if self.loss else _as_share
         text.append(
-            f"On the samples that the first model finds hard (weighted, worth {self.effective_size:.0f}), the "
-            f"{'error' if self.loss else 'accuracy, unsure ones counted as half right,'} goes from "
+            f"On the samples that the first model finds hard (weighted; effectively {self.effective_size:.0f} "
+            f"samples), the {'error' if self.loss else 'accuracy, unsure ones counted as half right,'} goes from "
             f"{say(self.hard_before)} to {say(self.hard_after)} (gain {say(self.gain)}, standard error "
             f"{say(self.gain_error)})."
         )
         text.append(
-            f"On the data as they are, {'it' if self.loss else 'accuracy'} goes from {say(self.before)} to "
-            f"{say(self.after)}; {100 * self.kept:.0f}% of what the first model knows is kept."
+            f"On the unweighted data, {'the error' if self.loss else 'accuracy'} goes from {say(self.before)} to "
+            f"{say(self.after)}; it keeps {100 * self.kept:.0f}% of the first model's lead over guessing."
         )
         if self.smallest_group:
             text.append(

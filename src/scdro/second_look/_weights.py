@@ -17,15 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.optimize import brentq
 
 from scdro._frames import as_array
-from scdro._validation import array_weights, check_number, check_rho
-from scdro.errors import HyperparameterError, LossError
+from scdro._validation import array_weights, check_half_or_rho, check_no_missing, check_number, read_probabilities
+from scdro.errors import LossError
 from scdro.functional import worst_case
 
 __all__ = ["LookWeights", "look_weights", "second_look_weights"]
 
 Array = npt.NDArray[Any]
+EPS, SMALLEST = np.finfo(float).eps, np.finfo(float).tiny  # the root is as exact as brentq can make it, at any scale
 HALF, SMALL = 0.5, 20  # the weighted mean probability of the label; the smallest (effective) size of a class
 
 
@@ -49,15 +51,15 @@ def second_look_weights(
     *,
     rho: Any = "half",
     balance_classes: bool = True,
-    least: int = SMALL,
+    min_effective_size: int = SMALL,
     sample_weight: Any = None,
 ) -> Any:
     r"""Sample weights for a second training, with mean one: w_i ~ exp(-p_i/lam) inside each class.
 
     lam is such that the weighted mean of p is 1/2 in each class (the half rule), and all classes get the same total. A
     class keeps uniform weights if there is no such lam (mean p at most 1/2, or no p below 1/2), or if it has fewer than
-    `least` samples. lam is raised if the effective size (sum w)^2/sum w^2 would fall below `least`, so that a few hard
-    samples cannot dominate their class.
+    `min_effective_size` samples. lam is raised if the effective size (sum w)^2/sum w^2 would fall below that, so that a
+    few hard samples cannot dominate their class.
 
     Args:
         proba: the probability of each sample's label, (n,), by a reference model that was not trained on the sample; or
@@ -65,7 +67,7 @@ def second_look_weights(
         y: the labels, (n,).
         rho: "half", or the radius of a KL ball: the worst case of 1 - p at this radius, in each class.
         balance_classes: whether classes get equal totals; otherwise they keep their totals.
-        least: the smallest effective size of a class.
+        min_effective_size: the smallest effective size of a class.
         sample_weight: base weights q >= 0.
 
     Returns:
@@ -79,7 +81,14 @@ def second_look_weights(
     Reference: the exponential weights within classes are those of AFR (Qiu et al., ICML 2023), whose temperature is
     tuned with group labels.
     """
-    found = look_weights(proba, y, rho=rho, balance_classes=balance_classes, least=least, sample_weight=sample_weight)
+    found = look_weights(
+        proba,
+        y,
+        rho=rho,
+        balance_classes=balance_classes,
+        min_effective_size=min_effective_size,
+        sample_weight=sample_weight,
+    )
     if isinstance(proba, torch.Tensor):
         return torch.as_tensor(found.weights, dtype=proba.dtype, device=proba.device)
     return found.weights
@@ -91,15 +100,16 @@ def look_weights(
     *,
     rho: Any = "half",
     balance_classes: bool = True,
-    least: int = SMALL,
+    min_effective_size: int = SMALL,
     sample_weight: Any = None,
 ) -> LookWeights:
     """`second_look_weights`, with the temperatures and the classes left alone."""
     labels = as_array(y)
+    check_no_missing(labels, "y")
     p = read_probabilities(proba, labels)
     q = array_weights(sample_weight, len(p))
     check_half_or_rho(rho)
-    check_number("least", least, ">= 1", "the least effective size of a class")
+    check_number("min_effective_size", min_effective_size, ">= 1", "the smallest effective size of a class")
     weights = np.zeros(len(p))
     lam: dict[Any, float] = {}
     left_alone: dict[Any, str] = {}
@@ -108,7 +118,7 @@ def look_weights(
         if len(rows) == 0:
             continue
         name = label.item() if hasattr(label, "item") else label
-        inside, temperature, reason = _in_class(p[rows], q[rows], rho, least)
+        inside, temperature, reason = _in_class(p[rows], q[rows], rho, min_effective_size)
         weights[rows] = inside * (1.0 if balance_classes else q[rows].sum())
         lam[name] = temperature
         if reason:
@@ -116,69 +126,61 @@ def look_weights(
     return LookWeights(weights * len(p) / weights.sum(), lam, left_alone)
 
 
-def _in_class(p: Array, q: Array, rho: Any, least: float) -> tuple[Array, float, str]:
+def _in_class(p: Array, q: Array, rho: Any, min_effective_size: float) -> tuple[Array, float, str]:
     """Weights of one class, with sum one; their temperature; and why they are uniform, if they are."""
     q = q / q.sum()
     mean = float(q @ p)
-    if len(p) < least or effective_size(q) < least:
-        return q, math.inf, f"fewer than {least} samples"
+    if len(p) < min_effective_size or effective_size(q) < min_effective_size:
+        return q, math.inf, f"fewer than {min_effective_size} samples"
     if rho == "half":
         if mean <= HALF:
             return q, math.inf, "the reference is right no more than half of the time"
         if p.min() >= HALF:
             return q, math.inf, "no sample that the reference fails"
-        weights, lam = tilted_to(p, q, HALF, least)
+        weights, lam = tilted_to(p, q, HALF, min_effective_size)
         return weights, lam, ""
     found = worst_case(1.0 - p, rho, sample_weight=q)
-    if effective_size(found.weights) >= least:
+    if effective_size(found.weights) >= min_effective_size:
         return found.weights, float(found.lam), ""
-    weights, lam = _at_size(p, q, least, 1.0 / float(found.lam))
+    weights, lam = _at_size(p, q, min_effective_size, 1.0 / float(found.lam))
     return weights, lam, ""
 
 
-def tilted_to(p: Array, q: Array, target: float, least: float = 1.0) -> tuple[Array, float]:
-    """Weights ~ q exp(-p/lam) with mean p of `target`, or flatter if their effective size would be below `least`.
+def tilted_to(p: Array, q: Array, target: float, min_effective_size: float = 1.0) -> tuple[Array, float]:
+    """Weights ~ q exp(-p/lam) with mean p of `target`, or flatter if their effective size would be too small."""
 
-    Newton in 1/lam, inside a bracket: d/d(1/lam) sum w p = -Var_w(p).
-    """
-
-    def miss(sharpness: float) -> tuple[float, float]:
-        w = _tilted(p, q, sharpness)
-        mean = float(w @ p)
-        return mean - target, -float(w @ (p - mean) ** 2)
+    def miss(sharpness: float) -> float:
+        return float(_tilted(p, q, sharpness) @ p) - target
 
     low, high = 0.0, 1.0 / max(float(q @ p) - float(p.min()), 1e-300)
-    while miss(high)[0] > 0:
+    while miss(high) > 0:
         low, high = high, 2 * high
         if not math.isfinite(high):
             raise LossError(f"expected a target between the smallest p and the mean of p, got {target}")
     sharpness = _root(miss, low, high)
-    if effective_size(_tilted(p, q, sharpness)) < least:
-        return _at_size(p, q, least, sharpness)
-    return _tilted(p, q, sharpness), 1.0 / sharpness
+    if effective_size(_tilted(p, q, sharpness)) < min_effective_size:
+        return _at_size(p, q, min_effective_size, sharpness)
+    return _tilted(p, q, sharpness), 1.0 / sharpness if sharpness > 0 else math.inf
 
 
-def _at_size(p: Array, q: Array, least: float, sharpest: float) -> tuple[Array, float]:
-    """The sharpest weights of effective size `least`. The size falls in 1/lam."""
+def _at_size(p: Array, q: Array, min_effective_size: float, sharpest: float) -> tuple[Array, float]:
+    """The sharpest weights of effective size `min_effective_size`. The size falls in 1/lam."""
 
-    def miss(sharpness: float) -> tuple[float, float]:
-        return effective_size(_tilted(p, q, sharpness)) - least, 0.0
+    def miss(sharpness: float) -> float:
+        return effective_size(_tilted(p, q, sharpness)) - min_effective_size
 
     sharpness = _root(miss, 0.0, sharpest)
     return _tilted(p, q, sharpness), 1.0 / sharpness if sharpness > 0 else math.inf
 
 
-def _root(miss: Callable[[float], tuple[float, float]], low: float, high: float) -> float:
-    """The root of a function that falls from >= 0 at `low` to <= 0 at `high`; a slope of zero means unknown."""
-    x = high
-    for _ in range(200):
-        value, slope = miss(x)
-        low, high = (x, high) if value > 0 else (low, x)
-        if value == 0 or high - low <= 4e-16 * high:
-            break
-        newton = x - value / slope if slope < 0 else low
-        x = newton if low < newton < high else 0.5 * (low + high)
-    return x
+def _root(miss: Callable[[float], float], low: float, high: float) -> float:
+    """The root, in 1/lam, of a function that falls from `low` to `high`; an end if there is no change of sign."""
+    if miss(high) >= 0:
+        return high
+    if miss(low) <= 0:
+        return low
+    root, _ = brentq(miss, low, high, xtol=SMALLEST, rtol=4 * EPS, maxiter=1000, full_output=True, disp=False)
+    return float(root)
 
 
 def _tilted(p: Array, q: Array, sharpness: float) -> Array:
@@ -199,36 +201,3 @@ def balanced(weights: Array, y: Array) -> Array:
     shared: Array = weights / np.where(totals > 0, totals, 1.0)[member]
     shared *= len(y) / shared.sum()
     return shared
-
-
-# -- arguments --------------------------------------------------------------------------------------------------------
-
-
-def read_probabilities(proba: Any, labels: Array) -> Array:
-    """The probability of each sample's label, in double precision."""
-    p = as_array(proba).astype(np.float64)
-    if labels.ndim != 1 or len(labels) == 0:
-        raise LossError(f"expected labels as a vector, not empty, got shape {labels.shape}")
-    if p.ndim == 2 and len(p) == len(labels):
-        if labels.dtype.kind not in "iubf" or not np.isin(labels, np.arange(p.shape[1])).all():
-            raise LossError(
-                f"expected labels 0 to {p.shape[1] - 1} for probabilities of {p.shape[1]} classes, got "
-                f"{np.unique(labels)[:5].tolist()}...; or give the probability of each sample's own label, (n,)"
-            )
-        p = p[np.arange(len(p)), labels.astype(int)]
-    if p.shape != labels.shape:
-        raise LossError(f"expected one probability per label, {labels.shape}, got shape {p.shape}")
-    bad = ~((p >= -1e-6) & (p <= 1 + 1e-6))
-    if bad.any():
-        raise LossError(
-            f"expected probabilities in [0, 1], got {int(bad.sum())} others (NaN counts), such as {p[bad][0]}; "
-            f"{'did training diverge?' if np.isnan(p[bad]).any() else 'logits need a softmax first'}"
-        )
-    return p.clip(0.0, 1.0)
-
-
-def check_half_or_rho(rho: Any) -> None:
-    if isinstance(rho, str) and rho != "half":
-        raise HyperparameterError(f'expected rho to be "half" or a radius >= 0, got {rho!r}')
-    if rho != "half":
-        check_rho(rho)

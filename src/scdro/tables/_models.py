@@ -67,7 +67,7 @@ class Family(Protocol):
         """What `save` wrote."""
 
 
-def _without(settings: dict[str, Any], *names: str) -> dict[str, Any]:
+def without(settings: dict[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in names}
 
 
@@ -118,7 +118,7 @@ class Trees:
             n_jobs=self.threads,
             random_state=seed,
             verbose=-1,
-            **_without(settings, "rho", "rounds"),
+            **without(settings, "rho", "rounds"),
         )
         stopping: dict[str, Any] = {}
         if held_out is not None and classes:  # LightGBM takes no class that it does not learn
@@ -195,7 +195,7 @@ class Linear:
 
         from scdro.linear_model import KLDROClassifier, KLDRORegressor
 
-        chosen = {"rho": 0.0, **_without(settings, "rounds")}
+        chosen = {"rho": 0.0, **without(settings, "rounds")}
         model = (KLDROClassifier if classes else KLDRORegressor)(**chosen)
         whole = Pipeline([("columns", columns.features()), ("model", model)])
         whole.fit(part.X, part.y, model__sample_weight=part.weight)

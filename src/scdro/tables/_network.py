@@ -16,7 +16,7 @@ from scdro.errors import CheckpointError
 from scdro.functional import worst_case
 from scdro.loss import KLRobustLoss
 from scdro.tables._columns import Columns
-from scdro.tables._models import Array, Part, _without, load_skops, save_skops
+from scdro.tables._models import Array, Part, load_skops, save_skops, without
 
 __all__ = ["Networks"]
 
@@ -77,7 +77,7 @@ class Networks:
     def _trained(
         self, prepare: Any, x: Tensor, y: Tensor, w: Tensor, held_out: Part | None, settings: dict[str, Any], k: int
     ) -> NetworkModel:
-        shape = {"features": x.shape[1], "outputs": k or 1, **_without(settings, "rho", "rounds", "weight_decay")}
+        shape = {"features": x.shape[1], "outputs": k or 1, **without(settings, "rho", "rounds", "weight_decay")}
         network = layers(**shape).to(x.device)
         rho, epochs = settings.get("rho", 0.0), settings.get("rounds", EPOCHS)
         robust = KLRobustLoss(rho) if rho else None

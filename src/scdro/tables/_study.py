@@ -683,8 +683,9 @@ class _Seed:
             errors = np.abs(plain - y)
             weights = worst_case(errors, self.options.rho).weights * len(y)
             found = find_slices(
-                weights, frame, proba=errors * self.scale[1], errors=True, least=max(self.options.least_group // 2, 2),
+                weights, frame, proba=errors * self.scale[1], errors=True,
                 after=None if after is None else np.abs(after - y) * self.scale[1],
+                min_size=max(self.options.least_group // 2, 2),
             )  # fmt: skip
         else:
             weights = self._second_look_weights(plain, y, {"look": "half", "balanced": False})
@@ -692,7 +693,7 @@ class _Seed:
             order = np.argsort(names)
             found = find_slices(
                 weights, frame, y=names[y], proba=plain[:, order], after=None if after is None else after[:, order],
-                least=max(self.options.least_group // 2, 2),
+                min_size=max(self.options.least_group // 2, 2), label=self.problem.target,
             )  # fmt: skip
         return [self._slice_row(one) for one in found]
 
@@ -705,12 +706,8 @@ class _Seed:
         return found
 
     def _slice_row(self, one: Any) -> SliceSummary:
-        own = any(c["name"] == "label" and c["kind"] != "target" for c in self.problem.columns)
-        target = "label" if own else self.problem.target
-        conditions = [f"{target}{c[5:]}" if c.startswith("label = ") else c for c in one.conditions]
-        one = one._replace(conditions=tuple(conditions))
         return {
-            "conditions": conditions,
+            "conditions": list(one.conditions),
             "size": one.size,
             "share": one.share,
             "lift": one.lift,
