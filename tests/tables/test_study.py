@@ -9,7 +9,7 @@ import pytest
 
 import scdro
 from scdro.errors import DataError, HyperparameterError
-from scdro.tables import Run, _folder, _study, _verdict, audit, load, train
+from scdro.tables import Run, _folder, _split_study, _verdict, audit, load, train
 from scdro.tables._summary import Summary, mismatch
 
 
@@ -167,15 +167,15 @@ def test_one_class_for_every_row_is_said_and_a_rare_class_is_no_flat_model():
 @pytest.mark.parametrize("model", ["trees", "network"])
 def test_a_fold_does_not_say_when_its_own_model_stops(monkeypatch, model):
     """The others do: a model that is judged where it was best is judged too well."""
-    from scdro.tables import _models, _network, _study
+    from scdro.tables import _models, _network
 
     frame, stopped = spoilt(300), []
     kind = {"trees": _models.TreesModel, "network": _network.NetworkModel}[model]
     stop_at = kind.stop_at
     monkeypatch.setattr(kind, "stop_at", lambda self, rounds: (stopped.append((self, rounds)), stop_at(self, rounds)))
     found = []
-    cross_fit = _study._Seed._cross_fit
-    monkeypatch.setattr(_study._Seed, "_cross_fit", lambda *a: found.append(cross_fit(*a)) or found[-1])
+    cross_fit = _split_study.SplitStudy._cross_fit
+    monkeypatch.setattr(_split_study.SplitStudy, "_cross_fit", lambda *a: found.append(cross_fit(*a)) or found[-1])
     train(frame, "y", model=model, methods=["plain"], budget=1, seeds=1)
     (one,) = found
     assert len(set(one["rounds"])) > 1
@@ -315,10 +315,10 @@ def test_bad_settings_are_refused_before_any_fit(settings, monkeypatch):
 @pytest.mark.parametrize("target", ["y", "rule"])
 def test_settings_of_many_rows_are_chosen_on_a_sample(monkeypatch, target):
     """Chosen on a sample with one seed, trained on all rows, and said so."""
-    from scdro.tables import _models, _study
+    from scdro.tables import _models
 
-    monkeypatch.setattr(_study, "MANY_ROWS", 300)
-    monkeypatch.setattr(_study, "SAMPLE", 200)
+    monkeypatch.setattr(_split_study, "MANY_ROWS", 300)
+    monkeypatch.setattr(_split_study, "SAMPLE", 200)
     sizes, fit = [], _models.Linear.fit
 
     def counted(self, columns, part, *others):
@@ -341,19 +341,17 @@ def test_settings_of_many_rows_are_chosen_on_a_sample(monkeypatch, target):
 
 def test_what_is_said_about_rows_outside_the_sample_is_unseen(monkeypatch):
     """A second look at many rows: the weights of all come from models that saw none of them."""
-    from scdro.tables import _study
-
-    monkeypatch.setattr(_study, "MANY_ROWS", 300)
-    monkeypatch.setattr(_study, "SAMPLE", 240)
+    monkeypatch.setattr(_split_study, "MANY_ROWS", 300)
+    monkeypatch.setattr(_split_study, "SAMPLE", 240)
     seen = []
-    weights = _study._Seed._second_look_weights
+    weights = _split_study.SplitStudy._second_look_weights
 
     def noted(self, reference, y, settings):
         found = weights(self, reference, y, settings)
         seen.append((self, reference, found))
         return found
 
-    monkeypatch.setattr(_study._Seed, "_second_look_weights", noted)
+    monkeypatch.setattr(_split_study.SplitStudy, "_second_look_weights", noted)
     train(spoilt(1000), "y", model="linear", methods=["second-look"], budget=1, seeds=1)
     study, reference, found = next(one for one in seen if len(one[1]) == 800)
     inside = np.searchsorted(study.cut.train, study.sample)
@@ -421,7 +419,9 @@ def test_a_printed_run_cannot_steer_a_terminal():
 
 def test_where_every_radius_is_too_dear_the_verdict_says_so(tmp_path, monkeypatch):
     """The best of the radii is then 0, plain training itself: there is nothing to compare it with."""
-    monkeypatch.setattr(_study._Seed, "_within_price", lambda self, m: m == self.methods["plain"].best.measures)
+    monkeypatch.setattr(
+        _split_study.SplitStudy, "_within_price", lambda self, m: m == self.methods["plain"].best.measures
+    )
     run = train(spoilt(400), "y", model="linear", methods=["worst-case"], out=tmp_path / "run", **QUICK)
     verdict = run.summary["verdict"]
     assert (verdict["answer"], verdict["kept"], verdict["robust"]) == ("costs too much", "plain", None)

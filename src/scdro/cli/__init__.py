@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from scdro import __version__
 from scdro.errors import ScdroError
+from scdro.tables._summary import METHODS
 
 __all__ = ["main", "parser"]
 
@@ -145,8 +146,7 @@ def _add_data(made: argparse.ArgumentParser) -> None:
     made.add_argument("--target", metavar="COLUMN", help="the column to predict")
     made.add_argument("--model", choices=["trees", "linear", "network"], help="default: trees")
     made.add_argument("--task", choices=["classification", "regression"], help="default: by the target")
-    methods = ["plain", "class-weighted", "worst-case", "second-look"]
-    made.add_argument("--method", action="append", choices=methods, help="only these; may be repeated")
+    made.add_argument("--method", action="append", choices=METHODS, help="only these; may be repeated")
     made.add_argument("--rho", type=_number, help="radius at which models are compared (default 0.5)")
     made.add_argument(
         "--price",

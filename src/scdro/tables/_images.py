@@ -30,17 +30,17 @@ from scdro.tables._image_models import FeatureModel, ImageModel, small_network
 from scdro.tables._logs import Logs
 from scdro.tables._network import best_device
 from scdro.tables._pictures import Pictures, as_floats, images_below, printable
-from scdro.tables._problem import TableProblem, TrainTest
+from scdro.tables._problem import Options, TableProblem, TrainTest
 from scdro.tables._read import polars, shown
 from scdro.tables._run import Run
-from scdro.tables._study import Found, Options, in_folder, make_summary
-from scdro.tables._verdict import Tested, judge
+from scdro.tables._summary import Found, Method, make_summary
+from scdro.tables._verdict import Predictions, judge
 
 __all__ = ["train_images"]
 
 Array = npt.NDArray[Any]
 EPOCHS, PATIENCE, BATCH = 40, 6, 64
-METHODS = ("plain", "second-look")
+FOR_IMAGES: tuple[Method, ...] = ("plain", "second-look")
 SIDE, SIDE_OF_PRETRAINED = 64, 224  # pixels
 PENALTIES = tuple(10.0**k for k in range(-4, 1))  # on standardised features
 
@@ -96,17 +96,14 @@ def train_images(
     root = Path(folder)
     paths, problem = _labelled(root)
     X = Pictures(size).read(paths)
-    options = Options("images", METHODS, float(rho), float(price), 5, 1, seed, 1, least_group, 1, False)
+    options = Options("images", FOR_IMAGES, float(rho), float(price), 5, 1, seed, 1, least_group, 1, False)
     digest = hashlib.sha256(X.tobytes() + problem.y.tobytes()).hexdigest()
-    about = {**options.__dict__, "methods": list(METHODS), "size": size, "data": digest}
-    logs = Logs(loggers)
-    about["features"] = None if frozen is None else f"{frozen.name} {frozen.digest}"
-    given = features if isinstance(features, nn.Module) else None
-    return in_folder(
+    weights = None if frozen is None else f"{frozen.name} {frozen.digest}"
+    return Run.in_folder(
         out,
-        about,
-        lambda fits: _study(problem, X, options, size, fits, root.name, progress, frozen, logs),
-        features=given,
+        {**options.as_json(), "size": size, "data": digest, "features": weights},
+        lambda fits: _make_run(problem, X, options, size, fits, root.name, progress, frozen, Logs(loggers)),
+        features=features if isinstance(features, nn.Module) else None,
     )
 
 
@@ -128,7 +125,7 @@ def _labelled(root: Path) -> tuple[list[Path], TableProblem]:
     return paths, TableProblem(frame, "class", names, np.array(y), [], None, [], [], None, split, None, [])
 
 
-def _study(
+def _make_run(
     problem: TableProblem, X: Array, options: Options, size: int, fits: _folder.Fits, title: str,
     progress: Callable[[int, int, str], None] | None, frozen: _pretrained.Frozen | None,
     logs: Logs,
@@ -139,11 +136,11 @@ def _study(
         fitted = _by_small_network(X, y, cut, len(problem.classes), options, fits, tell)
     else:
         fitted = _by_features(frozen, X, y, cut, len(problem.classes), options, fits, tell)
-    tests = [
-        Tested(name, options.seed, cut.test, predicted, y[cut.test], (0.0, 1.0))
+    predictions = [
+        Predictions(name, options.seed, cut.test, predicted, y[cut.test], (0.0, 1.0))
         for name, predicted in fitted.predicted.items()
     ]
-    verdict, groups, methods = judge(problem, tests, options, "second-look", [], fitted.answer)
+    verdict, groups, methods = judge(problem, predictions, options, "second-look", [], fitted.answer)
     for row in methods:
         row["seconds"] = round(time.monotonic() - began, 1)
     tell(3, 3, "done")

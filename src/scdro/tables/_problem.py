@@ -1,4 +1,4 @@
-"""A table as a learning problem: the task, the rows of each part, the groups."""
+"""A table as a learning problem: the task, the rows of each part, the groups, and the options of a run on it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from scdro.tables._read import as_table, column_of, listed, polars, shown, where
 if TYPE_CHECKING:
     import polars as pl
 
-    from scdro.tables._summary import ColumnSummary, SplitSummary
+    from scdro.tables._summary import ColumnSummary, Method, SplitSummary
 
-__all__ = ["TableProblem", "TrainTest", "make_problem"]
+__all__ = ["Options", "TableProblem", "TrainTest", "make_problem"]
 
 Array = npt.NDArray[Any]
 MANY = 20  # different numbers beyond which a target is taken as a quantity
@@ -33,6 +33,28 @@ class TrainTest(NamedTuple):
 
     train: Array
     test: Array
+
+
+@dataclass(frozen=True)
+class Options:
+    """Checked options of a run."""
+
+    model: str
+    methods: tuple[Method, ...]
+    rho: float
+    price: float
+    folds: int
+    budget: int
+    seed: int
+    seeds: int
+    least_group: int
+    threads: int
+    audit: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """What the results depend on: all but the number of threads."""
+        known = {name: value for name, value in self.__dict__.items() if name != "threads"}
+        return {**known, "methods": list(self.methods)}
 
 
 @dataclass
@@ -54,6 +76,17 @@ class TableProblem:
 
     def features(self) -> list[str]:
         return [c["name"] for c in self.columns if c["kind"] in ("number", "category")]
+
+    def counts(self) -> list[int]:
+        """Rows of each class; [] for regression."""
+        counts: list[int] = np.bincount(self.y, minlength=len(self.classes)).tolist() if self.classes else []
+        return counts
+
+    def sample(self, rows: Array, size: int, seed: int) -> Array:
+        """That many of these rows, at random, with the same shares of the classes."""
+        stratify = self.y[rows] if self.classes else None
+        chosen: Array = np.sort(train_test_split(rows, train_size=size, random_state=seed, stratify=stratify)[0])
+        return chosen
 
     def cut(self, seed: int) -> TrainTest:
         """The training and the test rows for a seed."""

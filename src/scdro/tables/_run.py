@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from scdro.tables._families import FAMILIES
 from scdro.tables._models import Model
 from scdro.tables._page import render
 from scdro.tables._read import column_of, polars, shown
-from scdro.tables._summary import FORMAT, Summary, mismatch
+from scdro.tables._summary import FORMAT, METHODS, Summary, mismatch
 
 __all__ = ["Run", "load"]
 
@@ -141,6 +141,28 @@ class Run:
             _folder.seal(folder)
 
     @classmethod
+    def in_folder(
+        cls, out: Any, about: dict[str, Any], make: Callable[[_folder.Fits], Run], features: Any = None
+    ) -> Run:
+        """The run in a folder if it has finished there; otherwise made, from the fits of before, and saved.
+
+        `about` identifies the run; without a folder it is made and not saved.
+        """
+        if out is None:
+            return make(_folder.Fits(None))
+        folder = Path(out)
+        with _folder.locked(folder):
+            _folder.same_run(folder, about)
+            fits = _folder.Fits(folder)
+            if (folder / _folder.MANIFEST).exists():
+                run = cls.load(folder, features)
+            else:
+                run = make(fits)
+                run.save(folder, lock=False)
+            fits.clear()
+            return run
+
+    @classmethod
     def load(cls, folder: Any, features: Any = None) -> Run:
         """Open a run; every file is checked against its checksum, and nothing in it is executed."""
         folder = Path(folder)
@@ -158,7 +180,7 @@ class Run:
             inputs = family.inputs.from_json(about["inputs"])
             mean, std = (float(value) for value in about["scale"])
             names = [str(name) for name in about["models"]]
-            if any(name not in ("plain", "class-weighted", "worst-case", "second-look") for name in names):
+            if any(name not in METHODS for name in names):
                 raise CheckpointError(f"expected names of methods, got {shown(names)}")
             if names and summary["verdict"]["kept"] not in names:
                 raise CheckpointError(f"expected the model that was kept, got only {shown(names)}")

@@ -7,25 +7,38 @@ interval, null where there is none. A change of meaning raises FORMAT.
 
 from __future__ import annotations
 
+import importlib.metadata
 import types
 import typing
-from typing import Any, Literal, TypedDict
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+
+from scdro import __version__
+
+if TYPE_CHECKING:
+    from scdro.tables._problem import Options, TableProblem, TrainTest
 
 __all__ = [
     "FORMAT",
+    "METHODS",
     "CandidateSummary",
     "ColumnSummary",
     "Curve",
+    "Found",
     "GroupSummary",
     "Interval",
+    "Method",
     "MethodSummary",
     "SliceSummary",
     "Summary",
     "VerdictSummary",
+    "make_summary",
     "mismatch",
 ]
 
 FORMAT = 1
+Method = Literal["plain", "class-weighted", "worst-case", "second-look"]
+METHODS: tuple[Method, ...] = typing.get_args(Method)
 
 
 class Interval(TypedDict):
@@ -81,7 +94,7 @@ class DataSummary(TypedDict):
 class MethodSummary(TypedDict):
     """One way of training, at the settings that cross-validation chose."""
 
-    name: Literal["plain", "class-weighted", "worst-case", "second-look"]
+    name: Method
     settings: dict[str, Any]
     scores: dict[str, Interval]
     """On the test rows. Classification: accuracy, balanced_accuracy, log_loss, roc_auc, brier, robust_value, tail.
@@ -205,6 +218,78 @@ class Summary(TypedDict):
     slices: list[SliceSummary]  # the one that stands out most first
     verdict: VerdictSummary
     warnings: list[str]
+
+
+class Found(NamedTuple):
+    """The results of a run, as the summary has them."""
+
+    methods: list[MethodSummary]
+    curves: list[Curve]
+    groups: list[GroupSummary]
+    slices: list[SliceSummary]
+    verdict: VerdictSummary
+    warnings: list[str]
+
+
+def make_summary(
+    problem: TableProblem,
+    options: Options,
+    found: Found,
+    cut: TrainTest,
+    tested: int,
+    chosen_on: int,
+    title: str,
+    seconds: float,
+) -> Summary:
+    """The summary of a run."""
+    return {
+        "format": FORMAT,
+        "kind": "audit" if options.audit else "train",
+        "title": title,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+        "versions": _versions(options.model),
+        "task": {
+            "type": "classification" if problem.classes else "regression",
+            "target": problem.target,
+            "classes": problem.classes,
+            "counts": problem.counts(),
+            "score": "accuracy" if problem.classes else "R2",
+            "loss": "log loss" if problem.classes else "squared error",
+        },
+        "data": {
+            "rows": len(problem.y),
+            "train": len(cut.train),
+            "test": len(cut.test),
+            "tested": tested,
+            "chosen_on": chosen_on,
+            "columns": problem.columns,
+            "split": problem.split,
+        },
+        "settings": {
+            "model": options.model,  # type: ignore[typeddict-item]
+            "methods": list(options.methods),
+            "rho": options.rho,
+            "price": options.price,
+            "folds": options.folds,
+            "budget": options.budget,
+            "seeds": options.seeds,
+            "least_group": options.least_group,
+            "group": problem.group,
+        },
+        "methods": found.methods,
+        "curves": found.curves,
+        "groups": found.groups,
+        "slices": found.slices,
+        "verdict": found.verdict,
+        "warnings": found.warnings,
+    }
+
+
+def _versions(model: str) -> dict[str, str]:
+    packages = {"trees": ["lightgbm"], "network": ["torch"], "images": ["torch", "pillow"]}.get(model, [])
+    names = ["scikit-learn", "polars", *packages]
+    return {"scdro": __version__} | {name: importlib.metadata.version(name) for name in names}
 
 
 def mismatch(value: Any, kind: Any, where: str = "summary") -> str | None:

@@ -11,18 +11,19 @@ import sklearn.metrics
 from scipy import stats
 
 from scdro.functional import worst_case
-from scdro.tables._problem import TableProblem
+from scdro.tables._problem import Options, TableProblem
 from scdro.tables._summary import (
     Difference,
     GroupSummary,
     Interval,
+    Method,
     MethodSummary,
     SliceSummary,
     VerdictSummary,
     WorstGroup,
 )
 
-__all__ = ["Offer", "Tested", "judge", "measure", "row_losses", "row_scores"]
+__all__ = ["Offer", "Predictions", "judge", "measure", "row_losses", "row_scores"]
 
 Array = npt.NDArray[Any]
 TAIL = 0.05
@@ -30,7 +31,7 @@ RESAMPLES, RESAMPLED = 200, 20_000  # bootstrap samples, and the rows they are d
 FLAT = 0.04  # a model that varies less than this share of a perfect one says the same to everybody
 
 
-class Tested(NamedTuple):
+class Predictions(NamedTuple):
     """Predictions of a method on test rows; of regressors in units of the standardised target."""
 
     method: str
@@ -122,17 +123,17 @@ def _resampled(before: Array, after: Array, statistic: Any) -> Difference:
 
 
 def judge(
-    problem: TableProblem, tests: list[Tested], options: Any, robust: str | None, slices: list[SliceSummary],
-    look: str | None, too_dear: bool = False, cheapest: Offer | None = None,
+    problem: TableProblem, predictions: list[Predictions], options: Options, robust: str | None,
+    slices: list[SliceSummary], look: str | None, too_dear: bool = False, cheapest: Offer | None = None,
 ) -> tuple[VerdictSummary, list[GroupSummary], list[MethodSummary]]:  # fmt: skip
     """The verdict, the table of groups, the methods with their scores on the test rows.
 
     `robust` is None where no robust model is left to compare; `cheapest` is then the least dear that was tried.
     """
-    names = list(options.methods)
-    pooled = {name: _Pooled([t for t in tests if t.method == name]) for name in names}
+    own = {name: [p for p in predictions if p.method == name] for name in options.methods}
+    pooled: dict[str, _Pooled] = {name: _Pooled(found) for name, found in own.items()}
     groups = _groups(problem, pooled, options.least_group)
-    methods = [_method_row(name, [t for t in tests if t.method == name], pooled[name], options.rho) for name in names]
+    methods = [_method_row(name, found, pooled[name], options.rho) for name, found in own.items()]
     verdict = _verdict(problem, pooled, groups, options, robust, slices, look, too_dear, cheapest)
     return verdict, groups, methods
 
@@ -149,8 +150,8 @@ class Offer(NamedTuple):
 class _Pooled:
     """Losses and scores of each test row, averaged over the seeds that tested it."""
 
-    def __init__(self, tests: list[Tested]) -> None:
-        rows = np.concatenate([t.rows for t in tests])
+    def __init__(self, predictions: list[Predictions]) -> None:
+        rows = np.concatenate([t.rows for t in predictions])
         self.rows, where = np.unique(rows, return_inverse=True)
         times = np.bincount(where)
 
@@ -158,13 +159,13 @@ class _Pooled:
             found: Array = np.bincount(where, np.concatenate(values)) / times
             return found
 
-        self.losses = mean([row_losses(t.predicted, t.y) for t in tests])
-        self.scores = mean([row_scores(t.predicted, t.y) for t in tests])
-        self.classifier = tests[0].predicted.ndim == 2
+        self.losses = mean([row_losses(t.predicted, t.y) for t in predictions])
+        self.scores = mean([row_scores(t.predicted, t.y) for t in predictions])
+        self.classifier = predictions[0].predicted.ndim == 2
         self.served = self.scores
         if not self.classifier:
-            self.served = mean([np.abs(t.predicted - t.y) * t.scale[1] for t in tests])
-        kept = tests[0].predicted  # by the model of the first seed, the one that may be kept
+            self.served = mean([np.abs(t.predicted - t.y) * t.scale[1] for t in predictions])
+        kept = predictions[0].predicted  # by the model of the first seed, the one that may be kept
         self.flat = _is_flat(kept)
         answers = np.unique(kept.argmax(1)).tolist() if self.classifier else []
         self.one_answer: int | None = answers[0] if len(answers) == 1 else None  # the class that it gives every row
@@ -178,9 +179,9 @@ def _is_flat(predicted: Array) -> bool:
     return bool((predicted.std(0) <= FLAT * most + 1e-9).all())
 
 
-def _method_row(name: str, tests: list[Tested], pooled: _Pooled, rho: float) -> MethodSummary:
+def _method_row(name: Method, predictions: list[Predictions], pooled: _Pooled, rho: float) -> MethodSummary:
     def mean(function: Any) -> Interval:
-        return {"value": float(np.mean([function(t) for t in tests])), "low": None, "high": None}
+        return {"value": float(np.mean([function(t) for t in predictions])), "low": None, "high": None}
 
     found = measure(pooled.losses, rho)
     scores: dict[str, Interval] = {}
@@ -197,7 +198,7 @@ def _method_row(name: str, tests: list[Tested], pooled: _Pooled, rho: float) -> 
     for key in ("robust_value", "tail"):
         scores[key] = {"value": found[key], "low": None, "high": None}
     scores = {key: _finite(value) for key, value in scores.items()}
-    return {"name": name, "settings": {}, "scores": scores, "out_of_fold": {}, "seconds": 0.0, "note": ""}  # type: ignore[typeddict-item]
+    return {"name": name, "settings": {}, "scores": scores, "out_of_fold": {}, "seconds": 0.0, "note": ""}
 
 
 def _finite(estimate: Interval) -> Interval:
@@ -207,12 +208,12 @@ def _finite(estimate: Interval) -> Interval:
     return {"value": value, "low": low, "high": high}
 
 
-def _balanced_accuracy(t: Tested) -> float:
+def _balanced_accuracy(t: Predictions) -> float:
     right = t.predicted.argmax(1) == t.y
     return float(np.mean([right[t.y == k].mean() for k in np.unique(t.y)]))
 
 
-def _auc(t: Tested) -> float:
+def _auc(t: Predictions) -> float:
     present = np.unique(t.y)
     if len(present) < t.predicted.shape[1] or len(present) > 50:
         return math.nan
@@ -222,7 +223,7 @@ def _auc(t: Tested) -> float:
     return float(sklearn.metrics.roc_auc_score(t.y, shares, multi_class="ovr", labels=present))
 
 
-def _brier(t: Tested) -> float:
+def _brier(t: Predictions) -> float:
     if t.predicted.shape[1] == 2:
         return float(np.mean((t.predicted[:, 1] - t.y) ** 2))
     errors = t.predicted.copy()
@@ -275,7 +276,7 @@ def _worst_group(problem: TableProblem, before: _Pooled, after: _Pooled, least: 
 
 
 def _verdict(
-    problem: TableProblem, pooled: dict[str, _Pooled], groups: list[GroupSummary], options: Any, robust: str | None,
+    problem: TableProblem, pooled: dict[str, _Pooled], groups: list[GroupSummary], options: Options, robust: str | None,
     slices: list[SliceSummary], look: str | None, too_dear: bool, cheapest: Offer | None,
 ) -> VerdictSummary:  # fmt: skip
     plain = pooled["plain"]
@@ -328,7 +329,7 @@ def _verdict(
     }  # fmt: skip
 
 
-def _saved(kept: str, options: Any, *beside: str) -> list[str]:
+def _saved(kept: str, options: Options, *beside: str) -> list[str]:
     """Models of the run's folder: none that says the same to everybody."""
     return [] if options.audit or kept == "none" else [name for name in options.methods if name in (kept, *beside)]
 
@@ -357,7 +358,7 @@ HOW = {
 class _Words:
     """The same numbers, as one would say them."""
 
-    def __init__(self, problem: TableProblem, options: Any) -> None:
+    def __init__(self, problem: TableProblem, options: Options) -> None:
         self.problem, self.options = problem, options
         self.score = "accuracy" if problem.classes else "R2"
         self.rows = "rows" if options.audit else "test rows"
