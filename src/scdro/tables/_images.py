@@ -122,7 +122,7 @@ def _labelled(root: Path) -> tuple[list[Path], TableProblem]:
     frame = polars().DataFrame({"path": [printable(p.relative_to(root)) for p in paths]})
     split: Any = {"how": "random", "column": None, "value": None, "text": "A fifth of the images is kept for the test."}
     names = [printable(Path(p.name)) for p in classes]
-    return paths, TableProblem(frame, "class", names, np.array(y), [], None, [], [], None, split, None, [])
+    return paths, TableProblem(frame, "class", names, np.array(y), [], None, [], None, split, None, [])
 
 
 def _make_run(

@@ -96,7 +96,7 @@ class Trees:
         return [
             {"num_leaves": leaves, "min_child_samples": least}
             for leaves, least in (
-                (31, small), (15, small), (63, small), (31, large), (15, large), (63, large), (7, small), (127, large)
+                (31, small), (15, small), (63, small), (31, large), (15, large), (63, large)
             )
         ]  # fmt: skip
 

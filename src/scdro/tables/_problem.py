@@ -68,7 +68,6 @@ class TableProblem:
     columns: list[ColumnSummary]
     groups: Array | None  # (rows,) names of combinations, None without group columns
     group: list[str]
-    ids: list[str]
     split_by: Array | None  # (rows,) numbers
     split: SplitSummary
     fixed: TrainTest | None  # where the test rows are given, by a file or by time
@@ -174,9 +173,7 @@ def make_problem(
         split["text"] = "A fifth of the rows of each class is kept for the test."
     columns = describe(frame, special, drop, categorical)
     warnings += _notes(columns)
-    found = TableProblem(
-        frame, target, classes, labels, columns, groups, list(group), list(ids), together, split, fixed, warnings
-    )
+    found = TableProblem(frame, target, classes, labels, columns, groups, list(group), together, split, fixed, warnings)
     _check_sizes(found, folds)
     return found
 

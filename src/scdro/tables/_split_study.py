@@ -29,7 +29,7 @@ from scdro.tables._verdict import Predictions, measure, row_losses, row_scores
 __all__ = ["MANY_ROWS", "Candidate", "MethodStudy", "SplitStudy"]
 
 Array = npt.NDArray[Any]
-RADII = (0.0, 0.1, 0.05, 0.2, 0.5, 0.02, 1.0, 0.01)  # the first as many as the budget
+RADII = (0.0, 0.1, 0.05, 0.2, 0.5, 0.02, 1.0)  # as many of the first as there are candidates
 MANY_ROWS, SAMPLE = 100_000, 50_000  # with more rows, settings are chosen on this many
 LOOKED_AT = 20_000  # rows for the verdict of `SecondLook`
 
@@ -139,7 +139,7 @@ class SplitStudy:
         if not self.problem.classes:
             return [{**own, "look": rho} for rho in sorted([r for r in RADII if r][:budget])]
         ways: list[dict[str, Any]] = [{"look": "half", "balanced": True}, {"look": "half", "balanced": False}]
-        ways += [{"look": rho, "balanced": False} for rho in (0.2, 0.05, 0.1, 0.5, 1.0, 0.02)]
+        ways += [{"look": rho, "balanced": False} for rho in (0.2, 0.05, 0.1, 0.5)]
         return [{**own, **way} for way in ways[:budget]]
 
     def _candidate(self, name: str, settings: dict[str, Any]) -> Candidate:

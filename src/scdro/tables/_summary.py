@@ -36,7 +36,7 @@ __all__ = [
     "mismatch",
 ]
 
-FORMAT = 1
+FORMAT = 2
 Method = Literal["plain", "class-weighted", "worst-case", "second-look"]
 METHODS: tuple[Method, ...] = typing.get_args(Method)
 
@@ -101,7 +101,6 @@ class MethodSummary(TypedDict):
     Regression: R2, mean_absolute_error, root_mean_squared_error, robust_value, tail (mean of the worst 5% losses)."""
     out_of_fold: dict[str, float]  # score, loss, robust_value, tail: by models that did not see the row
     seconds: float
-    note: str
 
 
 class CandidateSummary(TypedDict):

@@ -198,7 +198,7 @@ def _method_row(name: Method, predictions: list[Predictions], pooled: _Pooled, r
     for key in ("robust_value", "tail"):
         scores[key] = {"value": found[key], "low": None, "high": None}
     scores = {key: _finite(value) for key, value in scores.items()}
-    return {"name": name, "settings": {}, "scores": scores, "out_of_fold": {}, "seconds": 0.0, "note": ""}
+    return {"name": name, "settings": {}, "scores": scores, "out_of_fold": {}, "seconds": 0.0}
 
 
 def _finite(estimate: Interval) -> Interval:
