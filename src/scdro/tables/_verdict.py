@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import sklearn.metrics
 from scipy import stats
 
+from scdro._group_metrics import brier, roc_auc
 from scdro.functional import worst_case
 from scdro.tables._problem import Options, TableProblem
 from scdro.tables._summary import (
@@ -190,7 +190,7 @@ def _method_row(name: Method, predictions: list[Predictions], pooled: _Pooled, r
         scores["balanced_accuracy"] = mean(_balanced_accuracy)
         scores["log_loss"] = _estimate(pooled.losses)
         scores["roc_auc"] = mean(_auc)
-        scores["brier"] = mean(_brier)
+        scores["brier"] = mean(lambda p: brier(p.y, p.predicted))
     else:
         scores["R2"] = _estimate(pooled.scores)
         scores["mean_absolute_error"] = _estimate(pooled.served)
@@ -213,22 +213,12 @@ def _balanced_accuracy(t: Predictions) -> float:
     return float(np.mean([right[t.y == k].mean() for k in np.unique(t.y)]))
 
 
-def _auc(t: Predictions) -> float:
-    present = np.unique(t.y)
-    if len(present) < t.predicted.shape[1] or len(present) > 50:
+def _auc(p: Predictions) -> float:
+    """NaN where a class is absent, or there are too many classes."""
+    classes = p.predicted.shape[1]
+    if len(np.unique(p.y)) < classes or classes > 50:
         return math.nan
-    if len(present) == 2:
-        return float(sklearn.metrics.roc_auc_score(t.y, t.predicted[:, 1]))
-    shares = t.predicted / t.predicted.sum(1, keepdims=True)
-    return float(sklearn.metrics.roc_auc_score(t.y, shares, multi_class="ovr", labels=present))
-
-
-def _brier(t: Predictions) -> float:
-    if t.predicted.shape[1] == 2:
-        return float(np.mean((t.predicted[:, 1] - t.y) ** 2))
-    errors = t.predicted.copy()
-    errors[np.arange(len(t.y)), t.y] -= 1.0
-    return float((errors**2).sum(1).mean())
+    return roc_auc(p.y, p.predicted / p.predicted.sum(1, keepdims=True) if classes > 2 else p.predicted)
 
 
 def _members(problem: TableProblem, rows: Array) -> list[tuple[str, Literal["class", "group"], Array]]:
