@@ -51,31 +51,31 @@ function _shtab_scdro_using
 end
 
 set -g _shtab_scdro_commands train audit predict report doctor
-set -g _shtab_scdro_opts_with_value --budget --categorical --drop --features --folds --group --id --least-group --log --method --model --out --price --rho --seed --seeds --size --split-after --split-by --target --task --test --threads
+set -g _shtab_scdro_opts_with_value --budget --candidates --categorical --drop --features --folds --group --id --least-group --log --method --model --out --rho --seed --seeds --size --split-after --split-by --target --task --test --threads
 
 complete -c scdro -e
 complete -c scdro -f
 
 complete -c scdro -n _shtab_scdro_using -s h -l help -d 'show this help message and exit'
 complete -c scdro -n _shtab_scdro_using -l version -d 'print the version'
-complete -c scdro -n '_shtab_scdro_using; and test $_shtab_scdro_npos -eq 0' -a train -d 'A plain and a robust model of a table or a folder of images, compared. Settings are chosen by cross-validation, every method has the same budget, and the robust model is kept if the test rows confirm it. To resume after a kill at any moment, run the same command again.'
+complete -c scdro -n '_shtab_scdro_using; and test $_shtab_scdro_npos -eq 0' -a train -d 'A plain and a robust model of a table or a folder of images, compared. Settings are chosen by cross-validation, with the same number of candidates for every method, and the robust model is kept if the test rows confirm it. To resume after a kill at any moment, run the same command again.'
 complete -c scdro -n '_shtab_scdro_using train' -s h -l help -d 'show this help message and exit'
 complete -c scdro -n '_shtab_scdro_using train' -l target -x -d 'the column to predict'
 complete -c scdro -n '_shtab_scdro_using train' -l model -xka "trees linear network" -d 'default: trees'
 complete -c scdro -n '_shtab_scdro_using train' -l task -xka "classification regression" -d 'default: by the target'
 complete -c scdro -n '_shtab_scdro_using train' -l method -xka "plain class-weighted worst-case second-look" -d 'only these; may be repeated'
 complete -c scdro -n '_shtab_scdro_using train' -l rho -x -d 'radius at which models are compared (default 0.5)'
-complete -c scdro -n '_shtab_scdro_using train' -l price -x -d 'most accuracy, as a share, that robust training may cost (default 0.002; for images 0.02)'
+complete -c scdro -n '_shtab_scdro_using train' -l budget -x -d 'most accuracy, as a share, that robust training may cost (default 0.002; for images 0.02)'
 complete -c scdro -n '_shtab_scdro_using train' -l group -x -d 'evaluate its values; never trained on'
 complete -c scdro -n '_shtab_scdro_using train' -l drop -x -d 'leave a column out'
 complete -c scdro -n '_shtab_scdro_using train' -l categorical -x -d 'numbers that are names'
 complete -c scdro -n '_shtab_scdro_using train' -l id -x -d 'not trained on; passes through predict'
 complete -c scdro -n '_shtab_scdro_using train' -l split-by -x -d 'rows with the same value stay together'
-complete -c scdro -n '_shtab_scdro_using train' -l budget -x -d 'candidate settings of every method, 1 to 6 (default 4)'
+complete -c scdro -n '_shtab_scdro_using train' -l candidates -x -d 'candidate settings of every method, 1 to 6 (default 4)'
 complete -c scdro -n '_shtab_scdro_using train' -l folds -x -d 'of the cross-validation (default 3)'
 complete -c scdro -n '_shtab_scdro_using train' -l least-group -x -d 'smaller groups never decide (default 30)'
 complete -c scdro -n '_shtab_scdro_using train' -l seed -x -d 'of splits and models (default 0)'
-complete -c scdro -n '_shtab_scdro_using train' -l threads -x -d 'default: 1 below 20,000 rows, all free cores beyond'
+complete -c scdro -n '_shtab_scdro_using train' -l threads -x -d 'of trees and networks (default: 1 below 20,000 rows, else all free cores)'
 complete -c scdro -n '_shtab_scdro_using train' -l log -x -d 'file of JSON lines: every candidate once judged, then the results'
 complete -c scdro -n '_shtab_scdro_using train' -l out -x -d 'folder of the run'
 complete -c scdro -n '_shtab_scdro_using train' -l split-after -x -d 'test on the rows after a value, or the last fifth'
@@ -90,17 +90,17 @@ complete -c scdro -n '_shtab_scdro_using audit' -l model -xka "trees linear netw
 complete -c scdro -n '_shtab_scdro_using audit' -l task -xka "classification regression" -d 'default: by the target'
 complete -c scdro -n '_shtab_scdro_using audit' -l method -xka "plain class-weighted worst-case second-look" -d 'only these; may be repeated'
 complete -c scdro -n '_shtab_scdro_using audit' -l rho -x -d 'radius at which models are compared (default 0.5)'
-complete -c scdro -n '_shtab_scdro_using audit' -l price -x -d 'most accuracy, as a share, that robust training may cost (default 0.002; for images 0.02)'
+complete -c scdro -n '_shtab_scdro_using audit' -l budget -x -d 'most accuracy, as a share, that robust training may cost (default 0.002; for images 0.02)'
 complete -c scdro -n '_shtab_scdro_using audit' -l group -x -d 'evaluate its values; never trained on'
 complete -c scdro -n '_shtab_scdro_using audit' -l drop -x -d 'leave a column out'
 complete -c scdro -n '_shtab_scdro_using audit' -l categorical -x -d 'numbers that are names'
 complete -c scdro -n '_shtab_scdro_using audit' -l id -x -d 'not trained on; passes through predict'
 complete -c scdro -n '_shtab_scdro_using audit' -l split-by -x -d 'rows with the same value stay together'
-complete -c scdro -n '_shtab_scdro_using audit' -l budget -x -d 'candidate settings of every method, 1 to 6 (default 4)'
+complete -c scdro -n '_shtab_scdro_using audit' -l candidates -x -d 'candidate settings of every method, 1 to 6 (default 4)'
 complete -c scdro -n '_shtab_scdro_using audit' -l folds -x -d 'of the cross-validation (default 3)'
 complete -c scdro -n '_shtab_scdro_using audit' -l least-group -x -d 'smaller groups never decide (default 30)'
 complete -c scdro -n '_shtab_scdro_using audit' -l seed -x -d 'of splits and models (default 0)'
-complete -c scdro -n '_shtab_scdro_using audit' -l threads -x -d 'default: 1 below 20,000 rows, all free cores beyond'
+complete -c scdro -n '_shtab_scdro_using audit' -l threads -x -d 'of trees and networks (default: 1 below 20,000 rows, else all free cores)'
 complete -c scdro -n '_shtab_scdro_using audit' -l log -x -d 'file of JSON lines: every candidate once judged, then the results'
 complete -c scdro -n '_shtab_scdro_using audit' -l out -x -d 'folder for the report page and the numbers'
 complete -c scdro -n '_shtab_scdro_using; and test $_shtab_scdro_npos -eq 0' -a predict -d 'Predictions of a run for new rows.'

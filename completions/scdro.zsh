@@ -14,7 +14,7 @@ _shtab_scdro_commands() {
     doctor:'Versions, devices, extras, and a numeric self-test. Its output belongs in a bug report.'
     predict:'Predictions of a run for new rows.'
     report:'The page of a run, as one HTML file.'
-    train:'A plain and a robust model of a table or a folder of images, compared. Settings are chosen by cross-validation, every method has the same budget, and the robust model is kept if the test rows confirm it. To resume after a kill at any moment, run the same command again.'
+    train:'A plain and a robust model of a table or a folder of images, compared. Settings are chosen by cross-validation, with the same number of candidates for every method, and the robust model is kept if the test rows confirm it. To resume after a kill at any moment, run the same command again.'
   )
   _describe 'scdro commands' _commands
 }
@@ -34,17 +34,17 @@ _shtab_scdro_audit_options=(
   "--task[default\: by the target]:task:(classification regression)"
   "*--method[only these\; may be repeated]:method:(plain class-weighted worst-case second-look)"
   "--rho[radius at which models are compared (default 0.5)]:rho:"
-  "--price[most accuracy, as a share, that robust training may cost (default 0.002\; for images 0.02)]:price:"
+  "--budget[most accuracy, as a share, that robust training may cost (default 0.002\; for images 0.02)]:budget:"
   "*--group[evaluate its values\; never trained on]:COLUMN:"
   "*--drop[leave a column out]:COLUMN:"
   "*--categorical[numbers that are names]:COLUMN:"
   "*--id[not trained on\; passes through predict]:COLUMN:"
   "--split-by[rows with the same value stay together]:COLUMN:"
-  "--budget[candidate settings of every method, 1 to 6 (default 4)]:budget:"
+  "--candidates[candidate settings of every method, 1 to 6 (default 4)]:candidates:"
   "--folds[of the cross-validation (default 3)]:folds:"
   "--least-group[smaller groups never decide (default 30)]:least_group:"
   "--seed[of splits and models (default 0)]:seed:"
-  "--threads[default\: 1 below 20,000 rows, all free cores beyond]:threads:"
+  "--threads[of trees and networks (default\: 1 below 20,000 rows, else all free cores)]:threads:"
   "--log[file of JSON lines\: every candidate once judged, then the results]:FILE:"
   "--out[folder for the report page and the numbers]:out:"
   ":CSV or Parquet file (train\: or a folder with a subfolder of images for each class):"
@@ -88,17 +88,17 @@ _shtab_scdro_train_options=(
   "--task[default\: by the target]:task:(classification regression)"
   "*--method[only these\; may be repeated]:method:(plain class-weighted worst-case second-look)"
   "--rho[radius at which models are compared (default 0.5)]:rho:"
-  "--price[most accuracy, as a share, that robust training may cost (default 0.002\; for images 0.02)]:price:"
+  "--budget[most accuracy, as a share, that robust training may cost (default 0.002\; for images 0.02)]:budget:"
   "*--group[evaluate its values\; never trained on]:COLUMN:"
   "*--drop[leave a column out]:COLUMN:"
   "*--categorical[numbers that are names]:COLUMN:"
   "*--id[not trained on\; passes through predict]:COLUMN:"
   "--split-by[rows with the same value stay together]:COLUMN:"
-  "--budget[candidate settings of every method, 1 to 6 (default 4)]:budget:"
+  "--candidates[candidate settings of every method, 1 to 6 (default 4)]:candidates:"
   "--folds[of the cross-validation (default 3)]:folds:"
   "--least-group[smaller groups never decide (default 30)]:least_group:"
   "--seed[of splits and models (default 0)]:seed:"
-  "--threads[default\: 1 below 20,000 rows, all free cores beyond]:threads:"
+  "--threads[of trees and networks (default\: 1 below 20,000 rows, else all free cores)]:threads:"
   "--log[file of JSON lines\: every candidate once judged, then the results]:FILE:"
   "--out[folder of the run]:out:"
   "--split-after[test on the rows after a value, or the last fifth]:COLUMN[=VALUE]:"

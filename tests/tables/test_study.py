@@ -30,12 +30,12 @@ def spoilt(n=1500, seed=0, share=0.05):
     )
 
 
-QUICK = {"budget": 2, "seeds": 1}
+QUICK = {"candidates": 2, "seeds": 1}
 
 
 @pytest.fixture(scope="module")
 def linear():
-    return train(spoilt(), "y", model="linear", group=["few"], price=0.05, budget=3, seeds=2)
+    return train(spoilt(), "y", model="linear", group=["few"], budget=0.05, candidates=3, seeds=2)
 
 
 def test_the_summary_is_as_the_schema_says(linear):
@@ -44,7 +44,7 @@ def test_the_summary_is_as_the_schema_says(linear):
     assert summary["methods"][0]["name"] == "plain"
     for curve in summary["curves"]:
         assert sum(point["chosen"] for point in curve["points"]) == 1
-        assert len(curve["points"]) <= summary["settings"]["budget"]
+        assert len(curve["points"]) <= summary["settings"]["candidates"]
     assert 0.0 in [point["rho"] for curve in summary["curves"] for point in curve["points"]]
 
 
@@ -122,7 +122,7 @@ def test_a_model_that_says_one_half_to_everybody_is_never_kept(monkeypatch):
         return Flat(found.pipeline, classes) if settings.get("rho") else found
 
     monkeypatch.setattr(_models.Linear, "fit", flat)
-    run = train(spoilt(600, share=0.3), "y", model="linear", methods=["worst-case"], price=1.0, **QUICK)
+    run = train(spoilt(600, share=0.3), "y", model="linear", methods=["worst-case"], budget=1.0, **QUICK)
     assert run.summary["verdict"]["answer"] == "degenerate"
     assert run.models == ["plain"]
     assert run.kept == "plain"
@@ -176,7 +176,7 @@ def test_a_fold_does_not_say_when_its_own_model_stops(monkeypatch, model):
     found = []
     cross_fit = _split_study.SplitStudy._cross_fit
     monkeypatch.setattr(_split_study.SplitStudy, "_cross_fit", lambda *a: found.append(cross_fit(*a)) or found[-1])
-    train(frame, "y", model=model, methods=["plain"], budget=1, seeds=1)
+    train(frame, "y", model=model, methods=["plain"], candidates=1, seeds=1)
     (one,) = found
     assert len(set(one["rounds"])) > 1
     for (_, rounds), fold in zip(stopped[-3:], range(3), strict=True):
@@ -192,7 +192,7 @@ def test_a_fold_does_not_say_when_its_own_model_stops(monkeypatch, model):
 @pytest.mark.parametrize("model", ["trees", "linear", "network"])
 def test_every_model_is_saved_and_opened_as_it_was(tmp_path, model):
     frame = spoilt(300).with_columns(colour=pl.Series(np.random.default_rng(2).choice(["r", "g", None], 300)))
-    run = train(frame, "y", model=model, budget=1, seeds=1, out=tmp_path / "run")
+    run = train(frame, "y", model=model, candidates=1, seeds=1, out=tmp_path / "run")
     again = scdro.load(tmp_path / "run")
     assert again.summary == json.loads(json.dumps(run.summary))
     assert again.models == run.models
@@ -207,7 +207,7 @@ def test_regression(tmp_path, model):
     x, kind = rng.normal(size=500), rng.choice(["u", "v"], 500)
     wage = 1000 + 300 * x + 100 * (kind == "v") + 20 * rng.normal(size=500)
     frame = pl.DataFrame({"x": x, "kind": kind, "wage": wage})
-    run = train(frame, "wage", model=model, budget=1, seeds=1, out=tmp_path / "run")
+    run = train(frame, "wage", model=model, candidates=1, seeds=1, out=tmp_path / "run")
     assert run.summary["task"]["type"] == "regression"
     assert mismatch(json.loads(json.dumps(run.summary)), Summary) is None
     assert run.summary["methods"][0]["scores"]["R2"]["value"] > 0.8
@@ -221,13 +221,13 @@ def test_many_classes_and_an_uneven_one():
     rng = np.random.default_rng(0)
     y = rng.choice(4, 600, p=[0.6, 0.2, 0.17, 0.03])
     frame = pl.DataFrame({"a": y + 0.3 * rng.normal(size=600), "b": rng.normal(size=600), "y": y})
-    run = train(frame, "y", budget=1, seeds=1)
+    run = train(frame, "y", candidates=1, seeds=1)
     assert run.classes == ["0", "1", "2", "3"]
     assert (run.predict(frame) == np.array(run.classes)[y]).mean() > 0.85
 
 
 def test_an_audit_judges_every_row_and_keeps_no_model():
-    run = audit(spoilt(800), "y", model="linear", group=["few"], budget=3)
+    run = audit(spoilt(800), "y", model="linear", group=["few"], candidates=3)
     summary = json.loads(json.dumps(run.summary))
     assert mismatch(summary, Summary) is None
     assert summary["data"]["test"] == 800
@@ -252,7 +252,7 @@ def without_times(summary):
 
 @pytest.mark.parametrize("after", [1, 4, 7])
 def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch, after):
-    frame, settings = spoilt(300), {"budget": 2, "seeds": 1, "group": ["few"]}
+    frame, settings = spoilt(300), {"candidates": 2, "seeds": 1, "group": ["few"]}
     whole = train(frame, "y", **settings)
 
     def stop(done, total, text):
@@ -298,9 +298,9 @@ def test_a_damaged_fit_is_computed_again(tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"model": "random"}, {"methods": ["magic"]}, {"rho": -1.0}, {"rho": float("nan")}, {"price": 2.0},
-        {"budget": 0}, {"folds": 1}, {"seeds": 10**9}, {"seed": -1}, {"seed": 2**70}, {"threads": 10**9},
-        {"least_group": 0}, {"budget": True}, {"target": "noise", "methods": ["class-weighted"]},
+        {"model": "random"}, {"methods": ["magic"]}, {"rho": -1.0}, {"rho": float("nan")}, {"budget": 2.0},
+        {"candidates": 0}, {"folds": 1}, {"seeds": 10**9}, {"seed": -1}, {"seed": 2**70}, {"threads": 10**9},
+        {"least_group": 0}, {"candidates": True}, {"target": "noise", "methods": ["class-weighted"]},
     ],
 )  # fmt: skip
 def test_bad_settings_are_refused_before_any_fit(settings, monkeypatch):
@@ -328,7 +328,7 @@ def test_settings_of_many_rows_are_chosen_on_a_sample(monkeypatch, target):
         return fit(self, columns, part, *others)
 
     monkeypatch.setattr(_models.Linear, "fit", counted)
-    run = train(spoilt(1000), target, model="linear", budget=2, seeds=3)
+    run = train(spoilt(1000), target, model="linear", candidates=2, seeds=3)
     assert run.summary["settings"]["seeds"] == 1
     assert run.summary["data"]["chosen_on"] == 200
     notes = " ".join(run.summary["warnings"])
@@ -352,7 +352,7 @@ def test_what_is_said_about_rows_outside_the_sample_is_unseen(monkeypatch):
         return found
 
     monkeypatch.setattr(_split_study.SplitStudy, "_second_look_weights", noted)
-    train(spoilt(1000), "y", model="linear", methods=["second-look"], budget=1, seeds=1)
+    train(spoilt(1000), "y", model="linear", methods=["second-look"], candidates=1, seeds=1)
     study, reference, found = next(one for one in seen if len(one[1]) == 800)
     inside = np.searchsorted(study.cut.train, study.sample)
     np.testing.assert_array_equal(reference[inside], study.methods["plain"].best.predicted)
@@ -362,7 +362,7 @@ def test_what_is_said_about_rows_outside_the_sample_is_unseen(monkeypatch):
 
 def test_an_id_may_have_any_name():
     data = spoilt(200).with_columns(pl.int_range(pl.len()).alias("row"), pl.lit("a").alias("p(no)"))
-    run = train(data, "y", model="linear", ids=["row", "p(no)"], budget=1, seeds=1)
+    run = train(data, "y", model="linear", ids=["row", "p(no)"], candidates=1, seeds=1)
     found = run.predictions(data)
     assert found.columns == ["row", "row_", "p(no)", "prediction", "p(no)_", "p(yes)"]
     assert found["row_"].to_list() == data["row"].to_list()
@@ -417,10 +417,10 @@ def test_a_printed_run_cannot_steer_a_terminal():
     assert str(train(frame, "y", model="linear", **QUICK)).isprintable()
 
 
-def test_where_every_radius_is_too_dear_the_verdict_says_so(tmp_path, monkeypatch):
+def test_where_every_radius_costs_too_much_the_verdict_says_so(tmp_path, monkeypatch):
     """The best of the radii is then 0, plain training itself: there is nothing to compare it with."""
     monkeypatch.setattr(
-        _split_study.SplitStudy, "_within_price", lambda self, m: m == self.methods["plain"].best.measures
+        _split_study.SplitStudy, "_within_budget", lambda self, m: m == self.methods["plain"].best.measures
     )
     run = train(spoilt(400), "y", model="linear", methods=["worst-case"], out=tmp_path / "run", **QUICK)
     verdict = run.summary["verdict"]

@@ -97,8 +97,8 @@ def parser() -> argparse.ArgumentParser:
         "train",
         _train,
         "a plain and a robust model of a table or a folder of images, compared",
-        "Settings are chosen by cross-validation, every method has the same budget, and the robust model is kept if "
-        "the test rows confirm it. To resume after a kill at any moment, run the same command again.",
+        "Settings are chosen by cross-validation, with the same number of candidates for every method, and the robust "
+        "model is kept if the test rows confirm it. To resume after a kill at any moment, run the same command again.",
     )
     _add_data(train)
     train.add_argument("--out", required=True, help="folder of the run")
@@ -149,7 +149,7 @@ def _add_data(made: argparse.ArgumentParser) -> None:
     made.add_argument("--method", action="append", choices=METHODS, help="only these; may be repeated")
     made.add_argument("--rho", type=_number, help="radius at which models are compared (default 0.5)")
     made.add_argument(
-        "--price",
+        "--budget",
         type=_number,
         help="most accuracy, as a share, that robust training may cost (default 0.002; for images 0.02)",
     )
@@ -158,7 +158,7 @@ def _add_data(made: argparse.ArgumentParser) -> None:
     made.add_argument("--categorical", action="append", metavar="COLUMN", help="numbers that are names")
     made.add_argument("--id", action="append", metavar="COLUMN", help="not trained on; passes through predict")
     made.add_argument("--split-by", metavar="COLUMN", help="rows with the same value stay together")
-    made.add_argument("--budget", type=int, help="candidate settings of every method, 1 to 6 (default 4)")
+    made.add_argument("--candidates", type=int, help="candidate settings of every method, 1 to 6 (default 4)")
     made.add_argument("--folds", type=int, help="of the cross-validation (default 3)")
     made.add_argument("--least-group", type=int, help="smaller groups never decide (default 30)")
     made.add_argument("--seed", type=int, help="of splits and models (default 0)")
@@ -171,10 +171,10 @@ def _add_data(made: argparse.ArgumentParser) -> None:
 TABLES = {  # options that only tables have, and their arguments in `scdro.tables.train` and `audit`
     "target": "target", "model": "model", "task": "task", "method": "methods", "group": "group", "drop": "drop",
     "categorical": "categorical", "id": "ids", "split_by": "split_by", "split_after": "split_after", "test": "test",
-    "seeds": "seeds", "budget": "budget", "folds": "folds", "threads": "threads",
+    "seeds": "seeds", "candidates": "candidates", "folds": "folds", "threads": "threads",
 }  # fmt: skip
 IMAGES = {"features": "features", "size": "size"}
-BOTH = {name: name for name in ("rho", "price", "least_group", "seed", "out")}
+BOTH = {name: name for name in ("rho", "budget", "least_group", "seed", "out")}
 
 
 def _given(args: argparse.Namespace, own: dict[str, str], others: dict[str, str], what: str) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def show(summary: Summary) -> None:
             print(f"\n{curve['method']}, out of fold")
             _table([["rho", task["score"], "worst-case loss", "worst 5%", ""]] + [
                 [_rho(point), f"{100 * point['score']:.2f}%", f"{point['robust_value']:.3f}", f"{point['tail']:.3f}",
-                 ", ".join(["chosen"] * point["chosen"] + ["too dear"] * (not point["within_price"]))]
+                 ", ".join(["chosen"] * point["chosen"] + ["costs too much"] * (not point["within_budget"]))]
                 for point in curve["points"]
             ])  # fmt: skip
     if summary["groups"]:

@@ -51,7 +51,7 @@ def train_images(
     features: Any = None,
     size: int | None = None,
     rho: float = 0.5,
-    price: float = 0.02,
+    budget: float = 0.02,
     least_group: int = 30,
     seed: int = 0,
     out: Any = None,
@@ -72,7 +72,7 @@ def train_images(
             ("timm/resnet18.a1_in1k") whose weights are on this machine. None looks for one of the usual ones; nothing
             is ever downloaded. "none": a small network.
         size: pixels of a side; None: 224 for a pretrained network, 64 for a small one.
-        rho, price, least_group, seed, out, progress, loggers: as for `train`.
+        rho, budget, least_group, seed, out, progress, loggers: as for `train`.
 
     Example:
         >>> import tempfile
@@ -90,13 +90,13 @@ def train_images(
     size = (SIDE if frozen is None else SIDE_OF_PRETRAINED) if size is None else size
     check_whole("size", size, 8, 1024, "the side of the images in pixels")
     check_number("rho", rho, ">= 0", "the radius at which models are compared")
-    check_number("price", price, "in [0, 1]", "the share of accuracy that robust training may cost")
+    check_number("budget", budget, "in [0, 1]", "the share of accuracy that robust training may cost")
     check_whole("least_group", least_group, 1)
     check_whole("seed", seed, 0, 2**31 - 1)
     root = Path(folder)
     paths, problem = _labelled(root)
     X = Pictures(size).read(paths)
-    options = Options("images", FOR_IMAGES, float(rho), float(price), 5, 1, seed, 1, least_group, 1, False)
+    options = Options("images", FOR_IMAGES, float(rho), float(budget), 5, 1, seed, 1, least_group, 1, False)
     digest = hashlib.sha256(X.tobytes() + problem.y.tobytes()).hexdigest()
     weights = None if frozen is None else f"{frozen.name} {frozen.digest}"
     return Run.in_folder(
@@ -200,7 +200,7 @@ def _repaired(network: nn.Module, inputs: torch.Tensor, y: Array, options: Optio
     loader = DataLoader(TensorDataset(inputs, torch.from_numpy(y)), 256)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the verdict says it
-        return repair(network, loader, progress=False, budget=options.price, seed=options.seed)
+        return repair(network, loader, progress=False, budget=options.budget, seed=options.seed)
 
 
 def _linear(features: Array, y: Array, classes: int, seed: int) -> nn.Linear:

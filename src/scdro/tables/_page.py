@@ -189,7 +189,7 @@ class Dot(NamedTuple):
     value: float
     rho: float
     settings: str
-    within_price: bool
+    within_budget: bool
     chosen: bool
 
 
@@ -220,7 +220,7 @@ def _panels(curves: list[Curve], score: str) -> list[Panel]:
                 x = round(100 * (radii.index(rho) + 0.5) / len(radii), 2)
                 about = _settings(point["settings"])
                 dots.append(
-                    Dot(x, 100 - axis.at(value), value, rho, about, bool(point["within_price"]), bool(point["chosen"]))
+                    Dot(x, 100 - axis.at(value), value, rho, about, bool(point["within_budget"]), bool(point["chosen"]))
                 )
             best = min if measure == "robust_value" else max
             line = [best((d for d in dots if d.rho == rho), key=lambda d: d.value) for rho in radii]

@@ -42,9 +42,9 @@ class Options:
     model: str
     methods: tuple[Method, ...]
     rho: float
-    price: float
+    budget: float
     folds: int
-    budget: int
+    candidates: int
     seed: int
     seeds: int
     least_group: int

@@ -37,7 +37,7 @@ class Run:
     Example:
         >>> import scdro
         >>> x = np.arange(200) % 17
-        >>> run = scdro.tables.train({"x": x, "y": x > 8}, "y", model="linear", budget=1, seeds=1)
+        >>> run = scdro.tables.train({"x": x, "y": x > 8}, "y", model="linear", candidates=1, seeds=1)
         >>> run.predict_proba({"x": [2, 15]}).argmax(1).tolist(), run.classes
         ([0, 1], ['false', 'true'])
     """
@@ -236,7 +236,7 @@ def load(folder: Any, features: Any = None) -> Run:
         >>> import scdro, tempfile
         >>> x = np.arange(200) % 17
         >>> folder = tempfile.mkdtemp() + "/run"
-        >>> _ = scdro.tables.train({"x": x, "y": x > 8}, "y", model="linear", budget=1, seeds=1, out=folder)
+        >>> _ = scdro.tables.train({"x": x, "y": x > 8}, "y", model="linear", candidates=1, seeds=1, out=folder)
         >>> scdro.load(folder).predict({"x": [2, 15]}).tolist()
         ['false', 'true']
     """

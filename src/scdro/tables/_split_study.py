@@ -130,17 +130,17 @@ class SplitStudy:
 
     def _settings(self, name: str) -> list[dict[str, Any]]:
         """Candidates of a method, as many for each: robust methods vary their robustness, the others the model."""
-        budget = self.options.budget
+        most = self.options.candidates
         if name in ("plain", "class-weighted"):
-            return self.family.candidates(len(self.sample))[:budget]
+            return self.family.candidates(len(self.sample))[:most]
         own = self.methods["plain"].best.settings
         if name == "worst-case":
-            return [{**own, "rho": rho} for rho in sorted(RADII[:budget])]
+            return [{**own, "rho": rho} for rho in sorted(RADII[:most])]
         if not self.problem.classes:
-            return [{**own, "look": rho} for rho in sorted([r for r in RADII if r][:budget])]
+            return [{**own, "look": rho} for rho in sorted([r for r in RADII if r][:most])]
         ways: list[dict[str, Any]] = [{"look": "half", "balanced": True}, {"look": "half", "balanced": False}]
         ways += [{"look": rho, "balanced": False} for rho in (0.2, 0.05, 0.1, 0.5)]
-        return [{**own, **way} for way in ways[:budget]]
+        return [{**own, **way} for way in ways[:most]]
 
     def _candidate(self, name: str, settings: dict[str, Any]) -> Candidate:
         began = time.monotonic()
@@ -178,17 +178,17 @@ class SplitStudy:
             share = _balanced(y)
             losses = [float(np.average(row_losses(c.predicted, y), weights=share)) for c in method.candidates]
             return int(np.argmin(losses))
-        good = [k for k, m in enumerate(measures) if self._within_price(m)]
+        good = [k for k, m in enumerate(measures) if self._within_budget(m)]
         if not good:
             return int(np.argmax([m["score"] for m in measures]))
         return min(good, key=lambda k: measures[k]["robust_value"])
 
-    def _within_price(self, measures: dict[str, float]) -> bool:
-        """Half of the price is spent out of fold: the test rows, which must agree, are noisy too."""
-        return measures["score"] >= self.methods["plain"].best.measures["score"] - self.options.price / 2
+    def _within_budget(self, measures: dict[str, float]) -> bool:
+        """Half of the budget is spent out of fold: the test rows, which must agree, are noisy too."""
+        return measures["score"] >= self.methods["plain"].best.measures["score"] - self.options.budget / 2
 
-    def too_dear(self, name: str | None) -> bool:
-        return name is not None and not self._within_price(self.methods[name].best.measures)
+    def over_budget(self, name: str | None) -> bool:
+        return name is not None and not self._within_budget(self.methods[name].best.measures)
 
     def is_plain(self, name: str) -> bool:
         """Whether rho 0 was chosen: the model is plain training's."""
@@ -205,7 +205,7 @@ class SplitStudy:
                 "loss": candidate.measures["loss"],
                 "robust_value": candidate.measures["robust_value"],
                 "tail": candidate.measures["tail"],
-                "within_price": self._within_price(candidate.measures),
+                "within_budget": self._within_budget(candidate.measures),
                 "chosen": k == method.chosen,
             }
             points.append(point)

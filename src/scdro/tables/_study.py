@@ -37,7 +37,7 @@ def train(
     methods: Sequence[str] | None = None,
     task: str | None = None,
     rho: float = 0.5,
-    price: float = 0.002,
+    budget: float = 0.002,
     group: Sequence[str] = (),
     drop: Sequence[str] = (),
     categorical: Sequence[str] = (),
@@ -48,7 +48,7 @@ def train(
     seed: int = 0,
     seeds: int | None = None,
     folds: int = 3,
-    budget: int = 4,
+    candidates: int = 4,
     least_group: int = 30,
     threads: int | None = None,
     out: Any = None,
@@ -59,7 +59,7 @@ def train(
     r"""Train a plain and a robust model on a table, and say who is failed, whether robustness helps, and its price.
 
     Every method gets the same number of candidate settings, judged out of fold. Of the robust ones, those count whose
-    score is at most `price` below plain training's; the lowest robust value, max_{KL(p) <= rho} sum p_i l_i, wins. It
+    score is at most `budget` below plain training's; the lowest robust value, max_{KL(p) <= rho} sum p_i l_i, wins. It
     is kept if the test rows confirm it, otherwise the plain model is.
 
     Args:
@@ -70,7 +70,7 @@ def train(
             among them. None: all of them.
         task: "classification" or "regression"; None decides: more than 20 different numbers are a quantity.
         rho: radius at which models are compared.
-        price: the most accuracy (or R^2), as a share, that robust training may cost.
+        budget: the most accuracy (or R^2), as a share, that robust training may cost.
         group: columns whose combinations are evaluated apart; no model sees them.
         drop, categorical, ids: columns to leave out, to take as categories though they are numbers, to pass through.
         split_by: rows with the same value in this column are either all for training or all for the test.
@@ -79,7 +79,7 @@ def train(
         seed: of the splits, the folds and the models.
         seeds: splits to repeat everything on; None: 3 up to 5,000 rows, 1 beyond.
         folds: of the cross-validation.
-        budget: candidates of every method.
+        candidates: settings to try for every method, 1 to 6.
         least_group: groups with fewer test rows are shown, but never decide.
         threads: of the models; None: 1 below 20,000 rows, all free cores beyond.
         out: folder of the run; one that was killed goes on there.
@@ -92,7 +92,7 @@ def train(
         >>> rng = np.random.default_rng(0)
         >>> age, place = rng.integers(20, 60, 400), rng.choice(["land", "water"], 400)
         >>> bird = np.where((age > 40) ^ (rng.random(400) < 0.1), "yes", "no")
-        >>> run = train({"age": age, "place": place, "bird": bird}, "bird", model="linear", budget=2, seeds=1)
+        >>> run = train({"age": age, "place": place, "bird": bird}, "bird", model="linear", candidates=2, seeds=1)
         >>> run.summary["verdict"]["kept"], run.predict({"age": [25, 58], "place": ["land", "land"]}).tolist()
         ('plain', ['no', 'yes'])
     """
@@ -101,7 +101,7 @@ def train(
         split_by=split_by, split_after=split_after, test=test, folds=folds,
     )  # fmt: skip
     options, notes = _options(
-        problem, model, methods, rho, price, folds, budget, seed, seeds, least_group, threads, audit=False
+        problem, model, methods, rho, budget, folds, candidates, seed, seeds, least_group, threads, audit=False
     )
     return _start(problem, options, notes, out, title or _title(data), progress, Logs(loggers))
 
@@ -114,7 +114,7 @@ def audit(
     methods: Sequence[str] | None = None,
     task: str | None = None,
     rho: float = 0.5,
-    price: float = 0.002,
+    budget: float = 0.002,
     group: Sequence[str] = (),
     drop: Sequence[str] = (),
     categorical: Sequence[str] = (),
@@ -122,7 +122,7 @@ def audit(
     split_by: str | None = None,
     seed: int = 0,
     folds: int = 3,
-    budget: int = 4,
+    candidates: int = 4,
     least_group: int = 30,
     threads: int | None = None,
     out: Any = None,
@@ -137,7 +137,7 @@ def audit(
     Example:
         >>> rng = np.random.default_rng(0)
         >>> age = rng.integers(20, 60, 300)
-        >>> run = audit({"age": age, "old": np.where(age > 40, "yes", "no")}, "old", model="linear", budget=2)
+        >>> run = audit({"age": age, "old": np.where(age > 40, "yes", "no")}, "old", model="linear", candidates=2)
         >>> run.summary["kind"], run.summary["methods"][0]["name"]
         ('audit', 'plain')
     """
@@ -158,7 +158,7 @@ def audit(
         "text": "Every row is judged by a model that did not see it.",
     }
     options, notes = _options(
-        problem, model, methods, rho, price, folds, budget, seed, 1, least_group, threads, audit=True
+        problem, model, methods, rho, budget, folds, candidates, seed, 1, least_group, threads, audit=True
     )
     return _start(problem, options, notes, out, title or _title(data), progress, Logs(loggers))
 
@@ -168,8 +168,8 @@ def _title(data: Any) -> str:
 
 
 def _options(
-    problem: TableProblem, model: str, methods: Sequence[str] | None, rho: float, price: float, folds: int, budget: int,
-    seed: int, seeds: int | None, least_group: int, threads: int | None, audit: bool,
+    problem: TableProblem, model: str, methods: Sequence[str] | None, rho: float, budget: float, folds: int,
+    candidates: int, seed: int, seeds: int | None, least_group: int, threads: int | None, audit: bool,
 ) -> tuple[Options, list[str]]:  # fmt: skip
     """Checked, with the defaults filled in, and notes on what differs from what was asked for."""
     n = len(problem.y)
@@ -180,12 +180,12 @@ def _options(
             task = "classification" if problem.classes else "regression"
             raise HyperparameterError(f"expected methods for {task} among {', '.join(possible)}, got {name!r}")
     check_number("rho", rho, ">= 0", "the radius at which models are compared")
-    check_number("price", price, "in [0, 1]", "the share of accuracy that robust training may cost")
+    check_number("budget", budget, "in [0, 1]", "the share of accuracy that robust training may cost")
     seeds = (3 if n <= 5000 else 1) if seeds is None else seeds
     cores = os.cpu_count() or 1
     threads = (1 if n < 20_000 else _free(cores)) if threads is None else threads
     for what, value, most in (
-        ("budget", budget, 6), ("seed", seed, 2**31 - 1), ("seeds", seeds, 100),
+        ("candidates", candidates, 6), ("seed", seed, 2**31 - 1), ("seeds", seeds, 100),
         ("least_group", least_group, n), ("threads", threads, 4 * cores),
     ):  # fmt: skip
         check_whole(what, value, 0 if what == "seed" else 1, most)
@@ -197,7 +197,7 @@ def _options(
         methods = [name for name in possible if not audit or name != "worst-case"]
     wanted = [name for name in possible if name in methods or name == "plain"]
     options = Options(
-        model, tuple(wanted), float(rho), float(price), folds, budget, seed, seeds, least_group, threads, audit
+        model, tuple(wanted), float(rho), float(budget), folds, candidates, seed, seeds, least_group, threads, audit
     )
     return options, notes
 
@@ -239,7 +239,7 @@ def _make_run(
 ) -> Run:  # fmt: skip
     """Study every split, and compare the best robust method with plain training."""
     began = time.monotonic()
-    rounds = options.seeds * (len(options.methods) * (options.budget + (0 if options.audit else 1)) + 1)
+    rounds = options.seeds * (len(options.methods) * (options.candidates + (0 if options.audit else 1)) + 1)
     step = [0]
 
     def tell(text: str) -> None:
@@ -258,7 +258,7 @@ def _make_run(
     slices = studies[0].slices(robust)
     predictions = [study.predictions(name) for study in studies for name in options.methods]
     verdict, groups, methods = judge(
-        problem, predictions, options, robust, slices, look, studies[0].too_dear(robust), cheapest
+        problem, predictions, options, robust, slices, look, studies[0].over_budget(robust), cheapest
     )
     for row in methods:
         own = [study.methods[row["name"]] for study in studies]
@@ -288,7 +288,7 @@ def _make_run(
 
 
 def _best_robust(studies: list[SplitStudy], options: Options) -> str | None:
-    """The method with the lowest robust value out of fold, of those within the price; over all seeds."""
+    """The method with the lowest robust value out of fold, of those within the budget; over all seeds."""
     others = [name for name in options.methods if name != "plain"]
     if not others:
         return None
@@ -296,7 +296,7 @@ def _best_robust(studies: list[SplitStudy], options: Options) -> str | None:
     def mean(name: str, what: str) -> float:
         return float(np.mean([study.methods[name].best.measures[what] for study in studies]))
 
-    within = [name for name in others if mean(name, "score") >= mean("plain", "score") - options.price / 2]
+    within = [name for name in others if mean(name, "score") >= mean("plain", "score") - options.budget / 2]
     return min(within or others, key=lambda name: mean(name, "robust_value"))
 
 

@@ -112,7 +112,7 @@ class CandidateSummary(TypedDict):
     loss: float
     robust_value: float
     tail: float
-    within_price: bool
+    within_budget: bool
     chosen: bool
 
 
@@ -186,9 +186,9 @@ class SettingsSummary(TypedDict):
     model: Literal["trees", "linear", "network", "images"]
     methods: list[str]
     rho: float  # radius of robust_value
-    price: float  # the most score that robust training may cost
+    budget: float  # the most score that robust training may cost
     folds: int
-    budget: int  # candidates of each method
+    candidates: int  # of each method
     seeds: int
     least_group: int
     group: list[str]
@@ -269,9 +269,9 @@ def make_summary(
             "model": options.model,  # type: ignore[typeddict-item]
             "methods": list(options.methods),
             "rho": options.rho,
-            "price": options.price,
-            "folds": options.folds,
             "budget": options.budget,
+            "folds": options.folds,
+            "candidates": options.candidates,
             "seeds": options.seeds,
             "least_group": options.least_group,
             "group": problem.group,

@@ -124,17 +124,17 @@ def _resampled(before: Array, after: Array, statistic: Any) -> Difference:
 
 def judge(
     problem: TableProblem, predictions: list[Predictions], options: Options, robust: str | None,
-    slices: list[SliceSummary], look: str | None, too_dear: bool = False, cheapest: Offer | None = None,
+    slices: list[SliceSummary], look: str | None, over_budget: bool = False, cheapest: Offer | None = None,
 ) -> tuple[VerdictSummary, list[GroupSummary], list[MethodSummary]]:  # fmt: skip
     """The verdict, the table of groups, the methods with their scores on the test rows.
 
-    `robust` is None where no robust model is left to compare; `cheapest` is then the least dear that was tried.
+    `robust` is None where no robust model is left to compare; `cheapest` is then the cheapest one tried.
     """
     own = {name: [p for p in predictions if p.method == name] for name in options.methods}
     pooled: dict[str, _Pooled] = {name: _Pooled(found) for name, found in own.items()}
     groups = _groups(problem, pooled, options.least_group)
     methods = [_method_row(name, found, pooled[name], options.rho) for name, found in own.items()]
-    verdict = _verdict(problem, pooled, groups, options, robust, slices, look, too_dear, cheapest)
+    verdict = _verdict(problem, pooled, groups, options, robust, slices, look, over_budget, cheapest)
     return verdict, groups, methods
 
 
@@ -144,7 +144,7 @@ class Offer(NamedTuple):
     rho: float
     plain: dict[str, float]
     measures: dict[str, float]
-    too_dear: bool
+    over_budget: bool
 
 
 class _Pooled:
@@ -267,7 +267,7 @@ def _worst_group(problem: TableProblem, before: _Pooled, after: _Pooled, least: 
 
 def _verdict(
     problem: TableProblem, pooled: dict[str, _Pooled], groups: list[GroupSummary], options: Options, robust: str | None,
-    slices: list[SliceSummary], look: str | None, too_dear: bool, cheapest: Offer | None,
+    slices: list[SliceSummary], look: str | None, over_budget: bool, cheapest: Offer | None,
 ) -> VerdictSummary:  # fmt: skip
     plain = pooled["plain"]
     words = _Words(problem, options)
@@ -277,7 +277,7 @@ def _verdict(
         answer: Any = "not tried"
         headline, sentences = failed, ["Only plain training was asked for."]
         if cheapest is not None:
-            answer = "costs too much" if cheapest.too_dear else "no difference"
+            answer = "costs too much" if cheapest.over_budget else "no difference"
             headline, said = words.none_chosen(cheapest)
             sentences = [failed, said, *words.looked(look)]
         if plain.flat:
@@ -297,7 +297,7 @@ def _verdict(
     degenerate = after.flat or (after.one_answer is not None and plain.one_answer is None)
     if degenerate:
         answer = "degenerate"
-    elif gain and (too_dear or (price["difference"] < -options.price and _is_below(price))):
+    elif gain and (over_budget or (price["difference"] < -options.budget and _is_below(price))):
         answer = "costs too much"
     elif gain and not (worst is not None and _is_worse(worst, problem) and not _is_below(value)):
         answer = "helps"
@@ -408,10 +408,12 @@ class _Words:
         plain, found = cheapest.plain, cheapest.measures
         points = 100 * (plain["score"] - found["score"])
         would = "would cost too much" if self.options.audit else "costs too much"
-        begins = f"Robust training {would}" if cheapest.too_dear else "Robust training does not help here"
+        begins = f"Robust training {would}" if cheapest.over_budget else "Robust training does not help here"
         kept = "" if self.options.audit else "; the plain model is kept"
         cost = f"costs {points:.2f} points of {self.score}" if points > 0 else f"costs no {self.score}"
-        allowed = f"; at most {50 * self.options.price:.2g} are allowed there, half of the price" * cheapest.too_dear
+        allowed = ""
+        if cheapest.over_budget:
+            allowed = f"; at most {50 * self.options.budget:.2g} are allowed there, half of the budget"
         return f"{begins}{kept}.", (
             f"Out of fold, training on the worst case with rho {cheapest.rho:g} takes the worst-case loss from "
             f"{plain['robust_value']:.3f} to {found['robust_value']:.3f} and {cost}{allowed}."
