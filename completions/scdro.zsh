@@ -14,7 +14,7 @@ _shtab_scdro_commands() {
     doctor:'Versions, devices, extras, and a numeric self-test. Its output belongs in a bug report.'
     predict:'Predictions of a run for new rows.'
     report:'The page of a run, as one HTML file.'
-    train:'A plain and a robust model of a table or a folder of images, compared. Settings are chosen by cross-validation, with the same number of candidates for every method, and the robust model is kept if the test rows confirm it. To resume after a kill at any moment, run the same command again.'
+    train:'A plain and a robust model of a table or a folder of images, compared. Settings are chosen by cross-validation, with the same number of candidates for every method, and the robust model is kept if the test rows confirm it. To resume it if it was interrupted, run the same command again.'
   )
   _describe 'scdro commands' _commands
 }
@@ -35,17 +35,17 @@ _shtab_scdro_audit_options=(
   "*--method[only these\; may be repeated]:method:(plain class-weighted worst-case second-look)"
   "--rho[radius at which models are compared (default 0.5)]:rho:"
   "--budget[most accuracy, as a share, that robust training may cost (default 0.002\; for images 0.02)]:budget:"
-  "*--group[evaluate its values\; never trained on]:COLUMN:"
+  "*--group[report each of its values\; never trained on]:COLUMN:"
   "*--drop[leave a column out]:COLUMN:"
-  "*--categorical[numbers that are names]:COLUMN:"
-  "*--id[not trained on\; passes through predict]:COLUMN:"
+  "*--categorical[numbers that are categories]:COLUMN:"
+  "*--id[not trained on\; copied to the predictions]:COLUMN:"
   "--split-by[rows with the same value stay together]:COLUMN:"
   "--candidates[candidate settings of every method, 1 to 6 (default 4)]:candidates:"
-  "--folds[of the cross-validation (default 3)]:folds:"
-  "--least-group[smaller groups never decide (default 30)]:least_group:"
-  "--seed[of splits and models (default 0)]:seed:"
-  "--threads[of trees and networks (default\: 1 below 20,000 rows, else all free cores)]:threads:"
-  "--log[file of JSON lines\: every candidate once judged, then the results]:FILE:"
+  "--folds[folds of the cross-validation (default 3)]:folds:"
+  "--least-group[groups with fewer test rows never decide (default 30)]:least_group:"
+  "--seed[seed of the splits and the models (default 0)]:seed:"
+  "--threads[threads of trees and networks (default\: 1 below 20,000 rows, else all idle cores)]:threads:"
+  "--log[file of JSON lines\: every candidate as it is evaluated, then the results]:FILE:"
   "--out[folder for the report page and the numbers]:out:"
   ":CSV or Parquet file (train\: or a folder with a subfolder of images for each class):"
 )
@@ -64,7 +64,7 @@ _shtab_scdro_predict_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--out[CSV file to write]:FILE:"
   "--model[default\: the one kept]:model:(kept plain robust)"
-  "*--id[column to pass through]:COLUMN:"
+  "*--id[column to copy to the predictions]:COLUMN:"
   ":folder of \`scdro train\`:"
   ":CSV or Parquet file, or a folder of images:"
 )
@@ -89,22 +89,22 @@ _shtab_scdro_train_options=(
   "*--method[only these\; may be repeated]:method:(plain class-weighted worst-case second-look)"
   "--rho[radius at which models are compared (default 0.5)]:rho:"
   "--budget[most accuracy, as a share, that robust training may cost (default 0.002\; for images 0.02)]:budget:"
-  "*--group[evaluate its values\; never trained on]:COLUMN:"
+  "*--group[report each of its values\; never trained on]:COLUMN:"
   "*--drop[leave a column out]:COLUMN:"
-  "*--categorical[numbers that are names]:COLUMN:"
-  "*--id[not trained on\; passes through predict]:COLUMN:"
+  "*--categorical[numbers that are categories]:COLUMN:"
+  "*--id[not trained on\; copied to the predictions]:COLUMN:"
   "--split-by[rows with the same value stay together]:COLUMN:"
   "--candidates[candidate settings of every method, 1 to 6 (default 4)]:candidates:"
-  "--folds[of the cross-validation (default 3)]:folds:"
-  "--least-group[smaller groups never decide (default 30)]:least_group:"
-  "--seed[of splits and models (default 0)]:seed:"
-  "--threads[of trees and networks (default\: 1 below 20,000 rows, else all free cores)]:threads:"
-  "--log[file of JSON lines\: every candidate once judged, then the results]:FILE:"
+  "--folds[folds of the cross-validation (default 3)]:folds:"
+  "--least-group[groups with fewer test rows never decide (default 30)]:least_group:"
+  "--seed[seed of the splits and the models (default 0)]:seed:"
+  "--threads[threads of trees and networks (default\: 1 below 20,000 rows, else all idle cores)]:threads:"
+  "--log[file of JSON lines\: every candidate as it is evaluated, then the results]:FILE:"
   "--out[folder of the run]:out:"
   "--split-after[test on the rows after a value, or the last fifth]:COLUMN[=VALUE]:"
   "--test[test on the rows of another file]:FILE:"
   "--seeds[splits to repeat everything on (default\: 3 up to 5,000 rows, 1 beyond)]:seeds:"
-  "--features[for images\: a pretrained classifier of torchvision, or timm\/NAME, whose weights are on this machine (default\: one of the usual ones, if it is)\; none\: a small network]:NAME:"
+  "--features[for images\: a pretrained classifier of torchvision, or timm\/NAME, whose weights are on this machine (default\: a common one, if there is one)\; none\: a small network]:NAME:"
   "--size[pixels of an image\'s side (default\: 224 with --features, else 64)]:size:"
   ":CSV or Parquet file (train\: or a folder with a subfolder of images for each class):"
 )

@@ -145,10 +145,10 @@ def test_where_nothing_is_learned_no_model_is_saved(tmp_path, methods, target):
     run = train(frame, target, drop=[other], out=tmp_path / "run", **settings, **QUICK)
     verdict = run.summary["verdict"]
     assert (verdict["answer"], verdict["kept"], verdict["saved"]) == ("nothing learned", "none", [])
-    assert "the same to everybody" in verdict["headline"]
+    assert "the same answer" in verdict["headline"]
     assert mismatch(json.loads(json.dumps(run.summary)), Summary) is None
     assert not (tmp_path / "run" / "models").exists()
-    with pytest.raises(HyperparameterError, match="the same to everybody"):
+    with pytest.raises(HyperparameterError, match="the same answer"):
         load(tmp_path / "run").predict(frame)
     assert "none" in load(tmp_path / "run").report()
 

@@ -1,4 +1,4 @@
-"""A summary on the terminal, and a line that says how far things are."""
+"""A summary on the terminal, and a progress line."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ROWS = 12  # of groups
 
 
 class ProgressLine:
-    """Called with what is done, of how much, and a text, or a function that makes one when it is shown. On a terminal
-    one line, as wide as that; elsewhere a line every `every` seconds."""
+    """Called with (done, total, text); text may be a function, called only when the line is shown. On a terminal it is
+    one line that is overwritten, elsewhere a new line every `every` seconds."""
 
     def __init__(self, stream: TextIO | None = None, every: float = 30.0) -> None:
         self.stream = sys.stderr if stream is None else stream

@@ -58,10 +58,10 @@ def train_images(
     progress: Callable[[int, int, str], None] | None = None,
     loggers: Sequence[Logger] = (),
 ) -> Run:
-    """Train a network on a folder of images, and `repair` its last layer for whom it fails.
+    """Train a network on a folder of images, and `repair` its last layer for those it fails.
 
-    The folder has a subfolder for each class. A fifth of the images is for the test. Where a pretrained network is at
-    hand it stays frozen: its features of the other images are computed once, a linear layer is fitted to them, and
+    The folder has a subfolder for each class. A fifth of the images is for the test. If a pretrained network is
+    available it stays frozen: its features of the other images are computed once, a linear layer is fitted to them, and
     again by `scdro.repair`. Otherwise one half of the other images trains a small network, with early stopping, and the
     second half, which it has not seen, repairs its last layer. The repaired model is kept if the test confirms it.
 
@@ -69,8 +69,8 @@ def train_images(
         folder: of subfolders of images.
         features: a torch network that makes features, (n, d) or (n, d, height, width), of images (n, 3, size, size)
             with ImageNet's mean and deviation; or the name of a classifier of torchvision ("resnet18") or timm
-            ("timm/resnet18.a1_in1k") whose weights are on this machine. None looks for one of the usual ones; nothing
-            is ever downloaded. "none": a small network.
+            ("timm/resnet18.a1_in1k") whose weights are on this machine. None looks for a few common ones; nothing is
+            ever downloaded. "none": a small network.
         size: pixels of a side; None: 224 for a pretrained network, 64 for a small one.
         rho, budget, least_group, seed, out, progress, loggers: as for `train`.
 
@@ -182,7 +182,7 @@ def _by_features(
     frozen: _pretrained.Frozen, X: Array, y: Array, cut: TrainTest, classes: int, options: Options, fits: _folder.Fits,
     tell: Any,
 ) -> _Fitted:  # fmt: skip
-    """The features have seen none of the images: all that are not for the test serve both layers."""
+    """The frozen network has seen none of the images, so both layers use all that are not for the test."""
     tell(1, 3, f"features of {frozen.name}")
     features = fits.get({"features": frozen.digest}, lambda: {"features": frozen.features(X)})["features"]
     tell(2, 3, "linear layers")
@@ -199,7 +199,7 @@ def _by_features(
 def _repaired(network: nn.Module, inputs: torch.Tensor, y: Array, options: Options) -> Any:
     loader = DataLoader(TensorDataset(inputs, torch.from_numpy(y)), 256)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the verdict says it
+        warnings.simplefilter("ignore")  # the verdict says so
         return repair(network, loader, progress=False, budget=options.budget, seed=options.seed)
 
 
@@ -221,7 +221,7 @@ def _linear(features: Array, y: Array, classes: int, seed: int) -> nn.Linear:
 
 
 def _trained(X: Array, y: Array, classes: int, seed: int) -> dict[str, Any]:
-    """Weights of a small network, those of the epoch with the least loss on a sixth held out."""
+    """Weights of a small network, from the epoch with the lowest loss on a held-out sixth."""
     device = best_device()
     seen, held = train_test_split(np.arange(len(y)), test_size=1 / 6, random_state=seed, stratify=y)
     labels = torch.from_numpy(y)

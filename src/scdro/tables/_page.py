@@ -1,6 +1,6 @@
-"""The report page: one HTML file made of a run's summary, which needs no network, no server and no script.
+"""The report page: one HTML file made from a run's summary. It needs no network, no server and no script.
 
-Charts are SVG whose horizontal places are percentages, so that they fit any width; the templates draw them.
+Charts are SVG with horizontal positions in percent, so that they fit any width; the templates draw them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SHARES = ("accuracy", "balanced_accuracy")
 def render(summary: Summary) -> str:
     """The page of a run.
 
-    Everything in the summary is text or numbers of the user's: all of it is escaped, and what could steer a terminal or
-    the direction of writing is shown as a code.
+    Any text in the summary may come from the user's data: it is escaped, and control characters and marks that change
+    the direction of writing are shown as codes.
     """
     shares = summary["task"]["type"] == "classification"
     names = [method["name"] for method in summary["methods"]]
@@ -77,7 +77,7 @@ def _harmless(value: Any) -> Any:
 
 
 def _number(value: Any) -> str:
-    """Four digits, without a power of ten where it can be done without."""
+    """Four digits, with a power of ten only where it is needed."""
     if value is None or not math.isfinite(value):
         return "–"
     if 1e4 <= abs(value) < 1e15:
@@ -115,7 +115,7 @@ def _between(found: Any, share: bool, change: bool = False) -> str:
 
 def _settings(settings: dict[str, Any]) -> str:
     shown = [f"{name} {_number(v) if isinstance(v, float) else v}" for name, v in settings.items()]
-    return ", ".join(shown) or "as they are"
+    return ", ".join(shown) or "defaults"
 
 
 def _date(text: str) -> str:
@@ -155,7 +155,7 @@ class Axis(NamedTuple):
         return self.low <= value <= self.high
 
     def at(self, value: float) -> float:
-        """In per cent of the width."""
+        """In percent of the width."""
         return round(100 * min(max((value - self.low) / (self.high - self.low), 0.0), 1.0), 2)
 
 
@@ -182,7 +182,7 @@ def _axis_of_groups(summary: Summary) -> Axis:
 
 
 class Dot(NamedTuple):
-    """A candidate in a panel, in per cent from the left and the top."""
+    """A candidate in a panel, in percent from the left and the top."""
 
     x: float
     y: float

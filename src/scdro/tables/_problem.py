@@ -59,7 +59,7 @@ class Options:
 
 @dataclass
 class TableProblem:
-    """All that is known before training."""
+    """Everything that is known before training."""
 
     frame: pl.DataFrame
     target: str
@@ -123,7 +123,7 @@ def make_problem(
     test: Any = None,
     folds: int = 3,
 ) -> TableProblem:
-    """Read the data, find the task, and see what is wrong before anything is trained."""
+    """Read the data, find the task, and check everything before training."""
     pl = polars()
     check_whole("folds", folds, 2, 20)
     time = split_after if split_after is None or isinstance(split_after, str) else split_after[0]
@@ -142,7 +142,7 @@ def make_problem(
         n = frame.height
         frame = _joined(frame, other)
         fixed = TrainTest(np.arange(n), np.arange(n, frame.height))
-        split = _split("file", None, None, "The test rows are those of the file given.")
+        split = _split("file", None, None, "The test rows are those of the given file.")
     y = column_of(frame, target, "the target")
     for what, names in (("for groups", group), ("an id", ids)):
         for name in names:
@@ -179,7 +179,7 @@ def make_problem(
 
 
 def _check_roles(target: str, drop: Sequence[str], roles: dict[str, Sequence[str | None]]) -> None:
-    """A column that is asked for in two ways: one of them would be ignored."""
+    """A column with two roles is an error: one of them would be ignored."""
     for role, names in {"drop": drop, **roles}.items():
         if target in names:
             more = "; for classes, ask for classification" if role == "categorical" else ""
@@ -190,7 +190,7 @@ def _check_roles(target: str, drop: Sequence[str], roles: dict[str, Sequence[str
 
 
 def _notes(columns: list[ColumnSummary]) -> list[str]:
-    """A line for each thing that is odd, with the columns it is true of."""
+    """One line for each oddity, with its columns."""
     odd: dict[str, list[str]] = {}
     for column in columns:
         if column["note"] and column["note"] != "as asked":
@@ -209,7 +209,7 @@ def _split(how: Any, column: str | None, value: str | None, text: str) -> SplitS
 
 
 def _joined(frame: Any, other: Any) -> Any:
-    """Both, one below the other; a column that is a number in one and a text in the other is a text."""
+    """Both, one below the other; a column of numbers in one and texts in the other becomes text."""
     pl = polars()
     absent = [name for name in frame.columns if name not in other.columns]  # of those to leave out
     other = other.with_columns(pl.lit(None).alias(name) for name in absent).select(frame.columns)

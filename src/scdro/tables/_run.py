@@ -31,8 +31,8 @@ class Run:
 
     Attributes:
         summary: plain data: the task, the methods with their scores, who is failed, the verdict.
-        models: names of the models that can predict: "plain", and the robust method where it is of use.
-        kept: the one that predicts unless told otherwise; "none" where no model learned anything.
+        models: names of the models that can predict: "plain", and the robust method if it was saved.
+        kept: the one that predicts by default; "none" if no model learned anything.
 
     Example:
         >>> import scdro
@@ -144,9 +144,9 @@ class Run:
     def in_folder(
         cls, out: Any, about: dict[str, Any], make: Callable[[_folder.Fits], Run], features: Any = None
     ) -> Run:
-        """The run in a folder if it has finished there; otherwise made, from the fits of before, and saved.
+        """Load the run if it has finished in this folder; otherwise make it, resuming where it stopped, and save it.
 
-        `about` identifies the run; without a folder it is made and not saved.
+        `about` identifies the run. Without a folder it is made and not saved.
         """
         if out is None:
             return make(_folder.Fits(None))
@@ -197,7 +197,7 @@ class Run:
 
 
 def _try(models: dict[str, Model], columns: int) -> None:
-    """That models take the columns in model.json is seen here, not at the first prediction."""
+    """Fail here, not at the first prediction, if the models do not fit the columns in model.json."""
     try:
         for model in models.values():
             model.predict(np.zeros((1, columns)))
@@ -206,7 +206,7 @@ def _try(models: dict[str, Model], columns: int) -> None:
 
 
 def _printable(text: str) -> str:
-    """Without what steers a terminal."""
+    """Without control characters."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 

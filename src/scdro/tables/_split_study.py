@@ -35,7 +35,7 @@ LOOKED_AT = 20_000  # rows for the verdict of `SecondLook`
 
 
 class Candidate(NamedTuple):
-    """Settings of a method with what they give out of fold."""
+    """Settings of a method, with predictions and scores out of fold."""
 
     settings: dict[str, Any]
     predicted: Array
@@ -46,7 +46,7 @@ class Candidate(NamedTuple):
 
 @dataclass
 class MethodStudy:
-    """A method on one seed: its candidates, the one chosen, and what the final model says on the test rows."""
+    """A method on one seed: its candidates, the one chosen, and the final model's predictions on the test rows."""
 
     name: str
     candidates: list[Candidate] = field(default_factory=list)
@@ -129,7 +129,7 @@ class SplitStudy:
             self._final(self.methods[name])
 
     def _settings(self, name: str) -> list[dict[str, Any]]:
-        """Candidates of a method, as many for each: robust methods vary their robustness, the others the model."""
+        """Candidates of a method, as many for every method: robust ones vary their robustness, the others the model."""
         most = self.options.candidates
         if name in ("plain", "class-weighted"):
             return self.family.candidates(len(self.sample))[:most]
@@ -158,7 +158,7 @@ class SplitStudy:
         models = [self._fitted(whole.take(seen), whole.take(unseen), settings) for seen, unseen in self.folds]
         rounds = np.array([model.rounds for model in models])
         for fold, (model, (_, unseen)) in enumerate(zip(models, self.folds, strict=True)):
-            if rounds.any():  # the other folds say when to stop: a fold that did would be judged too well
+            if rounds.any():  # chosen by the other folds: a fold that chose its own would look too good
                 model.stop_at(max(_mean_up(np.delete(rounds, fold)), 1))
             predicted[unseen] = model.predict(whole.X[unseen])
         return {"predicted": predicted, "rounds": rounds}
@@ -166,7 +166,7 @@ class SplitStudy:
     def _fitted(self, part: Part, held_out: Part | None, settings: dict[str, Any]) -> Model:
         own = {key: value for key, value in settings.items() if key not in ("look", "balanced")}
         with python_warnings.catch_warnings():
-            python_warnings.simplefilter("ignore")  # of the libraries, about things that are as they should be
+            python_warnings.simplefilter("ignore")  # the libraries warn about things that are fine here
             return self.family.fit(self.columns, part, held_out, own, len(self.problem.classes), self.seed)
 
     def _choose(self, method: MethodStudy) -> int:
@@ -184,7 +184,7 @@ class SplitStudy:
         return min(good, key=lambda k: measures[k]["robust_value"])
 
     def _within_budget(self, measures: dict[str, float]) -> bool:
-        """Half of the budget is spent out of fold: the test rows, which must agree, are noisy too."""
+        """Half of the budget counts out of fold, since the test rows, which must agree, are noisy too."""
         return measures["score"] >= self.methods["plain"].best.measures["score"] - self.options.budget / 2
 
     def over_budget(self, name: str | None) -> bool:
@@ -230,7 +230,7 @@ class SplitStudy:
         return weights
 
     def _reference(self, settings: dict[str, Any], rows: Array) -> Array:
-        """What a model that has not seen a row says about it. Balanced weights look at a balanced model."""
+        """Predictions by models that did not see the rows: class-weighted ones for balanced weights, else plain."""
         name = "class-weighted" if settings.get("balanced") and "class-weighted" in self.methods else "plain"
         best = self.methods[name].best
         if rows is self.sample:
@@ -357,7 +357,7 @@ def _as_text(settings: dict[str, Any]) -> str:
 
 
 class _Adapter(BaseEstimator):  # type: ignore[misc]
-    """A family of models as `SecondLook` takes it."""
+    """A family of models as an estimator for `SecondLook`."""
 
     def __init__(self, study: Any = None, settings: Any = None) -> None:
         self.study, self.settings = study, settings

@@ -1,4 +1,4 @@
-"""Train plainly and robustly, choose settings by cross-validation, compare on test rows, keep what is worth keeping."""
+"""Train plain and robust models, choose settings by cross-validation, compare on test rows, keep the better model."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def train(
 ) -> Run:
     r"""Train a plain and a robust model on a table, and say who is failed, whether robustness helps, and its price.
 
-    Every method gets the same number of candidate settings, judged out of fold. Of the robust ones, those count whose
-    score is at most `budget` below plain training's; the lowest robust value, max_{KL(p) <= rho} sum p_i l_i, wins. It
-    is kept if the test rows confirm it, otherwise the plain model is.
+    Every method gets the same number of candidate settings, evaluated out of fold. A robust candidate counts if its
+    score is at most `budget` / 2 below plain training's; the lowest robust value, max_{KL(p) <= rho} sum p_i l_i, wins.
+    It is kept if the test rows confirm it at no more than `budget`, otherwise the plain model is.
 
     Args:
         data: a DataFrame of pandas, polars or Arrow, a dictionary of columns, or the path of a CSV or Parquet file.
@@ -71,8 +71,9 @@ def train(
         task: "classification" or "regression"; None decides: more than 20 different numbers are a quantity.
         rho: radius at which models are compared.
         budget: the most accuracy (or R^2), as a share, that robust training may cost.
-        group: columns whose combinations are evaluated apart; no model sees them.
-        drop, categorical, ids: columns to leave out, to take as categories though they are numbers, to pass through.
+        group: columns whose combinations are evaluated separately; no model sees them.
+        drop, categorical, ids: columns to leave out, to treat as categories although they are numbers, to copy to
+            the predictions.
         split_by: rows with the same value in this column are either all for training or all for the test.
         split_after: a column of times: its last fifth is the test; ("year", 2000): rows after 2000 are.
         test: other data for the test.
@@ -80,12 +81,12 @@ def train(
         seeds: splits to repeat everything on; None: 3 up to 5,000 rows, 1 beyond.
         folds: of the cross-validation.
         candidates: settings to try for every method, 1 to 6.
-        least_group: groups with fewer test rows are shown, but never decide.
-        threads: of the models; None: 1 below 20,000 rows, all free cores beyond.
-        out: folder of the run; one that was killed goes on there.
+        least_group: groups with fewer test rows are shown, but do not affect the decision.
+        threads: of the models; None: 1 below 20,000 rows, all idle cores beyond.
+        out: folder of the run; an interrupted run resumes where it stopped.
         title: for the report.
         progress: called with (done, total, text).
-        loggers: get the numbers of every candidate when it has been judged, at the end the scores, groups and slices;
+        loggers: get the numbers of every candidate as it is evaluated, at the end the scores, groups and slices;
             see `scdro.integrations.loggers`.
 
     Example:
@@ -132,7 +133,7 @@ def audit(
 ) -> Run:
     """Whom a plain model fails, and what a second look would gain at what price, for a range of rho; no model is kept.
 
-    All rows are judged out of fold. Arguments as for `train`; without `methods`, all but "worst-case".
+    All rows are evaluated out of fold. Arguments as for `train`; without `methods`, all but "worst-case".
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -191,7 +192,7 @@ def _options(
         check_whole(what, value, 0 if what == "seed" else 1, most)
     notes = []
     if n > _split_study.MANY_ROWS and seeds > 1:
-        notes.append(f"{n:,} rows: one seed in place of {seeds}.")
+        notes.append(f"{n:,} rows: one seed instead of {seeds}.")
         seeds = 1
     if methods is None:
         methods = [name for name in possible if not audit or name != "worst-case"]
@@ -203,7 +204,7 @@ def _options(
 
 
 def _free(cores: int) -> int:
-    """Cores that nobody uses: LightGBM's threads wait for each other, and two on one core are slower than one."""
+    """Idle cores: LightGBM's threads wait for each other, and two on one core are slower than one."""
     busy = int(os.getloadavg()[0]) if hasattr(os, "getloadavg") else 0
     return max(1, cores - busy)
 
@@ -270,7 +271,7 @@ def _make_run(
     chosen_on = len(first.sample)
     notes = [*problem.warnings, *notes]
     if options.audit and chosen_on < len(problem.y):
-        notes.append(f"{chosen_on:,} of the {len(problem.y):,} rows, drawn at random, were looked at.")
+        notes.append(f"{chosen_on:,} of the {len(problem.y):,} rows, drawn at random, were used.")
     if chosen_on < len(first.cut.train):
         notes.append(
             f"Settings were chosen on {chosen_on:,} of {len(first.cut.train):,} training rows, with one seed; the "
@@ -301,7 +302,7 @@ def _best_robust(studies: list[SplitStudy], options: Options) -> str | None:
 
 
 def _cheapest(study: SplitStudy) -> Offer | None:
-    """Of the radii that were given up, the one that costs least; None if 0 was the only one."""
+    """The cheapest of the rejected radii; None if only 0 was tried."""
     tried = [c for c in study.methods["worst-case"].candidates if c.settings["rho"] > 0]
     if not tried:
         return None

@@ -60,14 +60,14 @@ class ColumnSummary(TypedDict):
 
 
 class TaskSummary(TypedDict):
-    """What is learnt."""
+    """What is learned."""
 
     type: Literal["classification", "regression"]
     target: str
     classes: list[str]  # [] for regression
     counts: list[int]  # rows of each class, in the whole data
     score: Literal["accuracy", "R2"]
-    loss: str  # what `robust_value` and `tail` are of: "log loss", or "squared error" of the standardised target
+    loss: str  # what `robust_value` and `tail` measure: "log loss", or "squared error" of the standardised target
 
 
 class SplitSummary(TypedDict):
@@ -85,7 +85,7 @@ class DataSummary(TypedDict):
     rows: int
     train: int
     test: int  # of one split
-    tested: int  # different rows that were tested, over all seeds: those that scores and groups are of
+    tested: int  # different rows that were tested, over all seeds: scores and groups are computed on these
     chosen_on: int  # rows that settings were chosen on: fewer than `train` where there are many
     columns: list[ColumnSummary]
     split: SplitSummary
@@ -292,7 +292,7 @@ def _versions(model: str) -> dict[str, str]:
 
 
 def mismatch(value: Any, kind: Any, where: str = "summary") -> str | None:
-    """Where plain data differ from a type made of TypedDicts, lists, dictionaries, literals and unions."""
+    """Where plain data differ from a type made of TypedDicts, lists, dictionaries, literals and unions, if anywhere."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is typing.Any:
         return None
@@ -314,4 +314,4 @@ def mismatch(value: Any, kind: Any, where: str = "summary") -> str | None:
     if origin in (typing.Union, types.UnionType):
         return None if any(mismatch(value, t, where) is None for t in inner) else f"{where}: {value!r}"
     good = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
-    return None if good else f"{where}: {value!r} is no {kind}"
+    return None if good else f"{where}: {value!r} is not {kind}"

@@ -28,7 +28,7 @@ __all__ = ["Offer", "Predictions", "judge", "measure", "row_losses", "row_scores
 Array = npt.NDArray[Any]
 TAIL = 0.05
 RESAMPLES, RESAMPLED = 200, 20_000  # bootstrap samples, and the rows they are drawn from at most
-FLAT = 0.04  # a model that varies less than this share of a perfect one says the same to everybody
+FLAT = 0.04  # a model that varies less than this share of a perfect one gives every row the same answer
 
 
 class Predictions(NamedTuple):
@@ -104,7 +104,7 @@ def _paired(before: Array, after: Array, level: float = 0.95) -> Difference:
 
 
 def _resampled(before: Array, after: Array, statistic: Any) -> Difference:
-    """Difference of a statistic that is no mean; its interval is by bootstrap."""
+    """Difference of a statistic that is not a mean; its interval is by bootstrap."""
     rng = np.random.default_rng(0)
     rows = np.arange(len(before))
     if len(rows) > RESAMPLED:
@@ -139,7 +139,7 @@ def judge(
 
 
 class Offer(NamedTuple):
-    """What a candidate gives out of fold, next to plain training, and why it was not chosen."""
+    """A candidate's scores out of fold, next to plain training's, and whether it was rejected for its cost."""
 
     rho: float
     plain: dict[str, float]
@@ -255,7 +255,7 @@ def _groups(problem: TableProblem, pooled: dict[str, _Pooled], least: int) -> li
 
 
 def _worst_group(problem: TableProblem, before: _Pooled, after: _Pooled, least: int) -> WorstGroup | None:
-    """The one that plain training serves worst, of those large enough, with an interval that holds for all of them."""
+    """The large enough group that plain training is worst for, with an interval that holds for all of them."""
     large = [one for one in _members(problem, before.rows) if one[2].sum() >= least]
     if len(large) < 2:
         return None
@@ -310,7 +310,7 @@ def _verdict(
         also = ", and so does the robust one" if after.flat else f", and {HOW[robust]} is not clearly better"
         headline = words.nothing_learned(also)
     if len(saved) > 1 and answer == "helps":
-        sentences.append("The plain model is saved beside the robust one.")
+        sentences.append("The plain model is saved too.")
     sentences += words.one_answer(pooled.get(kept, plain), kept)
     return {
         "answer": answer, "kept": kept, "saved": saved, "robust": robust, "headline": headline,
@@ -320,7 +320,7 @@ def _verdict(
 
 
 def _saved(kept: str, options: Options, *beside: str) -> list[str]:
-    """Models of the run's folder: none that says the same to everybody."""
+    """Models to save: none that gives every row the same answer."""
     return [] if options.audit or kept == "none" else [name for name in options.methods if name in (kept, *beside)]
 
 
@@ -346,7 +346,7 @@ HOW = {
 
 
 class _Words:
-    """The same numbers, as one would say them."""
+    """The verdict in words."""
 
     def __init__(self, problem: TableProblem, options: Options) -> None:
         self.problem, self.options = problem, options
@@ -361,7 +361,7 @@ class _Words:
         return f"a mean error of {value:,.0f}" if 1e4 <= value < 1e15 else f"a mean error of {value:.4g}"
 
     def failed(self, slices: list[SliceSummary], groups: list[GroupSummary], overall: float) -> str:
-        """Who is failed: the group that is served worst, or a description, if its rows are served worse still."""
+        """Who is failed: the group with the worst score, or a description whose rows have an even worse one."""
         sign = 1.0 if self.problem.classes else -1.0
         group = next((g for g in groups if not g["small"]), None)
         worst = overall if group is None else group["scores"]["plain"]["value"] or 0.0
@@ -383,9 +383,9 @@ class _Words:
 
     def nothing_learned(self, others: str = "") -> str:
         return (
-            f"Nothing was learned: the plain model says nearly the same to everybody{others}. "
+            f"Nothing was learned: the plain model gives nearly the same answer for every row{others}. "
             f"{'' if self.options.audit else 'No model is kept. '}"
-            "These rows are too few, or these columns do not tell."
+            "There are too few rows, or these columns do not predict the target."
         )
 
     def one_answer(self, model: _Pooled, kept: str) -> list[str]:
@@ -398,13 +398,12 @@ class _Words:
 
     def same_answer(self, model: _Pooled) -> str:
         if model.flat or model.one_answer is None:
-            what = "the same to everybody"
-            return f"would say {what}" if self.options.audit else f"says {what}"
+            return f"{'would give' if self.options.audit else 'gives'} every row the same answer"
         answer = self.problem.classes[model.one_answer]
         return f"would answer {answer} everywhere" if self.options.audit else f"answers {answer} everywhere"
 
     def none_chosen(self, cheapest: Offer) -> tuple[str, str]:
-        """The headline and the numbers where every robust candidate was given up out of fold."""
+        """The headline and the numbers where every robust candidate was rejected out of fold."""
         plain, found = cheapest.plain, cheapest.measures
         points = 100 * (plain["score"] - found["score"])
         would = "would cost too much" if self.options.audit else "costs too much"
@@ -428,7 +427,7 @@ class _Words:
     ) -> tuple[str, list[str]]:  # fmt: skip
         how = HOW[robust]
         points = 100 * price["difference"]
-        cost = "at no price" if points >= 0 else f"for {-points:.2f} points of {self.score}"
+        cost = "at no cost" if points >= 0 else f"for {-points:.2f} points of {self.score}"
         tails = f"the worst 5% of losses go from {tail['before']:.3g} to {tail['after']:.3g}"
         audit = self.options.audit
         begins, ends = {
@@ -450,12 +449,12 @@ class _Words:
             small = _is_better(worst, self.problem) or _is_worse(worst, self.problem)
             clear = "" if small else ", no clear difference"
             said.append(
-                f"Worst served by plain training is {worst['name']} ({worst['size']:,} {self.rows}): "
+                f"Plain training is worst for {worst['name']} ({worst['size']:,} {self.rows}): "
                 f"{self.served(worst['before'])} before, {self.served(worst['after'])} after{clear}."
             )
         said += self.looked(look)
         if answer == "helps" and not self.options.audit and self.problem.classes:
-            said.append("Its probabilities lean towards the worst case: calibrate them where they must be right.")
+            said.append("Its probabilities lean towards the worst case: recalibrate them if you need them.")
         return headline, said
 
 
