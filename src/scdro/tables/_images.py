@@ -1,4 +1,4 @@
-"""A folder of images: features of a frozen network, or a small network of our own, and its last layer repaired."""
+"""A folder of images: features of a frozen network, or a small network trained here, with a repaired last layer."""
 
 from __future__ import annotations
 

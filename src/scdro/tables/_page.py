@@ -106,7 +106,7 @@ def _change(difference: Any, share: bool, digits: int = 1) -> str:
 
 
 def _between(found: Any, share: bool, change: bool = False) -> str:
-    """The interval of an estimate or a difference; nothing where there is none."""
+    """The interval of an estimate or a difference; empty if there is none."""
     if found is None or found["low"] is None or found["high"] is None:
         return ""
     ends = [_change(found[end], share) if change else _score(found[end], share) for end in ("low", "high")]
@@ -160,7 +160,7 @@ class Axis(NamedTuple):
 
 
 def axis_for(values: Iterable[float | None], steps: int = 6) -> Axis:
-    """An axis that holds all values, and some width where they are all the same."""
+    """An axis that contains all values, with some width if they are all the same."""
     known = [value for value in values if value is not None and math.isfinite(value)] or [0.0, 1.0]
     low, high = min(known), max(known)
     if high - low <= 1e-9 * max(abs(high), abs(low)):

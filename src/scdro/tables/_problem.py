@@ -70,7 +70,7 @@ class TableProblem:
     group: list[str]
     split_by: Array | None  # (rows,) numbers
     split: SplitSummary
-    fixed: TrainTest | None  # where the test rows are given, by a file or by time
+    fixed: TrainTest | None  # if the test rows are given, by a file or by time
     warnings: list[str]
 
     def features(self) -> list[str]:

@@ -64,13 +64,13 @@ def listed(names: list[str]) -> str:
 def read_table(path: Any, texts: Sequence[str] = ()) -> pl.DataFrame:
     """A CSV (.csv, .tsv, .txt, also with .gz) or Parquet file as a polars DataFrame.
 
-    Of a CSV file, columns whose values are all numbers become numbers and dates dates, judged by the whole column;
+    In a CSV file, columns whose values are all numbers become numbers, and those of dates become dates;
     "", NA, NaN, null, None and ? are missing. Rows that do not fit, quotes that are not closed, bytes that are not
     UTF-8 and NULs are errors with the number of the line.
 
     Args:
         path: of the file.
-        texts: columns of a CSV file whose values stay as they are written, numbers too.
+        texts: columns of a CSV file whose values stay as they are written, even numbers.
 
     Example:
         >>> import tempfile, pathlib
@@ -253,7 +253,7 @@ def _bad_line(raw: bytes) -> int:
 
 
 def _typed(texts: Any, as_written: bool) -> Any:
-    """Numbers or dates where all values are; the spaces around texts are dropped."""
+    """Numbers or dates if all values are; spaces around texts are dropped."""
     pl = polars()
     texts = texts.str.strip_chars()
     texts = texts.set(texts.is_in(MISSING), None)

@@ -230,7 +230,7 @@ def load(folder: Any, features: Any = None) -> Run:
 
     Args:
         folder: of the run.
-        features: of a run on images whose features came from a network given as an object: that network.
+        features: the network, if the run is on images and its features came from a network given as an object.
 
     Example:
         >>> import scdro, tempfile

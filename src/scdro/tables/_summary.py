@@ -2,7 +2,7 @@
 
 Everything is JSON: numbers are finite or null, names are the user's own text (escape it where it is shown).
 Scores are shares (accuracy, R^2), higher is better; losses are lower-is-better. `Interval` is a value with a 95%
-interval, null where there is none. A change of meaning raises FORMAT.
+interval, null if there is none. A change of meaning raises FORMAT.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class DataSummary(TypedDict):
     train: int
     test: int  # of one split
     tested: int  # different rows that were tested, over all seeds: scores and groups are computed on these
-    chosen_on: int  # rows that settings were chosen on: fewer than `train` where there are many
+    chosen_on: int  # rows that settings were chosen on: fewer than `train` in large tables
     columns: list[ColumnSummary]
     split: SplitSummary
 
@@ -158,7 +158,7 @@ class Difference(TypedDict):
 
 
 class WorstGroup(Difference):
-    """The large enough group that plain training serves worst; the interval holds for all groups at once."""
+    """The large enough group that plain training is worst for; the interval holds for all groups at once."""
 
     name: str
     size: int
@@ -168,7 +168,7 @@ class VerdictSummary(TypedDict):
     """Whether robust training helped, and at what price."""
 
     answer: Literal["helps", "costs too much", "no difference", "degenerate", "nothing learned", "not tried"]
-    kept: str  # the method of the model that `predict` uses; "none" where no model learned anything
+    kept: str  # the method of the model that `predict` uses; "none" if no model learned anything
     saved: list[str]  # methods whose models are in the run's folder
     robust: str | None  # the best robust method by cross-validation, which is compared with plain training
     headline: str  # one sentence

@@ -1,4 +1,4 @@
-"""Whether robust training helped, at what price, and who is failed: numbers on the same test rows, then plain words."""
+"""Whether robust training helped, at what price, and who is failed: numbers on the same test rows, then in words."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def row_scores(predicted: Array, y: Array) -> Array:
     if predicted.ndim == 2:
         right: Array = (predicted.argmax(1) == y).astype(float)
         return right
-    variance = float(np.var(y))  # of the standardised target: 1 in training, and where these rows are all the same
+    variance = float(np.var(y))  # of the standardised target: 1 in training, and if these rows are all the same
     explained: Array = 1.0 - (predicted - y) ** 2 / (variance if variance > 1e-12 else 1.0)
     return explained
 
@@ -128,7 +128,7 @@ def judge(
 ) -> tuple[VerdictSummary, list[GroupSummary], list[MethodSummary]]:  # fmt: skip
     """The verdict, the table of groups, the methods with their scores on the test rows.
 
-    `robust` is None where no robust model is left to compare; `cheapest` is then the cheapest one tried.
+    `robust` is None if no robust model is left to compare; `cheapest` is then the cheapest one tried.
     """
     own = {name: [p for p in predictions if p.method == name] for name in options.methods}
     pooled: dict[str, _Pooled] = {name: _Pooled(found) for name, found in own.items()}
@@ -214,7 +214,7 @@ def _balanced_accuracy(t: Predictions) -> float:
 
 
 def _auc(p: Predictions) -> float:
-    """NaN where a class is absent, or there are too many classes."""
+    """NaN if a class is absent or there are too many classes."""
     classes = p.predicted.shape[1]
     if len(np.unique(p.y)) < classes or classes > 50:
         return math.nan
@@ -365,21 +365,21 @@ class _Words:
         sign = 1.0 if self.problem.classes else -1.0
         group = next((g for g in groups if not g["small"]), None)
         worst = overall if group is None else group["scores"]["plain"]["value"] or 0.0
-        everybody = f"{self.served(overall)} overall"
+        in_all = f"{self.served(overall)} overall"
         one = slices[0] if slices else None
         where = "" if one is None else f"{' and '.join(one['conditions'])} ({100 * one['share']:.1f}% of the rows)"
         if one is not None and one["before"] is None:
             return f"The plain model fails most where {where}: {one['lift']:.1f} times their share of the worst case."
         there = None if one is None else one["before"]
         if there is not None and sign * there <= min(sign * worst, sign * overall):
-            return f"The plain model fails most where {where}: {self.served(there)} there, {everybody}."
+            return f"The plain model fails most where {where}: {self.served(there)} there, {in_all}."
         if group is None:
             return "No description in these columns stands out among the rows that the plain model fails."
         text = f"The plain model is worst for {group['name']} ({group['size']:,} {self.rows}): {self.served(worst)}"
         if there is None:
-            return f"No description in these columns stands out. {text}, {everybody}."
+            return f"No description in these columns stands out. {text}, {in_all}."
         also = "Compared with others of their class, it" if self.problem.classes else "It"
-        return f"{text}, {everybody}. {also} also fails rows where {where}: {self.served(there)} there."
+        return f"{text}, {in_all}. {also} also fails rows where {where}: {self.served(there)} there."
 
     def nothing_learned(self, others: str = "") -> str:
         return (
@@ -403,7 +403,7 @@ class _Words:
         return f"would answer {answer} everywhere" if self.options.audit else f"answers {answer} everywhere"
 
     def none_chosen(self, cheapest: Offer) -> tuple[str, str]:
-        """The headline and the numbers where every robust candidate was rejected out of fold."""
+        """The headline and the numbers if every robust candidate was rejected out of fold."""
         plain, found = cheapest.plain, cheapest.measures
         points = 100 * (plain["score"] - found["score"])
         would = "would cost too much" if self.options.audit else "costs too much"
