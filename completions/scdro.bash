@@ -7,8 +7,8 @@
 
 _shtab_scdro_subparsers=(train audit predict report doctor)
 
-_shtab_scdro_train_option_strings=(-h --help --target --model --task --method --rho --price --group --drop --categorical --id --split-by --budget --folds --least-group --seed --threads --log --out --split-after --test --seeds --features --size)
-_shtab_scdro_audit_option_strings=(-h --help --target --model --task --method --rho --price --group --drop --categorical --id --split-by --budget --folds --least-group --seed --threads --log --out)
+_shtab_scdro_train_option_strings=(-h --help --target --model --task --method --rho --budget --group --drop --categorical --id --split-by --candidates --folds --least-group --seed --threads --log --out --split-after --test --seeds --features --size)
+_shtab_scdro_audit_option_strings=(-h --help --target --model --task --method --rho --budget --group --drop --categorical --id --split-by --candidates --folds --least-group --seed --threads --log --out)
 _shtab_scdro_predict_option_strings=(-h --help --out --model --id)
 _shtab_scdro_report_option_strings=(-h --help --out)
 _shtab_scdro_doctor_option_strings=(-h --help)

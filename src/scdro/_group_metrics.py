@@ -18,7 +18,7 @@ from scdro._frames import as_array
 from scdro._validation import check_number, check_whole
 from scdro.errors import DataError, HyperparameterError
 
-__all__ = ["calibration_error", "metrics_by_group"]
+__all__ = ["brier", "calibration_error", "metrics_by_group", "roc_auc"]
 
 Array = npt.NDArray[Any]
 Metric = Callable[[Array, Array, Array], float]  # labels, predictions, weights
@@ -136,6 +136,31 @@ def calibration_error(y_true: Array, probabilities: Array, sample_weight: Array 
     return float(np.abs(gaps).sum() / weight.sum())
 
 
+def roc_auc(y_true: Array, probabilities: Array, sample_weight: Array | None = None) -> float:
+    """Area under the ROC curve of the second class if there are two, else the mean over classes against the others.
+
+    Labels are class numbers, probabilities (n, classes); without a sample of every class the area is undefined.
+    """
+    classes = probabilities.shape[1]
+    if len(np.unique(y_true)) < classes:
+        raise ValueError("expected samples of all classes for the AUC")
+    if classes == 2:
+        return float(sklearn.metrics.roc_auc_score(y_true, probabilities[:, 1], sample_weight=sample_weight))
+    settings = {"multi_class": "ovr", "labels": np.arange(classes), "sample_weight": sample_weight}
+    return float(sklearn.metrics.roc_auc_score(y_true, probabilities, **settings))
+
+
+def brier(y_true: Array, probabilities: Array, sample_weight: Array | None = None) -> float:
+    """Squared error of the probabilities, (n, classes): of the second class if there are two, else summed over classes.
+
+    Labels are class numbers.
+    """
+    errors = probabilities.copy()
+    errors[np.arange(len(errors)), y_true] -= 1.0
+    squares = (errors**2).sum(1) if errors.shape[1] > 2 else errors[:, 1] ** 2
+    return float(np.average(squares, weights=sample_weight))
+
+
 def _functions(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, Metric]:
     """The metrics by name: our names, names in sklearn.metrics, or functions (y_true, y_pred[, sample_weight])."""
     if isinstance(metrics, str) or callable(metrics):
@@ -249,13 +274,7 @@ class _Probabilities:
         return y_pred if y_pred.ndim == 2 else np.stack([1.0 - y_pred, y_pred], 1)
 
     def _auc(self, y_true: Array, y_pred: Array, weight: Array) -> float:
-        p = self._all(y_pred)
-        if len(np.unique(y_true)) < len(self.classes):
-            raise ValueError("AUC of one class")
-        if len(self.classes) == 2:
-            return float(sklearn.metrics.roc_auc_score(y_true == self.classes[1], p[:, 1], sample_weight=weight))
-        settings = {"multi_class": "ovr", "labels": self.classes, "sample_weight": weight}
-        return float(sklearn.metrics.roc_auc_score(y_true, p, **settings))
+        return roc_auc(self._numbers(y_true), self._all(y_pred), weight)
 
     def _log_loss(self, y_true: Array, y_pred: Array, weight: Array) -> float:
         p = self._all(y_pred)
@@ -263,11 +282,7 @@ class _Probabilities:
         return float(np.average(-np.log(own), weights=weight))
 
     def _brier(self, y_true: Array, y_pred: Array, weight: Array) -> float:
-        """Squared error of the probabilities: of the second class if there are two, else summed over classes."""
-        p = self._all(y_pred).copy()
-        p[np.arange(len(p)), self._numbers(y_true)] -= 1.0
-        squares = (p**2).sum(1) if p.shape[1] > 2 else p[:, 1] ** 2
-        return float(np.average(squares, weights=weight))
+        return brier(self._numbers(y_true), self._all(y_pred), weight)
 
     def _calibration_error(self, y_true: Array, y_pred: Array, weight: Array) -> float:
         return calibration_error(self._numbers(y_true), self._all(y_pred), weight)

@@ -101,7 +101,7 @@ def test_every_option_is_explained(command):
 
 
 def test_help_says_how_to_resume():
-    assert "resume after a kill at any moment, run the same command again" in " ".join(help_of("train").split())
+    assert "resume it if it was interrupted, run the same command again" in " ".join(help_of("train").split())
 
 
 @pytest.mark.parametrize("page", ["docs/train.md", "docs/commands.md", "docs/report.md"])

@@ -21,7 +21,7 @@ from scdro.cli.show import show
 from scdro.integrations.loggers import read_json_lines
 from scdro.tables import load
 
-QUICK = ["--model", "linear", "--budget", "1", "--seeds", "1"]
+QUICK = ["--model", "linear", "--candidates", "1", "--seeds", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_what_train_and_audit_say(place, capsys):
     assert summary["verdict"]["headline"] in said
     assert f"{100 * summary['methods'][0]['scores']['accuracy']['value']:.2f}%" in said
     assert "site = north" in said
-    assert main(["audit", str(place / "data.csv"), "--target", "label", "--model", "linear", "--budget", "2"]) == 0
+    assert main(["audit", str(place / "data.csv"), "--target", "label", "--model", "linear", "--candidates", "2"]) == 0
     said = capsys.readouterr().out
     assert "second-look, out of fold" in said
     assert "half" in said
@@ -68,7 +68,7 @@ def test_what_train_and_audit_say(place, capsys):
 def test_rows_are_counted_once_and_what_is_too_dear_says_so(tmp_path, capsys):
     """Three splits test the same row up to three times; groups and scores count it once, and the header says so."""
     path = write_csv(tmp_path / "data.csv", rows(120))
-    options = ["--target", "label", "--model", "linear", "--budget", "2", "--seeds", "3", "--price", "0"]
+    options = ["--target", "label", "--model", "linear", "--candidates", "2", "--seeds", "3", "--budget", "0"]
     assert main(["train", str(path), "--out", str(tmp_path / "run"), *options]) == 0
     said, data = " ".join(capsys.readouterr().out.split()), load(tmp_path / "run").summary["data"]
     assert 24 < data["tested"] <= 72
@@ -79,15 +79,16 @@ def test_rows_are_counted_once_and_what_is_too_dear_says_so(tmp_path, capsys):
     assert f"on all {data['tested']} test rows" in page
     summary = load(tmp_path / "run").summary
     point = next(c for c in summary["curves"] if c["method"] == "worst-case")["points"][0]
-    point["within_price"], point["chosen"] = False, True
+    point["within_budget"], point["chosen"] = False, True
     show(summary)
-    assert "chosen, too dear" in capsys.readouterr().out
+    assert "chosen, costs too much" in capsys.readouterr().out
 
 
 def test_groups_of_a_regression_are_errors_in_its_own_unit(tmp_path, capsys):
     content = [{**row, "label": 5000.0 + 10.0 * k} for k, row in enumerate(rows(120))]
     path = write_csv(tmp_path / "data.csv", content)
-    assert main(["audit", str(path), "--target", "label", "--group", "site", "--model", "linear", "--budget", "1"]) == 0
+    options = ["--target", "label", "--group", "site", "--model", "linear", "--candidates", "1"]
+    assert main(["audit", str(path), *options]) == 0
     groups = [line for line in capsys.readouterr().out.splitlines() if line.startswith("site = ")]
     assert groups
     assert not any("%" in line for line in groups)
@@ -114,7 +115,7 @@ def test_the_page_is_written_and_written_again(place, tmp_path, capsys):
 
 
 def test_kill_9_and_go_on(place, tmp_path, capsys):
-    options = ["--target", "label", "--group", "site", "--id", "who", "--budget", "2", "--seeds", "1"]
+    options = ["--target", "label", "--group", "site", "--id", "who", "--candidates", "2", "--seeds", "1"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert main(["train", str(place / "data.csv"), "--out", str(whole), *options]) == 0
     command = [sys.executable, "-m", "scdro", "train", str(place / "data.csv"), "--out", str(broken), *options]
@@ -145,7 +146,7 @@ def test_the_log_has_every_candidate_and_the_results(place, tmp_path, capsys):
     run = tmp_path / "run"
     options = ["--target", "label", "--group", "site", "--id", "who", "--out", run, "--log", run / "log.jsonl"]
     for _ in range(2):  # the second time there is nothing to do, and nothing is written
-        assert main(["train", str(place / "data.csv"), *map(str, options), *QUICK, "--budget", "2"]) == 0
+        assert main(["train", str(place / "data.csv"), *map(str, options), *QUICK, "--candidates", "2"]) == 0
         summary, records = load(run).summary, read_json_lines(run / "log.jsonl")
     points = {(curve["method"], k): p for curve in summary["curves"] for k, p in enumerate(curve["points"])}
     assert len(points) == 8
@@ -212,13 +213,13 @@ def told(capsys, *line):
         (["--target", "lable"], 1, "'label'"),
         ([], 1, "--target"),
         (["--target", "label", "--rho", "nan"], 2, "--rho"),
-        (["--target", "label", "--price", "inf"], 2, "--price"),
+        (["--target", "label", "--budget", "inf"], 2, "--budget"),
         (["--target", "label", "--rho", "-1"], 1, "rho"),
         (["--target", "label", "--seed", "9" * 40], 1, "seed"),
         (["--target", "label", "--threads", "1000000000"], 1, "threads"),
         (["--target", "label", "--threads", "0"], 1, "threads"),
         (["--target", "label", "--seeds", "1" + "0" * 5000], 2, "--seeds"),
-        (["--target", "label", "--budget", "0"], 1, "budget"),
+        (["--target", "label", "--candidates", "0"], 1, "candidates"),
         (["--target", "label", "--traget", "x"], 2, "did you mean --target"),
         (["--target", "label", "--method", "magic"], 2, "magic"),
         (["--target", "label", "--split-after", "colour"], 1, "'colour'"),
@@ -339,7 +340,7 @@ def test_hostile_images_get_a_line(images, tmp_path, capsys, what, content):
 
 def test_image_options_and_folders(images, tmp_path, capsys):
     assert told(capsys, "train", images, "--size", "100000", "--out", tmp_path / "run")[0] == 1
-    for option, value in (("--seed", "9" * 40), ("--rho", "-1"), ("--price", "2"), ("--least-group", "0")):
+    for option, value in (("--seed", "9" * 40), ("--rho", "-1"), ("--budget", "2"), ("--least-group", "0")):
         status, said = told(capsys, "train", images, option, value, "--out", tmp_path / "run")
         assert (status, option[2:].replace("-", "_") in said) == (1, True)
     for option, value in (("--target", "x"), ("--split-by", "x"), ("--model", "trees"), ("--threads", "1")):

@@ -221,7 +221,7 @@ def test_an_audit_has_no_test_rows_and_keeps_nothing():
 
 
 def test_the_price_out_of_fold_is_half_of_the_price():
-    assert "at most 0.10 points of accuracy" in page(settings=EXAMPLE["settings"] | {"price": 0.002})
+    assert "at most 0.10 points of accuracy" in page(settings=EXAMPLE["settings"] | {"budget": 0.002})
 
 
 @pytest.mark.browser

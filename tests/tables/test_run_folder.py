@@ -24,14 +24,14 @@ from scdro.tables._folder import locked, seal
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trees") / "run"
-    train(spoilt(200), "y", budget=1, seeds=1, out=folder)
+    train(spoilt(200), "y", candidates=1, seeds=1, out=folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def linear(tmp_path_factory):
     folder = tmp_path_factory.mktemp("linear") / "run"
-    train(spoilt(200), "y", model="linear", methods=["worst-case"], budget=1, seeds=1, out=folder)
+    train(spoilt(200), "y", model="linear", methods=["worst-case"], candidates=1, seeds=1, out=folder)
     return folder
 
 
@@ -202,7 +202,7 @@ def test_wrong_manifests(linear, tmp_path, content):
 
 def test_a_folder_is_of_one_run(linear):
     before = {path: path.read_bytes() for path in files_of(linear)}
-    given = {"model": "linear", "methods": ["worst-case"], "budget": 1, "seeds": 1}
+    given = {"model": "linear", "methods": ["worst-case"], "candidates": 1, "seeds": 1}
     for other, fact in (({"rho": 0.1}, "rho"), ({"drop": ["noise"]}, "data"), ({"seed": 3}, "seed")):
         with pytest.raises(CheckpointError, match=fact):
             train(spoilt(200), "y", out=linear, **{**given, **other})
@@ -215,7 +215,7 @@ def test_a_folder_is_of_one_run(linear):
 def test_a_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(CheckpointError):
-        train(spoilt(100), "y", model="linear", budget=1, seeds=1, out=tmp_path)
+        train(spoilt(100), "y", model="linear", candidates=1, seeds=1, out=tmp_path)
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["thesis.txt"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import scdro
 from scdro.errors import DataError, HyperparameterError
-from scdro.tables import Run, _folder, _study, _verdict, audit, load, train
+from scdro.tables import Run, _folder, _split_study, _verdict, audit, load, train
 from scdro.tables._summary import Summary, mismatch
 
 
@@ -30,12 +30,12 @@ def spoilt(n=1500, seed=0, share=0.05):
     )
 
 
-QUICK = {"budget": 2, "seeds": 1}
+QUICK = {"candidates": 2, "seeds": 1}
 
 
 @pytest.fixture(scope="module")
 def linear():
-    return train(spoilt(), "y", model="linear", group=["few"], price=0.05, budget=3, seeds=2)
+    return train(spoilt(), "y", model="linear", group=["few"], budget=0.05, candidates=3, seeds=2)
 
 
 def test_the_summary_is_as_the_schema_says(linear):
@@ -44,7 +44,7 @@ def test_the_summary_is_as_the_schema_says(linear):
     assert summary["methods"][0]["name"] == "plain"
     for curve in summary["curves"]:
         assert sum(point["chosen"] for point in curve["points"]) == 1
-        assert len(curve["points"]) <= summary["settings"]["budget"]
+        assert len(curve["points"]) <= summary["settings"]["candidates"]
     assert 0.0 in [point["rho"] for curve in summary["curves"] for point in curve["points"]]
 
 
@@ -132,7 +132,7 @@ def test_a_model_that_says_one_half_to_everybody_is_never_kept(monkeypatch):
         return Flat(found.pipeline, classes) if settings.get("rho") else found
 
     monkeypatch.setattr(_models.Linear, "fit", flat)
-    run = train(spoilt(600, share=0.3), "y", model="linear", methods=["worst-case"], price=1.0, **QUICK)
+    run = train(spoilt(600, share=0.3), "y", model="linear", methods=["worst-case"], budget=1.0, **QUICK)
     assert run.summary["verdict"]["answer"] == "degenerate"
     assert run.models == ["plain"]
     assert run.kept == "plain"
@@ -155,10 +155,10 @@ def test_where_nothing_is_learned_no_model_is_saved(tmp_path, methods, target):
     run = train(frame, target, drop=[other], out=tmp_path / "run", **settings, **QUICK)
     verdict = run.summary["verdict"]
     assert (verdict["answer"], verdict["kept"], verdict["saved"]) == ("nothing learned", "none", [])
-    assert "the same to everybody" in verdict["headline"]
+    assert "the same answer" in verdict["headline"]
     assert mismatch(json.loads(json.dumps(run.summary)), Summary) is None
     assert not (tmp_path / "run" / "models").exists()
-    with pytest.raises(HyperparameterError, match="the same to everybody"):
+    with pytest.raises(HyperparameterError, match="the same answer"):
         load(tmp_path / "run").predict(frame)
     assert "none" in load(tmp_path / "run").report()
 
@@ -177,16 +177,16 @@ def test_one_class_for_every_row_is_said_and_a_rare_class_is_no_flat_model():
 @pytest.mark.parametrize("model", ["trees", "network"])
 def test_a_fold_does_not_say_when_its_own_model_stops(monkeypatch, model):
     """The others do: a model that is judged where it was best is judged too well."""
-    from scdro.tables import _models, _network, _study
+    from scdro.tables import _models, _network
 
     frame, stopped = spoilt(300), []
     kind = {"trees": _models.TreesModel, "network": _network.NetworkModel}[model]
     stop_at = kind.stop_at
     monkeypatch.setattr(kind, "stop_at", lambda self, rounds: (stopped.append((self, rounds)), stop_at(self, rounds)))
     found = []
-    cross_fit = _study._Seed._cross_fit
-    monkeypatch.setattr(_study._Seed, "_cross_fit", lambda *a: found.append(cross_fit(*a)) or found[-1])
-    train(frame, "y", model=model, methods=["plain"], budget=1, seeds=1)
+    cross_fit = _split_study.SplitStudy._cross_fit
+    monkeypatch.setattr(_split_study.SplitStudy, "_cross_fit", lambda *a: found.append(cross_fit(*a)) or found[-1])
+    train(frame, "y", model=model, methods=["plain"], candidates=1, seeds=1)
     (one,) = found
     assert len(set(one["rounds"])) > 1
     for (_, rounds), fold in zip(stopped[-3:], range(3), strict=True):
@@ -202,7 +202,7 @@ def test_a_fold_does_not_say_when_its_own_model_stops(monkeypatch, model):
 @pytest.mark.parametrize("model", ["trees", "linear", "network"])
 def test_every_model_is_saved_and_opened_as_it_was(tmp_path, model):
     frame = spoilt(300).with_columns(colour=pl.Series(np.random.default_rng(2).choice(["r", "g", None], 300)))
-    run = train(frame, "y", model=model, budget=1, seeds=1, out=tmp_path / "run")
+    run = train(frame, "y", model=model, candidates=1, seeds=1, out=tmp_path / "run")
     again = scdro.load(tmp_path / "run")
     assert again.summary == json.loads(json.dumps(run.summary))
     assert again.models == run.models
@@ -217,7 +217,7 @@ def test_regression(tmp_path, model):
     x, kind = rng.normal(size=500), rng.choice(["u", "v"], 500)
     wage = 1000 + 300 * x + 100 * (kind == "v") + 20 * rng.normal(size=500)
     frame = pl.DataFrame({"x": x, "kind": kind, "wage": wage})
-    run = train(frame, "wage", model=model, budget=1, seeds=1, out=tmp_path / "run")
+    run = train(frame, "wage", model=model, candidates=1, seeds=1, out=tmp_path / "run")
     assert run.summary["task"]["type"] == "regression"
     assert mismatch(json.loads(json.dumps(run.summary)), Summary) is None
     assert run.summary["methods"][0]["scores"]["R2"]["value"] > 0.8
@@ -231,13 +231,13 @@ def test_many_classes_and_an_uneven_one():
     rng = np.random.default_rng(0)
     y = rng.choice(4, 600, p=[0.6, 0.2, 0.17, 0.03])
     frame = pl.DataFrame({"a": y + 0.3 * rng.normal(size=600), "b": rng.normal(size=600), "y": y})
-    run = train(frame, "y", budget=1, seeds=1)
+    run = train(frame, "y", candidates=1, seeds=1)
     assert run.classes == ["0", "1", "2", "3"]
     assert (run.predict(frame) == np.array(run.classes)[y]).mean() > 0.85
 
 
 def test_an_audit_judges_every_row_and_keeps_no_model():
-    run = audit(spoilt(800), "y", model="linear", group=["few"], budget=3)
+    run = audit(spoilt(800), "y", model="linear", group=["few"], candidates=3)
     summary = json.loads(json.dumps(run.summary))
     assert mismatch(summary, Summary) is None
     assert summary["data"]["test"] == 800
@@ -262,7 +262,7 @@ def without_times(summary):
 
 @pytest.mark.parametrize("after", [1, 4, 7])
 def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch, after):
-    frame, settings = spoilt(300), {"budget": 2, "seeds": 1, "group": ["few"]}
+    frame, settings = spoilt(300), {"candidates": 2, "seeds": 1, "group": ["few"]}
     whole = train(frame, "y", **settings)
 
     def stop(done, total, text):
@@ -308,9 +308,9 @@ def test_a_damaged_fit_is_computed_again(tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"model": "random"}, {"methods": ["magic"]}, {"rho": -1.0}, {"rho": float("nan")}, {"price": 2.0},
-        {"budget": 0}, {"folds": 1}, {"seeds": 10**9}, {"seed": -1}, {"seed": 2**70}, {"threads": 10**9},
-        {"least_group": 0}, {"budget": True}, {"target": "noise", "methods": ["class-weighted"]},
+        {"model": "random"}, {"methods": ["magic"]}, {"rho": -1.0}, {"rho": float("nan")}, {"budget": 2.0},
+        {"candidates": 0}, {"folds": 1}, {"seeds": 10**9}, {"seed": -1}, {"seed": 2**70}, {"threads": 10**9},
+        {"least_group": 0}, {"candidates": True}, {"target": "noise", "methods": ["class-weighted"]},
     ],
 )  # fmt: skip
 def test_bad_settings_are_refused_before_any_fit(settings, monkeypatch):
@@ -325,10 +325,10 @@ def test_bad_settings_are_refused_before_any_fit(settings, monkeypatch):
 @pytest.mark.parametrize("target", ["y", "rule"])
 def test_settings_of_many_rows_are_chosen_on_a_sample(monkeypatch, target):
     """Chosen on a sample with one seed, trained on all rows, and said so."""
-    from scdro.tables import _models, _study
+    from scdro.tables import _models
 
-    monkeypatch.setattr(_study, "MANY_ROWS", 300)
-    monkeypatch.setattr(_study, "SAMPLE", 200)
+    monkeypatch.setattr(_split_study, "MANY_ROWS", 300)
+    monkeypatch.setattr(_split_study, "SAMPLE", 200)
     sizes, fit = [], _models.Linear.fit
 
     def counted(self, columns, part, *others):
@@ -338,7 +338,7 @@ def test_settings_of_many_rows_are_chosen_on_a_sample(monkeypatch, target):
         return fit(self, columns, part, *others)
 
     monkeypatch.setattr(_models.Linear, "fit", counted)
-    run = train(spoilt(1000), target, model="linear", budget=2, seeds=3)
+    run = train(spoilt(1000), target, model="linear", candidates=2, seeds=3)
     assert run.summary["settings"]["seeds"] == 1
     assert run.summary["data"]["chosen_on"] == 200
     notes = " ".join(run.summary["warnings"])
@@ -351,20 +351,18 @@ def test_settings_of_many_rows_are_chosen_on_a_sample(monkeypatch, target):
 
 def test_what_is_said_about_rows_outside_the_sample_is_unseen(monkeypatch):
     """A second look at many rows: the weights of all come from models that saw none of them."""
-    from scdro.tables import _study
-
-    monkeypatch.setattr(_study, "MANY_ROWS", 300)
-    monkeypatch.setattr(_study, "SAMPLE", 240)
+    monkeypatch.setattr(_split_study, "MANY_ROWS", 300)
+    monkeypatch.setattr(_split_study, "SAMPLE", 240)
     seen = []
-    weights = _study._Seed._second_look_weights
+    weights = _split_study.SplitStudy._second_look_weights
 
     def noted(self, reference, y, settings):
         found = weights(self, reference, y, settings)
         seen.append((self, reference, found))
         return found
 
-    monkeypatch.setattr(_study._Seed, "_second_look_weights", noted)
-    train(spoilt(1000), "y", model="linear", methods=["second-look"], budget=1, seeds=1)
+    monkeypatch.setattr(_split_study.SplitStudy, "_second_look_weights", noted)
+    train(spoilt(1000), "y", model="linear", methods=["second-look"], candidates=1, seeds=1)
     study, reference, found = next(one for one in seen if len(one[1]) == 800)
     inside = np.searchsorted(study.cut.train, study.sample)
     np.testing.assert_array_equal(reference[inside], study.methods["plain"].best.predicted)
@@ -374,7 +372,7 @@ def test_what_is_said_about_rows_outside_the_sample_is_unseen(monkeypatch):
 
 def test_an_id_may_have_any_name():
     data = spoilt(200).with_columns(pl.int_range(pl.len()).alias("row"), pl.lit("a").alias("p(no)"))
-    run = train(data, "y", model="linear", ids=["row", "p(no)"], budget=1, seeds=1)
+    run = train(data, "y", model="linear", ids=["row", "p(no)"], candidates=1, seeds=1)
     found = run.predictions(data)
     assert found.columns == ["row", "row_", "p(no)", "prediction", "p(no)_", "p(yes)"]
     assert found["row_"].to_list() == data["row"].to_list()
@@ -429,9 +427,11 @@ def test_a_printed_run_cannot_steer_a_terminal():
     assert str(train(frame, "y", model="linear", **QUICK)).isprintable()
 
 
-def test_where_every_radius_is_too_dear_the_verdict_says_so(tmp_path, monkeypatch):
+def test_where_every_radius_costs_too_much_the_verdict_says_so(tmp_path, monkeypatch):
     """The best of the radii is then 0, plain training itself: there is nothing to compare it with."""
-    monkeypatch.setattr(_study._Seed, "_within_price", lambda self, m: m == self.methods["plain"].best.measures)
+    monkeypatch.setattr(
+        _split_study.SplitStudy, "_within_budget", lambda self, m: m == self.methods["plain"].best.measures
+    )
     run = train(spoilt(400), "y", model="linear", methods=["worst-case"], out=tmp_path / "run", **QUICK)
     verdict = run.summary["verdict"]
     assert (verdict["answer"], verdict["kept"], verdict["robust"]) == ("costs too much", "plain", None)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from scdro import __version__
 from scdro.errors import ScdroError
+from scdro.tables._summary import METHODS
 
 __all__ = ["main", "parser"]
 
@@ -25,7 +26,7 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status is 0 if it worked, 1 for an error, 2 for wrong use, 130 if interrupted."""
+    """Run a command. The exit status: 0 for success, 1 for an error, 2 for a wrong command line, 130 if interrupted."""
     args = parser().parse_args(argv)
     try:
         return args.run(args) or 0
@@ -39,12 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def clean(text: str) -> str:
-    """One line without control characters: what a user's file says must not steer the terminal."""
+    """One line without control characters: text from a user's file must not control the terminal."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else "?" for c in text)
 
 
 class Parser(argparse.ArgumentParser):
-    """Says which option may be meant."""
+    """Suggests the option you may have meant."""
 
     given: Sequence[str] = ()
 
@@ -96,8 +97,8 @@ def parser() -> argparse.ArgumentParser:
         "train",
         _train,
         "a plain and a robust model of a table or a folder of images, compared",
-        "Settings are chosen by cross-validation, every method has the same budget, and the robust model is kept if "
-        "the test rows confirm it. To resume after a kill at any moment, run the same command again.",
+        "Settings are chosen by cross-validation, with the same number of candidates for every method, and the robust "
+        "model is kept if the test rows confirm it. To resume it if it was interrupted, run the same command again.",
     )
     _add_data(train)
     train.add_argument("--out", required=True, help="folder of the run")
@@ -112,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
         "--features",
         metavar="NAME",
         help="for images: a pretrained classifier of torchvision, or timm/NAME, whose weights are on this machine "
-        "(default: one of the usual ones, if it is); none: a small network",
+        "(default: a common one, if there is one); none: a small network",
     )
     train.add_argument("--size", type=int, help="pixels of an image's side (default: 224 with --features, else 64)")
 
@@ -130,7 +131,9 @@ def parser() -> argparse.ArgumentParser:
     predict.add_argument("data", help="CSV or Parquet file, or a folder of images")
     predict.add_argument("--out", required=True, metavar="FILE", help="CSV file to write")
     predict.add_argument("--model", choices=["kept", "plain", "robust"], default="kept", help="default: the one kept")
-    predict.add_argument("--id", action="append", default=[], metavar="COLUMN", help="column to pass through")
+    predict.add_argument(
+        "--id", action="append", default=[], metavar="COLUMN", help="column to copy to the predictions"
+    )
 
     report = add("report", _report, "the page of a run, as one HTML file")
     report.add_argument("folder", metavar="RUN", help="folder of `scdro train` or `scdro audit`")
@@ -145,36 +148,37 @@ def _add_data(made: argparse.ArgumentParser) -> None:
     made.add_argument("--target", metavar="COLUMN", help="the column to predict")
     made.add_argument("--model", choices=["trees", "linear", "network"], help="default: trees")
     made.add_argument("--task", choices=["classification", "regression"], help="default: by the target")
-    methods = ["plain", "class-weighted", "worst-case", "second-look"]
-    made.add_argument("--method", action="append", choices=methods, help="only these; may be repeated")
+    made.add_argument("--method", action="append", choices=METHODS, help="only these; may be repeated")
     made.add_argument("--rho", type=_number, help="radius at which models are compared (default 0.5)")
     made.add_argument(
-        "--price",
+        "--budget",
         type=_number,
         help="most accuracy, as a share, that robust training may cost (default 0.002; for images 0.02)",
     )
-    made.add_argument("--group", action="append", metavar="COLUMN", help="evaluate its values; never trained on")
+    made.add_argument("--group", action="append", metavar="COLUMN", help="report each of its values; never trained on")
     made.add_argument("--drop", action="append", metavar="COLUMN", help="leave a column out")
-    made.add_argument("--categorical", action="append", metavar="COLUMN", help="numbers that are names")
-    made.add_argument("--id", action="append", metavar="COLUMN", help="not trained on; passes through predict")
+    made.add_argument("--categorical", action="append", metavar="COLUMN", help="numbers that are categories")
+    made.add_argument("--id", action="append", metavar="COLUMN", help="not trained on; copied to the predictions")
     made.add_argument("--split-by", metavar="COLUMN", help="rows with the same value stay together")
-    made.add_argument("--budget", type=int, help="candidate settings of every method, 1 to 6 (default 4)")
-    made.add_argument("--folds", type=int, help="of the cross-validation (default 3)")
-    made.add_argument("--least-group", type=int, help="smaller groups never decide (default 30)")
-    made.add_argument("--seed", type=int, help="of splits and models (default 0)")
+    made.add_argument("--candidates", type=int, help="candidate settings of every method, 1 to 6 (default 4)")
+    made.add_argument("--folds", type=int, help="folds of the cross-validation (default 3)")
+    made.add_argument("--least-group", type=int, help="groups with fewer test rows never decide (default 30)")
+    made.add_argument("--seed", type=int, help="seed of the splits and the models (default 0)")
     made.add_argument(
-        "--threads", type=int, help="of trees and networks (default: 1 below 20,000 rows, else all free cores)"
+        "--threads", type=int, help="threads of trees and networks (default: 1 below 20,000 rows, else all idle cores)"
     )
-    made.add_argument("--log", metavar="FILE", help="file of JSON lines: every candidate once judged, then the results")
+    made.add_argument(
+        "--log", metavar="FILE", help="file of JSON lines: every candidate as it is evaluated, then the results"
+    )
 
 
 TABLES = {  # options that only tables have, and their arguments in `scdro.tables.train` and `audit`
     "target": "target", "model": "model", "task": "task", "method": "methods", "group": "group", "drop": "drop",
     "categorical": "categorical", "id": "ids", "split_by": "split_by", "split_after": "split_after", "test": "test",
-    "seeds": "seeds", "budget": "budget", "folds": "folds", "threads": "threads",
+    "seeds": "seeds", "candidates": "candidates", "folds": "folds", "threads": "threads",
 }  # fmt: skip
 IMAGES = {"features": "features", "size": "size"}
-BOTH = {name: name for name in ("rho", "price", "least_group", "seed", "out")}
+BOTH = {name: name for name in ("rho", "budget", "least_group", "seed", "out")}
 
 
 def _given(args: argparse.Namespace, own: dict[str, str], others: dict[str, str], what: str) -> dict[str, Any]:
@@ -258,7 +262,7 @@ def _report(args: argparse.Namespace) -> None:
 
     run = load(args.folder)
     path = Path(args.out) if args.out else Path(args.folder) / "report.html"
-    if path.is_symlink() and not args.out:  # a run of somebody else's must not choose which file is written
+    if path.is_symlink() and not args.out:  # someone else's run must not choose which file is overwritten
         raise FileExistsError(f"expected a file of the run, got a link, {path}; choose another place with --out")
     write_file(path, run.report())
     print(clean(str(path)))

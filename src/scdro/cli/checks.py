@@ -1,4 +1,4 @@
-"""What `scdro doctor` computes. Each check gives what is wrong, or nothing."""
+"""The numeric checks of `scdro doctor`. Each returns what is wrong, or ""."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KNOWN = {0.1: (2.413506095, 1.994174122), 1.0: (0.4519516105, 2.876718489), 2.0:
 
 
 def devices() -> list[str]:
-    """All that torch can compute on."""
+    """The devices that torch can use."""
     found = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
     return [*found, "mps"] if torch.backends.mps.is_available() else found
 
@@ -74,7 +74,7 @@ class _Line:
 
 
 def training(device: torch.device) -> str:
-    """SCDRO against the optimum that scipy finds from F alone, without a derivative and with none of our code."""
+    """SCDRO against the optimum that scipy finds from F alone, without derivatives and without our code."""
     import numpy as np
     from scipy.optimize import minimize
 

@@ -19,7 +19,7 @@ REQUIREMENT = re.compile(
 
 
 def run() -> int:
-    """Print all of it; the exit status."""
+    """Print the report; return the exit status."""
     print(f"scdro {__version__}, Python {platform.python_version()}, {platform.platform()}")
     wrong = [*_packages(), *_self_test()]
     for problem in wrong:
@@ -29,7 +29,7 @@ def run() -> int:
 
 
 def _packages() -> list[str]:
-    """Print the versions of all that scdro can use, by extra; what is needed and missing or too old."""
+    """Print the versions of all packages that scdro can use, by extra; return what is missing or too old."""
     wrong = []
     for extra, needed in requirements().items():
         found = {name: version_of(name) for name in needed}
@@ -44,7 +44,7 @@ def _packages() -> list[str]:
 
 
 def requirements() -> dict[str, dict[str, str]]:
-    """For each extra, "" for none, the packages and their least versions, as the package's metadata have them."""
+    """For each extra ("" for none), the packages and their lowest versions, from the metadata of the package."""
     try:
         lines = importlib.metadata.requires("scdro") or []
     except importlib.metadata.PackageNotFoundError:
@@ -65,7 +65,7 @@ def version_of(package: str) -> str | None:
 
 
 def numbers(version: str) -> list[int]:
-    """1.26.4 as [1, 26, 4], of 2.6.0a1+cpu only [2, 6, 0]."""
+    """1.26.4 is [1, 26, 4], 2.6.0a1+cpu is [2, 6, 0]."""
     return [int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", version)[0])]
 
 
@@ -81,7 +81,7 @@ def _self_test() -> list[str]:
         for about, check in CHECKS.items():
             try:
                 error = check(torch.device(device))
-            except Exception as problem:  # whatever it is, the others still run
+            except Exception as problem:  # the other checks still run
                 wrong.append(f"{device}: {about}: {type(problem).__name__}: {problem}")
                 continue
             print(f"{'self-test':<14}{device}: {about}: {error or 'OK'}")

@@ -1,4 +1,4 @@
-"""A summary on the terminal, and a line that says how far things are."""
+"""A summary on the terminal, and a progress line."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ROWS = 12  # of groups
 
 
 class ProgressLine:
-    """Called with what is done, of how much, and a text, or a function that makes one when it is shown. On a terminal
-    one line, as wide as that; elsewhere a line every `every` seconds."""
+    """Called with (done, total, text); text may be a function, called only when the line is shown. On a terminal it is
+    one line that is overwritten, elsewhere a new line every `every` seconds."""
 
     def __init__(self, stream: TextIO | None = None, every: float = 30.0) -> None:
         self.stream = sys.stderr if stream is None else stream
@@ -74,7 +74,7 @@ def show(summary: Summary) -> None:
             print(f"\n{curve['method']}, out of fold")
             _table([["rho", task["score"], "worst-case loss", "worst 5%", ""]] + [
                 [_rho(point), f"{100 * point['score']:.2f}%", f"{point['robust_value']:.3f}", f"{point['tail']:.3f}",
-                 ", ".join(["chosen"] * point["chosen"] + ["too dear"] * (not point["within_price"]))]
+                 ", ".join(["chosen"] * point["chosen"] + ["costs too much"] * (not point["within_budget"]))]
                 for point in curve["points"]
             ])  # fmt: skip
     if summary["groups"]:

@@ -1,4 +1,4 @@
-"""Columns as models take them: numbers, and the numbers of categories; what is left out, and why."""
+"""Columns as models see them: numbers and category codes; which are left out, and why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Columns", "describe"]
 
 Array = npt.NDArray[Any]
-MOST_VALUES = 254  # categories of a column; the others are one more
+MOST_VALUES = 254  # categories of a column; all others share one more
 FEW = 20  # rows of a category that gets a feature of its own in linear models and networks
 
 
@@ -34,7 +34,7 @@ class Columns:
 
     Attributes:
         numbers: names of columns.
-        categories: for each column its known values, most frequent first; others are one category more.
+        categories: for each column its known values, most frequent first; all others share one more.
     """
 
     numbers: list[str]
@@ -62,7 +62,7 @@ class Columns:
         return list(range(len(self.numbers), len(self.numbers) + len(self.categories)))
 
     def open(self, data: Any) -> tuple[pl.DataFrame, Array]:
-        """The table, and what a model takes of it."""
+        """The table, and what a model sees of it."""
         frame = as_table(data, list(self.categories))
         return frame, self.encode(frame)
 
@@ -110,7 +110,7 @@ def _texts(column: Any) -> Any:
 
 
 def _codes(texts: Sequence[str], values: Sequence[str]) -> list[int]:
-    """The number of each text; a reader that took 01 for 1, or True for true, gets the category that was meant."""
+    """The number of each text; 01 read as 1, or True as true, still gets its category."""
     known = {value: code for code, value in enumerate(values)}
     by_meaning: dict[float | str, int] = {}
     for value, code in known.items():
@@ -142,7 +142,7 @@ def _is_category(column: Any, name: str, categorical: Sequence[str]) -> bool:
 def describe(
     frame: pl.DataFrame, special: dict[str, str], drop: Sequence[str], categorical: Sequence[str]
 ) -> list[ColumnSummary]:
-    """What becomes of every column. `special` says which are the target, groups, ids and those of the split."""
+    """How every column is used. `special` says which are the target, groups, ids and those of the split."""
     for name in (*drop, *categorical):
         column_of(frame, name, "to leave out" if name in drop else "to take as categories")
     found: list[ColumnSummary] = []

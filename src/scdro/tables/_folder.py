@@ -1,4 +1,4 @@
-"""The folder of a run: one run at a time, files written whole, every file checked when it is opened."""
+"""The folder of a run: one run at a time, atomic writes, every file checked when it is opened."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowE
 
 
 def read_json(path: Path) -> Any:
-    """Plain data, or a line that says which file is damaged."""
+    """Plain data; the error names the damaged file."""
     try:
         return json.loads(_bytes(path).decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -43,7 +43,7 @@ def _bytes(path: Path) -> bytes:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder, made where it is missing; a second run in it is refused at once."""
+    """Create the folder if needed and lock it; a second run there fails at once."""
     from filelock import FileLock, Timeout
 
     if folder.exists() and not folder.is_dir():
@@ -54,7 +54,7 @@ def locked(folder: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise CheckpointError(
-            f"expected a folder of its own, got {shown(folder)}: another run is at work there"
+            f"expected a folder that no other run is using, got {shown(folder)}; wait, or choose another --out"
         ) from None
     except OSError as error:
         raise DataError(f"expected a folder that can be written, got {shown(folder)}: {error.strerror}") from error
@@ -65,7 +65,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def same_run(folder: Path, about: dict[str, Any]) -> None:
-    """Note what runs here; another run, of other data or settings, is refused with what differs."""
+    """Record which run this is; a run with other data or settings is an error that says what differs."""
     path = folder / STARTED
     if path.exists():
         before = read_json(path)
@@ -85,7 +85,7 @@ def same_run(folder: Path, about: dict[str, Any]) -> None:
 
 
 class Fits:
-    """Finished fits by what they are: a killed run goes on where it was. Without a folder nothing is kept."""
+    """Finished fits on disk: an interrupted run resumes where it stopped. Without a folder nothing is stored."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = None if folder is None else folder / FITS
@@ -93,7 +93,7 @@ class Fits:
             self.folder.mkdir(exist_ok=True)
 
     def get(self, what: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Arrays by name: those of before, or computed now."""
+        """Arrays by name: stored by an interrupted run, or computed now."""
         if self.folder is None:
             return compute()
         name = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
@@ -126,10 +126,10 @@ def seal(folder: Path) -> None:
 def open_run(folder: Path) -> None:
     """Check every file against its checksum."""
     if not folder.is_dir():
-        raise MissingDataError(f"expected the folder of a run, got {shown(folder)}, which is no folder")
+        raise MissingDataError(f"expected the folder of a run, got {shown(folder)}, which is not a folder")
     if not (folder / MANIFEST).is_file():
         begun = (folder / STARTED).is_file()
-        what = "has not finished: start it again" if begun else "is not one: `scdro train` makes one"
+        what = "has not finished: run the same command again" if begun else "is not one: `scdro train` makes one"
         raise MissingDataError(f"expected the folder of a run, got {shown(folder)}, which {what}")
     manifest = read_json(folder / MANIFEST)
     try:
@@ -145,6 +145,6 @@ def open_run(folder: Path) -> None:
     for name, digest in entries:
         path = folder / name
         if root not in path.resolve().parents:
-            raise CheckpointError(f"expected files inside of {shown(folder)}, got {shown(name)}")
+            raise CheckpointError(f"expected files inside {shown(folder)}, got {shown(name)}")
         if hashlib.sha256(_bytes(path)).hexdigest() != digest:
             raise CheckpointError(f"expected {shown(path)} as the run wrote it, got a changed or damaged file")

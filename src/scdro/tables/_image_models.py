@@ -96,13 +96,13 @@ def _save(network: nn.Module, folder: Path, about: dict[str, Any]) -> None:
 
 
 class Images:
-    """The family of models of images, as `Run` opens it."""
+    """Image models, as `Run` loads them."""
 
     inputs = Pictures
 
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
-        self.features: Any = None  # the network that was given as an object, once more
+        self.features: Any = None  # a network that was given as an object must be given again
 
     def load(self, folder: Path) -> ImageModel | FeatureModel:
         about = json.loads((folder / "model.json").read_text("utf-8"))
@@ -135,5 +135,5 @@ class Images:
 def _fill(network: nn.Module, folder: Path) -> None:
     try:
         network.load_state_dict(torch.load(folder / "network.pt", map_location="cpu", weights_only=True))
-    except Exception as error:  # whatever a damaged file makes of it
+    except Exception as error:  # a damaged file can raise anything
         raise CheckpointError(f"expected weights in {folder / 'network.pt'}, got: {str(error)[:200]}") from error

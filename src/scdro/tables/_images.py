@@ -1,4 +1,4 @@
-"""A folder of images: features of a frozen network, or a small network of our own, and its last layer repaired."""
+"""A folder of images: features of a frozen network, or a small network trained here, with a repaired last layer."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from scdro.tables._image_models import FeatureModel, ImageModel, small_network
 from scdro.tables._logs import Logs
 from scdro.tables._network import best_device
 from scdro.tables._pictures import Pictures, as_floats, images_below, printable
-from scdro.tables._problem import TableProblem, TrainTest
+from scdro.tables._problem import Options, TableProblem, TrainTest
 from scdro.tables._read import polars, shown
 from scdro.tables._run import Run
-from scdro.tables._study import Found, Options, in_folder, make_summary
-from scdro.tables._verdict import Tested, judge
+from scdro.tables._summary import Found, Method, make_summary
+from scdro.tables._verdict import Predictions, judge
 
 __all__ = ["train_images"]
 
 Array = npt.NDArray[Any]
 EPOCHS, PATIENCE, BATCH = 40, 6, 64
-METHODS = ("plain", "second-look")
+FOR_IMAGES: tuple[Method, ...] = ("plain", "second-look")
 SIDE, SIDE_OF_PRETRAINED = 64, 224  # pixels
 PENALTIES = tuple(10.0**k for k in range(-4, 1))  # on standardised features
 
@@ -51,17 +51,17 @@ def train_images(
     features: Any = None,
     size: int | None = None,
     rho: float = 0.5,
-    price: float = 0.02,
+    budget: float = 0.02,
     least_group: int = 30,
     seed: int = 0,
     out: Any = None,
     progress: Callable[[int, int, str], None] | None = None,
     loggers: Sequence[Logger] = (),
 ) -> Run:
-    """Train a network on a folder of images, and `repair` its last layer for whom it fails.
+    """Train a network on a folder of images, and `repair` its last layer for those it fails.
 
-    The folder has a subfolder for each class. A fifth of the images is for the test. Where a pretrained network is at
-    hand it stays frozen: its features of the other images are computed once, a linear layer is fitted to them, and
+    The folder has a subfolder for each class. A fifth of the images is for the test. If a pretrained network is
+    available it stays frozen: its features of the other images are computed once, a linear layer is fitted to them, and
     again by `scdro.repair`. Otherwise one half of the other images trains a small network, with early stopping, and the
     second half, which it has not seen, repairs its last layer. The repaired model is kept if the test confirms it.
 
@@ -69,10 +69,10 @@ def train_images(
         folder: of subfolders of images.
         features: a torch network that makes features, (n, d) or (n, d, height, width), of images (n, 3, size, size)
             with ImageNet's mean and deviation; or the name of a classifier of torchvision ("resnet18") or timm
-            ("timm/resnet18.a1_in1k") whose weights are on this machine. None looks for one of the usual ones; nothing
-            is ever downloaded. "none": a small network.
+            ("timm/resnet18.a1_in1k") whose weights are on this machine. None looks for a few common ones; nothing is
+            ever downloaded. "none": a small network.
         size: pixels of a side; None: 224 for a pretrained network, 64 for a small one.
-        rho, price, least_group, seed, out, progress, loggers: as for `train`.
+        rho, budget, least_group, seed, out, progress, loggers: as for `train`.
 
     Example:
         >>> import tempfile
@@ -90,23 +90,20 @@ def train_images(
     size = (SIDE if frozen is None else SIDE_OF_PRETRAINED) if size is None else size
     check_whole("size", size, 8, 1024, "the side of the images in pixels")
     check_number("rho", rho, ">= 0", "the radius at which models are compared")
-    check_number("price", price, "in [0, 1]", "the share of accuracy that robust training may cost")
+    check_number("budget", budget, "in [0, 1]", "the share of accuracy that robust training may cost")
     check_whole("least_group", least_group, 1)
     check_whole("seed", seed, 0, 2**31 - 1)
     root = Path(folder)
     paths, problem = _labelled(root)
     X = Pictures(size).read(paths)
-    options = Options("images", METHODS, float(rho), float(price), 5, 1, seed, 1, least_group, 1, False)
+    options = Options("images", FOR_IMAGES, float(rho), float(budget), 5, 1, seed, 1, least_group, 1, False)
     digest = hashlib.sha256(X.tobytes() + problem.y.tobytes()).hexdigest()
-    about = {**options.__dict__, "methods": list(METHODS), "size": size, "data": digest}
-    logs = Logs(loggers)
-    about["features"] = None if frozen is None else f"{frozen.name} {frozen.digest}"
-    given = features if isinstance(features, nn.Module) else None
-    return in_folder(
+    weights = None if frozen is None else f"{frozen.name} {frozen.digest}"
+    return Run.in_folder(
         out,
-        about,
-        lambda fits: _study(problem, X, options, size, fits, root.name, progress, frozen, logs),
-        features=given,
+        {**options.as_json(), "size": size, "data": digest, "features": weights},
+        lambda fits: _make_run(problem, X, options, size, fits, root.name, progress, frozen, Logs(loggers)),
+        features=features if isinstance(features, nn.Module) else None,
     )
 
 
@@ -125,10 +122,10 @@ def _labelled(root: Path) -> tuple[list[Path], TableProblem]:
     frame = polars().DataFrame({"path": [printable(p.relative_to(root)) for p in paths]})
     split: Any = {"how": "random", "column": None, "value": None, "text": "A fifth of the images is kept for the test."}
     names = [printable(Path(p.name)) for p in classes]
-    return paths, TableProblem(frame, "class", names, np.array(y), [], None, [], [], None, split, None, [])
+    return paths, TableProblem(frame, "class", names, np.array(y), [], None, [], None, split, None, [])
 
 
-def _study(
+def _make_run(
     problem: TableProblem, X: Array, options: Options, size: int, fits: _folder.Fits, title: str,
     progress: Callable[[int, int, str], None] | None, frozen: _pretrained.Frozen | None,
     logs: Logs,
@@ -139,11 +136,11 @@ def _study(
         fitted = _by_small_network(X, y, cut, len(problem.classes), options, fits, tell)
     else:
         fitted = _by_features(frozen, X, y, cut, len(problem.classes), options, fits, tell)
-    tests = [
-        Tested(name, options.seed, cut.test, predicted, y[cut.test], (0.0, 1.0))
+    predictions = [
+        Predictions(name, options.seed, cut.test, predicted, y[cut.test], (0.0, 1.0))
         for name, predicted in fitted.predicted.items()
     ]
-    verdict, groups, methods = judge(problem, tests, options, "second-look", [], fitted.answer)
+    verdict, groups, methods = judge(problem, predictions, options, "second-look", [], fitted.answer)
     for row in methods:
         row["seconds"] = round(time.monotonic() - began, 1)
     tell(3, 3, "done")
@@ -185,7 +182,7 @@ def _by_features(
     frozen: _pretrained.Frozen, X: Array, y: Array, cut: TrainTest, classes: int, options: Options, fits: _folder.Fits,
     tell: Any,
 ) -> _Fitted:  # fmt: skip
-    """The features have seen none of the images: all that are not for the test serve both layers."""
+    """The frozen network has seen none of the images, so both layers use all that are not for the test."""
     tell(1, 3, f"features of {frozen.name}")
     features = fits.get({"features": frozen.digest}, lambda: {"features": frozen.features(X)})["features"]
     tell(2, 3, "linear layers")
@@ -202,8 +199,8 @@ def _by_features(
 def _repaired(network: nn.Module, inputs: torch.Tensor, y: Array, options: Options) -> Any:
     loader = DataLoader(TensorDataset(inputs, torch.from_numpy(y)), 256)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the verdict says it
-        return repair(network, loader, progress=False, budget=options.price, seed=options.seed)
+        warnings.simplefilter("ignore")  # the verdict says so
+        return repair(network, loader, progress=False, budget=options.budget, seed=options.seed)
 
 
 def _linear(features: Array, y: Array, classes: int, seed: int) -> nn.Linear:
@@ -224,7 +221,7 @@ def _linear(features: Array, y: Array, classes: int, seed: int) -> nn.Linear:
 
 
 def _trained(X: Array, y: Array, classes: int, seed: int) -> dict[str, Any]:
-    """Weights of a small network, those of the epoch with the least loss on a sixth held out."""
+    """Weights of a small network, from the epoch with the lowest loss on a held-out sixth."""
     device = best_device()
     seen, held = train_test_split(np.arange(len(y)), test_size=1 / 6, random_state=seed, stratify=y)
     labels = torch.from_numpy(y)

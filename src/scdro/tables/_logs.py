@@ -1,4 +1,4 @@
-"""What a study tells loggers: every candidate when it has been judged, and the results at its end."""
+"""What a run logs: every candidate as it is evaluated, and the results at the end."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["Logs"]
 
 
 class Logs:
-    """Loggers, and how many candidates there were."""
+    """The loggers, and the number of candidates so far."""
 
     def __init__(self, loggers: Sequence[Logger]) -> None:
         self.loggers, self.step = tuple(loggers), 0
 
     def candidate(self, method: str, settings: Mapping[str, Any], measures: Mapping[str, float]) -> None:
-        """Its settings that are numbers, and what they give out of fold."""
+        """Its numeric settings, and its scores out of fold."""
         self.step += 1
         numbers = {key: float(value) for key, value in {**settings, **measures}.items() if not isinstance(value, str)}
         for logger in self.loggers:

@@ -37,7 +37,7 @@ class Part(NamedTuple):
 class Model(Protocol):
     """A fitted model."""
 
-    rounds: int  # rounds or epochs that were best; 0 where there is no such thing
+    rounds: int  # best number of rounds or epochs; 0 if the model has none
     classes: int  # 0 for regression
 
     def predict(self, X: Array) -> Array:
@@ -56,7 +56,7 @@ class Family(Protocol):
     inputs: Any  # how their data are read: `Columns`, or pictures
 
     def candidates(self, rows: int) -> list[dict[str, Any]]:
-        """Settings to choose among for a table of that many rows, the most usual first."""
+        """Settings to choose among for a table of that many rows, the most common first."""
 
     def fit(
         self, columns: Columns, part: Part, held_out: Part | None, settings: dict[str, Any], classes: int, seed: int
@@ -72,7 +72,7 @@ def without(settings: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _all_classes(found: Array, present: Sequence[int], classes: int) -> Array:
-    """Probabilities of all classes, of those that a model has not seen zero."""
+    """Probabilities of all classes, zero for those that the model has not seen."""
     if len(present) == classes:
         return found
     whole = np.zeros((len(found), classes))
@@ -92,11 +92,11 @@ class Trees:
         self.threads = threads
 
     def candidates(self, rows: int) -> list[dict[str, Any]]:
-        small, large = min(20, max(rows // 10, 2)), min(100, max(rows // 4, 5))  # so that few rows can be split too
+        small, large = min(20, max(rows // 10, 2)), min(100, max(rows // 4, 5))  # so that small tables can be split too
         return [
             {"num_leaves": leaves, "min_child_samples": least}
             for leaves, least in (
-                (31, small), (15, small), (63, small), (31, large), (15, large), (63, large), (7, small), (127, large)
+                (31, small), (15, small), (63, small), (31, large), (15, large), (63, large)
             )
         ]  # fmt: skip
 
@@ -121,7 +121,7 @@ class Trees:
             **without(settings, "rho", "rounds"),
         )
         stopping: dict[str, Any] = {}
-        if held_out is not None and classes:  # LightGBM takes no class that it does not learn
+        if held_out is not None and classes:  # LightGBM rejects classes that are not in the training rows
             held_out = held_out.take(np.isin(held_out.y, np.unique(part.y)))
         if held_out is not None and len(held_out.y):
             stopping = {
@@ -235,11 +235,11 @@ def save_skops(value: Any, path: Path) -> None:
 
 
 def load_skops(path: Path) -> Any:
-    """What `save_skops` wrote. Only types of NumPy, scikit-learn and our estimators are made."""
+    """What `save_skops` wrote. Only types of NumPy, scikit-learn and our estimators are created."""
     skops = _skops()
     try:
         return skops.load(path, trusted=TRUSTED)
-    except Exception as error:  # skops has no error of its own: anything may come out of a damaged file
+    except Exception as error:  # skops has no error type of its own: a damaged file can raise anything
         raise CheckpointError(f"expected parts of scikit-learn in {path}, got: {str(error)[:200]}") from error
 
 

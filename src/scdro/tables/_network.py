@@ -24,7 +24,7 @@ EPOCHS, PATIENCE, BATCH = 100, 8, 256
 
 
 def best_device() -> torch.device:
-    """A GPU where there is one that works."""
+    """A GPU if there is one."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -116,7 +116,7 @@ class Networks:
             state = torch.load(folder / "network.pt", map_location="cpu", weights_only=True)
             network = layers(**about["shape"])
             network.load_state_dict(state)
-        except Exception as error:  # whatever a damaged file makes of it
+        except Exception as error:  # a damaged file can raise anything
             raise CheckpointError(f"expected weights in {folder / 'network.pt'}, got: {str(error)[:200]}") from error
         prepare = load_skops(folder / "columns.skops")
         return NetworkModel(network, prepare, about["shape"], about["classes"], about["rounds"])

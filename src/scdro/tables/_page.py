@@ -1,6 +1,6 @@
-"""The report page: one HTML file made of a run's summary, which needs no network, no server and no script.
+"""The report page: one HTML file made from a run's summary. It needs no network, no server and no script.
 
-Charts are SVG whose horizontal places are percentages, so that they fit any width; the templates draw them.
+Charts are SVG with horizontal positions in percent, so that they fit any width; the templates draw them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SHARES = ("accuracy", "balanced_accuracy")
 def render(summary: Summary) -> str:
     """The page of a run.
 
-    Everything in the summary is text or numbers of the user's: all of it is escaped, and what could steer a terminal or
-    the direction of writing is shown as a code.
+    Any text in the summary may come from the user's data: it is escaped, and control characters and marks that change
+    the direction of writing are shown as codes.
     """
     shares = summary["task"]["type"] == "classification"
     names = [method["name"] for method in summary["methods"]]
@@ -77,7 +77,7 @@ def _harmless(value: Any) -> Any:
 
 
 def _number(value: Any) -> str:
-    """Four digits, without a power of ten where it can be done without."""
+    """Four digits, with a power of ten only where it is needed."""
     if value is None or not math.isfinite(value):
         return "–"
     if 1e4 <= abs(value) < 1e15:
@@ -106,7 +106,7 @@ def _change(difference: Any, share: bool, digits: int = 1) -> str:
 
 
 def _between(found: Any, share: bool, change: bool = False) -> str:
-    """The interval of an estimate or a difference; nothing where there is none."""
+    """The interval of an estimate or a difference; empty if there is none."""
     if found is None or found["low"] is None or found["high"] is None:
         return ""
     ends = [_change(found[end], share) if change else _score(found[end], share) for end in ("low", "high")]
@@ -115,7 +115,7 @@ def _between(found: Any, share: bool, change: bool = False) -> str:
 
 def _settings(settings: dict[str, Any]) -> str:
     shown = [f"{name} {_number(v) if isinstance(v, float) else v}" for name, v in settings.items()]
-    return ", ".join(shown) or "as they are"
+    return ", ".join(shown) or "defaults"
 
 
 def _date(text: str) -> str:
@@ -155,12 +155,12 @@ class Axis(NamedTuple):
         return self.low <= value <= self.high
 
     def at(self, value: float) -> float:
-        """In per cent of the width."""
+        """In percent of the width."""
         return round(100 * min(max((value - self.low) / (self.high - self.low), 0.0), 1.0), 2)
 
 
 def axis_for(values: Iterable[float | None], steps: int = 6) -> Axis:
-    """An axis that holds all values, and some width where they are all the same."""
+    """An axis that contains all values, with some width if they are all the same."""
     known = [value for value in values if value is not None and math.isfinite(value)] or [0.0, 1.0]
     low, high = min(known), max(known)
     if high - low <= 1e-9 * max(abs(high), abs(low)):
@@ -182,14 +182,14 @@ def _axis_of_groups(summary: Summary) -> Axis:
 
 
 class Dot(NamedTuple):
-    """A candidate in a panel, in per cent from the left and the top."""
+    """A candidate in a panel, in percent from the left and the top."""
 
     x: float
     y: float
     value: float
     rho: float
     settings: str
-    within_price: bool
+    within_budget: bool
     chosen: bool
 
 
@@ -220,7 +220,7 @@ def _panels(curves: list[Curve], score: str) -> list[Panel]:
                 x = round(100 * (radii.index(rho) + 0.5) / len(radii), 2)
                 about = _settings(point["settings"])
                 dots.append(
-                    Dot(x, 100 - axis.at(value), value, rho, about, bool(point["within_price"]), bool(point["chosen"]))
+                    Dot(x, 100 - axis.at(value), value, rho, about, bool(point["within_budget"]), bool(point["chosen"]))
                 )
             best = min if measure == "robust_value" else max
             line = [best((d for d in dots if d.rho == rho), key=lambda d: d.value) for rho in radii]

@@ -28,7 +28,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of each 
 
 @dataclass(frozen=True)
 class Pictures:
-    """How images are read: RGB, the shorter side to `size`, the middle of the longer."""
+    """How images are read: RGB, the shorter side scaled to `size`, the longer one cropped to its middle."""
 
     size: int
 

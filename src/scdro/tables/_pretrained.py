@@ -20,7 +20,7 @@ from scdro.tables._read import shown
 __all__ = ["Frozen", "find"]
 
 Array = npt.NDArray[Any]
-GIVEN = "given"  # the name of a network that came as an object
+GIVEN = "given"  # the name of a network that was given as an object
 LOOKED_FOR = (
     "resnet50", "resnet18", "efficientnet_b0", "mobilenet_v3_large",
     "timm/resnet50.a1_in1k", "timm/resnet18.a1_in1k", "timm/efficientnet_b0.ra_in1k",
@@ -37,7 +37,7 @@ class Frozen(NamedTuple):
 
     @torch.no_grad()
     def features(self, X: Array) -> Array:
-        """(n, d) of uint8 images, (n, 3, size, size). What has places or tokens is averaged over them."""
+        """(n, d) of uint8 images, (n, 3, size, size). Places or tokens are averaged."""
         device = best_device()
         network = self.network.to(device).eval()
         found = []
@@ -55,7 +55,7 @@ class Frozen(NamedTuple):
 
 
 def find(features: Any) -> Frozen | None:
-    """A network by its name or as it is given; with None the first that is at hand, with "none" none."""
+    """A network by name, or as given; None: the first that is available, "none": none."""
     if features == "none":
         return None
     if isinstance(features, nn.Module):
@@ -96,7 +96,7 @@ def _frozen(name: str, network: nn.Module) -> Frozen:
 def _torchvision(name: str) -> nn.Module | None:
     from torchvision import models
 
-    if name not in models.list_models(module=models):  # classifiers alone
+    if name not in models.list_models(module=models):  # only classifiers
         return None
     weights = models.get_model_weights(name)
     for own in [weights.DEFAULT, *weights]:

@@ -1,4 +1,4 @@
-"""A table as a learning problem: the task, the rows of each part, the groups."""
+"""A table as a learning problem: the task, the rows of each part, the groups, and the options of a run on it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from scdro.tables._read import as_table, column_of, listed, polars, shown, where
 if TYPE_CHECKING:
     import polars as pl
 
-    from scdro.tables._summary import ColumnSummary, SplitSummary
+    from scdro.tables._summary import ColumnSummary, Method, SplitSummary
 
-__all__ = ["TableProblem", "TrainTest", "make_problem"]
+__all__ = ["Options", "TableProblem", "TrainTest", "make_problem"]
 
 Array = npt.NDArray[Any]
 MANY = 20  # different numbers beyond which a target is taken as a quantity
@@ -35,9 +35,31 @@ class TrainTest(NamedTuple):
     test: Array
 
 
+@dataclass(frozen=True)
+class Options:
+    """Checked options of a run."""
+
+    model: str
+    methods: tuple[Method, ...]
+    rho: float
+    budget: float
+    folds: int
+    candidates: int
+    seed: int
+    seeds: int
+    least_group: int
+    threads: int
+    audit: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """What the results depend on: all but the number of threads."""
+        known = {name: value for name, value in self.__dict__.items() if name != "threads"}
+        return {**known, "methods": list(self.methods)}
+
+
 @dataclass
 class TableProblem:
-    """All that is known before training."""
+    """Everything that is known before training."""
 
     frame: pl.DataFrame
     target: str
@@ -46,14 +68,24 @@ class TableProblem:
     columns: list[ColumnSummary]
     groups: Array | None  # (rows,) names of combinations, None without group columns
     group: list[str]
-    ids: list[str]
     split_by: Array | None  # (rows,) numbers
     split: SplitSummary
-    fixed: TrainTest | None  # where the test rows are given, by a file or by time
+    fixed: TrainTest | None  # if the test rows are given, by a file or by time
     warnings: list[str]
 
     def features(self) -> list[str]:
         return [c["name"] for c in self.columns if c["kind"] in ("number", "category")]
+
+    def counts(self) -> list[int]:
+        """Rows of each class; [] for regression."""
+        counts: list[int] = np.bincount(self.y, minlength=len(self.classes)).tolist() if self.classes else []
+        return counts
+
+    def sample(self, rows: Array, size: int, seed: int) -> Array:
+        """That many of these rows, at random, with the same shares of the classes."""
+        stratify = self.y[rows] if self.classes else None
+        chosen: Array = np.sort(train_test_split(rows, train_size=size, random_state=seed, stratify=stratify)[0])
+        return chosen
 
     def cut(self, seed: int) -> TrainTest:
         """The training and the test rows for a seed."""
@@ -91,7 +123,7 @@ def make_problem(
     test: Any = None,
     folds: int = 3,
 ) -> TableProblem:
-    """Read the data, find the task, and see what is wrong before anything is trained."""
+    """Read the data, find the task, and check everything before training."""
     pl = polars()
     check_whole("folds", folds, 2, 20)
     time = split_after if split_after is None or isinstance(split_after, str) else split_after[0]
@@ -110,7 +142,7 @@ def make_problem(
         n = frame.height
         frame = _joined(frame, other)
         fixed = TrainTest(np.arange(n), np.arange(n, frame.height))
-        split = _split("file", None, None, "The test rows are those of the file given.")
+        split = _split("file", None, None, "The test rows are those of the given file.")
     y = column_of(frame, target, "the target")
     for what, names in (("for groups", group), ("an id", ids)):
         for name in names:
@@ -141,15 +173,13 @@ def make_problem(
         split["text"] = "A fifth of the rows of each class is kept for the test."
     columns = describe(frame, special, drop, categorical)
     warnings += _notes(columns)
-    found = TableProblem(
-        frame, target, classes, labels, columns, groups, list(group), list(ids), together, split, fixed, warnings
-    )
+    found = TableProblem(frame, target, classes, labels, columns, groups, list(group), together, split, fixed, warnings)
     _check_sizes(found, folds)
     return found
 
 
 def _check_roles(target: str, drop: Sequence[str], roles: dict[str, Sequence[str | None]]) -> None:
-    """A column that is asked for in two ways: one of them would be ignored."""
+    """A column with two roles is an error: one of them would be ignored."""
     for role, names in {"drop": drop, **roles}.items():
         if target in names:
             more = "; for classes, ask for classification" if role == "categorical" else ""
@@ -160,7 +190,7 @@ def _check_roles(target: str, drop: Sequence[str], roles: dict[str, Sequence[str
 
 
 def _notes(columns: list[ColumnSummary]) -> list[str]:
-    """A line for each thing that is odd, with the columns it is true of."""
+    """One line for each oddity, with its columns."""
     odd: dict[str, list[str]] = {}
     for column in columns:
         if column["note"] and column["note"] != "as asked":
@@ -179,7 +209,7 @@ def _split(how: Any, column: str | None, value: str | None, text: str) -> SplitS
 
 
 def _joined(frame: Any, other: Any) -> Any:
-    """Both, one below the other; a column that is a number in one and a text in the other is a text."""
+    """Both, one below the other; a column of numbers in one and texts in the other becomes text."""
     pl = polars()
     absent = [name for name in frame.columns if name not in other.columns]  # of those to leave out
     other = other.with_columns(pl.lit(None).alias(name) for name in absent).select(frame.columns)

@@ -1,4 +1,4 @@
-"""Tables from files: strict where a file is damaged, one line that names the row."""
+"""Tables from files: a damaged file is an error that names the line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LISTED = 8  # names in a message
 
 
 def polars() -> Any:
-    """The package, or how to get it."""
+    """The package, or an error that says how to install it."""
     try:
         import polars
     except ModuleNotFoundError as error:
@@ -39,13 +39,13 @@ def shown(text: Any, most: int = 60) -> str:
 
 
 def where(mask: pl.Series) -> str:
-    """The first row of a mask, as a user finds it. (Blank lines, or line breaks in quotes, put it further down.)"""
+    """The first row of a mask, as a user would find it. (Blank lines, or line breaks in quotes, move it down.)"""
     row = int(mask.arg_max() or 0)
     return f"row {row + 1}, line {row + 2} of a CSV file"
 
 
 def column_of(frame: pl.DataFrame, name: str, what: str) -> pl.Series:
-    """A column by name; the error says which one may be meant, and never lists thousands."""
+    """A column by name; the error suggests the one you may have meant, and never lists thousands."""
     if name in frame.columns:
         return frame[name]
     close = get_close_matches(name, frame.columns, 1, cutoff=0.6)
@@ -64,13 +64,13 @@ def listed(names: list[str]) -> str:
 def read_table(path: Any, texts: Sequence[str] = ()) -> pl.DataFrame:
     """A CSV (.csv, .tsv, .txt, also with .gz) or Parquet file as a polars DataFrame.
 
-    Of a CSV file, columns whose values are all numbers become numbers and dates dates, judged by the whole column;
+    In a CSV file, columns whose values are all numbers become numbers, and those of dates become dates;
     "", NA, NaN, null, None and ? are missing. Rows that do not fit, quotes that are not closed, bytes that are not
     UTF-8 and NULs are errors with the number of the line.
 
     Args:
         path: of the file.
-        texts: columns of a CSV file whose values stay as they are written, numbers too.
+        texts: columns of a CSV file whose values stay as they are written, even numbers.
 
     Example:
         >>> import tempfile, pathlib
@@ -83,7 +83,7 @@ def read_table(path: Any, texts: Sequence[str] = ()) -> pl.DataFrame:
     if not path.exists():
         raise MissingDataError(f"expected a file {shown(path)}, found none")
     if not path.is_file():
-        raise DataError(f"expected a CSV or Parquet file, got {shown(path)}, which is no file")
+        raise DataError(f"expected a CSV or Parquet file, got {shown(path)}, which is not a file")
     if path.suffix.lower() in (".parquet", ".pq"):
         return _tidy(_parquet(path), path)
     ending = path.suffixes[-2:-1] if path.suffix.lower() == ".gz" else path.suffixes[-1:]
@@ -113,7 +113,7 @@ def as_table(data: Any, texts: Sequence[str] = ()) -> pl.DataFrame:
 
 
 def _plain_column(values: Any) -> Any:
-    """pandas' categories, objects and nullable types as lists: polars alone reads no others without pyarrow."""
+    """pandas' categories, objects and nullable types as lists: polars cannot read these without pyarrow."""
     if not hasattr(values, "dtype") or not hasattr(values, "isna"):
         return values
     if getattr(values.dtype, "kind", "O") in "iufbM" and not hasattr(values.dtype, "na_value"):
@@ -140,7 +140,7 @@ def _csv(path: Path, texts: Sequence[str]) -> Any:
         raise DataError(f"expected a gzip file, got a damaged one, {shown(path)}: {error}") from error
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(f"expected UTF-8 text in {shown(path)}, got UTF-16 from line 1 on; save it as UTF-8")
-    if b"\r" in raw and b"\n" not in raw:  # as old spreadsheets end lines
+    if b"\r" in raw and b"\n" not in raw:  # line ends of old spreadsheets
         raw = raw.replace(b"\r", b"\n")
     delimiter = _delimiter(raw, path)
     blank = _check(raw, delimiter, path)
@@ -160,7 +160,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _delimiter(raw: bytes, path: Path) -> str:
-    """That of .tsv, or the one which the first line has most often."""
+    """A tab for .tsv, else the most frequent one in the first line."""
     if ".tsv" in (suffix.lower() for suffix in path.suffixes):
         return "\t"
     first = raw.split(b"\n", 1)[0].decode("utf-8", "replace")
@@ -168,7 +168,7 @@ def _delimiter(raw: bytes, path: Path) -> str:
 
 
 def _check(raw: bytes, delimiter: str, path: Path) -> bool:
-    """Every line has as many fields as the first, quotes are closed, all is UTF-8. Whether there are blank lines."""
+    """Check the fields of every line, the quotes and the encoding; return whether there are blank lines."""
     at = raw.find(b"\0")
     if at >= 0:
         line = raw.count(b"\n", 0, at) + 1
@@ -253,7 +253,7 @@ def _bad_line(raw: bytes) -> int:
 
 
 def _typed(texts: Any, as_written: bool) -> Any:
-    """Numbers or dates where all values are; the spaces around texts are dropped."""
+    """Numbers or dates if all values are; spaces around texts are dropped."""
     pl = polars()
     texts = texts.str.strip_chars()
     texts = texts.set(texts.is_in(MISSING), None)
@@ -274,7 +274,7 @@ def _typed(texts: Any, as_written: bool) -> Any:
 
 
 def _tidy(frame: Any, path: Path | None = None) -> Any:
-    """Numbers, texts and dates alone; infinite numbers are missing ones."""
+    """Only numbers, texts and dates; infinite numbers count as missing."""
     pl = polars()
     if frame.height == 0 or frame.width == 0:
         raise DataError(f"expected rows and columns{f' in {shown(path)}' if path else ''}, got {frame.shape}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from scdro.tables._families import FAMILIES
 from scdro.tables._models import Model
 from scdro.tables._page import render
 from scdro.tables._read import column_of, polars, shown
-from scdro.tables._summary import FORMAT, Summary, mismatch
+from scdro.tables._summary import FORMAT, METHODS, Summary, mismatch
 
 __all__ = ["Run", "load"]
 
@@ -31,13 +31,13 @@ class Run:
 
     Attributes:
         summary: plain data: the task, the methods with their scores, who is failed, the verdict.
-        models: names of the models that can predict: "plain", and the robust method where it is of use.
-        kept: the one that predicts unless told otherwise; "none" where no model learned anything.
+        models: names of the models that can predict: "plain", and the robust method if it was saved.
+        kept: the one that predicts by default; "none" if no model learned anything.
 
     Example:
         >>> import scdro
         >>> x = np.arange(200) % 17
-        >>> run = scdro.tables.train({"x": x, "y": x > 8}, "y", model="linear", budget=1, seeds=1)
+        >>> run = scdro.tables.train({"x": x, "y": x > 8}, "y", model="linear", candidates=1, seeds=1)
         >>> run.predict_proba({"x": [2, 15]}).argmax(1).tolist(), run.classes
         ([0, 1], ['false', 'true'])
     """
@@ -141,6 +141,28 @@ class Run:
             _folder.seal(folder)
 
     @classmethod
+    def in_folder(
+        cls, out: Any, about: dict[str, Any], make: Callable[[_folder.Fits], Run], features: Any = None
+    ) -> Run:
+        """Load the run if it has finished in this folder; otherwise make it, resuming where it stopped, and save it.
+
+        `about` identifies the run. Without a folder it is made and not saved.
+        """
+        if out is None:
+            return make(_folder.Fits(None))
+        folder = Path(out)
+        with _folder.locked(folder):
+            _folder.same_run(folder, about)
+            fits = _folder.Fits(folder)
+            if (folder / _folder.MANIFEST).exists():
+                run = cls.load(folder, features)
+            else:
+                run = make(fits)
+                run.save(folder, lock=False)
+            fits.clear()
+            return run
+
+    @classmethod
     def load(cls, folder: Any, features: Any = None) -> Run:
         """Open a run; every file is checked against its checksum, and nothing in it is executed."""
         folder = Path(folder)
@@ -158,7 +180,7 @@ class Run:
             inputs = family.inputs.from_json(about["inputs"])
             mean, std = (float(value) for value in about["scale"])
             names = [str(name) for name in about["models"]]
-            if any(name not in ("plain", "class-weighted", "worst-case", "second-look") for name in names):
+            if any(name not in METHODS for name in names):
                 raise CheckpointError(f"expected names of methods, got {shown(names)}")
             if names and summary["verdict"]["kept"] not in names:
                 raise CheckpointError(f"expected the model that was kept, got only {shown(names)}")
@@ -175,7 +197,7 @@ class Run:
 
 
 def _try(models: dict[str, Model], columns: int) -> None:
-    """That models take the columns in model.json is seen here, not at the first prediction."""
+    """Fail here, not at the first prediction, if the models do not fit the columns in model.json."""
     try:
         for model in models.values():
             model.predict(np.zeros((1, columns)))
@@ -184,7 +206,7 @@ def _try(models: dict[str, Model], columns: int) -> None:
 
 
 def _printable(text: str) -> str:
-    """Without what steers a terminal."""
+    """Without control characters."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -208,13 +230,13 @@ def load(folder: Any, features: Any = None) -> Run:
 
     Args:
         folder: of the run.
-        features: of a run on images whose features came from a network given as an object: that network.
+        features: the network, if the run is on images and its features came from a network given as an object.
 
     Example:
         >>> import scdro, tempfile
         >>> x = np.arange(200) % 17
         >>> folder = tempfile.mkdtemp() + "/run"
-        >>> _ = scdro.tables.train({"x": x, "y": x > 8}, "y", model="linear", budget=1, seeds=1, out=folder)
+        >>> _ = scdro.tables.train({"x": x, "y": x > 8}, "y", model="linear", candidates=1, seeds=1, out=folder)
         >>> scdro.load(folder).predict({"x": [2, 15]}).tolist()
         ['false', 'true']
     """

@@ -2,30 +2,43 @@
 
 Everything is JSON: numbers are finite or null, names are the user's own text (escape it where it is shown).
 Scores are shares (accuracy, R^2), higher is better; losses are lower-is-better. `Interval` is a value with a 95%
-interval, null where there is none. A change of meaning raises FORMAT.
+interval, null if there is none. A change of meaning raises FORMAT.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import types
 import typing
-from typing import Any, Literal, TypedDict
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+
+from scdro import __version__
+
+if TYPE_CHECKING:
+    from scdro.tables._problem import Options, TableProblem, TrainTest
 
 __all__ = [
     "FORMAT",
+    "METHODS",
     "CandidateSummary",
     "ColumnSummary",
     "Curve",
+    "Found",
     "GroupSummary",
     "Interval",
+    "Method",
     "MethodSummary",
     "SliceSummary",
     "Summary",
     "VerdictSummary",
+    "make_summary",
     "mismatch",
 ]
 
-FORMAT = 1
+FORMAT = 2
+Method = Literal["plain", "class-weighted", "worst-case", "second-look"]
+METHODS: tuple[Method, ...] = typing.get_args(Method)
 
 
 class Interval(TypedDict):
@@ -47,14 +60,14 @@ class ColumnSummary(TypedDict):
 
 
 class TaskSummary(TypedDict):
-    """What is learnt."""
+    """What is learned."""
 
     type: Literal["classification", "regression"]
     target: str
     classes: list[str]  # [] for regression
     counts: list[int]  # rows of each class, in the whole data
     score: Literal["accuracy", "R2"]
-    loss: str  # what `robust_value` and `tail` are of: "log loss", or "squared error" of the standardised target
+    loss: str  # what `robust_value` and `tail` measure: "log loss", or "squared error" of the standardised target
 
 
 class SplitSummary(TypedDict):
@@ -72,8 +85,8 @@ class DataSummary(TypedDict):
     rows: int
     train: int
     test: int  # of one split
-    tested: int  # different rows that were tested, over all seeds: those that scores and groups are of
-    chosen_on: int  # rows that settings were chosen on: fewer than `train` where there are many
+    tested: int  # different rows that were tested, over all seeds: scores and groups are computed on these
+    chosen_on: int  # rows that settings were chosen on: fewer than `train` in large tables
     columns: list[ColumnSummary]
     split: SplitSummary
 
@@ -81,14 +94,13 @@ class DataSummary(TypedDict):
 class MethodSummary(TypedDict):
     """One way of training, at the settings that cross-validation chose."""
 
-    name: Literal["plain", "class-weighted", "worst-case", "second-look"]
+    name: Method
     settings: dict[str, Any]
     scores: dict[str, Interval]
     """On the test rows. Classification: accuracy, balanced_accuracy, log_loss, roc_auc, brier, robust_value, tail.
     Regression: R2, mean_absolute_error, root_mean_squared_error, robust_value, tail (mean of the worst 5% losses)."""
     out_of_fold: dict[str, float]  # score, loss, robust_value, tail: by models that did not see the row
     seconds: float
-    note: str
 
 
 class CandidateSummary(TypedDict):
@@ -100,7 +112,7 @@ class CandidateSummary(TypedDict):
     loss: float
     robust_value: float
     tail: float
-    within_price: bool
+    within_budget: bool
     chosen: bool
 
 
@@ -146,7 +158,7 @@ class Difference(TypedDict):
 
 
 class WorstGroup(Difference):
-    """The large enough group that plain training serves worst; the interval holds for all groups at once."""
+    """The large enough group that plain training is worst for; the interval holds for all groups at once."""
 
     name: str
     size: int
@@ -156,7 +168,7 @@ class VerdictSummary(TypedDict):
     """Whether robust training helped, and at what price."""
 
     answer: Literal["helps", "costs too much", "no difference", "degenerate", "nothing learned", "not tried"]
-    kept: str  # the method of the model that `predict` uses; "none" where no model learned anything
+    kept: str  # the method of the model that `predict` uses; "none" if no model learned anything
     saved: list[str]  # methods whose models are in the run's folder
     robust: str | None  # the best robust method by cross-validation, which is compared with plain training
     headline: str  # one sentence
@@ -174,9 +186,9 @@ class SettingsSummary(TypedDict):
     model: Literal["trees", "linear", "network", "images"]
     methods: list[str]
     rho: float  # radius of robust_value
-    price: float  # the most score that robust training may cost
+    budget: float  # the most score that robust training may cost
     folds: int
-    budget: int  # candidates of each method
+    candidates: int  # of each method
     seeds: int
     least_group: int
     group: list[str]
@@ -207,8 +219,80 @@ class Summary(TypedDict):
     warnings: list[str]
 
 
+class Found(NamedTuple):
+    """The results of a run, as the summary has them."""
+
+    methods: list[MethodSummary]
+    curves: list[Curve]
+    groups: list[GroupSummary]
+    slices: list[SliceSummary]
+    verdict: VerdictSummary
+    warnings: list[str]
+
+
+def make_summary(
+    problem: TableProblem,
+    options: Options,
+    found: Found,
+    cut: TrainTest,
+    tested: int,
+    chosen_on: int,
+    title: str,
+    seconds: float,
+) -> Summary:
+    """The summary of a run."""
+    return {
+        "format": FORMAT,
+        "kind": "audit" if options.audit else "train",
+        "title": title,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+        "versions": _versions(options.model),
+        "task": {
+            "type": "classification" if problem.classes else "regression",
+            "target": problem.target,
+            "classes": problem.classes,
+            "counts": problem.counts(),
+            "score": "accuracy" if problem.classes else "R2",
+            "loss": "log loss" if problem.classes else "squared error",
+        },
+        "data": {
+            "rows": len(problem.y),
+            "train": len(cut.train),
+            "test": len(cut.test),
+            "tested": tested,
+            "chosen_on": chosen_on,
+            "columns": problem.columns,
+            "split": problem.split,
+        },
+        "settings": {
+            "model": options.model,  # type: ignore[typeddict-item]
+            "methods": list(options.methods),
+            "rho": options.rho,
+            "budget": options.budget,
+            "folds": options.folds,
+            "candidates": options.candidates,
+            "seeds": options.seeds,
+            "least_group": options.least_group,
+            "group": problem.group,
+        },
+        "methods": found.methods,
+        "curves": found.curves,
+        "groups": found.groups,
+        "slices": found.slices,
+        "verdict": found.verdict,
+        "warnings": found.warnings,
+    }
+
+
+def _versions(model: str) -> dict[str, str]:
+    packages = {"trees": ["lightgbm"], "network": ["torch"], "images": ["torch", "pillow"]}.get(model, [])
+    names = ["scikit-learn", "polars", *packages]
+    return {"scdro": __version__} | {name: importlib.metadata.version(name) for name in names}
+
+
 def mismatch(value: Any, kind: Any, where: str = "summary") -> str | None:
-    """Where plain data differ from a type made of TypedDicts, lists, dictionaries, literals and unions."""
+    """Where plain data differ from a type made of TypedDicts, lists, dictionaries, literals and unions, if anywhere."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is typing.Any:
         return None
@@ -230,4 +314,4 @@ def mismatch(value: Any, kind: Any, where: str = "summary") -> str | None:
     if origin in (typing.Union, types.UnionType):
         return None if any(mismatch(value, t, where) is None for t in inner) else f"{where}: {value!r}"
     good = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
-    return None if good else f"{where}: {value!r} is no {kind}"
+    return None if good else f"{where}: {value!r} is not {kind}"

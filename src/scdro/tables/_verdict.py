@@ -1,4 +1,4 @@
-"""Whether robust training helped, at what price, and who is failed: numbers on the same test rows, then plain words."""
+"""Whether robust training helped, at what price, and who is failed: numbers on the same test rows, then in words."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import sklearn.metrics
 from scipy import stats
 
+from scdro._group_metrics import brier, roc_auc
 from scdro.functional import worst_case
-from scdro.tables._problem import TableProblem
+from scdro.tables._problem import Options, TableProblem
 from scdro.tables._summary import (
     Difference,
     GroupSummary,
     Interval,
+    Method,
     MethodSummary,
     SliceSummary,
     VerdictSummary,
     WorstGroup,
 )
 
-__all__ = ["Offer", "Tested", "judge", "measure", "row_losses", "row_scores"]
+__all__ = ["Offer", "Predictions", "judge", "measure", "row_losses", "row_scores"]
 
 Array = npt.NDArray[Any]
 TAIL = 0.05
 RESAMPLES, RESAMPLED = 200, 20_000  # bootstrap samples, and the rows they are drawn from at most
-FLAT = 0.04  # a model that varies less than this share of a perfect one says the same to everybody
+FLAT = 0.04  # a model that varies less than this share of a perfect one gives every row the same answer
 
 
-class Tested(NamedTuple):
+class Predictions(NamedTuple):
     """Predictions of a method on test rows; of regressors in units of the standardised target."""
 
     method: str
@@ -55,7 +56,7 @@ def row_scores(predicted: Array, y: Array) -> Array:
     if predicted.ndim == 2:
         right: Array = (predicted.argmax(1) == y).astype(float)
         return right
-    variance = float(np.var(y))  # of the standardised target: 1 in training, and where these rows are all the same
+    variance = float(np.var(y))  # of the standardised target: 1 in training, and if these rows are all the same
     explained: Array = 1.0 - (predicted - y) ** 2 / (variance if variance > 1e-12 else 1.0)
     return explained
 
@@ -103,7 +104,7 @@ def _paired(before: Array, after: Array, level: float = 0.95) -> Difference:
 
 
 def _resampled(before: Array, after: Array, statistic: Any) -> Difference:
-    """Difference of a statistic that is no mean; its interval is by bootstrap."""
+    """Difference of a statistic that is not a mean; its interval is by bootstrap."""
     rng = np.random.default_rng(0)
     rows = np.arange(len(before))
     if len(rows) > RESAMPLED:
@@ -122,35 +123,35 @@ def _resampled(before: Array, after: Array, statistic: Any) -> Difference:
 
 
 def judge(
-    problem: TableProblem, tests: list[Tested], options: Any, robust: str | None, slices: list[SliceSummary],
-    look: str | None, too_dear: bool = False, cheapest: Offer | None = None,
+    problem: TableProblem, predictions: list[Predictions], options: Options, robust: str | None,
+    slices: list[SliceSummary], look: str | None, over_budget: bool = False, cheapest: Offer | None = None,
 ) -> tuple[VerdictSummary, list[GroupSummary], list[MethodSummary]]:  # fmt: skip
     """The verdict, the table of groups, the methods with their scores on the test rows.
 
-    `robust` is None where no robust model is left to compare; `cheapest` is then the least dear that was tried.
+    `robust` is None if no robust model is left to compare; `cheapest` is then the cheapest one tried.
     """
-    names = list(options.methods)
-    pooled = {name: _Pooled([t for t in tests if t.method == name]) for name in names}
+    own = {name: [p for p in predictions if p.method == name] for name in options.methods}
+    pooled: dict[str, _Pooled] = {name: _Pooled(found) for name, found in own.items()}
     groups = _groups(problem, pooled, options.least_group)
-    methods = [_method_row(name, [t for t in tests if t.method == name], pooled[name], options.rho) for name in names]
-    verdict = _verdict(problem, pooled, groups, options, robust, slices, look, too_dear, cheapest)
+    methods = [_method_row(name, found, pooled[name], options.rho) for name, found in own.items()]
+    verdict = _verdict(problem, pooled, groups, options, robust, slices, look, over_budget, cheapest)
     return verdict, groups, methods
 
 
 class Offer(NamedTuple):
-    """What a candidate gives out of fold, next to plain training, and why it was not chosen."""
+    """A candidate's scores out of fold, next to plain training's, and whether it was rejected for its cost."""
 
     rho: float
     plain: dict[str, float]
     measures: dict[str, float]
-    too_dear: bool
+    over_budget: bool
 
 
 class _Pooled:
     """Losses and scores of each test row, averaged over the seeds that tested it."""
 
-    def __init__(self, tests: list[Tested]) -> None:
-        rows = np.concatenate([t.rows for t in tests])
+    def __init__(self, predictions: list[Predictions]) -> None:
+        rows = np.concatenate([t.rows for t in predictions])
         self.rows, where = np.unique(rows, return_inverse=True)
         times = np.bincount(where)
 
@@ -158,13 +159,13 @@ class _Pooled:
             found: Array = np.bincount(where, np.concatenate(values)) / times
             return found
 
-        self.losses = mean([row_losses(t.predicted, t.y) for t in tests])
-        self.scores = mean([row_scores(t.predicted, t.y) for t in tests])
-        self.classifier = tests[0].predicted.ndim == 2
+        self.losses = mean([row_losses(t.predicted, t.y) for t in predictions])
+        self.scores = mean([row_scores(t.predicted, t.y) for t in predictions])
+        self.classifier = predictions[0].predicted.ndim == 2
         self.served = self.scores
         if not self.classifier:
-            self.served = mean([np.abs(t.predicted - t.y) * t.scale[1] for t in tests])
-        kept = tests[0].predicted  # by the model of the first seed, the one that may be kept
+            self.served = mean([np.abs(t.predicted - t.y) * t.scale[1] for t in predictions])
+        kept = predictions[0].predicted  # by the model of the first seed, the one that may be kept
         self.flat = _is_flat(kept)
         answers = np.unique(kept.argmax(1)).tolist() if self.classifier else []
         self.one_answer: int | None = answers[0] if len(answers) == 1 else None  # the class that it gives every row
@@ -178,9 +179,9 @@ def _is_flat(predicted: Array) -> bool:
     return bool((predicted.std(0) <= FLAT * most + 1e-9).all())
 
 
-def _method_row(name: str, tests: list[Tested], pooled: _Pooled, rho: float) -> MethodSummary:
+def _method_row(name: Method, predictions: list[Predictions], pooled: _Pooled, rho: float) -> MethodSummary:
     def mean(function: Any) -> Interval:
-        return {"value": float(np.mean([function(t) for t in tests])), "low": None, "high": None}
+        return {"value": float(np.mean([function(t) for t in predictions])), "low": None, "high": None}
 
     found = measure(pooled.losses, rho)
     scores: dict[str, Interval] = {}
@@ -189,7 +190,7 @@ def _method_row(name: str, tests: list[Tested], pooled: _Pooled, rho: float) -> 
         scores["balanced_accuracy"] = mean(_balanced_accuracy)
         scores["log_loss"] = _estimate(pooled.losses)
         scores["roc_auc"] = mean(_auc)
-        scores["brier"] = mean(_brier)
+        scores["brier"] = mean(lambda p: brier(p.y, p.predicted))
     else:
         scores["R2"] = _estimate(pooled.scores)
         scores["mean_absolute_error"] = _estimate(pooled.served)
@@ -197,7 +198,7 @@ def _method_row(name: str, tests: list[Tested], pooled: _Pooled, rho: float) -> 
     for key in ("robust_value", "tail"):
         scores[key] = {"value": found[key], "low": None, "high": None}
     scores = {key: _finite(value) for key, value in scores.items()}
-    return {"name": name, "settings": {}, "scores": scores, "out_of_fold": {}, "seconds": 0.0, "note": ""}  # type: ignore[typeddict-item]
+    return {"name": name, "settings": {}, "scores": scores, "out_of_fold": {}, "seconds": 0.0}
 
 
 def _finite(estimate: Interval) -> Interval:
@@ -207,27 +208,17 @@ def _finite(estimate: Interval) -> Interval:
     return {"value": value, "low": low, "high": high}
 
 
-def _balanced_accuracy(t: Tested) -> float:
+def _balanced_accuracy(t: Predictions) -> float:
     right = t.predicted.argmax(1) == t.y
     return float(np.mean([right[t.y == k].mean() for k in np.unique(t.y)]))
 
 
-def _auc(t: Tested) -> float:
-    present = np.unique(t.y)
-    if len(present) < t.predicted.shape[1] or len(present) > 50:
+def _auc(p: Predictions) -> float:
+    """NaN if a class is absent or there are too many classes."""
+    classes = p.predicted.shape[1]
+    if len(np.unique(p.y)) < classes or classes > 50:
         return math.nan
-    if len(present) == 2:
-        return float(sklearn.metrics.roc_auc_score(t.y, t.predicted[:, 1]))
-    shares = t.predicted / t.predicted.sum(1, keepdims=True)
-    return float(sklearn.metrics.roc_auc_score(t.y, shares, multi_class="ovr", labels=present))
-
-
-def _brier(t: Tested) -> float:
-    if t.predicted.shape[1] == 2:
-        return float(np.mean((t.predicted[:, 1] - t.y) ** 2))
-    errors = t.predicted.copy()
-    errors[np.arange(len(t.y)), t.y] -= 1.0
-    return float((errors**2).sum(1).mean())
+    return roc_auc(p.y, p.predicted / p.predicted.sum(1, keepdims=True) if classes > 2 else p.predicted)
 
 
 def _members(problem: TableProblem, rows: Array) -> list[tuple[str, Literal["class", "group"], Array]]:
@@ -264,7 +255,7 @@ def _groups(problem: TableProblem, pooled: dict[str, _Pooled], least: int) -> li
 
 
 def _worst_group(problem: TableProblem, before: _Pooled, after: _Pooled, least: int) -> WorstGroup | None:
-    """The one that plain training serves worst, of those large enough, with an interval that holds for all of them."""
+    """The large enough group that plain training is worst for, with an interval that holds for all of them."""
     large = [one for one in _members(problem, before.rows) if one[2].sum() >= least]
     if len(large) < 2:
         return None
@@ -275,8 +266,8 @@ def _worst_group(problem: TableProblem, before: _Pooled, after: _Pooled, least: 
 
 
 def _verdict(
-    problem: TableProblem, pooled: dict[str, _Pooled], groups: list[GroupSummary], options: Any, robust: str | None,
-    slices: list[SliceSummary], look: str | None, too_dear: bool, cheapest: Offer | None,
+    problem: TableProblem, pooled: dict[str, _Pooled], groups: list[GroupSummary], options: Options, robust: str | None,
+    slices: list[SliceSummary], look: str | None, over_budget: bool, cheapest: Offer | None,
 ) -> VerdictSummary:  # fmt: skip
     plain = pooled["plain"]
     words = _Words(problem, options)
@@ -286,7 +277,7 @@ def _verdict(
         answer: Any = "not tried"
         headline, sentences = failed, ["Only plain training was asked for."]
         if cheapest is not None:
-            answer = "costs too much" if cheapest.too_dear else "no difference"
+            answer = "costs too much" if cheapest.over_budget else "no difference"
             headline, said = words.none_chosen(cheapest)
             sentences = [failed, said, *words.looked(look)]
         if plain.flat:
@@ -306,7 +297,7 @@ def _verdict(
     degenerate = after.flat or (after.one_answer is not None and plain.one_answer is None)
     if degenerate:
         answer = "degenerate"
-    elif gain and (too_dear or (price["difference"] < -options.price and _is_below(price))):
+    elif gain and (over_budget or (price["difference"] < -options.budget and _is_below(price))):
         answer = "costs too much"
     elif gain and not (worst is not None and _is_worse(worst, problem) and not _is_below(value)):
         answer = "helps"
@@ -319,7 +310,7 @@ def _verdict(
         also = ", and so does the robust one" if after.flat else f", and {HOW[robust]} is not clearly better"
         headline = words.nothing_learned(also)
     if len(saved) > 1 and answer == "helps":
-        sentences.append("The plain model is saved beside the robust one.")
+        sentences.append("The plain model is saved too.")
     sentences += words.one_answer(pooled.get(kept, plain), kept)
     return {
         "answer": answer, "kept": kept, "saved": saved, "robust": robust, "headline": headline,
@@ -328,8 +319,8 @@ def _verdict(
     }  # fmt: skip
 
 
-def _saved(kept: str, options: Any, *beside: str) -> list[str]:
-    """Models of the run's folder: none that says the same to everybody."""
+def _saved(kept: str, options: Options, *beside: str) -> list[str]:
+    """Models to save: none that gives every row the same answer."""
     return [] if options.audit or kept == "none" else [name for name in options.methods if name in (kept, *beside)]
 
 
@@ -355,9 +346,9 @@ HOW = {
 
 
 class _Words:
-    """The same numbers, as one would say them."""
+    """The verdict in words."""
 
-    def __init__(self, problem: TableProblem, options: Any) -> None:
+    def __init__(self, problem: TableProblem, options: Options) -> None:
         self.problem, self.options = problem, options
         self.score = "accuracy" if problem.classes else "R2"
         self.rows = "rows" if options.audit else "test rows"
@@ -370,31 +361,31 @@ class _Words:
         return f"a mean error of {value:,.0f}" if 1e4 <= value < 1e15 else f"a mean error of {value:.4g}"
 
     def failed(self, slices: list[SliceSummary], groups: list[GroupSummary], overall: float) -> str:
-        """Who is failed: the group that is served worst, or a description, if its rows are served worse still."""
+        """Who is failed: the group with the worst score, or a description whose rows have an even worse one."""
         sign = 1.0 if self.problem.classes else -1.0
         group = next((g for g in groups if not g["small"]), None)
         worst = overall if group is None else group["scores"]["plain"]["value"] or 0.0
-        everybody = f"{self.served(overall)} overall"
+        in_all = f"{self.served(overall)} overall"
         one = slices[0] if slices else None
         where = "" if one is None else f"{' and '.join(one['conditions'])} ({100 * one['share']:.1f}% of the rows)"
         if one is not None and one["before"] is None:
             return f"The plain model fails most where {where}: {one['lift']:.1f} times their share of the worst case."
         there = None if one is None else one["before"]
         if there is not None and sign * there <= min(sign * worst, sign * overall):
-            return f"The plain model fails most where {where}: {self.served(there)} there, {everybody}."
+            return f"The plain model fails most where {where}: {self.served(there)} there, {in_all}."
         if group is None:
             return "No description in these columns stands out among the rows that the plain model fails."
         text = f"The plain model is worst for {group['name']} ({group['size']:,} {self.rows}): {self.served(worst)}"
         if there is None:
-            return f"No description in these columns stands out. {text}, {everybody}."
+            return f"No description in these columns stands out. {text}, {in_all}."
         also = "Compared with others of their class, it" if self.problem.classes else "It"
-        return f"{text}, {everybody}. {also} also fails rows where {where}: {self.served(there)} there."
+        return f"{text}, {in_all}. {also} also fails rows where {where}: {self.served(there)} there."
 
     def nothing_learned(self, others: str = "") -> str:
         return (
-            f"Nothing was learned: the plain model says nearly the same to everybody{others}. "
+            f"Nothing was learned: the plain model gives nearly the same answer for every row{others}. "
             f"{'' if self.options.audit else 'No model is kept. '}"
-            "These rows are too few, or these columns do not tell."
+            "There are too few rows, or these columns do not predict the target."
         )
 
     def one_answer(self, model: _Pooled, kept: str) -> list[str]:
@@ -407,20 +398,21 @@ class _Words:
 
     def same_answer(self, model: _Pooled) -> str:
         if model.flat or model.one_answer is None:
-            what = "the same to everybody"
-            return f"would say {what}" if self.options.audit else f"says {what}"
+            return f"{'would give' if self.options.audit else 'gives'} every row the same answer"
         answer = self.problem.classes[model.one_answer]
         return f"would answer {answer} everywhere" if self.options.audit else f"answers {answer} everywhere"
 
     def none_chosen(self, cheapest: Offer) -> tuple[str, str]:
-        """The headline and the numbers where every robust candidate was given up out of fold."""
+        """The headline and the numbers if every robust candidate was rejected out of fold."""
         plain, found = cheapest.plain, cheapest.measures
         points = 100 * (plain["score"] - found["score"])
         would = "would cost too much" if self.options.audit else "costs too much"
-        begins = f"Robust training {would}" if cheapest.too_dear else "Robust training does not help here"
+        begins = f"Robust training {would}" if cheapest.over_budget else "Robust training does not help here"
         kept = "" if self.options.audit else "; the plain model is kept"
         cost = f"costs {points:.2f} points of {self.score}" if points > 0 else f"costs no {self.score}"
-        allowed = f"; at most {50 * self.options.price:.2g} are allowed there, half of the price" * cheapest.too_dear
+        allowed = ""
+        if cheapest.over_budget:
+            allowed = f"; at most {50 * self.options.budget:.2g} are allowed there, half of the budget"
         return f"{begins}{kept}.", (
             f"Out of fold, training on the worst case with rho {cheapest.rho:g} takes the worst-case loss from "
             f"{plain['robust_value']:.3f} to {found['robust_value']:.3f} and {cost}{allowed}."
@@ -435,7 +427,7 @@ class _Words:
     ) -> tuple[str, list[str]]:  # fmt: skip
         how = HOW[robust]
         points = 100 * price["difference"]
-        cost = "at no price" if points >= 0 else f"for {-points:.2f} points of {self.score}"
+        cost = "at no cost" if points >= 0 else f"for {-points:.2f} points of {self.score}"
         tails = f"the worst 5% of losses go from {tail['before']:.3g} to {tail['after']:.3g}"
         audit = self.options.audit
         begins, ends = {
@@ -457,12 +449,12 @@ class _Words:
             small = _is_better(worst, self.problem) or _is_worse(worst, self.problem)
             clear = "" if small else ", no clear difference"
             said.append(
-                f"Worst served by plain training is {worst['name']} ({worst['size']:,} {self.rows}): "
+                f"Plain training is worst for {worst['name']} ({worst['size']:,} {self.rows}): "
                 f"{self.served(worst['before'])} before, {self.served(worst['after'])} after{clear}."
             )
         said += self.looked(look)
         if answer == "helps" and not self.options.audit and self.problem.classes:
-            said.append("Its probabilities lean towards the worst case: calibrate them where they must be right.")
+            said.append("Its probabilities lean towards the worst case: recalibrate them if you need them.")
         return headline, said
 
 
