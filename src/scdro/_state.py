@@ -416,8 +416,8 @@ class RobustState(MethodState):
     @property
     def log_s(self) -> Tensor:
         """log s, at the temperature of the last batch."""
-        past = Numbers(*self.scalars)
-        return past.lam_log_s / past.lam_past
+        _, lam_past, lam_log_s, *_ = self.scalars.unbind()
+        return lam_log_s / lam_past
 
     @property
     def objective(self) -> Tensor:

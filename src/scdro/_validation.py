@@ -565,13 +565,12 @@ def check_class_sizes(labels: Array) -> None:
 
 def check_groups(groups: Any, losses: Tensor) -> Tensor:
     """Return the groups of a batch's samples, one integer per loss."""
-    if not isinstance(groups, Tensor):
-        groups = as_integers(groups, "groups")
-    if groups.is_floating_point() or groups.is_complex():
-        raise LossError(f"expected groups as integers, got {groups.dtype}; number the groups 0, 1, ...")
-    if groups.shape != losses.shape:
-        raise LossError(f"expected one group per loss, shape {tuple(losses.shape)}, got {tuple(groups.shape)}")
-    return groups
+    given: Tensor = groups if isinstance(groups, Tensor) else as_integers(groups, "groups")
+    if given.is_floating_point() or given.is_complex():
+        raise LossError(f"expected groups as integers, got {given.dtype}; number the groups 0, 1, ...")
+    if given.shape != losses.shape:
+        raise LossError(f"expected one group per loss, shape {tuple(losses.shape)}, got {tuple(given.shape)}")
+    return given
 
 
 def check_embeddings(first: Tensor, second: Tensor, may_be_empty: bool) -> None:
