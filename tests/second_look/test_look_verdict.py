@@ -10,6 +10,7 @@ from scdro.second_look._verdict import (
     FLAT,
     HELPS,
     KEPT,
+    MAY_FALL,
     NOTHING,
     UNSURE,
     WRONG_LABELS,
@@ -45,22 +46,26 @@ def test_the_smallest_group_is_the_first_that_shows():
 
 
 @pytest.mark.parametrize(
-    ("gain", "error", "kept", "size", "answer"),
+    ("gain", "error", "kept", "fall", "size", "answer"),
     [
-        (0.05, 0.02, 0.95, 0.1, HELPS),
-        (0.03, 0.10, 0.95, 0.1, NOTHING),
-        (-0.05, 0.02, 0.95, 0.1, NOTHING),
-        (0.06, 0.10, 0.99, 0.1, NOTHING),
-        (0.08, 0.10, KEPT, 0.1, HELPS),
-        (0.05, 0.02, 0.95, FLAT + 0.01, NOTHING),  # the weights single nobody out
-        (-0.05, 0.02, 0.3, FLAT + 0.01, NOTHING),
-        (-0.05, 0.02, 0.3, 0.1, WRONG_LABELS),
-        (0.01, 0.02, KEPT - 0.01, 0.1, WRONG_LABELS),
-        (0.10, 0.02, 0.3, 0.1, NOTHING),  # a price too high, but no sign of wrong labels
+        (0.05, 0.02, 0.95, -0.1, 0.1, HELPS),
+        (0.03, 0.10, 0.95, -0.1, 0.1, NOTHING),
+        (-0.05, 0.02, 0.95, 0.0, 0.1, NOTHING),
+        (0.06, 0.10, 0.99, 0.0, 0.1, NOTHING),
+        (0.08, 0.10, KEPT, 0.0, 0.1, HELPS),
+        (0.08, 0.10, KEPT, 0.01, 0.1, NOTHING),  # surer, where the worst class loses
+        (0.02, 0.01, 0.95, MAY_FALL, 0.1, HELPS),
+        (0.02, 0.01, 0.95, MAY_FALL + 0.01, 0.1, NOTHING),  # the worst class loses more than the hard samples gain
+        (0.05, 0.01, 0.95, 0.05, 0.1, HELPS),
+        (0.05, 0.02, 0.95, 0.0, FLAT + 0.01, NOTHING),  # the weights single nobody out
+        (-0.05, 0.02, 0.3, 0.0, FLAT + 0.01, NOTHING),
+        (-0.05, 0.02, 0.3, 0.5, 0.1, WRONG_LABELS),
+        (0.01, 0.02, KEPT - 0.01, 0.0, 0.1, WRONG_LABELS),
+        (0.10, 0.02, 0.3, 0.0, 0.1, NOTHING),  # a price too high, but no sign of wrong labels
     ],
 )
-def test_answers(gain, error, kept, size, answer):
-    assert answer_for(gain, error, kept, size) == answer
+def test_answers(gain, error, kept, fall, size, answer):
+    assert answer_for(gain, error, kept, fall, size) == answer
 
 
 def test_surely_right_is_right_or_wrong_but_for_the_unsure():
@@ -122,6 +127,8 @@ def test_printed():
         "after": 0.93,
         "hard_before": 0.47,
         "hard_after": 0.51,
+        "worst_class_before": 0.81,
+        "worst_class_after": 0.85,
     }
     texts = {
         answer: str(Verdict(answer, **numbers, effective_size=300.0, smallest_group=9, left_alone={"cat": "too few"}))
@@ -131,7 +138,9 @@ def test_printed():
     for text in texts.values():
         assert "from 47.0% to 51.0%" in text
         assert "cat (too few)" in text
-        assert "fewer than about 9 samples" in text
-        assert "effectively 300 samples" in text
-        assert "unweighted data, accuracy goes from 96.0% to 93.0%" in text
-        assert "keeps 90%" in text
+        assert "about 9 samples" in text
+        assert "effectively 300" in text
+        assert "from 96.0% to 93.0%, that of the worst class from 81.0% to 85.0%" in text
+    assert "would keep 90%" in texts[WRONG_LABELS]
+    assert all(("would go" in texts[answer]) == (answer != HELPS) for answer in texts)
+    assert "With class weights, accuracy goes from 96.0%" in texts[CLASS_WEIGHTS]

@@ -9,7 +9,7 @@ import pytest
 import sklearn
 import torch
 from sklearn.base import clone, is_regressor
-from sklearn.datasets import load_breast_cancer, make_regression
+from sklearn.datasets import load_breast_cancer, make_classification, make_regression
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier, VotingClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.model_selection import (
@@ -129,6 +129,11 @@ def test_class_weights_suffice():
     X = rng.normal(size=(2000, 3)) + 1.2 * y[:, None]
     look = SecondLook(LogisticRegression(), random_state=0).fit(X, y)
     assert look.verdict_.answer == "class weights suffice"
+    assert look.verdict_.after == pytest.approx(look.score(X, y), abs=0.01)  # of the model that is used
+    low = np.where(X.sum(1) < 1.7, "yes", "no")
+    found = next(one for one in look.find_slices({"low": low}) if one.conditions == ("low = yes", "label = 1"))
+    rows = (low == "yes") & (y == 1)
+    assert found.after == pytest.approx(look._scores_of["balanced"][rows].mean())  # the second fit is not used
     balanced = LogisticRegression(class_weight="balanced").fit(X, y)
     assert look.estimator_.coef_ == pytest.approx(balanced.coef_, rel=1e-4)
 
@@ -164,6 +169,10 @@ def test_a_budget_bounds_the_price():
     with pytest.warns(ScdroWarning, match="plain model"):
         none = SecondLook(LogisticRegression(C=0.1), random_state=0, budget=0.0, grid={"C": [1.0]}).fit(X, y)
     assert "budget" in str(none.verdict_)
+    assert "stands out" not in str(none.verdict_)
+    bound = SecondLook(LogisticRegression(C=0.1), random_state=0, budget=0.0, grid={"C": [1.0]}, refuse=False)
+    with pytest.warns(ScdroWarning, match="plain model"):
+        assert bound.fit(X, y).estimator_ is bound.plain_
     some = SecondLook(LogisticRegression(C=0.1), random_state=0, budget=1.0).fit(X, y)
     assert some.verdict_.chosen == free.verdict_.chosen
     with pytest.raises(HyperparameterError, match=r"budget.*5% is 0\.05"):
@@ -289,6 +298,33 @@ def test_other_estimators():
     svm = SecondLook(LinearSVC(), reference=LogisticRegression(), repeats=1, random_state=0, refuse=False).fit(X, y)
     assert not hasattr(svm, "predict_proba")
     assert svm.score(X[few], y[few]) > 0.5
+
+
+@pytest.mark.parametrize("typos", [3, 8])
+def test_typing_errors_in_the_labels_are_not_a_class(typos):
+    """A handful of samples with a label of their own must not cost the others what they gain, or more."""
+    X, y, _ = hidden_group()
+    y[np.random.default_rng(0).choice(600, typos, replace=False)] = 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScdroWarning)
+        look = SecondLook(LogisticRegression(), random_state=0).fit(X, y)
+    share = typos / 20
+    assert look.weights_[y == 2].sum() / 600 == pytest.approx(share / (2 + share))
+    X, y, few = hidden_group(seed=1, n=3000)
+    assert look.score(X, y) > 0.9
+    assert look.score(X[few], y[few]) >= look.plain_.score(X[few], y[few]) - 0.02
+
+
+def test_the_worst_class_may_not_pay_for_hard_samples_between_the_classes():
+    """No group is overlooked here: what a model gains between the classes it loses inside of them."""
+    X, y = make_classification(4000, 20, n_informative=8, class_sep=1.5, flip_y=0, random_state=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScdroWarning)
+        look = SecondLook(LogisticRegression(), random_state=0).fit(X[:2000], y[:2000])
+    verdict = look.verdict_
+    assert verdict.gain > verdict.gain_error
+    assert verdict.worst_class_before - verdict.worst_class_after > 0.05
+    assert verdict.answer == "nothing stands out"
 
 
 def test_many_classes_some_of_them_tiny():

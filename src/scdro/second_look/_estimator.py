@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -362,24 +363,34 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         looked, as_is, balanced_base = on_test
         classifier = is_classifier(self.estimator)
         sign = 1.0 if classifier else -1.0
-        after = plain if best is None else best
+        second = after = plain if best is None else best
         rival = max(rivals, key=lambda scores: float(looked @ scores.surely))
-        gain, error = paired(after.surely, rival.surely, looked)
-        kept = kept_share(after.each, by_reference_scores.each, balanced_base, self._knowing_nothing(y, as_is))
+        gain, error = paired(second.surely, rival.surely, looked)
+        nothing = self._knowing_nothing(y, as_is)
+        kept = kept_share(second.each, by_reference_scores.each, balanced_base, nothing)
         note = ""
+
+        def worst(scores: _Scores) -> float:
+            """The score of the worst class that is large enough to judge; of all samples for a regressor."""
+            return _worst_group(scores.each, _large_classes(y, as_is) if classifier else np.zeros(len(y)), as_is)
+
         if best is None:
-            answer, note = NOTHING, f"No second fit stays within the budget of {self.budget:g}."
+            answer = NOTHING
+            note = f"No second fit stays within the budget of {self.budget:g}; the plain model is kept."
         elif known_groups is not None:
-            now, then = (_worst_group(scores.each, known_groups, as_is) for scores in (plain, after))
+            now, then = (_worst_group(scores.each, known_groups, as_is) for scores in (plain, second))
             answer = HELPS if then > now else NOTHING
             said = [f"{100 * v:.1f}%" if classifier else f"error {-v:.3g}" for v in (now, then)]
             note = f"Worst known group: {said[0]} before, {said[1]} after."
         else:
-            answer = answer_for(gain, error, kept, effective_size(looked) / effective_size(balanced_base))
+            unit = 1.0 if classifier else -nothing or 1.0  # errors have the target's unit
+            fall = (worst(plain) - worst(second)) / unit
+            size = effective_size(looked) / effective_size(balanced_base)
+            answer = answer_for(gain / unit, error / unit, kept, fall, size)
         unequal = not np.allclose(balanced_base / balanced_base.sum(), as_is / as_is.sum())
         refused = answer in (NOTHING, WRONG_LABELS) and known_groups is None
         if refused and classifier and unequal and class_weights_help(plain.each, class_weighted.each, y, as_is):
-            answer = CLASS_WEIGHTS
+            answer, after = CLASS_WEIGHTS, class_weighted
 
         def mean(scores: Array, w: Array) -> float:
             return sign * float(np.average(scores, weights=w)) + 0.0
@@ -392,18 +403,21 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             kept=kept,
             before=mean(plain.each, as_is),
             after=mean(after.each, as_is),
+            worst_class_before=worst(plain) if classifier else math.nan,
+            worst_class_after=worst(after) if classifier else math.nan,
             hard_before=hard_before,
-            hard_after=mean(after.surely, looked),
+            hard_after=mean(second.surely, looked),
             effective_size=effective_size(looked),
             smallest_group=smallest_visible(looked, error / (1.0 if classifier else hard_before or 1.0)),
             left_alone=left_alone,
             chosen={} if best is None else best.settings,
             note=note,
+            over_budget=best is None,
             loss=not classifier,
         )
 
     def _fit_final(self, X: Any, y: Array, base: Array) -> Any:
-        if self.verdict_.helps or not self.refuse:
+        if self.verdict_.helps or not (self.refuse or self.verdict_.over_budget):
             return fit_weighted(clone(self.estimator).set_params(**self.verdict_.chosen), X, y, self.weights_)
         if self.verdict_.answer == CLASS_WEIGHTS:
             return fit_weighted(self.estimator, X, y, balanced(base, y))
@@ -422,14 +436,17 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Slices:  # fmt: skip
         """Describe the samples with more weight: `scdro.find_slices` with weights, labels and scores filled in.
 
-        `before` is the out-of-fold accuracy of the plain model, `after` that of the second fit. `frame` has the rows of
-        the X passed to `fit`, in the same order.
+        `before` is the out-of-fold accuracy of the plain model, `after` that of the model in use, if it is another one.
+        `frame` has the rows of the X passed to `fit`, in the same order.
         """
         check_is_fitted(self, "estimator_")
-        classifier = is_classifier(self.estimator)
-        before, after = (
-            self._scores_of[name] if classifier else -self._scores_of[name] for name in ("plain", "second")
-        )
+        classifier, verdict = is_classifier(self.estimator), self.verdict_
+        scores = {name: each if classifier else -each for name, each in self._scores_of.items()}
+        before, after = scores["plain"], None
+        if verdict.helps or not (self.refuse or verdict.over_budget):
+            after = scores["second"]
+        elif verdict.answer == CLASS_WEIGHTS:
+            after = scores["balanced"]
         return described(
             self.weights_, frame, self._labels, before, after, loss=not classifier, depth=depth, max_slices=max_slices,
             min_size=min_size, alpha=alpha, seed=seed, label=label,
@@ -478,7 +495,7 @@ def examine(
 
     def balancing(weights: Array) -> Any:  # classes stay equal in every training part
         if classifier and look.balance_classes:
-            return lambda rows: balanced(weights[rows], y[rows])
+            return lambda rows: balanced(weights[rows], y[rows], SMALL * len(rows) / n)
         return lambda rows: weights[rows]
 
     def predicted(model: Any, folds: list[Split], weights: Any, what: str) -> Array:
@@ -569,6 +586,13 @@ def _tilted_errors(errors: Array, y: Array, base: Array, rho: Any) -> LookWeight
         return LookWeights(q * len(y), {}, {"all": "no weights make the first model as bad as the median"})
     weights, lam = tilted_to(-errors, q, -of_median, SMALL)
     return LookWeights(weights * len(y), {"all": lam}, {})
+
+
+def _large_classes(y: Array, weights: Array) -> Array:
+    """The classes of the samples as groups; None for classes of fewer than SMALL samples, if there are others."""
+    counts = np.bincount(y[weights > 0], minlength=int(y.max()) + 1)
+    few = counts < min(SMALL, counts.max())
+    return np.array([None if few[k] else k for k in y], dtype=object)
 
 
 def _worst_group(scores: Array, groups: Array, weights: Array) -> float:

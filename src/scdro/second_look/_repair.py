@@ -24,7 +24,7 @@ from scdro.second_look._gallery import Gallery, clustered
 from scdro.second_look._head import copied, features_of, put_head
 from scdro.second_look._slices import Slices, described
 from scdro.second_look._verdict import CLASS_WEIGHTS, NOTHING, Verdict
-from scdro.second_look._weights import balanced
+from scdro.second_look._weights import SMALL, balanced
 
 __all__ = ["HeadScores", "Repaired", "repair"]
 
@@ -152,7 +152,7 @@ def repair(
 
     Example:
         >>> import torch
-        >>> _ = torch.manual_seed(0)
+        >>> _ = torch.manual_seed(2)
         >>> y = torch.arange(600) % 2
         >>> shortcut = torch.where(torch.rand(600) < 0.95, y, 1 - y) + 0.1 * torch.randn(600)
         >>> x = torch.stack([shortcut, y + 0.25 * torch.randn(600)], 1)
@@ -193,8 +193,14 @@ def repair(
                 "Pass data that the network was not trained on; refuse=False repairs it anyway."
             )
             verdict = replace(verdict, answer=NOTHING, note=note)
+        elif not verdict.helps and verdict.answer != CLASS_WEIGHTS:
+            advice = (
+                "Training the whole network again with weights (out_of_fold, second_look_weights) can gain where a new "
+                "last layer does not."
+            )
+            verdict = replace(verdict, note=f"{verdict.note} {advice}".strip())
         solution = None
-        if verdict.helps or not refuse:
+        if verdict.helps or not (refuse or verdict.over_budget):
             solver = HeadSolver(verdict.chosen.get("C", penalty), start, intercept, tol=1e-6)
             solution, right = solver.fit(Z, y, look.weights), look.scores["second"]
         elif verdict.answer == CLASS_WEIGHTS:
@@ -259,10 +265,14 @@ def _reference_penalty(
     splits = partitions(FOLDS, 1, Z, y, None, seed, classifier=True)[0]
     classes = np.arange(int(y.max()) + 1)
     found = []
+
+    def in_balance(rows: Array) -> Array:
+        return balanced(np.ones(len(rows)), y[rows], SMALL * len(rows) / len(y))
+
     for C in REFERENCE_PENALTIES:
         tell(f"reference: C = {C:g}")
         head = _reference(C, intercept)
-        proba = cross_fit(head, Z, y, splits, lambda rows: balanced(np.ones(len(rows)), y[rows]), classes)
+        proba = cross_fit(head, Z, y, splits, in_balance, classes)
         losses = -np.log(proba[np.arange(len(y)), y].clip(1e-12))
         found.append((_balanced_mean(losses, y), C, float((proba.argmax(1) == y).mean())))
     _, penalty, accuracy = min(found)

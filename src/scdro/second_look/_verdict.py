@@ -1,13 +1,17 @@
 """Whether a second look helps, from out-of-fold predictions of both models. No group labels are needed.
 
-If the weights are nearly uniform, nothing stands out. Otherwise two questions decide, both on samples that the model in
-question has not seen:
+If the weights are nearly uniform, nothing stands out. Otherwise three questions decide, all on samples that the model
+in question has not seen:
 
 1. *Gain.* Under the weights, where the reference is no better than a guess, is the new model better than the reference,
-   by more than .7 standard errors? Samples about which a model is unsure count as half right (`surely_right`).
+   by more than .7 standard errors, or one if there is a fall? Samples about which a model is unsure count as half right
+   (`surely_right`).
 2. *Kept.* How much of the reference's lead over guessing, on the unweighted data, does the new model, trained on the
    hard samples, keep? If the hard samples are an overlooked group, they follow a rule that also holds for the others,
    and most is kept. Wrong labels follow no rule: a model trained on them knows little of anything.
+3. *Fall.* How much does the worst class lose? Where nobody is overlooked, the hard samples lie between the classes,
+   and a model that gets more of them right gets more of the others wrong. So a fall of more than three points must not
+   be larger than the gain.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ Array = npt.NDArray[Any]
 HELPS, CLASS_WEIGHTS = "helps", "class weights suffice"
 NOTHING, WRONG_LABELS = "nothing stands out", "looks like wrong labels"
 
-SURE = 0.7  # standard errors that the gain must exceed
+SURE, SURE_OF_A_FALL = 0.7, 1.0  # standard errors that the gain must exceed, and where the worst class falls
+MAY_FALL = 0.03  # of the worst class's accuracy, whatever the gain
 UNSURE = 0.2  # of a model's median log odds: below, a sample counts as partly right
 KEPT = 0.8  # share of the reference's lead over guessing that must be kept
 FLAT = 0.9  # of the effective size without the weights: above, the weights are nearly uniform
@@ -39,24 +44,27 @@ class Verdict:
 
     Attributes:
         answer: "helps", "class weights suffice", "nothing stands out" or "looks like wrong labels".
-        gain: how much better the new model is than the best one without the weights, under the weights.
+        gain: how much better the second fit is than the best one without the weights, under the weights.
         gain_error: standard error of the gain.
-        kept: the share of the reference's lead over a guess that the new model keeps without the weights, with all
+        kept: the share of the reference's lead over a guess that the second fit keeps without the weights, with all
             classes counted equally.
         before: score of the plain model without the weights: accuracy, or mean absolute error for regressors.
-        after: the same for the new model.
+        after: the same for the second fit, or for the class-weighted model if class weights suffice.
+        worst_class_before: accuracy of the plain model on its worst class, of those with at least 20 samples.
+        worst_class_after: the same for the model of `after`.
         hard_before: score under the weights of the best model trained without them: accuracy, where samples that a
             model is unsure of count as half right (`surely_right`), or mean absolute error.
-        hard_after: the same for the new model.
+        hard_after: the same for the second fit.
         effective_size: effective number of samples under the weights.
         smallest_group: a smaller group than this would not show clearly (two standard errors), even if it was always
             wrong before and always right after.
         left_alone: classes whose weights stay uniform, and why.
-        chosen: the settings chosen for the new model.
+        chosen: the settings chosen for the second fit.
         note: a further remark, or "".
+        over_budget: whether every second fit costs more than the budget; then the numbers are the plain model's.
 
     Example:
-        >>> verdict = Verdict("nothing stands out", -0.02, 0.03, 0.97, 0.95, 0.93, 0.5, 0.48, 60.0, 12)
+        >>> verdict = Verdict("nothing stands out", -0.02, 0.03, 0.97, 0.95, 0.93, 0.94, 0.9, 0.5, 0.48, 60.0, 12)
         >>> print(verdict)
         Nothing stands out. ...
     """
@@ -67,6 +75,8 @@ class Verdict:
     kept: float
     before: float
     after: float
+    worst_class_before: float
+    worst_class_after: float
     hard_before: float
     hard_after: float
     effective_size: float
@@ -74,6 +84,7 @@ class Verdict:
     left_alone: dict[Any, str] = field(default_factory=dict)
     chosen: dict[str, Any] = field(default_factory=dict)
     note: str = ""
+    over_budget: bool = False
     loss: bool = False  # scores are losses: less is better
 
     @property
@@ -81,36 +92,52 @@ class Verdict:
         return self.answer == HELPS
 
     def __str__(self) -> str:
-        lines = {
-            HELPS: "A second look helps.",
-            CLASS_WEIGHTS: "Class weights suffice: beyond equal weights of the classes, nothing stands out.",
-            NOTHING: "Nothing stands out.",
-            WRONG_LABELS: "The hard samples look like wrong labels: a model trained on them loses the rule that holds "
-            "for the others.",
-        }
-        text = [lines[self.answer]]
-        say = _as_loss if self.loss else _as_share
-        text.append(
-            f"On the samples that the first model finds hard (weighted; effectively {self.effective_size:.0f} "
-            f"samples), the {'error' if self.loss else 'accuracy, unsure ones counted as half right,'} goes from "
-            f"{say(self.hard_before)} to {say(self.hard_after)} (gain {say(self.gain)}, standard error "
-            f"{say(self.gain_error)})."
-        )
-        text.append(
-            f"On the unweighted data, {'the error' if self.loss else 'accuracy'} goes from {say(self.before)} to "
-            f"{say(self.after)}; it keeps {100 * self.kept:.0f}% of the first model's lead over guessing."
-        )
+        if self.over_budget:
+            return self.note
+        text = [_ANSWERS[self.answer], self._on_the_hard(), self._on_the_rest()]
+        if self.answer == WRONG_LABELS:
+            text.append(f"It would keep {max(100 * self.kept, 0):.0f}% of the first model's lead over guessing.")
         if self.smallest_group:
             text.append(
-                f"A group of fewer than about {self.smallest_group} samples would be too small to show clearly."
+                "Even a group that is always wrong now and always right afterwards would need about "
+                f"{self.smallest_group} samples to show clearly."
             )
         if self.left_alone:
             named = "; ".join(f"{name} ({why})" for name, why in list(self.left_alone.items())[:5])
             more = f"; and {len(self.left_alone) - 5} more" if len(self.left_alone) > 5 else ""
-            text.append(f"Classes left alone: {named}{more}.")
+            text.append(f"Classes not looked into: {named}{more}.")
         if self.note:
             text.append(self.note)
         return " ".join(text)
+
+    def _on_the_hard(self) -> str:
+        say = _as_loss if self.loss else _as_share
+        goes = "goes" if self.helps else "would go with a second fit"
+        return (
+            f"On the hard samples (weighted; effectively {self.effective_size:.0f}), "
+            f"{'the error' if self.loss else 'accuracy'} {goes} from {say(self.hard_before)} to {say(self.hard_after)} "
+            f"(gain {say(self.gain)}, standard error {say(self.gain_error)}"
+            f"{'' if self.loss else '; unsure predictions count half'})."
+        )
+
+    def _on_the_rest(self) -> str:
+        say = _as_loss if self.loss else _as_share
+        data = "With class weights" if self.answer == CLASS_WEIGHTS else "On the unweighted data"
+        goes = "goes" if self.answer in (HELPS, CLASS_WEIGHTS) else "would go"
+        worst = ""
+        if not math.isnan(self.worst_class_before):
+            worst = f", that of the worst class from {say(self.worst_class_before)} to {say(self.worst_class_after)}"
+        what = "the error" if self.loss else "accuracy"
+        return f"{data}, {what} {goes} from {say(self.before)} to {say(self.after)}{worst}."
+
+
+_ANSWERS = {
+    HELPS: "A second look helps.",
+    CLASS_WEIGHTS: "Class weights suffice: beyond equal weights of the classes, nothing stands out.",
+    NOTHING: "Nothing stands out.",
+    WRONG_LABELS: "The hard samples look like wrong labels, or like classes that overlap: a model trained on them "
+    "loses the rule that holds for the others.",
+}
 
 
 def _as_share(value: float) -> str:
@@ -121,11 +148,12 @@ def _as_loss(value: float) -> str:
     return f"{value:.3g}"
 
 
-def answer_for(gain: float, error: float, kept: float, size: float) -> str:
+def answer_for(gain: float, error: float, kept: float, fall: float, size: float) -> str:
     """The answer, apart from class weights. `size` is the effective size as a share of that without the weights."""
     if size > FLAT:
         return NOTHING
-    if gain > SURE * error and kept >= KEPT:
+    sure = SURE if fall <= 0 else SURE_OF_A_FALL
+    if gain > sure * error and fall <= max(MAY_FALL, gain) and kept >= KEPT:
         return HELPS
     return WRONG_LABELS if kept < KEPT and gain < CLEARLY * error else NOTHING
 
