@@ -2,7 +2,6 @@
 
     python benchmarks/convergence.py run       # search, refine, five seeds, tables and figure; resumes where it stopped
     python benchmarks/convergence.py report    # tables and figure of the runs that are there
-    python benchmarks/convergence.py pair      # SCDRO and FastDRO alone, on the network, at settings found before
     python benchmarks/convergence.py ceiling   # SCDRO on the network with and without its ceiling, over lr
 
 The measure is the exact KL-constrained worst case at rho = .5 over all training samples, for every method, even those
@@ -388,27 +387,6 @@ def figure(found: Record, path: Path) -> None:
     fig.savefig(path, dpi=110)
 
 
-# Found by an earlier search with equally fine steps for both, whose runs were not kept.
-PAIR: Mapping[str, Settings] = {"SCDRO": {"lr": 0.15, "beta": 0.5}, "FastDRO": {"lr": 0.12, "momentum": 0.5}}
-
-
-def pair_table(found: Record) -> str:
-    """Robust objective of the two on the network, seed by seed, and their difference."""
-    ends = {
-        name: [value_of(found.get("network", name, settings, seed, 1)) for seed in SEEDS]
-        for name, settings in PAIR.items()
-    }
-    lines = [f"| method | {' | '.join(f'seed {seed}' for seed in SEEDS)} | mean |", "|---" * (len(SEEDS) + 2) + "|"]
-    for name, values in ends.items():
-        own = ", ".join(f"{key} {value:g}" for key, value in PAIR[name].items())
-        shown = " | ".join(map(_number, [*values, statistics.fmean(values)]))
-        lines.append(f"| {name} ({own}) | {shown} |")
-    gap = difference_of(("SCDRO", "FastDRO", "robust objective"), ends["SCDRO"], ends["FastDRO"])
-    (word,) = verdicts([gap])
-    lines.append(f"\nSCDRO minus FastDRO: {gap.mean:+.4f} (95% interval {gap.low:+.4f} to {gap.high:+.4f}): {word}.")
-    return "\n".join(lines)
-
-
 def ceiling_table() -> str:
     """Robust objective of SCDRO on the network, median over seeds, by default and without its ceiling."""
     steps, where = (0.05, 0.1, 0.2, 0.3), task("network")
@@ -428,16 +406,16 @@ def ceiling_table() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "report", "pair", "ceiling"])
+    parser.add_argument("what", choices=["run", "report", "ceiling"])
     parser.add_argument("--problem", nargs="*", default=list(PROBLEMS), choices=PROBLEMS)
     parser.add_argument("--method", nargs="*", default=list(SEARCHES), choices=list(SEARCHES))
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "convergence", help="where every run is recorded")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "convergence")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.what in ("pair", "ceiling"):
-        text = ceiling_table() if args.what == "ceiling" else pair_table(Record(args.runs / "pair.jsonl"))
-        (args.out / f"{args.what}.md").write_text(text + "\n")
+    if args.what == "ceiling":
+        text = ceiling_table()
+        (args.out / "ceiling.md").write_text(text + "\n")
         print(text)
         return
     tried, found = Record(args.runs / "trials.jsonl"), Record(args.runs / "seeds.jsonl")

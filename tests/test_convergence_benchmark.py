@@ -89,13 +89,3 @@ def test_scdro_is_called_better_only_where_the_seeds_show_it(tmp_path):
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
     words = {name: word for name, (_, word) in compared(Record(path), "network").items()}
     assert words == {"ERM": "lower", "FastDRO": "no difference shown", "TERM": "too few pairs"}
-
-
-def test_the_pair_is_read_from_its_runs_and_compared_seed_by_seed(tmp_path, monkeypatch):
-    values = {"SCDRO": iter((0.1, 0.2, 0.3, 0.2, 0.2)), "FastDRO": iter((0.5, 0.6, 0.7, 0.6, 0.61))}
-    monkeypatch.setattr(convergence, "run", lambda where, name, *rest: [(1, 0.1, next(values[name]))])
-    monkeypatch.setattr(convergence, "task", lambda problem: None)
-    text = convergence.pair_table(Record(tmp_path / "pair.jsonl"))
-    assert "-0.4020" in text
-    assert "lower" in text
-    assert convergence.pair_table(Record(tmp_path / "pair.jsonl")) == text  # nothing is run again
