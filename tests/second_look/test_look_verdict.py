@@ -57,8 +57,10 @@ def test_the_smallest_group_is_the_first_that_shows():
         (0.08, 0.10, KEPT, 0.01, 0.1, NOTHING),  # surer, where the worst class loses
         (0.02, 0.01, 0.95, MAY_FALL, 0.1, HELPS),
         (0.02, 0.01, 0.95, MAY_FALL + 0.01, 0.1, NOTHING),  # the worst class loses more than the hard samples gain
-        (0.06, 0.01, 0.95, 0.06 / WORTH, 0.1, HELPS),
-        (0.06, 0.01, 0.95, 0.06 / WORTH + 0.01, 0.1, NOTHING),
+        (0.01, 0.001, 0.95, 0.01 / WORTH - 0.001, 0.1, HELPS),
+        (0.01, 0.001, 0.95, 0.01 / WORTH + 0.001, 0.1, NOTHING),
+        (0.06, 0.01, 0.95, 0.06, 0.1, HELPS),
+        (0.06, 0.01, 0.95, 0.07, 0.1, NOTHING),
         (0.05, 0.02, 0.95, 0.0, FLAT + 0.01, NOTHING),  # the weights single nobody out
         (-0.05, 0.02, 0.3, 0.0, FLAT + 0.01, NOTHING),
         (-0.05, 0.02, 0.3, 0.5, 0.1, WRONG_LABELS),

@@ -10,8 +10,8 @@ in question has not seen:
    hard samples, keep? If the hard samples are an overlooked group, they follow a rule that also holds for the others,
    and most is kept. Wrong labels follow no rule: a model trained on them knows little of anything.
 3. *Fall.* How much does the worst class lose? Where nobody is overlooked, the hard samples lie between the classes,
-   and a model that gets more of them right gets more of the others wrong. So a fall of more than three points must be
-   worth it: the gain must be at least three quarters of it.
+   and a model that gets more of them right gets more of the others wrong. So the gain must be at least as large as the
+   fall, or three fifths of it if that is below three points.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ HELPS, CLASS_WEIGHTS = "helps", "class weights suffice"
 NOTHING, WRONG_LABELS = "nothing stands out", "looks like wrong labels"
 
 SURE, SURE_OF_A_FALL = 0.7, 1.0  # standard errors that the gain must exceed, and where the worst class falls
-MAY_FALL = 0.03  # of the worst class's accuracy, whatever the gain
-WORTH = 0.75  # the part of a larger fall that the gain must reach
+MAY_FALL, WORTH = 0.03, 0.6  # the gain may be smaller than a fall of the worst class up to here, but not than this part
 UNSURE = 0.2  # of a model's median log odds: below, a sample counts as partly right
 KEPT = 0.8  # share of the reference's lead over guessing that must be kept
 FLAT = 0.9  # of the effective size without the weights: above, the weights are nearly uniform
@@ -154,7 +153,7 @@ def answer_for(gain: float, error: float, kept: float, fall: float, size: float)
     if size > FLAT:
         return NOTHING
     sure = SURE if fall <= 0 else SURE_OF_A_FALL
-    if gain > sure * error and fall <= max(MAY_FALL, gain / WORTH) and kept >= KEPT:
+    if gain > sure * error and fall <= max(gain, min(MAY_FALL, gain / WORTH)) and kept >= KEPT:
         return HELPS
     return WRONG_LABELS if kept < KEPT and gain < CLEARLY * error else NOTHING
 
