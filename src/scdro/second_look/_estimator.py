@@ -52,6 +52,7 @@ from scdro.second_look._verdict import (
     surely_right,
 )
 from scdro.second_look._weights import (
+    FEW,
     SMALL,
     LookWeights,
     balanced,
@@ -495,7 +496,7 @@ def examine(
 
     def balancing(weights: Array) -> Any:  # classes stay equal in every training part
         if classifier and look.balance_classes:
-            return lambda rows: balanced(weights[rows], y[rows], SMALL * len(rows) / n)
+            return lambda rows: balanced(weights[rows], y[rows], FEW * len(rows) / n)
         return lambda rows: weights[rows]
 
     def predicted(model: Any, folds: list[Split], weights: Any, what: str) -> Array:

@@ -24,7 +24,7 @@ from scdro.second_look._gallery import Gallery, clustered
 from scdro.second_look._head import copied, features_of, put_head
 from scdro.second_look._slices import Slices, described
 from scdro.second_look._verdict import CLASS_WEIGHTS, NOTHING, Verdict
-from scdro.second_look._weights import SMALL, balanced
+from scdro.second_look._weights import FEW, balanced
 
 __all__ = ["HeadScores", "Repaired", "repair"]
 
@@ -267,7 +267,7 @@ def _reference_penalty(
     found = []
 
     def in_balance(rows: Array) -> Array:
-        return balanced(np.ones(len(rows)), y[rows], SMALL * len(rows) / len(y))
+        return balanced(np.ones(len(rows)), y[rows], FEW * len(rows) / len(y))
 
     for C in REFERENCE_PENALTIES:
         tell(f"reference: C = {C:g}")

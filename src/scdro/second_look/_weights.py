@@ -29,6 +29,7 @@ __all__ = ["LookWeights", "look_weights", "second_look_weights"]
 Array = npt.NDArray[Any]
 EPS, SMALLEST = np.finfo(float).eps, np.finfo(float).tiny  # the root is as exact as brentq can make it, at any scale
 HALF, SMALL = 0.5, 20  # the weighted mean probability of the label; the smallest (effective) size of a class
+FEW = 10  # samples below which a class weighs less than the others
 
 
 class LookWeights(NamedTuple):
@@ -58,9 +59,9 @@ def second_look_weights(
 
     lam is such that the weighted mean of p is 1/2 in each class (the half rule), and all classes get the same total. A
     class keeps uniform weights if there is no such lam (mean p at most 1/2, or no p below 1/2), or if it has fewer than
-    `min_effective_size` samples; its total is then smaller by that factor, so that three typing errors do not count as
-    much as a class. lam is raised if the effective size (sum w)^2/sum w^2 would fall below `min_effective_size`, so
-    that a few hard samples cannot dominate their class.
+    `min_effective_size` samples. A class of n < 10 samples gets n/10 of the total of the others, so that three typing
+    errors do not count as much as a class. lam is raised if the effective size (sum w)^2/sum w^2 would fall below
+    `min_effective_size`, so that a few hard samples cannot dominate their class.
 
     Args:
         proba: the probability of each sample's label, (n,), by a reference model that was not trained on the sample; or
@@ -120,7 +121,7 @@ def look_weights(
             continue
         name = label.item() if hasattr(label, "item") else label
         inside, temperature, reason = _in_class(p[rows], q[rows], rho, min_effective_size)
-        weights[rows] = inside * (min(len(rows) / min_effective_size, 1.0) if balance_classes else q[rows].sum())
+        weights[rows] = inside * (min(len(rows) / FEW, 1.0) if balance_classes else q[rows].sum())
         lam[name] = temperature
         if reason:
             left_alone[name] = reason
@@ -195,15 +196,15 @@ def effective_size(weights: Array) -> float:
     return float(weights.sum() ** 2 / (weights @ weights))
 
 
-def balanced(weights: Array, y: Array, small: float = SMALL) -> Array:
+def balanced(weights: Array, y: Array, few: float = FEW) -> Array:
     """The weights, rescaled to mean one and equal totals of all classes.
 
-    A class of n < `small` samples gets n/small of that: a handful of samples, often typing errors, would otherwise
-    count as much as any class.
+    A class of n < `few` samples gets n/few of that: a handful of samples, often typing errors, would otherwise count as
+    much as any class.
     """
     _, member = np.unique(y, return_inverse=True)
     totals, counts = np.bincount(member, weights), np.bincount(member, weights > 0)
-    share = np.minimum(counts / small, 1.0) / np.where(totals > 0, totals, 1.0)
+    share = np.minimum(counts / few, 1.0) / np.where(totals > 0, totals, 1.0)
     shared: Array = weights * share[member]
     shared *= len(y) / shared.sum()
     return shared
