@@ -94,9 +94,9 @@ def test_bad_temperatures_and_trackers():
                 build(cap)
     with pytest.raises(HyperparameterError, match=r"PrintedTemperature\(lr=...\)"):
         KLRobustLoss(0.5, temperature=PrintedTemperature())
-    with pytest.raises(HyperparameterError, match=r"1 point.*SCDRO.*Storm"):
+    with pytest.raises(HyperparameterError, match=r"SCDRO.*once.*Storm"):
         SCDRO(params, tracker=Storm())
-    with pytest.raises(HyperparameterError, match=r"2 point.*ASCDRO.*MovingAverage"):
+    with pytest.raises(HyperparameterError, match=r"ASCDRO.*twice.*MovingAverage"):
         ASCDRO(params, tracker=MovingAverage())
 
 
