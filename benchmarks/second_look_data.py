@@ -20,7 +20,8 @@ Array = npt.NDArray[Any]
 ROOT = Path(__file__).parents[1]
 HIDDEN, KEPT = (2, 3, 8, 9), 8  # the digits that are almost missing from training, and what is left of each
 ROWS = 3_000  # of a large training part, so that five seeds of everything fit into an hour of one core
-TUNING = ("digits", "digits-splits", "waterbirds", "waterbirds-bootstrap", "flipped")
+UNEQUAL = (1500, 1500, 30, 500)  # landbirds on land and on water, waterbirds on land and on water
+TUNING = ("digits", "digits-splits", "waterbirds", "waterbirds-bootstrap", "waterbirds-unequal", "flipped")
 FINAL = (
     *("cifar10-st", "cifar100-hidden", "adult", "adult trees", "tweets", "diabetes130", "crashes", "crashes trees"),
     "redrawn",
@@ -79,6 +80,20 @@ def waterbirds_bootstrap(data: Path, cache: Path, seed: int) -> Task:
     # Copies of one row must not lie on both sides of a fold: a bootstrap without them, of the distinct rows it draws.
     drawn = np.unique(np.random.default_rng(1000 + seed).integers(0, n, n))
     return Task("waterbirds-bootstrap", task.train.rows(drawn), task.test)
+
+
+def waterbirds_unequal(data: Path, cache: Path, seed: int) -> Task:
+    """Landbirds are everywhere, waterbirds are rare and almost never on land: as blond men among faces.
+
+    From the training and test splits; up to 600 of each group are for testing.
+    """
+    first = waterbirds(data, cache, seed)
+    every = GroupedPart(*(_joined(*pair) for pair in zip(first.train, first.test, strict=True)))
+    rng = np.random.default_rng(seed)
+    drawn = [rng.permutation(np.flatnonzero(every.groups == g)) for g in range(len(UNEQUAL))]
+    train = rng.permutation(np.concatenate([rows[:n] for rows, n in zip(drawn, UNEQUAL, strict=True)]))
+    test = np.concatenate([rows[n : n + 600] for rows, n in zip(drawn, UNEQUAL, strict=True)])
+    return Task("waterbirds-unequal", every.rows(train), every.rows(test))
 
 
 def cifar10_st(data: Path, cache: Path, seed: int) -> Task:
@@ -187,6 +202,10 @@ def _part(X: Array, y: Array, groups: Array, **columns: Any) -> GroupedPart:
     return GroupedPart(X, np.asarray(y), np.asarray(groups), pd.DataFrame(columns, index=range(len(y))))
 
 
+def _joined(first: Any, second: Any) -> Any:
+    return pd.concat([first, second]) if isinstance(first, pd.DataFrame) else np.concatenate([first, second])
+
+
 def _columns(table: pd.DataFrame, rare: int = 50) -> Array:
     """Numbers as they are (missing: 0, and a column that says so), categories as indicators, rare ones together."""
     parts = []
@@ -223,6 +242,7 @@ LOADERS: dict[str, Callable[[Path, Path, int], Task]] = {
     "digits-splits": digits_splits,
     "waterbirds": waterbirds,
     "waterbirds-bootstrap": waterbirds_bootstrap,
+    "waterbirds-unequal": waterbirds_unequal,
     "cifar10-st": cifar10_st,
     "cifar100-hidden": cifar100_hidden,
     "adult": adult,

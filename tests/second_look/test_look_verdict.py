@@ -5,6 +5,7 @@ import pytest
 
 from scdro.second_look import Verdict
 from scdro.second_look._verdict import (
+    BELOW_CLASS_WEIGHTS,
     CLASS_WEIGHTS,
     CLEARLY,
     FLAT,
@@ -47,29 +48,40 @@ def test_the_smallest_group_is_the_first_that_shows():
 
 
 @pytest.mark.parametrize(
-    ("gain", "error", "kept", "fall", "size", "answer"),
+    ("gain", "error", "kept", "fall", "below", "size", "answer"),
     [
-        (0.05, 0.02, 0.95, -0.1, 0.1, HELPS),
-        (0.03, 0.10, 0.95, -0.1, 0.1, NOTHING),
-        (-0.05, 0.02, 0.95, 0.0, 0.1, NOTHING),
-        (0.06, 0.10, 0.99, 0.0, 0.1, NOTHING),
-        (0.08, 0.10, KEPT, 0.0, 0.1, HELPS),
-        (0.08, 0.10, KEPT, 0.01, 0.1, NOTHING),  # surer, where the worst class loses
-        (0.02, 0.01, 0.95, MAY_FALL, 0.1, HELPS),
-        (0.02, 0.01, 0.95, MAY_FALL + 0.01, 0.1, NOTHING),  # the worst class loses more than the hard samples gain
-        (0.01, 0.001, 0.95, 0.01 / WORTH - 0.001, 0.1, HELPS),
-        (0.01, 0.001, 0.95, 0.01 / WORTH + 0.001, 0.1, NOTHING),
-        (0.06, 0.01, 0.95, 0.06, 0.1, HELPS),
-        (0.06, 0.01, 0.95, 0.07, 0.1, NOTHING),
-        (0.05, 0.02, 0.95, 0.0, FLAT + 0.01, NOTHING),  # the weights single nobody out
-        (-0.05, 0.02, 0.3, 0.0, FLAT + 0.01, NOTHING),
-        (-0.05, 0.02, 0.3, 0.5, 0.1, WRONG_LABELS),
-        (0.01, 0.02, KEPT - 0.01, 0.0, 0.1, WRONG_LABELS),
-        (0.10, 0.02, 0.3, 0.0, 0.1, NOTHING),  # a price too high, but no sign of wrong labels
+        (0.05, 0.02, 0.95, -0.1, 0.0, 0.1, HELPS),
+        (0.03, 0.10, 0.95, -0.1, 0.0, 0.1, NOTHING),
+        (-0.05, 0.02, 0.95, 0.0, 0.0, 0.1, NOTHING),
+        (0.06, 0.10, 0.99, 0.0, 0.0, 0.1, NOTHING),
+        (0.08, 0.10, KEPT, 0.0, 0.0, 0.1, HELPS),
+        (0.08, 0.10, KEPT, 0.01, 0.0, 0.1, NOTHING),  # surer, where the worst class loses
+        (0.02, 0.01, 0.95, MAY_FALL, 0.0, 0.1, HELPS),
+        (0.02, 0.01, 0.95, MAY_FALL + 0.01, 0.0, 0.1, NOTHING),  # the worst class loses more than the hard samples gain
+        (0.01, 0.001, 0.95, 0.01 / WORTH - 0.001, 0.0, 0.1, HELPS),
+        (0.01, 0.001, 0.95, 0.01 / WORTH + 0.001, 0.0, 0.1, NOTHING),
+        (0.06, 0.01, 0.95, 0.06, 0.0, 0.1, HELPS),
+        (0.06, 0.01, 0.95, 0.07, 0.0, 0.1, NOTHING),
+        (0.05, 0.02, 0.95, -0.1, BELOW_CLASS_WEIGHTS, 0.1, HELPS),
+        (
+            0.05,
+            0.02,
+            0.95,
+            -0.1,
+            BELOW_CLASS_WEIGHTS + 0.01,
+            0.1,
+            NOTHING,
+        ),  # class weights serve the worst class better
+        (0.20, 0.02, 0.95, -0.1, 0.15, 0.1, HELPS),
+        (0.05, 0.02, 0.95, 0.0, 0.0, FLAT + 0.01, NOTHING),  # the weights single nobody out
+        (-0.05, 0.02, 0.3, 0.0, 0.0, FLAT + 0.01, NOTHING),
+        (-0.05, 0.02, 0.3, 0.5, 0.0, 0.1, WRONG_LABELS),
+        (0.01, 0.02, KEPT - 0.01, 0.0, 0.0, 0.1, WRONG_LABELS),
+        (0.10, 0.02, 0.3, 0.0, 0.0, 0.1, NOTHING),  # a price too high, but no sign of wrong labels
     ],
 )
-def test_answers(gain, error, kept, fall, size, answer):
-    assert answer_for(gain, error, kept, fall, size) == answer
+def test_answers(gain, error, kept, fall, below, size, answer):
+    assert answer_for(gain, error, kept, fall, below, size) == answer
 
 
 def test_surely_right_is_right_or_wrong_but_for_the_unsure():

@@ -138,6 +138,26 @@ def test_class_weights_suffice():
     assert look.estimator_.coef_ == pytest.approx(balanced.coef_, rel=1e-4)
 
 
+def test_the_worst_class_is_compared_with_both_rivals(monkeypatch):
+    """With the plain model's, which is low where classes are unequal, and with the class-weighted model's."""
+    asked = []
+
+    def answered(gain, error, kept, fall, below, size):
+        asked.append((fall, below))
+        return "nothing stands out"
+
+    monkeypatch.setattr("scdro.second_look._estimator.answer_for", answered)
+    rng = np.random.default_rng(0)
+    y = (rng.random(1000) < 0.1).astype(int)
+    X = rng.normal(size=(1000, 3)) + 1.2 * y[:, None]
+    look = SecondLook(LogisticRegression(), random_state=0, repeats=1, refuse=False).fit(X, y)
+    plain, weighted, second = (
+        min(look._scores_of[name][y == k].mean() for k in (0, 1)) for name in ("plain", "balanced", "second")
+    )
+    assert asked == [(pytest.approx(plain - second), pytest.approx(weighted - second))]
+    assert plain < weighted - 0.1
+
+
 def test_class_weights_are_those_of_the_estimator_not_of_a_better_reference():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(600, 2))

@@ -385,9 +385,9 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             note = f"Worst known group: {said[0]} before, {said[1]} after."
         else:
             unit = 1.0 if classifier else -nothing or 1.0  # errors have the target's unit
-            fall = (worst(plain) - worst(second)) / unit
+            fall, below = ((worst(other) - worst(second)) / unit for other in (plain, class_weighted))
             size = effective_size(looked) / effective_size(balanced_base)
-            answer = answer_for(gain / unit, error / unit, kept, fall, size)
+            answer = answer_for(gain / unit, error / unit, kept, fall, below, size)
         unequal = not np.allclose(balanced_base / balanced_base.sum(), as_is / as_is.sum())
         refused = answer in (NOTHING, WRONG_LABELS) and known_groups is None
         if refused and classifier and unequal and class_weights_help(plain.each, class_weighted.each, y, as_is):

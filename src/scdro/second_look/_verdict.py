@@ -11,7 +11,8 @@ in question has not seen:
    and most is kept. Wrong labels follow no rule: a model trained on them knows little of anything.
 3. *Fall.* How much does the worst class lose? Where nobody is overlooked, the hard samples lie between the classes,
    and a model that gets more of them right gets more of the others wrong. So the gain must be at least as large as the
-   fall, or three fifths of it if that is below three points.
+   fall, or three fifths of it if that is below three points. With unequal classes the plain model's worst class says
+   little: nor may it be more than seven points, and more than the gain, below that of the class-weighted model.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ NOTHING, WRONG_LABELS = "nothing stands out", "looks like wrong labels"
 
 SURE, SURE_OF_A_FALL = 0.7, 1.0  # standard errors that the gain must exceed, and where the worst class falls
 MAY_FALL, WORTH = 0.03, 0.6  # the gain may be smaller than a fall of the worst class up to here, but not than this part
+BELOW_CLASS_WEIGHTS = 0.07  # how far the worst class may be below the class-weighted model's, if the gain is smaller
 UNSURE = 0.2  # of a model's median log odds: below, a sample counts as partly right
 KEPT = 0.8  # share of the reference's lead over guessing that must be kept
 FLAT = 0.9  # of the effective size without the weights: above, the weights are nearly uniform
@@ -148,12 +150,17 @@ def _as_loss(value: float) -> str:
     return f"{value:.3g}"
 
 
-def answer_for(gain: float, error: float, kept: float, fall: float, size: float) -> str:
-    """The answer, apart from class weights. `size` is the effective size as a share of that without the weights."""
+def answer_for(gain: float, error: float, kept: float, fall: float, below: float, size: float) -> str:
+    """The answer, apart from class weights.
+
+    `fall` is how far the worst class is below the plain model's, `below` how far below the class-weighted model's;
+    `size` is the effective size as a share of that without the weights.
+    """
     if size > FLAT:
         return NOTHING
     sure = SURE if fall <= 0 else SURE_OF_A_FALL
-    if gain > sure * error and fall <= max(gain, min(MAY_FALL, gain / WORTH)) and kept >= KEPT:
+    worth = fall <= max(gain, min(MAY_FALL, gain / WORTH)) and below <= max(gain, BELOW_CLASS_WEIGHTS)
+    if gain > sure * error and worth and kept >= KEPT:
         return HELPS
     return WRONG_LABELS if kept < KEPT and gain < CLEARLY * error else NOTHING
 
