@@ -128,9 +128,11 @@ def test_the_new_head_is_the_exact_minimiser(repaired):
 def test_bit_for_bit_again_and_whether_or_not_the_loader_shuffles(repaired):
     model, _, fixed = repaired
     X, y, _ = hidden_group()
+    drawn = torch.get_rng_state()
     again = repair(model, batches(X, y, shuffle=True), progress=False)
     assert torch.equal(again.model[3].weight, fixed.model[3].weight)
     assert np.array_equal(again.weights, fixed.weights)
+    assert torch.equal(torch.get_rng_state(), drawn)  # your own random numbers go on as if nothing had happened
 
 
 def test_some_rows_of_a_shuffling_loader():

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
@@ -173,7 +174,8 @@ def repair(
     if device is not None and len(home) > 1:
         raise HyperparameterError(f"expected device=None for a network on several devices, {home}, got {device!r}")
     with _shown(progress) as tell:
-        name, X, y = features_of(new, loader, head, device, tell)
+        with torch.random.fork_rng(devices=[]):  # every pass over a DataLoader draws a number
+            name, X, y = features_of(new, loader, head, device, tell)
         layer = new.get_submodule(name)
         assert isinstance(layer, nn.Linear)
         _check_labels(y, max(layer.out_features, 2), name)
