@@ -42,6 +42,8 @@ from scdro.second_look._verdict import (
     HELPS,
     KEPT,
     NOTHING,
+    SURE,
+    UNDECIDED,
     WRONG_LABELS,
     Verdict,
     answer_for,
@@ -392,6 +394,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         refused = answer in (NOTHING, WRONG_LABELS) and known_groups is None
         if refused and classifier and unequal and class_weights_help(plain.each, class_weighted.each, y, as_is):
             answer, after = CLASS_WEIGHTS, class_weighted
+        elif refused and answer == NOTHING and best is not None and gain > SURE * error:
+            note = UNDECIDED
 
         def mean(scores: Array, w: Array) -> float:
             return sign * float(np.average(scores, weights=w)) + 0.0

@@ -142,6 +142,12 @@ _ANSWERS = {
 }
 
 
+UNDECIDED = (
+    "The hard samples would gain, but at too high a price: these data cannot tell whether they are an overlooked group "
+    "or lie between the classes. If you know of a shortcut, take the second fit with refuse=False."
+)
+
+
 def _as_share(value: float) -> str:
     return f"{100 * value:.1f}%"
 
