@@ -62,8 +62,8 @@ from scdro.temperature import Advance, Estimate, LamEquation, Temperature, Track
 __all__ = [
     "Batch",
     "MethodState",
-    "Point",
     "RobustState",
+    "TiltedBatch",
     "check_fits",
 ]
 
@@ -76,14 +76,14 @@ class Batch(NamedTuple):
     """A checked batch of losses, joined over all processes; `own_rows` are those of this process.
 
     `log_weight` is None if all weights are equal. `finite` is None if the losses are known to be finite, else a flag
-    tensor that has not been read yet. `labels` are integers, one per sample: positions or groups.
+    tensor that has not been read yet. `ids` are integers, one per sample: its position in the data, or its group.
     """
 
     losses: Tensor
     log_weight: Tensor | None
     log_mass: Scalar
     finite: Tensor | None
-    labels: Tensor | None = None
+    ids: Tensor | None = None
     own_rows: OwnPart | None = None
 
     def own(self, joined: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class Batch(NamedTuple):
         return weights if self.own_rows is None else self.own_rows.of(weights) * self.own_rows.ranks
 
 
-class Point(NamedTuple):
+class TiltedBatch(NamedTuple):
     """A batch at one temperature: the terms q exp(l/lam) / exp(top), and the log of mean exp(l/lam)."""
 
     terms: Vector
@@ -103,7 +103,7 @@ class Point(NamedTuple):
     log_mean: Scalar
 
     @classmethod
-    def of(cls, joint: Vector, log_mass: Scalar) -> Point:
+    def of(cls, joint: Vector, log_mass: Scalar) -> TiltedBatch:
         """`joint` is l/lam plus the log weights, -inf for samples left out; the weights sum to exp(log_mass)."""
         if isinstance(joint, Tensor):
             top = maximum(scalar(joint.max()), -1e300)
@@ -204,13 +204,13 @@ class MethodState(nn.Module):
         sample_weight: Tensor | None = None,
         mask: Tensor | None = None,
         *,
-        read_labels: Callable[[], Tensor] | None = None,
+        read_ids: Callable[[], Tensor] | None = None,
         alone: bool = False,
         if_detached: str = "",
     ) -> Batch:
         """Check a batch of losses, convert it to the log domain and, unless `alone`, join it over the processes.
 
-        Errors are raised before anything changes, and on all processes. `read_labels` checks and returns one integer
+        Errors are raised before anything changes, and on all processes. `read_ids` checks and returns one integer
         per sample. `if_detached` is the error message for losses that do not require grad; without it they need not.
         """
         ranks = ALONE if alone else self.ranks
@@ -226,15 +226,15 @@ class MethodState(nn.Module):
             log_weight = log_weights(values, sample_weight, mask, may_be_zero=True)
             if log_weight is not None:  # a loss of weight zero may have any value
                 values = torch.where(log_weight > -math.inf, values, 0.0)
-            own = None if read_labels is None else read_labels().to(losses.device)
+            own = None if read_ids is None else read_ids().to(losses.device)
         mark = self._mark() if several else None
-        values, log_weight, joined_labels, own_rows = ranks.join(values, log_weight, own, mark)
+        values, log_weight, joined_ids, own_rows = ranks.join(values, log_weight, own, mark)
         log_mass = _log_count(values)
         if log_weight is not None:
             log_mass = scalar(torch.logsumexp(log_weight, 0))
             check_mass(log_mass)
         finite = check_values(values, self.loss_bound, self.skip_nonfinite)
-        return Batch(values, log_weight, log_mass, finite, joined_labels, own_rows)
+        return Batch(values, log_weight, log_mass, finite, joined_ids, own_rows)
 
     def _mark(self) -> Tensor | None:
         """A hash of the state. If it differs between processes, their states differ."""
@@ -446,7 +446,7 @@ class RobustState(MethodState):
         solved = solve_lam(batch.losses, log_weight, rho, self.equation.lam0, mu=self.equation.mu)
         return self.equation.clamp(solved), cutoff
 
-    def _point(self, batch: Batch, lam: Scalar, cutoff: Scalar) -> Point:
+    def _tilted(self, batch: Batch, lam: Scalar, cutoff: Scalar) -> TiltedBatch:
         """The batch at temperature lam. Losses above the cutoff are clipped to it, or with `trim` left out; q is then
         the batch's weights divided by 1 - trim."""
         losses = on_host(batch.losses)
@@ -455,18 +455,18 @@ class RobustState(MethodState):
         if batch.log_weight is not None:
             joint = joint + on_host(batch.log_weight)
         if not self.trim:
-            return Point.of(joint, batch.log_mass)
-        return Point.of(masked(joint, losses > cutoff, -math.inf), batch.log_mass + math.log1p(-self.trim))
+            return TiltedBatch.of(joint, batch.log_mass)
+        return TiltedBatch.of(masked(joint, losses > cutoff, -math.inf), batch.log_mass + math.log1p(-self.trim))
 
     @quietly
-    def previous_point(self, batch: Batch) -> Point:
+    def tilt_previous(self, batch: Batch) -> TiltedBatch:
         """The batch, evaluated at the previous parameters, at the temperature used for past estimates."""
         now = self.numbers()
-        return self._point(batch, now.lam if self.temperature.carries else now.lam_past, now.cutoff)
+        return self._tilted(batch, now.lam if self.temperature.carries else now.lam_past, now.cutoff)
 
     @quietly
     def estimate(
-        self, batch: Batch, beta: float, *, old: tuple[Batch, Point] | None = None, staged: Estimate | None = None
+        self, batch: Batch, beta: float, *, old: tuple[Batch, TiltedBatch] | None = None, staged: Estimate | None = None
     ) -> Estimate:
         """s_t and the weights of a batch, or of its next part if `staged` is the estimate from the parts before.
 
@@ -479,7 +479,7 @@ class RobustState(MethodState):
             lam, cutoff = self._first(batch, lam, cutoff)
         if self.temperature.carries or not self.started:
             lam_past = lam
-        point = self._point(batch, lam, cutoff)
+        point = self._tilted(batch, lam, cutoff)
         log_mean, log_mass = point.log_mean, batch.log_mass
         if staged is not None:
             log_sum = logaddexp(staged.step.log_mean + staged.log_mass, log_mean + log_mass)

@@ -129,26 +129,26 @@ FAILED, _HEADER = -1, 3
 
 
 class Room(NamedTuple):
-    """The capacity of a message: the number of losses, and whether they have weights and labels."""
+    """The capacity of a message: the number of losses, and whether they have weights and ids."""
 
     losses: int
     weighted: bool
-    labelled: bool
+    has_ids: bool
 
     def grown(self, other: Room) -> Room:
-        return Room(max(self.losses, other.losses), self.weighted or other.weighted, self.labelled or other.labelled)
+        return Room(max(self.losses, other.losses), self.weighted or other.weighted, self.has_ids or other.has_ids)
 
 
 class Parts(NamedTuple):
-    """The losses of one process or of all, with weights and labels if there are any."""
+    """The losses of one process or of all, with weights and ids if there are any."""
 
     losses: Tensor
     log_weight: Tensor | None
-    labels: Tensor | None
+    ids: Tensor | None
 
     @property
     def room(self) -> Room:
-        return Room(len(self.losses), self.log_weight is not None, self.labels is not None)
+        return Room(len(self.losses), self.log_weight is not None, self.ids is not None)
 
 
 class Messages:
@@ -177,13 +177,13 @@ class Messages:
             self._room = self._room.grown(need)
 
     def _message(self, own: Parts, count: int, mark: Tensor | None) -> Tensor:
-        """The count, whether there are weights and labels, the mark, and the data itself if there is room."""
+        """The count, whether there are weights and ids, the mark, and the data itself if there is room."""
         losses, room = own.losses, self._room
-        header = losses.new_tensor([count, own.room.weighted + 2 * own.room.labelled])
+        header = losses.new_tensor([count, own.room.weighted + 2 * own.room.has_ids])
         state = losses.new_zeros(1) if mark is None else mark.reshape(1).to(losses)
-        body = losses.new_zeros(1 + room.weighted + room.labelled, room.losses)
+        body = losses.new_zeros(1 + room.weighted + room.has_ids, room.losses)
         if 0 < len(losses) <= room.losses:
-            rows = [losses, *([own.log_weight] if room.weighted else []), *([own.labels] if room.labelled else [])]
+            rows = [losses, *([own.log_weight] if room.weighted else []), *([own.ids] if room.has_ids else [])]
             for place, row in zip(body, rows, strict=True):
                 if row is not None:
                     place[: len(row)] = row.to(losses)
@@ -191,9 +191,9 @@ class Messages:
 
     def _unpacked(self, bodies: Tensor, counts: list[int], need: Room) -> Parts:
         room = self._room
-        bodies = bodies.reshape(len(bodies), 1 + room.weighted + room.labelled, room.losses)
+        bodies = bodies.reshape(len(bodies), 1 + room.weighted + room.has_ids, room.losses)
         rows = torch.cat([body[:, :count] for body, count in zip(bodies, counts, strict=True)], 1)
-        return Parts(rows[0], rows[1] if need.weighted else None, rows[-1].to(torch.int64) if need.labelled else None)
+        return Parts(rows[0], rows[1] if need.weighted else None, rows[-1].to(torch.int64) if need.has_ids else None)
 
     def fail(self, device: torch.device) -> None:
         """Send a message that says that this process has failed."""
@@ -336,15 +336,15 @@ class Ranks:
     # -- batches ------------------------------------------------------------------------------------------------------
 
     def join(
-        self, losses: Tensor, log_weight: Tensor | None, labels: Tensor | None, mark: Tensor | None = None
+        self, losses: Tensor, log_weight: Tensor | None, ids: Tensor | None, mark: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, OwnPart | None]:
-        """The losses, log weights and labels of all processes, in rank order, and this process's part of them.
+        """The losses, log weights and ids of all processes, in rank order, and this process's part of them.
 
         `mark` is a hash of the state, which must be the same on all processes.
         """
         if self.size == 1:
-            return losses, log_weight, labels, None
-        parts, counts = self._messages.exchange(Parts(losses, log_weight, labels), mark)
+            return losses, log_weight, ids, None
+        parts, counts = self._messages.exchange(Parts(losses, log_weight, ids), mark)
         if not sum(counts):
             raise LossError("expected at least one loss, got an empty batch on every process; skip empty batches")
         return *parts, OwnPart(sum(counts[: self.rank]), len(losses), self.size)

@@ -286,13 +286,13 @@ class KLRobustLoss(nn.Module):
         if unknown:
             refuse_arguments(unknown)
         state, trains = self.state, self.training and torch.is_grad_enabled()
-        read_labels = None if groups is None else partial(check_groups, groups, losses)
+        read_ids = None if groups is None else partial(check_groups, groups, losses)
         try:
             batch = state.read(
                 losses,
                 sample_weight,
                 mask,
-                read_labels=read_labels,
+                read_ids=read_ids,
                 alone=not trains,
                 if_detached=_DETACHED if trains else "",
             )
@@ -301,10 +301,10 @@ class KLRobustLoss(nn.Module):
                 self._restore_watched_unless(False)
             raise
         shares = None
-        if batch.labels is not None:
+        if batch.ids is not None:
             if batch.log_weight is not None:
                 shares = torch.exp(batch.log_weight - batch.log_mass)
-            batch = batch._replace(losses=group_means(batch.losses, batch.labels, shares))
+            batch = batch._replace(losses=group_means(batch.losses, batch.ids, shares))
         if not trains:
             value, weights = self._exact(batch)
             value = _with_gradient(losses, batch, value, _of_samples(weights, batch, shares))
@@ -443,7 +443,7 @@ def _after_loading(module: nn.Module, _: object) -> None:
 
 def _of_samples(weights: Tensor, batch: Batch, shares: Tensor | None) -> Tensor:
     """Convert weights of the group means into weights of the individual losses."""
-    return weights if batch.labels is None else group_weights(weights, batch.labels, shares)
+    return weights if batch.ids is None else group_weights(weights, batch.ids, shares)
 
 
 def _with_gradient(losses: Tensor, batch: Batch, value: Scalar, weights: Tensor) -> Tensor:

@@ -240,7 +240,7 @@ class ClosureOptimizer(Optimizer):
         with torch.enable_grad(), self._inspection():
             losses = closure()
         with self.ranks.joining(self._first_parameter().device):
-            self._check_closure(losses)
+            self._check_closure_losses(losses)
         return losses
 
     def _inspection(self) -> AbstractContextManager[None]:
@@ -253,7 +253,7 @@ class ClosureOptimizer(Optimizer):
             return self._buffers.inspection("a batch that skip_nonfinite skips would change its statistics")
         return nullcontext()
 
-    def _check_closure(self, losses: Tensor) -> None:
+    def _check_closure_losses(self, losses: Tensor) -> None:
         if any(p.grad is not None for p in self._parameters()):
             raise ClosureError(
                 "expected a closure that only computes the per-sample losses, got one that called backward(); "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from scdro._scalar import Scalar
-from scdro._state import Batch, Point
+from scdro._state import Batch, TiltedBatch
 from scdro.distributed import reshard
 from scdro.errors import ClosureError
 from scdro.optim._base import Closure, ClosureOptimizer, RobustOptimizer, descend, global_norm
@@ -188,12 +188,12 @@ class ASCDRO(TwoPoints, RobustOptimizer):
         robust.commit(estimate, batch, lr=self.param_groups[0]["lr"])
         return estimate.objective
 
-    def _read_previous_point(self, closure: Closure, sample_weight: Tensor | None) -> tuple[Batch, Point]:
+    def _read_previous_point(self, closure: Closure, sample_weight: Tensor | None) -> tuple[Batch, TiltedBatch]:
         """The batch at w_{t-1}. Stores its gradient, under softmax(l'/lam), in `p.grad`."""
         with self._at_previous_point():
             losses = self._losses(closure)
             batch = self._robust.read(losses, sample_weight)
-            point = self._robust.previous_point(batch)
+            point = self._robust.tilt_previous(batch)
             self._backward(losses, batch, point.softmax)
         return batch, point
 

@@ -14,7 +14,7 @@ from scdro._state import Batch, MethodState
 from scdro._validation import check_number, check_same_temperature
 from scdro.distributed import Group
 from scdro.functional import objective
-from scdro.optim.baselines.erm import Weighed, WeightingOptimizer, point_at
+from scdro.optim.baselines.erm import Weighed, WeightingOptimizer, tilted_at
 
 __all__ = [
     "ABSGD",
@@ -75,7 +75,7 @@ class ABSGD(WeightingOptimizer):
         )
 
     def _weigh(self, batch: Batch) -> Weighed:
-        point = point_at(batch, self._lam)
+        point = tilted_at(batch, self._lam)
         log_u = point.log_mean
         if self._gamma < 1.0:
             (past,) = unpacked(self._method_state.log_u)

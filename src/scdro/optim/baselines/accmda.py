@@ -99,11 +99,11 @@ class AccMDA(TwoPoints, PrimalDual):
         if self._t:
             with self._at_previous_point():
                 old_losses = self._losses(closure)
-                old = method_state.read(old_losses, read_labels=lambda: check_index(index, self._parts.n, old_losses))
+                old = method_state.read(old_losses, read_ids=lambda: check_index(index, self._parts.n, old_losses))
                 self._backward(old_losses, old, self._weights(self._y_previous, old))
         old_gradients = self._kept_gradients()
         losses = self._replayed_losses(closure)
-        batch = method_state.read(losses, read_labels=lambda: check_index(index, self._parts.n, losses))
+        batch = method_state.read(losses, read_ids=lambda: check_index(index, self._parts.n, losses))
         if old is not None:
             batch = matched(batch, old)
         if self._skips(None if batch.finite is None else batch.finite.cpu()):
@@ -193,5 +193,5 @@ class AccMDA(TwoPoints, PrimalDual):
 
 
 def _positions(batch: Batch) -> Tensor:
-    assert batch.labels is not None
-    return batch.labels.cpu()
+    assert batch.ids is not None
+    return batch.ids.cpu()

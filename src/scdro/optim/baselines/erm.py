@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scdro._buffers import Modules
 from scdro._scalar import Scalar, scalar, vector
-from scdro._state import Batch, MethodState, Point
+from scdro._state import Batch, MethodState, TiltedBatch
 from scdro.distributed import Group
 from scdro.optim._base import Closure, ClosureOptimizer
 
@@ -19,7 +19,7 @@ __all__ = [
     "Weighed",
     "WeightingOptimizer",
     "base_weights",
-    "point_at",
+    "tilted_at",
 ]
 
 
@@ -53,13 +53,13 @@ class WeightingOptimizer(ClosureOptimizer):
     def _weigh(self, batch: Batch) -> Weighed:
         raise NotImplementedError
 
-    def _labels(self, losses: Tensor, index: Tensor | None) -> Callable[[], Tensor] | None:
+    def _ids(self, losses: Tensor, index: Tensor | None) -> Callable[[], Tensor] | None:
         """A function that checks and returns one integer per sample, for methods that need it."""
         return None
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         losses = self._losses(closure)
-        batch = self._method_state.read(losses, sample_weight, read_labels=self._labels(losses, index))
+        batch = self._method_state.read(losses, sample_weight, read_ids=self._ids(losses, index))
         if self._skips(batch.finite):
             return None
         weights, value, new = self._weigh(batch)
@@ -122,6 +122,6 @@ def base_weights(batch: Batch) -> Tensor:
     return torch.exp(batch.log_weight - batch.log_mass)
 
 
-def point_at(batch: Batch, lam: Scalar) -> Point:
+def tilted_at(batch: Batch, lam: Scalar) -> TiltedBatch:
     joint = batch.losses / lam
-    return Point.of(joint if batch.log_weight is None else joint + batch.log_weight, batch.log_mass)
+    return TiltedBatch.of(joint if batch.log_weight is None else joint + batch.log_weight, batch.log_mass)

@@ -131,7 +131,7 @@ class GroupDRO(WeightingOptimizer):
     def draws(self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False) -> DrawnBatches | None:
         return None if self._groups is None else self.batch_sampler(batch_size, seed=seed, joint=joint)
 
-    def _labels(self, losses: Tensor, index: Tensor | None) -> Callable[[], Tensor]:
+    def _ids(self, losses: Tensor, index: Tensor | None) -> Callable[[], Tensor]:
         return partial(self._group_of_each, losses, index)
 
     def _group_of_each(self, losses: Tensor, groups: Tensor | None) -> Tensor:
@@ -144,8 +144,8 @@ class GroupDRO(WeightingOptimizer):
 
     def _weigh(self, batch: Batch) -> Weighed:
         log_q = self._method_state.log_q
-        assert batch.labels is not None
-        member = batch.labels.to(log_q.device, torch.int64)
+        assert batch.ids is not None
+        member = batch.ids.to(log_q.device, torch.int64)
         shares = base_weights(batch)
         mass = torch.zeros_like(log_q).index_add(0, member, shares)
         within = shares / mass.clamp_min(torch.finfo(shares.dtype).tiny)[member]

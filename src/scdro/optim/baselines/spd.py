@@ -114,9 +114,9 @@ class SPD(PrimalDual):
                 "uniform=True with a loader that shuffles"
             )
         losses = self._losses(closure)
-        batch = self._method_state.read(losses, read_labels=lambda: check_index(index, self._dual.n, losses))
-        assert batch.labels is not None
-        positions = batch.labels.cpu()
+        batch = self._method_state.read(losses, read_ids=lambda: check_index(index, self._dual.n, losses))
+        assert batch.ids is not None
+        positions = batch.ids.cpu()
         if self._skips(None if batch.finite is None else batch.finite.cpu()):
             return None
         self._begin()
