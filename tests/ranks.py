@@ -310,7 +310,7 @@ def errors(world):
     seen["plain"] = message(lambda: opt.step(lambda: F.cross_entropy(plain(x[mine]), y[mine], reduction="none")))
     value = t.step(torch.arange(8), 0)
     for name, buffer, place in (("log s", "scalars", 2), ("window", "recent", (0, -3)), ("lam", "scalars", 0)):
-        numbers = getattr(t.opt._robust, buffer)
+        numbers = getattr(t.opt._method_state, buffer)
         before = numbers[place].clone()
         numbers[place] *= 2.0 if bad else 1.0  # as if it alone had loaded a checkpoint
         seen[name] = message(lambda: t.step(torch.arange(8), 1))

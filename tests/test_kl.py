@@ -118,6 +118,27 @@ def check_against_long_double(count, seed, largest=4.0):
         assert found.kl <= rho * (1 + 1e-7) + 1e-15
 
 
+@pytest.mark.parametrize(
+    ("losses", "weight"),
+    [
+        ([1e20, 1.0], [1e-25, 1.0]),
+        ([1e8, 1e-3], [1e-12, 1.0]),
+        ([1e12, *np.linspace(0.1, 0.2, 1000)], None),
+        ([-3.0, 1e15, 2.0], [1.0, 1e-14, 1.0]),
+    ],
+)
+def test_one_loss_far_above_the_mean_costs_no_digits(losses, weight):
+    """The mean of the others must not be rounded to the largest loss."""
+    value = float(worst_case(np.array(losses), 0.0, sample_weight=weight).value)
+    q = np.ones(len(losses), np.longdouble) if weight is None else np.array(weight, np.longdouble)
+    exact = float(q @ np.array(losses, np.longdouble) / q.sum())
+    assert value == pytest.approx(exact, rel=1e-13)
+    evaluated = KLRobustLoss(0.0).eval()(
+        torch.tensor(losses, dtype=torch.float64), None if weight is None else torch.tensor(weight, dtype=torch.float64)
+    )
+    assert float(evaluated) == pytest.approx(exact, rel=1e-13)
+
+
 def test_against_long_double():
     check_against_long_double(1000, seed=0, largest=3.0)
 

@@ -33,7 +33,7 @@ def test_the_printed_update_runs(row):
     opt = row.plan(problem, problem.start().requires_grad_(), 50).opt
     assert isinstance(opt.temperature, PrintedTemperature)
     assert type(opt).__name__ == row.algorithm
-    assert opt._robust.tracker == (Storm() if "AS" in row.algorithm else MovingAverage())
+    assert opt._method_state.tracker == (Storm() if "AS" in row.algorithm else MovingAverage())
 
 
 def test_random_iterates_stand_for_all_of_them():

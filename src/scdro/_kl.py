@@ -241,8 +241,11 @@ def value_at(losses: Tensor, double: Tensor, log_q: Tensor, lam: Scalar, lam0: f
     centred = (double - top).clamp_max(0.0)
     at = tilt(centred, log_q, lam, scalar(torch.logsumexp(log_q, 0)))
     p = as_tensor(at.weights)
-    value = top + torch.dot(p, centred) - lam0 * at.kl
+    # Twice: from the largest loss, which may be far above the mean, all others would lose their last digits.
+    kept = double.clamp_max(top)
+    mean = torch.dot(p, kept)
+    value = mean + torch.dot(p, kept - mean) - lam0 * at.kl
     if losses.requires_grad:
-        mean = torch.dot(p, losses.to(double.dtype))
-        value = value + (mean - mean.detach())
+        linear = torch.dot(p, losses.to(double.dtype))
+        value = value + (linear - linear.detach())
     return value, p, maximum(at.kl, 0.0)

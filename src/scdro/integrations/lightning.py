@@ -116,7 +116,7 @@ class RobustMonitor(Callback):
         """For accelerators, where the state does not check because it must not wait. Logging waits anyway."""
         robust = self._watched
         assert robust is not None
-        state = robust.state if isinstance(robust, KLRobustLoss) else robust._robust
+        state = robust.state if isinstance(robust, KLRobustLoss) else robust._method_state
         if not host_reads(state.recent):
             state.plateau.check(state.window, step)
 

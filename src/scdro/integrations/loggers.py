@@ -69,7 +69,7 @@ def recent_losses(robust: KLRobustLoss | RobustOptimizer) -> npt.NDArray[np.floa
         >>> recent_losses(robust)
         array([0.5, 1.5])
     """
-    state = robust.state if isinstance(robust, KLRobustLoss) else robust._robust
+    state = robust.state if isinstance(robust, KLRobustLoss) else robust._method_state
     losses, log_weight = state.recent.detach().cpu().double().numpy()
     found: npt.NDArray[np.float64] = losses[log_weight > -math.inf]
     return found

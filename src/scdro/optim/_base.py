@@ -534,8 +534,7 @@ def descend(params: list[Tensor], direction: list[Tensor], lr: Tensor | float) -
 class RobustOptimizer(ClosureOptimizer):
     """Base class of the optimizers over x = (w, lam)."""
 
-    _robust: RobustState
-    _own_attributes: ClassVar[tuple[str, ...]] = (*ClosureOptimizer._own_attributes, "_robust")
+    _method_state: RobustState
 
     def __init__(
         self,
@@ -566,7 +565,7 @@ class RobustOptimizer(ClosureOptimizer):
             raise HyperparameterError(
                 f"expected a tracker for {type(self).__name__}, which evaluates each batch {at}, got {tracker!r}"
             )
-        self._robust = RobustState(
+        robust = RobustState(
             rho,
             lam0,
             temperature,
@@ -579,15 +578,15 @@ class RobustOptimizer(ClosureOptimizer):
             process_group=process_group,
         )
         defaults = {"lr": lr, "beta": beta, "weight_decay": weight_decay}
-        super().__init__(params, defaults, self._robust, radius=radius, module=module)
+        super().__init__(params, defaults, robust, radius=radius, module=module)
 
     def _value_if_skipped(self) -> Scalar:
-        return self._robust.objective
+        return self._method_state.objective
 
     def full_objective(self, losses: Tensor) -> Tensor:
         """The objective of the method: the worst case of the losses of all training samples."""
-        equation = self._robust.equation
-        value: Tensor = worst_case(losses, equation.rho, equation.lam0, trim=self._robust.trim).value
+        equation = self._method_state.equation
+        value: Tensor = worst_case(losses, equation.rho, equation.lam0, trim=self._method_state.trim).value
         return value
 
     @property
@@ -603,32 +602,32 @@ class RobustOptimizer(ClosureOptimizer):
     @property
     def temperature(self) -> Temperature:
         """The rule for lam: this optimizer's copy of the `temperature` argument."""
-        return self._robust.temperature
+        return self._method_state.temperature
 
     @property
     def lam(self) -> Tensor:
         """The temperature for the next batch; NaN before the first batch, inf if rho = 0."""
-        return self._robust.lam
+        return self._method_state.lam
 
     @property
     def log_s(self) -> Tensor:
         """log s, the log of the tracked mean of exp(l/lam), at the temperature of the last batch."""
-        return self._robust.log_s
+        return self._method_state.log_s
 
     @property
     def kl(self) -> Tensor:
         """KL of the worst case on the recent losses: near rho, or less if lam is at lam0."""
-        return self._robust.monitor()[0]
+        return self._method_state.monitor()[0]
 
     @property
     def ess(self) -> Tensor:
         """Effective sample size of the worst case as a share of the recent samples, in (0, 1]."""
-        return self._robust.monitor()[1]
+        return self._method_state.monitor()[1]
 
     @property
     def resets(self) -> Tensor:
         """Number of times STORM's estimates were reset (printed form only)."""
-        return self._robust.resets[0].clone()
+        return self._method_state.resets[0].clone()
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)

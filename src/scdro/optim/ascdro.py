@@ -166,7 +166,7 @@ class ASCDRO(TwoPoints, RobustOptimizer):
     _vectors = ("z", "previous")
 
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
-        robust, beta = self._robust, self._beta
+        robust, beta = self._method_state, self._beta
         old = self._read_previous_point(closure, sample_weight) if robust.started else None
         old_gradients = self._kept_gradients()
         losses = self._replayed_losses(closure)
@@ -192,8 +192,8 @@ class ASCDRO(TwoPoints, RobustOptimizer):
         """The batch at w_{t-1}. Stores its gradient, under softmax(l'/lam), in `p.grad`."""
         with self._at_previous_point():
             losses = self._losses(closure)
-            batch = self._robust.read(losses, sample_weight)
-            point = self._robust.tilt_previous(batch)
+            batch = self._method_state.read(losses, sample_weight)
+            point = self._method_state.tilt_previous(batch)
             self._backward(losses, batch, point.softmax)
         return batch, point
 
@@ -211,7 +211,7 @@ class ASCDRO(TwoPoints, RobustOptimizer):
             old = self._gradients.clipped(step.old * ratio, g_old, 1.0 - beta)
             correction = list(torch._foreach_mul(g_old, -old))
             torch._foreach_add_(correction, g, alpha=1.0 - beta)
-            clip = getattr(self._robust.tracker, "clip", None)
+            clip = getattr(self._method_state.tracker, "clip", None)
             if clip is not None:
                 torch._foreach_mul_(correction, _shrinkage(correction, g, z, clip * (1.0 - beta)))
             torch._foreach_mul_(z, step.keep * ratio)
@@ -226,7 +226,7 @@ class ASCDRO(TwoPoints, RobustOptimizer):
     def _descend(self, group: dict[str, Any]) -> None:
         """w <- w - lr (z + wd w)."""
         params = [p for p in group["params"] if p.grad is not None]
-        decay = group["weight_decay"] + self._robust.equation.mu
+        decay = group["weight_decay"] + self._method_state.equation.mu
         descend(params, self._decayed([self.state[p]["z"] for p in params], params, decay), group["lr"])
 
 

@@ -74,18 +74,18 @@ class SCDRO(RobustOptimizer):
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         beta = self._beta
         losses = self._losses(closure)
-        batch = self._robust.read(losses, sample_weight)
+        batch = self._method_state.read(losses, sample_weight)
         if self._skips(batch.finite):
             return None
-        estimate = self._robust.estimate(batch, beta)
+        estimate = self._method_state.estimate(batch, beta)
         self._backward(losses, batch, estimate.weights)
         if not self._gradients.unscale_and_clip():
             return None
         with self._undone_unless(batch.finite):
             for group in self.param_groups:
-                self._momentum_step(group, 1.0 - beta, beta, group["weight_decay"] + self._robust.equation.mu)
+                self._momentum_step(group, 1.0 - beta, beta, group["weight_decay"] + self._method_state.equation.mu)
             self._project()
-        self._robust.commit(estimate, batch, lr=self.param_groups[0]["lr"])
+        self._method_state.commit(estimate, batch, lr=self.param_groups[0]["lr"])
         return estimate.objective
 
 
