@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -195,7 +196,7 @@ def test_bound_at_kinks_is_a_bound(kind, rho):
     bounds = []
     for W in points:
         for mu in 10.0 ** -np.arange(1, 15):
-            smoothed = problem.with_loss(problem.loss.smoothed(mu))
+            smoothed = replace(problem, loss=problem.loss.smoothed(mu))
             near = W, W + mu * rng.standard_normal(W.shape)
             bounds += [lower_bound(smoothed, w, smoothed.evaluate(w, smoothed.scores(w))) for w in near]
     assert max(bounds) <= solution.value

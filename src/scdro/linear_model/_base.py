@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from scdro._validation import check_choice, check_number, check_optional, check_radius, check_whole
 from scdro.errors import DataError
-from scdro.linear_model._exact import Solution, certificate, solve, start
+from scdro.linear_model._exact import Solution, certificate, find_start, solve
 from scdro.linear_model._losses import LinearLoss
 from scdro.linear_model._problem import LinearProblem
 from scdro.linear_model._stochastic import ALGORITHMS, Samples, Stream, StreamProgress, batches
@@ -51,7 +51,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
     _fitted: tuple[int, float]  # rows and weight of the last fit
 
     @abstractmethod
-    def _losses(self, y: Array, weight: Array) -> LinearLoss:
+    def _loss(self, y: Array, weight: Array) -> LinearLoss:
         """The loss for targets that are encoded for the solvers."""
 
     @abstractmethod
@@ -90,7 +90,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
             W = W - moved if W.shape == problem.shape else None
         if self.solver == "exact":
             if W is None:
-                W = start(problem, self._first_intercept(problem.loss, problem.q), self.tol, self.max_iter)
+                W = find_start(problem, self._first_intercept(problem.loss, problem.q), self.tol, self.max_iter)
             solution = solve(problem, W, self.tol, self.max_iter, tell=self._tell_step if self.verbose else None)
         else:
             solution = self._fit_stochastic(problem, W)
@@ -110,7 +110,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _problem(self, X: Any, y: Array, weight: Array) -> LinearProblem:
         total = float(weight.sum())
-        loss = self._losses(y, weight)
+        loss = self._loss(y, weight)
         alpha = 1 / (float(self.C) * total)
         return LinearProblem(X, loss, weight / total, alpha, float(self.rho), float(self.lam0), self.fit_intercept)
 
@@ -169,7 +169,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         problem = first if first.alpha > 0 else replace(first, alpha=1e-4)
         steps = _FIRST_STEPS if first.loss.varied(first.q) else 0
         if W is None or steps == 0:
-            W = start(problem, self._first_intercept(first.loss, first.q), self.tol, steps)
+            W = find_start(problem, self._first_intercept(first.loss, first.q), self.tol, steps)
         return problem, solve(problem, W, self.tol, steps, certify=False)
 
     def _new_stream(self, first: LinearProblem, W: Array, rows: int) -> Stream:
@@ -236,7 +236,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
             batch = rows[i : i + self.batch_size]
             stream.weight += float(batch.weight.sum())
             weight = batch.weight if (batch.weight != batch.weight[0]).any() else None
-            stream.step(batch.X, self._losses(batch.y, batch.weight), weight, 1 / (self.C * stream.weight))
+            stream.step(batch.X, self._loss(batch.y, batch.weight), weight, 1 / (self.C * stream.weight))
         self._unpack(stream.coefficients(), rows.X.dtype)
         self.lam_, self.robust_value_, self.n_iter_ = float(stream.opt.lam), stream.value, max(stream.steps, 1)
         return rows[whole:]
@@ -251,7 +251,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         return scores
 
     def _worst_case_weights(self, scores: Array, y: Array, weight: Array) -> Array:
-        losses = self._losses(y, weight).exact(np.ascontiguousarray(scores.T, dtype=np.float64))
+        losses = self._loss(y, weight).exact(np.ascontiguousarray(scores.T, dtype=np.float64))
         return worst(losses, weight / weight.sum(), float(self.rho), float(self.lam0)).p
 
     def __sklearn_tags__(self) -> Any:

@@ -189,7 +189,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         factors: Array = by_class[np.searchsorted(present, labels)]
         return factors
 
-    def _losses(self, y: Array, weight: Array) -> LinearLoss:
+    def _loss(self, y: Array, weight: Array) -> LinearLoss:
         k = len(self.classes_)
         return Logistic(np.where(y == 1, 1.0, -1.0)) if k == 2 else Multinomial(y, k)
 

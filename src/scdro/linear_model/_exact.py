@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,12 +14,12 @@ from scdro._scalar import one_thread_dot
 from scdro.linear_model._dual import NEAR, lower_bound, rounding, unspent, with_slopes_at_kinks
 from scdro.linear_model._losses import Pinball
 from scdro.linear_model._newton import Iterate, iterate_at, next_iterate
-from scdro.linear_model._preconditioner import Preconditioner, Solve
+from scdro.linear_model._preconditioner import ApplyInverse, Preconditioner
 from scdro.linear_model._problem import LinearProblem
 from scdro.linear_model._threads import one_thread_each
 from scdro.linear_model._worst import Array
 
-__all__ = ["Solution", "certificate", "solve", "start"]
+__all__ = ["Solution", "certificate", "find_start", "solve"]
 
 THIN = 10  # a problem is first solved on every tenth sample
 CERTIFYING_STEPS = 100
@@ -49,7 +50,7 @@ class _Path:
         loss = problem.loss
         self.kinked = isinstance(loss, Pinball)
         if isinstance(loss, Pinball):
-            self.problem = problem.with_loss(loss.smoothed(0.1 * loss.spread))
+            self.problem = replace(problem, loss=loss.smoothed(0.1 * loss.spread))
         self.preconditioner.problem = self.problem
         self.now = iterate_at(self.problem, W)
         self.first = max(self.now.largest, 1e-300)
@@ -59,7 +60,7 @@ class _Path:
         self.stuck = False  # rounding prevents progress
         self.exhausted = False  # and no smoothing is left to remove
         self.plain = self.preconditioner.dense  # whether the preconditioner alone gives good directions
-        self.solve: Solve | None = None
+        self.apply_inverse: ApplyInverse | None = None
 
     @property
     def value(self) -> float:
@@ -83,8 +84,8 @@ class _Path:
     @property
     def decrement(self) -> float:
         """Newton's decrement, g H^-1 g/2: about how far the smoothed P is above its minimum."""
-        self.solve = self.solve or self.preconditioner.at(self.now.evaluation)
-        return float((self.now.gradient * self.solve(self.now.gradient)).sum()) / 2
+        self.apply_inverse = self.apply_inverse or self.preconditioner.at(self.now.evaluation)
+        return float((self.now.gradient * self.apply_inverse(self.now.gradient)).sum()) / 2
 
     @property
     def remaining(self) -> float:
@@ -121,14 +122,14 @@ class _Path:
             self._sharpen()
         # Rough directions far from the solution, precise ones near it: superlinear convergence without waste.
         accuracy = 1.0 if self.plain else max(min(0.1, math.sqrt(self.now.largest / self.first)), 1e-3)
-        fresh = self.solve is None
-        solve = self.solve or self.preconditioner.at(self.now.evaluation)
-        found = next_iterate(self.problem, self.now, solve, accuracy)
+        fresh = self.apply_inverse is None
+        apply_inverse = self.apply_inverse or self.preconditioner.at(self.now.evaluation)
+        found = next_iterate(self.problem, self.now, apply_inverse, accuracy)
         good = found is not None and found.largest <= _CONTRACTION * self.now.largest
         # Reuse a factorisation that works well. If a new one works badly, use conjugate gradients.
         blocked = found is None and not self.plain
         self.plain = self.plain and (good or not fresh)
-        self.solve = solve if good and self.plain else None
+        self.apply_inverse = apply_inverse if good and self.plain else None
         if found is not None:
             self.now = found
         self._watch()
@@ -157,8 +158,8 @@ class _Path:
     def _sharpen(self) -> None:
         loss = self.problem.loss
         assert isinstance(loss, Pinball)
-        self.problem = self.problem.with_loss(loss.smoothed(0.2 * loss.smoothing))
-        self.preconditioner.problem, self.solve = self.problem, None
+        self.problem = replace(self.problem, loss=loss.smoothed(0.2 * loss.smoothing))
+        self.preconditioner.problem, self.apply_inverse = self.problem, None
         evaluation = self.problem.evaluate(self.now.W, self.now.evaluation.z, self.now.evaluation.worst.lam)
         self.now = Iterate(self.now.W, evaluation, self.problem.gradient(self.now.W, evaluation))
         self.lowest, self.least, self.idle = self.now.value, self.now.largest, 0
@@ -225,7 +226,7 @@ def certificate(problem: LinearProblem, W: Array, n_iter: int, converged: bool) 
 
 
 @one_thread_each()
-def start(problem: LinearProblem, intercept: Array, tol: float, max_iter: int) -> Array:
+def find_start(problem: LinearProblem, intercept: Array, tol: float, max_iter: int) -> Array:
     """A point near the solution: the solution for every tenth sample, if there are enough samples."""
     k, d = problem.shape
     W = np.zeros((k, d))
@@ -238,7 +239,7 @@ def start(problem: LinearProblem, intercept: Array, tol: float, max_iter: int) -
     part = problem.rows(np.arange(thin) * THIN + np.random.default_rng(0).integers(0, THIN, thin))
     if not part.loss.varied(part.q):
         return W
-    path = _Path(part, start(part, intercept, tol, max_iter))
+    path = _Path(part, find_start(part, intercept, tol, max_iter))
     goal = max(tol, 0.1 / math.sqrt(thin)) * problem.loss.unit
     for _ in range(min(max_iter, 30)):
         if path.now.largest <= goal or path.stuck:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scdro.linear_model._preconditioner import Solve
+from scdro.linear_model._preconditioner import ApplyInverse
 from scdro.linear_model._problem import LinearProblem, ObjectiveAt
 from scdro.linear_model._worst import Array
 
@@ -41,21 +41,21 @@ def iterate_at(problem: LinearProblem, W: Array) -> Iterate:
     return Iterate(W, evaluation, problem.gradient(W, evaluation))
 
 
-def next_iterate(problem: LinearProblem, now: Iterate, solve: Solve, accuracy: float) -> Iterate | None:
+def next_iterate(problem: LinearProblem, now: Iterate, apply_inverse: ApplyInverse, accuracy: float) -> Iterate | None:
     """The next iterate; None if rounding prevents progress.
 
     `accuracy` is that of the Newton direction; with 1, it comes from the preconditioner alone.
     """
-    D = _direction(problem, now, solve, accuracy) if accuracy < 1 else -solve(now.gradient)
+    D = _direction(problem, now, apply_inverse, accuracy) if accuracy < 1 else -apply_inverse(now.gradient)
     found = _line_search(problem, now, D)
-    return _line_search(problem, now, -solve(now.gradient)) if found is None and accuracy < 1 else found
+    return _line_search(problem, now, -apply_inverse(now.gradient)) if found is None and accuracy < 1 else found
 
 
-def _direction(problem: LinearProblem, now: Iterate, solve: Solve, accuracy: float) -> Array:
+def _direction(problem: LinearProblem, now: Iterate, apply_inverse: ApplyInverse, accuracy: float) -> Array:
     """H D = -G by conjugate gradients, to `accuracy` in the preconditioner's norm."""
     D = np.zeros_like(now.gradient)
     r = -now.gradient
-    y = solve(r)
+    y = apply_inverse(r)
     s = y
     residual = start = float((r * y).sum())
     for _ in range(MAX_PRODUCTS):
@@ -66,7 +66,7 @@ def _direction(problem: LinearProblem, now: Iterate, solve: Solve, accuracy: flo
         step = residual / curvature
         D = D + step * s
         r = r - step * Hs
-        y = solve(r)
+        y = apply_inverse(r)
         residual, before = float((r * y).sum()), residual
         if not residual > accuracy**2 * start:
             break

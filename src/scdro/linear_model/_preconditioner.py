@@ -21,11 +21,11 @@ from scdro.linear_model._problem import LinearProblem, ObjectiveAt
 from scdro.linear_model._threads import in_blocks
 from scdro.linear_model._worst import Array
 
-__all__ = ["Preconditioner", "Solve"]
+__all__ = ["ApplyInverse", "Preconditioner"]
 
 LARGEST = 1024  # most parameters for which a dense matrix is factorised
 _BLOCK = 2**20  # entries of X that are copied at a time
-Solve = Callable[[Array], Array]
+ApplyInverse = Callable[[Array], Array]
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Preconditioner:
         # As many samples as a few products with X cost, and enough for the number of parameters.
         self.samples = max(24 * k * d, 8 * len(self.norms) // (k * d))
 
-    def at(self, evaluation: ObjectiveAt) -> Solve:
+    def at(self, evaluation: ObjectiveAt) -> ApplyInverse:
         """r -> approximate H^-1 r."""
         return self._dense(evaluation) if self.dense else self._diagonal(evaluation)
 
@@ -55,7 +55,7 @@ class Preconditioner:
         index = np.flatnonzero(self.rng.random(len(p)) < share)
         return index, p[index] / np.minimum(share[index], 1.0)
 
-    def _dense(self, e: ObjectiveAt) -> Solve:
+    def _dense(self, e: ObjectiveAt) -> ApplyInverse:
         problem, (k, d) = self.problem, self.problem.shape
         index, weight = self._chosen(e.worst.p)
         weight = weight / weight.sum()
@@ -93,7 +93,7 @@ class Preconditioner:
         x = np.asarray(x.toarray() if sp.issparse(x) else x, dtype=np.float64)
         return np.concatenate([x, np.ones((len(x), 1))], 1) if self.problem.fit_intercept else x
 
-    def _diagonal(self, e: ObjectiveAt) -> Solve:
+    def _diagonal(self, e: ObjectiveAt) -> ApplyInverse:
         """The diagonal, with the covariance bounded by the second moment."""
         problem, lam = self.problem, e.worst.lam
         blocks = np.stack([problem.loss.block(e.loss, j, j) for j in range(problem.loss.k)])

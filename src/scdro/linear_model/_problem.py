@@ -111,11 +111,11 @@ class LinearProblem:
 
     def evaluate(self, W: Array, z: Array, lam: float | None = None) -> ObjectiveAt:
         """P at W with scores z, without a product with X. `lam` is a first guess."""
-        at = self._losses(z)
+        at = self._loss_at(z)
         robust = worst(at.value, self.q, self.rho, self.lam0, lam)
         return ObjectiveAt(robust.value + float((self.penalised(W) * W).sum()) / 2, z, at, robust)
 
-    def _losses(self, z: Array) -> LossAt:
+    def _loss_at(self, z: Array) -> LossAt:
         parts = in_blocks(lambda rows: self.loss.rows(rows)(z[:, rows]), z.shape[1], 16 * z.size)
         if len(parts) == 1:
             return parts[0]
@@ -149,9 +149,6 @@ class LinearProblem:
         q = self.q[index]
         q = q / q.sum() if q.any() else np.full(len(q), 1 / len(q))
         return replace(self, X=self.X[index], loss=self.loss.rows(index), q=q)
-
-    def with_loss(self, loss: LinearLoss) -> LinearProblem:
-        return replace(self, loss=loss)
 
     def original_value(self, W: Array, z: Array, lam: float | None = None) -> float:
         """P with the original loss, without smoothing."""

@@ -128,7 +128,7 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         check_number("epsilon", self.epsilon, "> 0", "in the units of y", infinite=True)
         check_number("quantile", self.quantile, "in (0, 1)")
 
-    def _losses(self, y: Array, weight: Array) -> LinearLoss:
+    def _loss(self, y: Array, weight: Array) -> LinearLoss:
         unit = spread(y, weight / weight.sum())
         if self.loss == "squared_error":
             return Squared(y, unit)

@@ -81,7 +81,7 @@ class Stream:
         """`problem` has the first rows. W, (k, d + 1), is the starting point, the solution for `rows` rows."""
         X = problem.X
         if isinstance(problem.loss, Pinball):
-            problem = problem.with_loss(problem.loss.smoothed(0.3 * problem.loss.spread))
+            problem = replace(problem, loss=problem.loss.smoothed(0.3 * problem.loss.spread))
         sparse = sp.issparse(X)
         self.fit_intercept = problem.fit_intercept
         centred = self.fit_intercept and not sparse

@@ -1,6 +1,7 @@
 r"""The warm-started worst case of a vector of losses in NumPy, which the exact solver needs at every evaluation.
 
-`scdro.worst_case` solves the same problem once, for torch and NumPy; here lam of the previous evaluation is known.
+The same problem as `scdro.worst_case`, with the same root solver; but in blocks over threads, and with the moments of
+the losses that the Hessian needs.
 """
 
 from __future__ import annotations
