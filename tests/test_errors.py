@@ -95,7 +95,7 @@ CASES = {
     "logits": (lambda: robust(MODEL(X), Y), LossError, "logits", "(8, 2)", 'reduction="none"'),
     "NaN": (lambda: robust(per_sample() / 0 * 0), NonFiniteLossError, "NaN", "skip_nonfinite=True"),
     "detached": (lambda: robust(per_sample().detach()), LossError, "require grad", "eval()", "no_grad()"),
-    "empty": (lambda: robust(per_sample()[:0]), LossError, "empty", "drop_last=True"),
+    "empty": (lambda: robust(per_sample()[:0]), LossError, "at least one", "skip empty batches"),
     "integers": (lambda: robust(Y), LossError, "floating-point", "int64"),
     "list": (lambda: robust(list(per_sample())), LossError, "tensor", "list"),
     "out of bound": (lambda: scdro.KLRobustLoss(0.5, loss_bound=0.01)(per_sample()), LossError, "loss_bound", "0.01"),

@@ -8,17 +8,21 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from sklearn.linear_model import Ridge
 from torch import nn
 
 import scdro
 from equality import differences
 from refusals import BAD_SETTINGS, BAD_WEIGHTS, INF, NAN, Problem, make
-from scdro import KLRobustLoss, rho_for_group, worst_case
+from scdro import KLRobustLoss, SecondLook, evaluate, rho_for_group, worst_case
 from scdro._validation import array_weights, check_number, check_whole, log_weights
-from scdro.errors import HyperparameterError, LossError, NonFiniteLossError
-from scdro.functional import objective, rho_for_confidence
+from scdro.errors import DataError, HyperparameterError, LossError, NonFiniteLossError
+from scdro.functional import class_balanced_weights, group_means, objective, rho_for_confidence
+from scdro.linear_model import KLDROClassifier
+from scdro.metrics import group_table, per_class_accuracy
 from scdro.optim import CVaR, FastDRO, decay_stages, factor_stages
 from scdro.temperature import MovingAverage, PrintedTemperature, WindowTemperature
 
@@ -319,3 +323,28 @@ def test_messages_name_what_to_pass_instead():
     for bad in ([1.0, 2.0], np.ones(3), nn.CrossEntropyLoss(), torch.randn(8, 3, requires_grad=True)):
         with pytest.raises(LossError, match='reduction="none"'):
             KLRobustLoss(0.5)(bad)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: worst_case(None, 0.5), LossError, "losses.*NoneType"),
+        (lambda: worst_case([], 0.5), LossError, "at least one loss, got none"),
+        (lambda: KLRobustLoss(0.5)(torch.ones(3, requires_grad=True), torch.tensor([0, 1, 1])), LossError, "labels"),
+        (lambda: KLRobustLoss(0.5, skip_nonfinite="no"), HyperparameterError, "skip_nonfinite.*'no'"),
+        (lambda: KLDROClassifier(fit_intercept="no").fit([[0.0], [1.0]], [0, 1]), HyperparameterError, "fit_intercept"),
+        (lambda: SecondLook(Ridge(), budget=-1).fit([[0.0], [1.0]], [0.0, 1.0]), HyperparameterError, "error.*-1"),
+        (lambda: SecondLook(Ridge(), refuse="no").fit([[0.0], [1.0]], [0.0, 1.0]), HyperparameterError, "refuse.*'no'"),
+        (lambda: evaluate(nn.Linear(1, 1), [], "ce", 0.5), HyperparameterError, "loss_fn.*'ce'"),
+        (lambda: evaluate("model", [], torch.nn.functional.mse_loss, 0.5), HyperparameterError, "network.*'model'"),
+        (lambda: group_means([1.0, 2.0], [0, 1]), HyperparameterError, "losses as a tensor"),
+        (lambda: class_balanced_weights("abc"), LossError, "counts.*str"),
+        (lambda: per_class_accuracy([0, 1], [0, 1], "2"), HyperparameterError, "classes.*'2'"),
+        (lambda: group_table([0, pd.NA], [0, 1], ["a", "b"], metrics="accuracy"), DataError, "y_true.*missing"),
+        (lambda: scdro.tables.audit({"y": [0, 1], "x": [0, 1]}, "y", drop="x"), HyperparameterError, r"drop.*\['x'\]"),
+        (lambda: scdro.tables.audit({"y": [0, 1], "x": [0, 1]}, "y", group=3), HyperparameterError, "group.*3"),
+    ],
+)
+def test_what_people_pass_by_mistake(call, error, match):
+    with pytest.raises(error, match=match):
+        call()

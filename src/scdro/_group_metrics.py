@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_consistent_length
 
 from scdro._frames import as_array
-from scdro._validation import check_number, check_whole
+from scdro._validation import check_no_missing, check_number, check_whole
 from scdro.errors import DataError, HyperparameterError
 
 __all__ = ["brier", "calibration_error", "metrics_by_group", "roc_auc"]
@@ -46,16 +46,12 @@ def metrics_by_group(
     check_consistent_length(y_true, y_pred, member)
     if not len(y_true):
         raise DataError("expected samples, got none")
-    for name, values in (("y_true", y_true), ("y_pred", y_pred)):
-        missing = _missing(values)
-        if missing:
-            raise DataError(f"expected {name} without missing values, got {missing:,} that are None or NaN")
+    check_no_missing(y_true, "y_true")
+    check_no_missing(y_pred, "y_pred")
     functions = _functions(metrics, y_true, y_pred)
     known = weight > 0
-    for (
-        name,
-        function,
-    ) in functions.items():  # what fails on all rows is an error, what fails on some is undefined there
+    # What fails on all rows is an error; what fails on some is undefined there.
+    for name, function in functions.items():
         _check_one_number(name, function(y_true[known], y_pred[known], weight[known]))
     rng = check_random_state(random_state)
     rows = []
@@ -75,13 +71,6 @@ def metrics_by_group(
     sign = -1.0 if first.endswith(_ERRORS) else 1.0
     rows.sort(key=lambda row: (math.isnan(row[first]), sign * row[first]))
     return {column: [row[column] for row in rows] for column in rows[0]}
-
-
-def _missing(values: Array) -> int:
-    """Number of values that are None or NaN."""
-    if values.dtype.kind == "f":
-        return int(np.isnan(values).sum())
-    return sum(value is None or value != value for value in values.ravel().tolist()) if values.dtype == object else 0
 
 
 def _check_one_number(name: str, found: Any) -> None:

@@ -45,6 +45,7 @@ from scdro._scalar import (
 )
 from scdro._validation import (
     check_beta,
+    check_flag,
     check_losses,
     check_mass,
     check_number,
@@ -175,7 +176,8 @@ class MethodState(nn.Module):
         super().__init__()
         self.ranks = Ranks(process_group)
         check_optional("loss_bound", loss_bound, "> 0", "an upper bound on every loss")
-        self.loss_bound, self.skip_nonfinite = loss_bound, skip_nonfinite
+        check_flag("skip_nonfinite", skip_nonfinite)
+        self.loss_bound, self.skip_nonfinite = loss_bound, bool(skip_nonfinite)
         # A Python flag, so that choosing the first batch's code path does not wait for the device.
         self.started = False
         self.register_buffer("skipped", torch.zeros(1, dtype=torch.int64))

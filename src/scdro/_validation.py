@@ -100,6 +100,19 @@ def check_is(value: Any, kind: type, such_as: str) -> None:
         raise HyperparameterError(f"expected {such_as}, got {value!r}")
 
 
+def check_names(name: str, value: Any) -> None:
+    """Raise for a single string, whose letters would be read as names, and for what is no list of strings."""
+    if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(one, str) for one in value):
+        advice = f"; pass [{value!r}]" if isinstance(value, str) else ""
+        raise HyperparameterError(f"expected {name} as a list of names, got {value!r}{advice}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise for anything but True and False: the text "no" would count as True."""
+    if not isinstance(value, bool | np.bool_):
+        raise HyperparameterError(f"expected {name} to be True or False, got {value!r}")
+
+
 def check_rho(rho: Any) -> None:
     check_number("rho", rho, ">= 0", "a radius (rho_for_group(alpha) computes it from a group's share)")
 
@@ -113,10 +126,12 @@ def check_half_or_rho(rho: Any) -> None:
 
 def check_budget(budget: Any, of_accuracy: bool = True) -> None:
     """The largest loss of accuracy allowed, or the largest rise of the error."""
-    within, meaning = ">= 0", "a share of accuracy, or None"
-    if of_accuracy and isinstance(budget, int | float) and 1 < budget <= 100:
-        within, meaning = "in [0, 1]", f"a share of accuracy ({budget:g}% is {budget / 100:g}), or None"
-    check_optional("budget", budget, within, meaning, infinite=True)
+    if not of_accuracy:
+        check_number("budget", budget, ">= 0", "a rise of the mean absolute error", infinite=True)
+        return
+    percent = isinstance(budget, int | float) and 1 < budget <= 100
+    hint = f" ({budget:g}% is {budget / 100:g})" if percent else ""
+    check_number("budget", budget, "in [0, 1]", f"a share of accuracy{hint}")
 
 
 def check_share(alpha: Any) -> None:
@@ -214,6 +229,11 @@ def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = No
         raise LossError(f"expected floating-point losses, got {losses.dtype}")
     if losses.layout != torch.strided:
         raise LossError("expected a dense vector of losses, got a sparse one; call to_dense()")
+    if isinstance(second, Tensor) and second.dtype in (torch.int64, torch.int32):
+        raise LossError(
+            f"expected sample_weight as floating-point numbers, got {second.dtype}: are these labels? Pass the losses "
+            "alone; if they are weights, pass weights.float()"
+        )
 
 
 def refuse_arguments(unknown: dict[str, Any]) -> NoReturn:
@@ -236,7 +256,7 @@ def _check_shape(losses: Tensor, may_be_empty: bool = False, second: Any = None)
     if losses.ndim > 1:
         _refuse_matrix(losses, second)
     if losses.numel() == 0 and not may_be_empty:
-        raise LossError("expected at least one loss, got an empty batch; skip empty batches (drop_last=True)")
+        raise LossError("expected at least one loss, got none; skip empty batches")
 
 
 def _refuse_matrix(losses: Tensor, second: Any) -> NoReturn:
@@ -321,6 +341,8 @@ def as_floats(
 ) -> npt.NDArray[np.float64]:
     """A new float64 array. torch would read a list of floats as float32. `read` makes an array of the values."""
     try:
+        if values is None:
+            raise TypeError("there are none")
         array = read(values)
         if array.dtype.kind == "c":
             raise TypeError("they are complex")
@@ -533,7 +555,7 @@ def as_integers(values: Any, what: str) -> Tensor:
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise DataError(
             f"expected {what} as a vector of integers, got {_kind(values)} of {array.dtype} and shape {array.shape}; "
-            "flatten them, and number the classes 0, 1, ..."
+            f"flatten them, and number {'the classes' if what == 'labels' else 'them'} 0, 1, ..."
         )
     return torch.from_numpy(array.astype(np.int64))
 

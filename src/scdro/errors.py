@@ -101,7 +101,7 @@ class MissingDataError(ScdroError, FileNotFoundError):
         >>> import scdro
         >>> scdro.load("no/such/folder")
         Traceback (most recent call last):
-        scdro.errors.MissingDataError: expected the folder of a run, got no/such/folder, which is no folder
+        scdro.errors.MissingDataError: expected the folder of a run, got 'no/such/folder', ...
     """
 
 

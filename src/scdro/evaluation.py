@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scdro._validation import check_is_loader, check_radius, check_trim, check_whole
+from scdro._validation import check_is, check_is_loader, check_radius, check_trim, check_whole
 from scdro.distributed import Group, Ranks
-from scdro.errors import DataError, LossError
+from scdro.errors import DataError, HyperparameterError, LossError
 from scdro.functional import worst_case
 
 __all__ = ["Evaluation", "evaluate"]
@@ -82,6 +82,11 @@ def evaluate(
     if isinstance(loader, (list, tuple)) and any(isinstance(batch, Tensor) for batch in loader):
         raise DataError(
             f"expected batches (x, y), such as [(x, y)] or a DataLoader, got a {type(loader).__name__} of tensors"
+        )
+    check_is(model, nn.Module, "a network as model")
+    if not callable(loss_fn):
+        raise HyperparameterError(
+            f"expected loss_fn(output, target), a function of one loss per sample, got {loss_fn!r}"
         )
     check_is_loader(loader)
     check_radius(rho, lam0)

@@ -21,8 +21,10 @@ from torch.nn.functional import cross_entropy
 
 from scdro._kl import effective_share, solve_lam, trimmed_log_weights, value_at
 from scdro._validation import (
+    as_floats,
     as_weights,
     check_groups,
+    check_is,
     check_number,
     check_radius,
     check_rho,
@@ -85,7 +87,7 @@ def class_balanced_weights(counts: Any, beta: float = 1.0) -> Tensor:
         tensor([1.5000, 0.5000])
     """
     check_number("beta", beta, "in [0, 1]")
-    n = torch.as_tensor(counts, dtype=torch.float64)
+    n = counts.double() if isinstance(counts, Tensor) else torch.from_numpy(as_floats(counts, "counts"))
     if n.ndim != 1 or not bool((n >= 0).all() & torch.isfinite(n).all() & (n > 0).any()):
         raise LossError(f"expected the count of each class, not all zero, got {counts}")
     present = n > 0
@@ -111,6 +113,7 @@ def group_means(losses: Tensor, groups: Tensor, sample_weight: Tensor | None = N
         >>> group_means(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([7, 7, 3]))
         tensor([1.5000, 1.5000, 6.0000])
     """
+    check_is(losses, Tensor, "losses as a tensor")
     groups = check_groups(groups, losses).to(losses.device)
     losses = losses.to(torch.promote_types(losses.dtype, torch.float32))  # half-precision sums are too inexact
     if sample_weight is None:

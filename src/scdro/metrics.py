@@ -1,6 +1,6 @@
-"""Worst-case accuracy, over known groups and over all groups within KL distance rho.
+"""Accuracy by class and by group, any metric by group with bootstrap intervals, and worst-case accuracy.
 
-Both are functions (y_true, y_pred, ...) as scikit-learn's are, for its `make_scorer`.
+`worst_group_accuracy` and `robust_accuracy` are functions (y_true, y_pred, ...) for scikit-learn's `make_scorer`.
 """
 
 from __future__ import annotations
@@ -159,6 +159,7 @@ def per_class_accuracy(predicted: Any, labels: Any, classes: int) -> Tensor:
         >>> per_class_accuracy(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 3)
         tensor([0.5000, 1.0000,    nan], dtype=torch.float64)
     """
+    check_whole("classes", classes)
     labels = as_labels(labels, classes=classes)
     return _shares(as_labels(predicted, len(labels), what="predictions") == labels, labels, classes)
 
@@ -303,21 +304,21 @@ def group_table(
     Args:
         y_true, y_pred: labels, (n,). With `metrics`, y_pred may also be probabilities, of the second label, (n,), or of
             all of them, (n, labels); or numbers, for metrics of regression.
-        groups: to which group each sample belongs: labels, (n,), or several columns, (n, m) or a table of pandas,
+        groups: the group of each sample: labels, (n,), or several columns, (n, m) or a table of pandas,
             polars or Arrow, for their combinations. Samples whose label is missing (None, NaN) are a group of their
             own, None.
         sample_weight: at least 0, (n,).
         metrics: one or several of "accuracy", "roc_auc", "log_loss", "brier", "calibration_error", names of functions
             in sklearn.metrics such as "f1_score", and functions (y_true, y_pred, sample_weight); or a dict of them by
             name. NaN where a group has no value, such as AUC with one class. The first one orders the rows.
-        bootstrap: of how many samples drawn from each group the interval is made; 0 for no intervals. Of more than
-            20,000 rows that many are drawn, and the interval is narrowed by the root of their share.
-        level: of the intervals, percentiles of the bootstrap. Those of few samples are too narrow: look at `size`.
-        random_state: of the bootstrap.
+        bootstrap: number of bootstrap samples of each group; 0 for no intervals. For groups of more than 20,000 rows
+            each has 20,000, and the interval is narrowed to match.
+        level: confidence level of the intervals. Those of small groups are too narrow: look at `size`.
+        random_state: seed of the bootstrap.
 
     Returns:
         A list of `GroupRow`; with `metrics` a table with the columns of `groups` (or one called "group"), size, share,
-        and for each metric its value, `_low` and `_high`. It is of the kind of `groups`, pandas where that is no table.
+        and for each metric its value, `_low` and `_high`. It has the type of `groups`, or pandas if that is no table.
 
     Example:
         >>> for row in group_table([0, 1, 1, 0], [0, 1, 0, 0], ["a", "a", "b", "b"]):

@@ -24,7 +24,7 @@ class WeightedSampler(WeightedRandomSampler):
     Args:
         weights: one per sample, such as `second_look_weights(...)`, or `class_balanced_weights(counts)[labels]`.
         size: number of samples in an epoch; None for as many as there are weights.
-        seed: of the draws.
+        seed: seed of the draws.
         replacement: whether a sample can come twice in an epoch.
 
     Example:

@@ -104,7 +104,7 @@ class JSONLinesLogger:
     A resumed run appends; if it goes back to an older step, `read_json_lines` takes the later line.
 
     Args:
-        path: of the file; its folder is made.
+        path: path of the file; its folder is made.
 
     Example:
         >>> import tempfile
@@ -217,7 +217,7 @@ class WandbLogger:
     smaller than its own counter, which other callbacks of the same run advance.
 
     Args:
-        run: of `wandb.init`; None takes the current one.
+        run: a run of `wandb.init`; None takes the current one.
 
     Example:
         >>> import tempfile, wandb
@@ -259,7 +259,7 @@ class MLflowLogger:
     """MLflow. Needs the extra `mlflow` (mlflow-skinny is enough). Histograms and tables are JSON artifacts of the run.
 
     Args:
-        run_id: of an MLflow run; None takes the active one.
+        run_id: id of an MLflow run; None takes the active one.
         client: an `MlflowClient`; None makes one for the tracking URI that is set.
 
     Example:
@@ -304,7 +304,7 @@ class StandardLogger:
 
     Args:
         logger: another `logging.Logger`.
-        level: of the lines.
+        level: level of the lines.
 
     Example:
         >>> logging.basicConfig(level=logging.INFO)

@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from scdro._validation import check_choice, check_number, check_optional, check_radius, check_whole
+from scdro._validation import check_choice, check_flag, check_number, check_optional, check_radius, check_whole
 from scdro.errors import DataError
 from scdro.linear_model._exact import Solution, certificate, find_start, solve
 from scdro.linear_model._losses import LinearLoss
@@ -73,6 +73,8 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         check_number("C", self.C, "> 0", "the inverse strength of the penalty", infinite=True)
         check_number("tol", self.tol, ">= 0", infinite=True)
         check_whole("max_iter", self.max_iter)
+        check_flag("fit_intercept", self.fit_intercept)
+        check_flag("warm_start", self.warm_start)
         check_choice("solver", self.solver, ("exact", *ALGORITHMS))
         check_whole("batch_size", self.batch_size)
         check_optional("learning_rate", self.learning_rate, "> 0", "or None to choose one", infinite=True)

@@ -54,7 +54,7 @@ class HeadSolver(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         C: as in `LogisticRegression`.
         old: (W_0, b_0), one row for two classes; None for zero.
         fit_intercept: whether b is free.
-        tol: of the gradient.
+        tol: tolerance of the gradient.
     """
 
     def __init__(

@@ -26,6 +26,7 @@ from scdro._validation import (
     array_weights,
     check_budget,
     check_choice,
+    check_flag,
     check_half_or_rho,
     check_is_estimator,
     check_no_missing,
@@ -126,7 +127,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         repeats: number of partitions into `cv` folds, if `cv` is a number. Weights and scores are averages over them.
         grid: settings of the second fit to choose from, as for `GridSearchCV`; None for the estimator as it is;
             "auto" for its C times 1e-4 to 10, if it has one.
-        budget: the largest loss of out-of-fold accuracy allowed, as a share; None for no bound.
+        budget: the largest loss of out-of-fold accuracy allowed, as a share (0.01 is one point); for regressors, the
+            largest rise of the mean absolute error; None for no bound.
         groups: known group labels of the rows of X, None or NaN where unknown; a Series is looked up by X's index. If
             given, settings and verdict depend on the accuracy of the worst known group.
         refuse: whether to keep the plain model, with a warning, if the verdict is no; if class weights suffice, they
@@ -248,10 +250,13 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if is_classifier(self.estimator):
             check_reference(self.estimator if self.reference is None else self.reference)
         check_half_or_rho(self.rho)
+        check_flag("balance_classes", self.balance_classes)
+        check_flag("refuse", self.refuse)
         check_choice("strategy", self.strategy, STRATEGIES)
         if self.strategy == "cross-mistakes" and not is_classifier(self.estimator):
             raise HyperparameterError('expected strategy="half-rule" for a regressor, which has no classes')
-        check_budget(self.budget, is_classifier(self.estimator))
+        if self.budget is not None:
+            check_budget(self.budget, is_classifier(self.estimator))
 
     def _known_groups(self, X: Any) -> Array | None:
         """Group names, None where unknown."""

@@ -16,7 +16,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from scdro._validation import check_budget, check_choice
+from scdro._validation import check_budget, check_choice, check_flag
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.linear_model._head_solver import HeadSolver
 from scdro.second_look._estimator import Examined, SecondLook, examine
@@ -167,7 +167,9 @@ def repair(
     """
     if towards is not None:
         check_choice("towards", towards, ("old",))
-    check_budget(budget)
+    if budget is not None:
+        check_budget(budget)
+    check_flag("refuse", refuse)
     new = copied(model)
     modes = [module.training for module in new.modules()]
     home = {p.device for p in new.parameters()}

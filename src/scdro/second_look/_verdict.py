@@ -3,16 +3,16 @@
 If the weights are nearly uniform, nothing stands out. Otherwise three questions decide, all on samples that the model
 in question has not seen:
 
-1. *Gain.* Under the weights, where the reference is no better than a guess, is the new model better than the reference,
-   by more than .7 standard errors, or one if there is a fall? Samples about which a model is unsure count as half right
-   (`surely_right`).
+1. *Gain.* Under the weights, where the reference is no better than a guess, is the new model better than the best model
+   without them, by more than .7 standard errors, or one if there is a fall? Samples about which a model is unsure count
+   as half right (`surely_right`).
 2. *Kept.* How much of the reference's lead over guessing, on the unweighted data, does the new model, trained on the
    hard samples, keep? If the hard samples are an overlooked group, they follow a rule that also holds for the others,
    and most is kept. Wrong labels follow no rule: a model trained on them knows little of anything.
 3. *Fall.* How much does the worst class lose? Where nobody is overlooked, the hard samples lie between the classes,
    and a model that gets more of them right gets more of the others wrong. So the gain must be at least as large as the
-   fall, or three fifths of it if that is below three points. With unequal classes the plain model's worst class says
-   little: nor may it be more than seven points, and more than the gain, below that of the class-weighted model.
+   fall, or three fifths of it if that is below three points. With unequal classes the plain model's worst class is low
+   anyway: the new model's may not be further below the class-weighted model's than seven points, or than the gain.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HELPS, CLASS_WEIGHTS = "helps", "class weights suffice"
 NOTHING, WRONG_LABELS = "nothing stands out", "looks like wrong labels"
 
 SURE, SURE_OF_A_FALL = 0.7, 1.0  # standard errors that the gain must exceed, and where the worst class falls
-MAY_FALL, WORTH = 0.03, 0.6  # the gain may be smaller than a fall of the worst class up to here, but not than this part
+MAY_FALL, WORTH = 0.03, 0.6  # a fall up to MAY_FALL is accepted if the gain is at least WORTH times it
 BELOW_CLASS_WEIGHTS = 0.07  # how far the worst class may be below the class-weighted model's, if the gain is smaller
 UNSURE = 0.2  # of a model's median log odds: below, a sample counts as partly right
 KEPT = 0.8  # share of the reference's lead over guessing that must be kept

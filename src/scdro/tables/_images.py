@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from scdro._validation import check_number, check_whole
+from scdro._validation import check_budget, check_number, check_whole
 from scdro.errors import DataError
 from scdro.integrations.loggers import Logger
 from scdro.second_look import repair
@@ -66,7 +66,7 @@ def train_images(
     second half, which it has not seen, repairs its last layer. The repaired model is kept if the test confirms it.
 
     Args:
-        folder: of subfolders of images.
+        folder: a folder with a subfolder of images for each class.
         features: a torch network that makes features, (n, d) or (n, d, height, width), of images (n, 3, size, size)
             with ImageNet's mean and deviation; or the name of a classifier of torchvision ("resnet18") or timm
             ("timm/resnet18.a1_in1k") whose weights are on this machine. None looks for a few common ones; nothing is
@@ -90,7 +90,7 @@ def train_images(
     size = (SIDE if frozen is None else SIDE_OF_PRETRAINED) if size is None else size
     check_whole("size", size, 8, 1024, "the side of the images in pixels")
     check_number("rho", rho, ">= 0", "the radius at which models are compared")
-    check_number("budget", budget, "in [0, 1]", "the share of accuracy that robust training may cost")
+    check_budget(budget)
     check_whole("least_group", least_group, 1)
     check_whole("seed", seed, 0, 2**31 - 1)
     root = Path(folder)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.model_selection import GroupKFold, GroupShuffleSplit, KFold, StratifiedKFold, train_test_split
 
-from scdro._validation import check_whole
+from scdro._validation import check_names, check_whole
 from scdro.errors import DataError, HyperparameterError
 from scdro.tables._columns import describe
 from scdro.tables._read import as_table, column_of, listed, polars, shown, where
@@ -127,6 +127,8 @@ def make_problem(
     pl = polars()
     check_whole("folds", folds, 2, 20)
     time = split_after if split_after is None or isinstance(split_after, str) else split_after[0]
+    for role, names in (("group", group), ("drop", drop), ("categorical", categorical), ("ids", ids)):
+        check_names(role, names)
     _check_roles(target, drop, {
         "group": group, "categorical": categorical, "ids": ids, "split_by": [split_by], "split_after": [time],
     })  # fmt: skip

@@ -69,7 +69,7 @@ def read_table(path: Any, texts: Sequence[str] = ()) -> pl.DataFrame:
     UTF-8 and NULs are errors with the number of the line.
 
     Args:
-        path: of the file.
+        path: path of the file.
         texts: columns of a CSV file whose values stay as they are written, even numbers.
 
     Example:

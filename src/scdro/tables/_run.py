@@ -229,7 +229,7 @@ def load(folder: Any, features: Any = None) -> Run:
     Every file is checked against its checksum; opening a run executes nothing from it.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         features: the network, if the run is on images and its features came from a network given as an object.
 
     Example:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scdro._validation import check_choice, check_number, check_whole
+from scdro._validation import check_budget, check_choice, check_names, check_number, check_whole
 from scdro.errors import HyperparameterError
 from scdro.integrations.loggers import Logger
 from scdro.tables import _folder, _split_study
@@ -77,14 +77,14 @@ def train(
         split_by: rows with the same value in this column are either all for training or all for the test.
         split_after: a column of times: its last fifth is the test; ("year", 2000): rows after 2000 are.
         test: other data for the test.
-        seed: of the splits, the folds and the models.
+        seed: seed of the splits, the folds and the models.
         seeds: splits to repeat everything on; None: 3 up to 5,000 rows, 1 beyond.
-        folds: of the cross-validation.
+        folds: number of folds of the cross-validation.
         candidates: settings to try for every method, 1 to 6.
         least_group: groups with fewer test rows are shown, but do not affect the decision.
-        threads: of the models; None: 1 below 20,000 rows, all idle cores beyond.
+        threads: number of threads of the models; None: 1 below 20,000 rows, all idle cores beyond.
         out: folder of the run; an interrupted run resumes where it stopped.
-        title: for the report.
+        title: title of the report.
         progress: called with (done, total, text).
         loggers: get the numbers of every candidate as it is evaluated, at the end the scores, groups and slices;
             see `scdro.integrations.loggers`.
@@ -176,12 +176,14 @@ def _options(
     n = len(problem.y)
     check_choice("model", model, ("trees", "linear", "network"))
     possible = [name for name in METHODS if problem.classes or name != "class-weighted"]
+    if methods is not None:
+        check_names("methods", methods)
     for name in methods or ():
         if name not in possible:
             task = "classification" if problem.classes else "regression"
             raise HyperparameterError(f"expected methods for {task} among {', '.join(possible)}, got {name!r}")
     check_number("rho", rho, ">= 0", "the radius at which models are compared")
-    check_number("budget", budget, "in [0, 1]", "the share of accuracy that robust training may cost")
+    check_budget(budget)
     seeds = (3 if n <= 5000 else 1) if seeds is None else seeds
     cores = os.cpu_count() or 1
     threads = (1 if n < 20_000 else _free(cores)) if threads is None else threads
