@@ -167,7 +167,7 @@ def test_the_worst_class_is_compared_with_both_rivals(monkeypatch):
         asked.append((fall, below))
         return "nothing stands out"
 
-    monkeypatch.setattr("scdro.second_look._estimator.answer_for", answered)
+    monkeypatch.setattr("scdro.second_look._examine.answer_for", answered)
     rng = np.random.default_rng(0)
     y = (rng.random(1000) < 0.1).astype(int)
     X = rng.normal(size=(1000, 3)) + 1.2 * y[:, None]

@@ -19,7 +19,7 @@ from torch import nn
 from scdro._validation import check_budget, check_choice, check_flag
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.linear_model._head_solver import HeadSolver
-from scdro.second_look._estimator import Examined, SecondLook, examine
+from scdro.second_look._examine import Examined, LookSettings, examine
 from scdro.second_look._folds import cross_fit, partitions
 from scdro.second_look._gallery import Gallery, clustered
 from scdro.second_look._head import copied, features_of, put_head
@@ -293,8 +293,8 @@ def _looked(
 ) -> Examined:  # fmt: skip
     reference = _reference(penalty, intercept)
     head = reference if start is None else HeadSolver(penalty, start, intercept)
-    grid = {"C": list(SECOND_PENALTIES)}
-    look = SecondLook(head, reference=reference, cv=FOLDS, grid=grid, budget=budget, random_state=seed)
+    candidates = [{"C": C} for C in SECOND_PENALTIES]
+    look = LookSettings(head, candidates, reference, cv=FOLDS, budget=budget, random_state=seed)
     return examine(look, Z, y, np.ones(len(y)), tell=tell)
 
 
