@@ -133,7 +133,7 @@ def test_class_weights_suffice():
     low = np.where(X.sum(1) < 1.7, "yes", "no")
     found = next(one for one in look.find_slices({"low": low}) if one.conditions == ("low = yes", "label = 1"))
     rows = (low == "yes") & (y == 1)
-    assert found.after == pytest.approx(look._scores_of["balanced"][rows].mean())  # the second fit is not used
+    assert found.after == pytest.approx(look._scores_of["class weights"][rows].mean())  # the second fit is not used
     balanced = LogisticRegression(class_weight="balanced").fit(X, y)
     assert look.estimator_.coef_ == pytest.approx(balanced.coef_, rel=1e-4)
 
@@ -173,7 +173,7 @@ def test_the_worst_class_is_compared_with_both_rivals(monkeypatch):
     X = rng.normal(size=(1000, 3)) + 1.2 * y[:, None]
     look = SecondLook(LogisticRegression(), random_state=0, repeats=1, refuse=False).fit(X, y)
     plain, weighted, second = (
-        min(look._scores_of[name][y == k].mean() for k in (0, 1)) for name in ("plain", "balanced", "second")
+        min(look._scores_of[name][y == k].mean() for k in (0, 1)) for name in ("plain", "class weights", "second fit")
     )
     assert asked == [(pytest.approx(plain - second), pytest.approx(weighted - second))]
     assert plain < weighted - 0.1

@@ -35,7 +35,7 @@ from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.second_look._examine import LookSettings, examine
 from scdro.second_look._folds import fit_weighted
 from scdro.second_look._slices import Slices, described
-from scdro.second_look._verdict import CLASS_WEIGHTS
+from scdro.second_look._verdict import BALANCED, PLAIN, SECOND
 from scdro.second_look._weights import balanced
 
 __all__ = ["SecondLook"]
@@ -73,7 +73,8 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         balance_classes: whether classes get equal totals, in the reference and in the second fit.
         cv: number of folds, or a splitter. A sample that is tested several times counts by its mean; one that is never
             tested keeps the average weight of its class.
-        repeats: number of partitions into `cv` folds, if `cv` is a number. Weights and scores are averages over them.
+        repeats: number of partitions into `cv` folds, if `cv` is a number. Weights are averages over them, and scores
+            over as many others. If a splitter makes several partitions, half of them are for the weights.
         grid: settings of the second fit to choose from, as for `GridSearchCV`; None for the estimator as it is;
             "auto" for its C times 1e-4 to 10, if it has one.
         budget: the largest loss of out-of-fold accuracy allowed, as a share (0.01 is one point); for regressors, the
@@ -176,7 +177,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
         settings = LookSettings(
             self.estimator, self._candidates(), self.reference, self.rho, self.strategy, self.balance_classes, self.cv,
-            self.repeats, self.budget, self.random_state,
+            self.repeats, self.budget, self.refuse, self.random_state,
         )  # fmt: skip
         found = examine(settings, X, y, base, groups, known_groups)
         self.verdict_, self.weights_, self.reference_proba_, self._scores_of = found
@@ -247,9 +248,9 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return [{names[0]: float(settings[names[0]]) * factor} for factor in PENALTIES]
 
     def _fit_final(self, X: Any, y: Array, base: Array) -> Any:
-        if self.verdict_.helps or not (self.refuse or self.verdict_.over_budget):
+        if self.verdict_.used == SECOND:
             return fit_weighted(clone(self.estimator).set_params(**self.verdict_.chosen), X, y, self.weights_)
-        if self.verdict_.answer == CLASS_WEIGHTS:
+        if self.verdict_.used == BALANCED:
             return fit_weighted(self.estimator, X, y, balanced(base, y))
         warnings.warn(
             f"the plain model is kept: {self.verdict_.answer} (see verdict_); refuse=False takes the second fit anyway",
@@ -272,14 +273,10 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "estimator_")
         classifier, verdict = is_classifier(self.estimator), self.verdict_
         scores = {name: each if classifier else -each for name, each in self._scores_of.items()}
-        before, after = scores["plain"], None
-        if verdict.helps or not (self.refuse or verdict.over_budget):
-            after = scores["second"]
-        elif verdict.answer == CLASS_WEIGHTS:
-            after = scores["balanced"]
+        after = None if verdict.used == PLAIN else scores[verdict.used]
         return described(
-            self.weights_, frame, self._labels, before, after, loss=not classifier, depth=depth, max_slices=max_slices,
-            min_size=min_size, alpha=alpha, seed=seed, label=label,
+            self.weights_, frame, self._labels, scores[PLAIN], after, loss=not classifier, depth=depth,
+            max_slices=max_slices, min_size=min_size, alpha=alpha, seed=seed, label=label,
         )  # fmt: skip
 
     # -- predicting ---------------------------------------------------------------------------------------------------

@@ -21,11 +21,14 @@ from scdro.functional import worst_case
 from scdro.second_look._cross_mistakes import cross_mistakes, mistake_weights
 from scdro.second_look._folds import Split, cross_fit, partitions
 from scdro.second_look._verdict import (
+    BALANCED,
     CLASS_WEIGHTS,
     FLAT,
     HELPS,
     KEPT,
     NOTHING,
+    PLAIN,
+    SECOND,
     SURE,
     UNDECIDED,
     WRONG_LABELS,
@@ -64,6 +67,7 @@ class LookSettings(NamedTuple):
     cv: Any = 5
     repeats: int = 3
     budget: float | None = None
+    refuse: bool = True
     random_state: Any = None
 
     @property
@@ -72,17 +76,21 @@ class LookSettings(NamedTuple):
 
 
 class _Scores(NamedTuple):
-    """The out-of-fold scores of a model for each sample, averaged over the partitions into folds."""
+    """The out-of-fold scores of a model for each sample, averaged over partitions into folds."""
 
-    each: Array  # 1 if right, else 0; for regressors, minus the absolute error
-    surely: Array  # how surely right, from 0 to 1 (`surely_right`); for regressors, the same as `each`
+    each: Array  # (n,), 1 if right, else 0; for regressors, minus the absolute error
+    surely: Array  # (ways, n), how surely right, 0 to 1 (`surely_right`), in each way; for regressors, as `each`
     settings: dict[str, Any] = {}  # noqa: RUF012
+
+    def under(self, looked: Array) -> float:
+        """The mean under the weights of each way, averaged over the ways."""
+        return float(np.mean(np.sum(looked * self.surely, 1) / looked.sum(1)))
 
 
 class _TestWeights(NamedTuple):
-    """Three ways to weight the samples when scoring a model; samples in no test fold have weight zero."""
+    """How samples are weighted when a model is scored; samples in no test fold have weight zero."""
 
-    looked: Array  # the weights of the second look
+    looked: Array  # (ways, n), the weights of the second look
     as_is: Array  # the given weights
     balanced_base: Array  # the given weights, with equal totals of the classes
 
@@ -93,7 +101,7 @@ class Examined(NamedTuple):
     verdict: Verdict
     weights: Array  # (n,), with mean one
     of_label: Array  # the reference's out-of-fold probability of each sample's label; absolute errors for regressors
-    scores: dict[str, Array]  # "plain", "balanced", "second": out of fold, of each sample; NaN if it is never tested
+    scores: dict[str, Array]  # by PLAIN, BALANCED, SECOND: out of fold, of each sample; NaN if it is never tested
 
 
 def examine(
@@ -106,7 +114,12 @@ def examine(
     balanced_base = balanced(base, y) if classifier and look.balance_classes else base * n / base.sum()
     reference = look.estimator if look.reference is None else look.reference
     rng = check_random_state(look.random_state)
-    cuts = partitions(look.cv, look.repeats, X, labels, split_groups, rng.randint(2**31 - 1), classifier)
+    cuts = partitions(look.cv, 2 * look.repeats, X, labels, split_groups, rng.randint(2**31 - 1), classifier)
+    # The weights single out samples on which the reference was wrong, in part by the chance of its folds: in other
+    # folds the same model is right on some of them. So half of the partitions make weights for the other half to score,
+    # both ways.
+    half = len(cuts) // 2
+    ways = [(cuts[:half], cuts[half:]), (cuts[half:], cuts[:half])] if half else [(cuts, cuts)]
 
     def balancing(weights: Array) -> Any:  # classes stay equal in every training part
         if classifier and look.balance_classes:
@@ -117,50 +130,58 @@ def examine(
         tell(what)
         return cross_fit(model, X, labels, folds, weights, classes)
 
-    def scored(settings: dict[str, Any], weights: Any, what: str, times: int | None = None) -> _Scores:
+    def scored(settings: dict[str, Any], weights: list[Any], what: str, times: int | None = None) -> _Scores:
+        """`weights` are those of each way; `times` bounds the partitions of each."""
         model = clone(look.estimator).set_params(**settings)
-        out_of_fold = [predicted(model, folds, weights, what) for folds in cuts[:times]]
+        out_of_fold = [
+            [predicted(model, folds, own, what) for folds in scoring[:times]]
+            for (_, scoring), own in zip(ways, weights, strict=True)
+        ]
         return _scores(out_of_fold, y, classifier)._replace(settings=settings)
 
-    by_reference = [predicted(reference, folds, balancing(balanced_base), "reference") for folds in cuts]
-    of_label = np.mean([_of_label(predictions, y, classifier) for predictions in by_reference], axis=0)
-    weights, left_alone = _look_weights(look, X, y, base, balanced_base, by_reference, reference, rng)
+    in_balance = [balancing(balanced_base)] * len(ways)
+    by_reference = [[predicted(reference, folds, in_balance[0], "reference") for folds in first] for first, _ in ways]
+    of_label = np.mean([_of_label(one, y, classifier) for part in by_reference for one in part], axis=0)
+    found = [_look_weights(look, X, y, base, balanced_base, part, reference, rng) for part in by_reference]
+    weights = np.mean([own for own, _ in found], axis=0)
+    left_alone = {k: why for k, why in found[0][1].items() if all(k in alone for _, alone in found)}
     if classes is not None:
         left_alone = {classes.tolist()[k]: why for k, why in left_alone.items()}
     tested = ~np.isnan(of_label)
-    on_test = _TestWeights(*(np.where(tested, w, 0.0) for w in (weights, base, balanced_base)))
+    looked = np.array([np.where(tested, own, 0.0) for own, _ in found])
+    on_test = _TestWeights(looked, *(np.where(tested, w, 0.0) for w in (base, balanced_base)))
+    looking = [balancing(own) for own, _ in found]
 
+    by_reference.reverse()  # in each way, scores are of the folds that did not make its weights
     by_reference_scores = _scores(by_reference, y, classifier)
     already_balanced = np.allclose(balanced_base, base * n / base.sum())
     if look.reference is None and already_balanced:
         plain = by_reference_scores
     else:
-        plain = scored({}, lambda rows: base[rows], "plain", times=1)
+        plain = scored({}, [lambda rows: base[rows]] * len(ways), "plain", times=1)
     reference_is_estimator = look.reference is None or look.reference is look.estimator
     if reference_is_estimator:
-        class_weighted = _scores(by_reference[:1], y, classifier)  # in the folds of `plain`
+        class_weighted = _scores([part[:1] for part in by_reference], y, classifier)  # in the folds of `plain`
     elif classifier and look.balance_classes:
-        class_weighted = scored({}, balancing(balanced_base), "class weights", times=1)
+        class_weighted = scored({}, in_balance, "class weights", times=1)
     else:
         class_weighted = plain
-    tried = [scored(settings, balancing(weights), f"second look: {settings}", times=1) for settings in look.candidates]
+    tried = [scored(settings, looking, f"second look: {settings}", times=1) for settings in look.candidates]
     rivals = [by_reference_scores]
     if look.reference is None and len(tried) > 1:
-        without = [
-            scored(t.settings, balancing(balanced_base), f"without weights: {t.settings}", times=1) for t in tried
-        ]
+        without = [scored(t.settings, in_balance, f"without weights: {t.settings}", times=1) for t in tried]
         k = int(np.argmax([float(on_test.balanced_base @ scores.each) for scores in without]))
-        rivals.append(scored(tried[k].settings, balancing(balanced_base), "without weights, chosen"))
+        rivals.append(scored(tried[k].settings, in_balance, "without weights, chosen"))
     best = _choose(look, tried, plain, by_reference_scores, on_test, known_groups, y)
     if best is not None:
-        best = scored(best.settings, balancing(weights), "second look, chosen")
+        best = scored(best.settings, looking, "second look, chosen")
     verdict = _verdict(
         look, best, plain, by_reference_scores, class_weighted, rivals, on_test, y, left_alone, known_groups
     )
     kinds = {
-        "plain": plain,
-        "balanced": by_reference_scores if reference_is_estimator else class_weighted,
-        "second": plain if best is None else best,
+        PLAIN: plain,
+        BALANCED: by_reference_scores if reference_is_estimator else class_weighted,
+        SECOND: plain if best is None else best,
     }
     scores_of = {name: np.where(tested, scores.each, np.nan) for name, scores in kinds.items()}
     return Examined(verdict, weights, of_label, scores_of)
@@ -227,8 +248,7 @@ def _choose(
     """The best second fit under the weights that keeps the reference's lead over guessing, within the budget."""
     as_is = on_test.as_is
     if look.budget is not None:
-        now = float(np.average(plain.each, weights=as_is))
-        tried = [t for t in tried if now - float(np.average(t.each, weights=as_is)) <= look.budget]
+        tried = [t for t in tried if _price(t, plain, as_is) <= look.budget]
     if not tried:
         return None
     if known_groups is not None:
@@ -238,7 +258,12 @@ def _choose(
     if max(kept) < KEPT:
         return tried[int(np.argmax(kept))]
     return max((t for t, share_kept in zip(tried, kept, strict=True) if share_kept >= KEPT),
-               key=lambda t: float(on_test.looked @ t.surely))  # fmt: skip
+               key=lambda t: t.under(on_test.looked))  # fmt: skip
+
+
+def _price(scores: _Scores, plain: _Scores, as_is: Array) -> float:
+    """The accuracy that a model costs, or by how much its mean absolute error is larger."""
+    return float(np.average(plain.each - scores.each, weights=as_is))
 
 
 def _knowing_nothing(look: LookSettings, y: Array, as_is: Array) -> float:
@@ -256,9 +281,9 @@ def _verdict(
     looked, as_is, balanced_base = on_test
     classifier = look.classifier
     sign = 1.0 if classifier else -1.0
-    second = after = plain if best is None else best
-    rival = max(rivals, key=lambda scores: float(looked @ scores.surely))
-    gain, error = paired(second.surely, rival.surely, looked)
+    second = plain if best is None else best
+    rival = max(rivals, key=lambda scores: scores.under(looked))
+    gain, error = np.mean([paired(*way) for way in zip(second.surely, rival.surely, looked, strict=True)], 0).tolist()
     nothing = _knowing_nothing(look, y, as_is)
     kept = kept_share(second.each, by_reference_scores.each, balanced_base, nothing)
     note = ""
@@ -269,7 +294,7 @@ def _verdict(
 
     if best is None:
         answer = NOTHING
-        note = f"No second fit stays within the budget of {look.budget:g}; the plain model is kept."
+        note = f"No second fit stays within the budget of {look.budget:g}."
     elif known_groups is not None:
         now, then = (_worst_group(scores.each, known_groups, as_is) for scores in (plain, second))
         answer = HELPS if then > now else NOTHING
@@ -278,19 +303,28 @@ def _verdict(
     else:
         unit = 1.0 if classifier else -nothing or 1.0  # errors have the target's unit
         fall, below = ((worst(other) - worst(second)) / unit for other in (plain, class_weighted))
-        size = effective_size(looked) / effective_size(balanced_base)
+        size = effective_size(looked.mean(0)) / effective_size(balanced_base)
         answer = answer_for(gain / unit, error / unit, kept, fall, below, size)
         if answer == NOTHING and size <= FLAT and gain > SURE * error:
             note = UNDECIDED
     unequal = not np.allclose(balanced_base / balanced_base.sum(), as_is / as_is.sum())
     refused = answer in (NOTHING, WRONG_LABELS) and known_groups is None
-    if refused and classifier and unequal and class_weights_help(plain.each, class_weighted.each, y, as_is):
-        answer, after, note = CLASS_WEIGHTS, class_weighted, ""
+    affordable = _price(class_weighted, plain, as_is) <= (math.inf if look.budget is None else look.budget)
+    if refused and classifier and unequal and affordable and class_weights_help(
+        plain.each, class_weighted.each, y, as_is
+    ):  # fmt: skip
+        answer, note = CLASS_WEIGHTS, ""
+    used = PLAIN
+    if answer == HELPS or not (look.refuse or best is None):
+        used = SECOND
+    elif answer == CLASS_WEIGHTS:
+        used = BALANCED
+    after = class_weighted if used == BALANCED else second
 
     def mean(scores: Array, w: Array) -> float:
         return sign * float(np.average(scores, weights=w)) + 0.0
 
-    hard_before = mean(rival.surely, looked)
+    hard_before = sign * rival.under(looked) + 0.0
     return Verdict(
         answer,
         gain,
@@ -301,12 +335,13 @@ def _verdict(
         worst_class_before=worst(plain) if classifier else math.nan,
         worst_class_after=worst(after) if classifier else math.nan,
         hard_before=hard_before,
-        hard_after=mean(second.surely, looked),
-        effective_size=effective_size(looked),
-        smallest_group=smallest_visible(looked, error / (1.0 if classifier else hard_before or 1.0)),
+        hard_after=sign * second.under(looked) + 0.0,
+        effective_size=effective_size(looked.mean(0)),
+        smallest_group=smallest_visible(looked.mean(0), error / (1.0 if classifier else hard_before or 1.0)),
         left_alone=left_alone,
         chosen={} if best is None else best.settings,
         note=note,
+        used=used,
         over_budget=best is None,
         loss=not classifier,
     )
@@ -318,11 +353,11 @@ def _of_label(predictions: Array, y: Array, classifier: bool) -> Array:
     return found
 
 
-def _scores(predictions: list[Array], y: Array, classifier: bool) -> _Scores:
-    """Scores averaged over several predictions of all samples; zero for samples in no test fold."""
-    each = [_right(one, y, classifier) for one in predictions]
-    surely = [surely_right(one, y) for one in predictions] if classifier else each
-    return _Scores(*(np.nan_to_num(np.mean(found, axis=0)) for found in (each, surely)))
+def _scores(predictions: list[list[Array]], y: Array, classifier: bool) -> _Scores:
+    """Scores averaged over the partitions of each way; zero for samples in no test fold."""
+    each = [np.mean([_right(one, y, classifier) for one in way], axis=0) for way in predictions]
+    surely = [np.mean([surely_right(one, y) for one in way], axis=0) for way in predictions] if classifier else each
+    return _Scores(np.nan_to_num(np.mean(each, axis=0)), np.nan_to_num(np.array(surely)))
 
 
 def _right(predictions: Array, y: Array, classifier: bool) -> Array:

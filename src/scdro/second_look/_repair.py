@@ -24,7 +24,7 @@ from scdro.second_look._folds import cross_fit, partitions
 from scdro.second_look._gallery import Gallery, clustered
 from scdro.second_look._head import copied, features_of, put_head
 from scdro.second_look._slices import Slices, described
-from scdro.second_look._verdict import CLASS_WEIGHTS, NOTHING, Verdict
+from scdro.second_look._verdict import BALANCED, CLEARLY, NOTHING, PLAIN, REFIT, SECOND, Verdict, paired
 from scdro.second_look._weights import FEW, balanced
 
 __all__ = ["HeadScores", "Repaired", "repair"]
@@ -130,11 +130,12 @@ def repair(
     2. A reference head is fitted to them out of fold, with the penalty of the smallest log loss.
     3. `second_look_weights` gives weight to the samples where the reference is no better than a guess.
     4. Heads with these weights and several penalties are compared out of fold.
-    5. If the verdict is that the best one helps, it is solved exactly and put into a copy of the network. The given
+    5. If the verdict is that the best one helps, it is solved exactly and put into a copy of the network. If nothing
+       stands out, but a plain head fitted to these data is clearly better than the given one, that is used. The given
        model never changes, even if you interrupt.
 
-    The verdict compares with the reference, not with the given head. A head that was trained well on far more data may
-    be better than both: then use `towards="old"`, and compare `model` with the given one on held-out data.
+    Apart from that, the verdict compares heads fitted to these data. A head that was trained well on far more data may
+    be better than all of them: then use `towards="old"`, and compare `model` with the given one on held-out data.
 
     Args:
         model: a classifier whose output (or whose output's `logits`) is that of an `nn.Linear`, as it is or as
@@ -189,27 +190,14 @@ def repair(
         start = old if towards == "old" else None
 
         penalty, accuracy = _reference_penalty(Z, y, intercept, seed, tell)
-        look = _looked(Z, y, penalty, intercept, start, seed, budget, tell)
-        verdict, right = look.verdict, given
-        if accuracy >= MEMORISED and refuse:
-            note = (
-                f"Even out of fold, {100 * accuracy:.1f}% are right: the network may have memorised these samples. "
-                "Pass data that the network was not trained on; refuse=False repairs it anyway."
-            )
-            verdict = replace(verdict, answer=NOTHING, note=note)
-        elif not verdict.helps and verdict.answer != CLASS_WEIGHTS:
-            advice = (
-                "Training the whole network again with weights (out_of_fold, second_look_weights) can gain where a new "
-                "last layer does not."
-            )
-            verdict = replace(verdict, note=f"{verdict.note} {advice}".strip())
-        solution = None
-        if verdict.helps or not (refuse or verdict.over_budget):
-            solver = HeadSolver(verdict.chosen.get("C", penalty), start, intercept, tol=1e-6)
-            solution, right = solver.fit(Z, y, look.weights), look.scores["second"]
-        elif verdict.answer == CLASS_WEIGHTS:
-            solver = HeadSolver(penalty, start, intercept, tol=1e-6)
-            solution, right = solver.fit(Z, y, balanced(np.ones(len(y)), y)), look.scores["balanced"]
+        look = _looked(Z, y, penalty, intercept, start, seed, budget, refuse, tell)
+        verdict = _with_the_given_head(look, given, accuracy, refuse)
+        right, solution = given, None
+        if verdict.used != PLAIN or verdict.answer == REFIT:
+            right = look.scores[verdict.used]
+            weights = {PLAIN: np.ones(len(y)), BALANCED: balanced(np.ones(len(y)), y), SECOND: look.weights}
+            C = verdict.chosen.get("C", penalty) if verdict.used == SECOND else penalty
+            solution = HeadSolver(C, start, intercept, tol=1e-6).fit(Z, y, weights[verdict.used])
     if solution is None:
         warnings.warn(f"the given head is kept: {verdict.answer}; see the verdict", ScdroWarning, stacklevel=2)
     else:
@@ -220,6 +208,35 @@ def repair(
         module.training = training
     before, after = (HeadScores.of(each, y, look.weights) for each in (given, right))
     return Repaired(new, verdict, before, after, look.weights, look.of_label, y, X, given, right)
+
+
+def _with_the_given_head(look: Examined, given: Array, accuracy: float, refuse: bool) -> Verdict:
+    """The verdict is about heads fitted to these samples. Where none of them is used, a plain one may still be better
+    than the given head, which was fitted to others."""
+    verdict = look.verdict
+    here = (
+        f"Before and after are of heads fitted to these samples; the given head is right for {_percent(given.mean())}."
+    )
+    if refuse and accuracy >= MEMORISED and given.mean() >= MEMORISED:
+        note = (
+            f"Even out of fold, {_percent(accuracy)} are right: the network may have memorised these samples. Pass "
+            "data that the network was not trained on; refuse=False repairs it anyway."
+        )
+        return replace(verdict, answer=NOTHING, used=PLAIN, note=note)
+    if verdict.used != PLAIN:
+        return replace(verdict, note=f"{verdict.note} {here}".strip())
+    gain, error = paired(look.scores[PLAIN], given, np.ones(len(given)))
+    if gain > CLEARLY * error:
+        return replace(verdict, answer=REFIT, note=here, over_budget=False)
+    advice = (
+        "Training the whole network again with weights (out_of_fold, second_look_weights) can gain where a new last "
+        "layer does not."
+    )
+    return replace(verdict, note=" ".join(filter(None, [verdict.note, here, advice])))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
 
 
 def _check_labels(y: Array, classes: int, name: str) -> None:
@@ -289,12 +306,12 @@ def _reference(C: float, intercept: bool) -> LogisticRegression:
 
 def _looked(
     Z: Array, y: Array, penalty: float, intercept: bool, start: tuple[Array, Array] | None, seed: int,
-    budget: float | None, tell: Callable[[str], None],
+    budget: float | None, refuse: bool, tell: Callable[[str], None],
 ) -> Examined:  # fmt: skip
     reference = _reference(penalty, intercept)
     head = reference if start is None else HeadSolver(penalty, start, intercept)
     candidates = [{"C": C} for C in SECOND_PENALTIES]
-    look = LookSettings(head, candidates, reference, cv=FOLDS, budget=budget, random_state=seed)
+    look = LookSettings(head, candidates, reference, cv=FOLDS, budget=budget, refuse=refuse, random_state=seed)
     return examine(look, Z, y, np.ones(len(y)), tell=tell)
 
 

@@ -30,6 +30,8 @@ Array = npt.NDArray[Any]
 
 HELPS, CLASS_WEIGHTS = "helps", "class weights suffice"
 NOTHING, WRONG_LABELS = "nothing stands out", "looks like wrong labels"
+REFIT = "a plain refit suffices"  # of `repair` alone
+PLAIN, BALANCED, SECOND = "plain", "class weights", "second fit"  # the model in use
 
 SURE, SURE_OF_A_FALL = 0.7, 1.0  # standard errors that the gain must exceed, and where the worst class falls
 MAY_FALL, WORTH = 0.03, 0.6  # a fall up to MAY_FALL is accepted if the gain is at least WORTH times it
@@ -45,13 +47,14 @@ class Verdict:
     """What a second look does, in numbers; prints as a short paragraph. All scores are out of fold.
 
     Attributes:
-        answer: "helps", "class weights suffice", "nothing stands out" or "looks like wrong labels".
+        answer: "helps", "class weights suffice", "nothing stands out" or "looks like wrong labels"; of `repair`, also
+            "a plain refit suffices".
         gain: how much better the second fit is than the best one without the weights, under the weights.
         gain_error: standard error of the gain.
         kept: the share of the reference's lead over a guess that the second fit keeps without the weights, with all
             classes counted equally.
         before: score of the plain model without the weights: accuracy, or mean absolute error for regressors.
-        after: the same for the second fit, or for the class-weighted model if class weights suffice.
+        after: the same for the second fit, or for the class-weighted model if that is the one in use.
         worst_class_before: accuracy of the plain model on its worst class, of those with at least 20 samples.
         worst_class_after: the same for the model of `after`.
         hard_before: score under the weights of the best model trained without them: accuracy, where samples that a
@@ -63,7 +66,8 @@ class Verdict:
         left_alone: classes whose weights stay uniform, and why.
         chosen: the settings chosen for the second fit.
         note: a further remark, or "".
-        over_budget: whether every second fit costs more than the budget; then the numbers are the plain model's.
+        used: the model in use: "plain", "class weights" or "second fit".
+        over_budget: whether every second fit costs more than the budget; then its numbers are the plain model's.
 
     Example:
         >>> verdict = Verdict("nothing stands out", -0.02, 0.03, 0.97, 0.95, 0.93, 0.94, 0.9, 0.5, 0.48, 60.0, 12)
@@ -86,6 +90,7 @@ class Verdict:
     left_alone: dict[Any, str] = field(default_factory=dict)
     chosen: dict[str, Any] = field(default_factory=dict)
     note: str = ""
+    used: str = PLAIN
     over_budget: bool = False
     loss: bool = False  # scores are losses: less is better
 
@@ -94,9 +99,9 @@ class Verdict:
         return self.answer == HELPS
 
     def __str__(self) -> str:
-        if self.over_budget:
-            return self.note
-        text = [_ANSWERS[self.answer], self._on_the_hard(), self._on_the_rest()]
+        if self.over_budget and self.used == PLAIN:
+            return f"{self.note} The plain model is kept."
+        text = [_ANSWERS[self.answer], "" if self.over_budget else self._on_the_hard(), self._on_the_rest()]
         if self.answer == WRONG_LABELS:
             text.append(f"It would keep {max(100 * self.kept, 0):.0f}% of the first model's lead over guessing.")
         if self.smallest_group:
@@ -110,11 +115,11 @@ class Verdict:
             text.append(f"Classes not looked into: {named}{more}.")
         if self.note:
             text.append(self.note)
-        return " ".join(text)
+        return " ".join(filter(None, text))
 
     def _on_the_hard(self) -> str:
         say = _as_loss if self.loss else _as_share
-        goes = "goes" if self.helps else "would go with a second fit"
+        goes = "goes" if self.used == SECOND else "would go with a second fit"
         return (
             f"On the hard samples (weighted; effectively {self.effective_size:.0f}), "
             f"{'the error' if self.loss else 'accuracy'} {goes} from {say(self.hard_before)} to {say(self.hard_after)} "
@@ -124,8 +129,8 @@ class Verdict:
 
     def _on_the_rest(self) -> str:
         say = _as_loss if self.loss else _as_share
-        data = "With class weights" if self.answer == CLASS_WEIGHTS else "On the unweighted data"
-        goes = "goes" if self.answer in (HELPS, CLASS_WEIGHTS) else "would go"
+        data = "With class weights" if self.used == BALANCED else "On the unweighted data"
+        goes = "would go" if self.used == PLAIN else "goes"
         worst = ""
         if not math.isnan(self.worst_class_before):
             worst = f", that of the worst class from {say(self.worst_class_before)} to {say(self.worst_class_after)}"
@@ -137,8 +142,10 @@ _ANSWERS = {
     HELPS: "A second look helps.",
     CLASS_WEIGHTS: "Class weights suffice: beyond equal weights of the classes, nothing stands out.",
     NOTHING: "Nothing stands out.",
-    WRONG_LABELS: "The hard samples look like wrong labels, or like classes that overlap: a model trained on them "
-    "loses the rule that holds for the others.",
+    WRONG_LABELS: "The hard samples look like wrong labels, or like data that overlap: a model trained on them loses "
+    "the rule that holds for the others.",
+    REFIT: "A plain refit suffices: fitted to these samples, the head is clearly better than the given one, and beyond "
+    "that nothing stands out.",
 }
 
 
