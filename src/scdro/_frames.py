@@ -55,8 +55,8 @@ def as_vector(values: Any) -> Array:
         >>> as_vector([1, None]), as_vector(["a", float("nan")])
         (array([ 1., nan]), array(['a', None], dtype=object))
     """
-    known = _known(values)
-    if isinstance(known, nw.Series):
+    known = _known(values.to_series() if hasattr(values, "to_series") and hasattr(values, "to_frame") else values)
+    if isinstance(known, nw.Series):  # also from an index of pandas
         if known.dtype.is_numeric():
             return _floats(known.cast(nw.Float64).to_list())
         if known.dtype == nw.Datetime or known.dtype == nw.Date:

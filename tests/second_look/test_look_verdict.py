@@ -5,6 +5,7 @@ import pytest
 
 from scdro.second_look import Verdict
 from scdro.second_look._verdict import (
+    BALANCED,
     BELOW_CLASS_WEIGHTS,
     CLASS_WEIGHTS,
     CLEARLY,
@@ -13,6 +14,8 @@ from scdro.second_look._verdict import (
     KEPT,
     MAY_FALL,
     NOTHING,
+    PLAIN,
+    SECOND,
     UNSURE,
     WORTH,
     WRONG_LABELS,
@@ -146,9 +149,10 @@ def test_printed():
         "worst_class_before": 0.81,
         "worst_class_after": 0.85,
     }
+    rest = {"effective_size": 300.0, "smallest_group": 9, "left_alone": {"cat": "too few"}}
     texts = {
-        answer: str(Verdict(answer, **numbers, effective_size=300.0, smallest_group=9, left_alone={"cat": "too few"}))
-        for answer in (HELPS, CLASS_WEIGHTS, NOTHING, WRONG_LABELS)
+        answer: str(Verdict(answer, **numbers, **rest, used=used))
+        for answer, used in {HELPS: SECOND, CLASS_WEIGHTS: BALANCED, NOTHING: PLAIN, WRONG_LABELS: PLAIN}.items()
     }
     assert len({text.split(".")[0] for text in texts.values()}) == 4
     for text in texts.values():

@@ -164,7 +164,9 @@ def test_logits_probabilities_outputs_and_one_number_say_the_same():
 def test_outputs_that_are_no_classes():
     data = torch.utils.data.TensorDataset(torch.zeros(10, 1), torch.arange(10) % 2)
     with pytest.raises(DataError, match="shape"):
-        out_of_fold(lambda _: nn.Flatten(0), data)
+        out_of_fold(lambda _: nn.Unflatten(1, (1, 1)), data)
+    with pytest.raises(DataError, match=r"shape \(10,\)"):
+        out_of_fold(lambda _: nn.Sequential(nn.Linear(1, 2), nn.Flatten(0)), data)
 
 
 def test_a_class_with_one_sample():
@@ -237,3 +239,21 @@ def test_a_bool_is_no_number_of_folds():
     y = np.arange(40) % 2
     with pytest.raises(HyperparameterError, match="cv"):
         partitions(True, 1, y, y, None, 0, True)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_one_output_is_read_in_one_way_in_all_folds(flat):
+    """In [0, 1] in one fold and not in the other: logits in both."""
+    x = torch.linspace(0, 1, 40)[:, None]
+    slopes = iter([1.0, 3.0])
+
+    def train(subset):
+        net = nn.Linear(1, 1)
+        nn.init.constant_(net.weight, next(slopes))
+        nn.init.zeros_(net.bias)
+        return nn.Sequential(net, nn.Flatten(0)) if flat else net
+
+    proba = out_of_fold(train, TensorDataset(x, torch.arange(40) % 2))
+    logits = torch.logit(proba[:, 1])
+    assert ((logits - x[:, 0]).abs() < 1e-5).sum() >= 20
+    assert ((logits - 3 * x[:, 0]).abs() < 1e-5).sum() >= 20

@@ -125,6 +125,33 @@ def test_the_new_head_is_the_exact_minimiser(repaired):
     assert (logits[:, 1] - logits[:, 0]).numpy() == pytest.approx(exact.decision_function(Z), abs=1e-4)
 
 
+def test_a_plain_refit_where_only_the_given_head_is_wrong():
+    rng = np.random.default_rng(0)
+    y = torch.tensor(rng.integers(0, 2, 600))
+    X = torch.tensor(rng.normal(size=(600, 4)), dtype=torch.float32)
+    X[:, 0] += 4 * y
+    model = nn.Sequential(nn.Identity(), nn.Linear(4, 2))
+    with torch.no_grad():
+        model[1].weight.copy_(torch.tensor([[0.0, 1, 0, 0], [0, -1, 0, 0]]))  # knows nothing
+    fixed = repair(model, batches(X, y), progress=False)
+    assert fixed.verdict.answer == "a plain refit suffices"
+    assert fixed.before.accuracy < 0.6
+    assert fixed.after.accuracy > 0.95
+    right = (fixed.model(X).argmax(1) == y).double().mean().item()
+    assert right == pytest.approx(fixed.after.accuracy, abs=0.02)
+    assert f"the given head is right for {100 * fixed.before.accuracy:.1f}%" in str(fixed.verdict)
+
+
+def test_easy_samples_that_the_given_head_gets_wrong_are_not_memorised():
+    torch.manual_seed(0)
+    y = (torch.rand(1000) < 0.1).long()
+    X = torch.randn(1000, 3) * 0.05
+    X[:, 0] += y
+    fixed = repair(nn.Sequential(nn.Identity(), nn.Linear(3, 2)), batches(X, y), progress=False)
+    assert "memorised" not in str(fixed.verdict)
+    assert fixed.after.accuracy > 0.99 > fixed.before.accuracy
+
+
 def test_bit_for_bit_again_and_whether_or_not_the_loader_shuffles(repaired):
     model, _, fixed = repaired
     X, y, _ = hidden_group()

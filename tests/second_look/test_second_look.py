@@ -16,8 +16,10 @@ from sklearn.model_selection import (
     GridSearchCV,
     GroupKFold,
     LeaveOneGroupOut,
+    RepeatedStratifiedKFold,
     ShuffleSplit,
     StratifiedGroupKFold,
+    StratifiedKFold,
     TimeSeriesSplit,
     cross_val_score,
 )
@@ -25,6 +27,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
+from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
@@ -157,6 +160,62 @@ def test_a_gain_at_too_high_a_price_is_undecided():
         assert ("cannot tell" in str(verdict)) == ("refuse=False" in str(verdict)) == gains
         said.add(gains)
     assert said == {True, False}
+
+
+def unequal(n=2000, seed=0):
+    rng = np.random.default_rng(seed)
+    y = (rng.random(n) < 0.1).astype(int)
+    return rng.normal(size=(n, 3)) + 1.2 * y[:, None], y
+
+
+def test_class_weights_stay_within_the_budget_too():
+    X, y = unequal()
+    free = SecondLook(LogisticRegression(), random_state=0).fit(X, y)
+    assert free.verdict_.used == "class weights"
+    price = free.verdict_.before - free.verdict_.after
+    with pytest.warns(ScdroWarning, match="plain model is kept"):
+        look = SecondLook(LogisticRegression(), random_state=0, budget=price / 2).fit(X, y)
+    assert (look.verdict_.answer, look.verdict_.used) == ("nothing stands out", "plain")
+    assert look.estimator_ is look.plain_
+    assert look.score(X, y) == look.plain_.score(X, y)
+
+
+def test_class_weights_within_the_budget_where_no_second_fit_is():
+    X, y = unequal()
+    look = SecondLook(LogisticRegression(), random_state=0, budget=0.2, grid={"C": [1e-9]}).fit(X, y)
+    assert look.verdict_.over_budget
+    assert look.verdict_.used == "class weights"
+    assert "Class weights suffice" in str(look.verdict_)
+    assert "plain model is kept" not in str(look.verdict_)
+    assert look.verdict_.after == pytest.approx(look.score(X, y), abs=0.01)
+
+
+def test_the_numbers_are_those_of_the_model_in_use_also_if_it_is_not_refused():
+    X, y = unequal()
+    look = SecondLook(LogisticRegression(), random_state=0, refuse=False).fit(X, y)
+    assert (look.verdict_.answer, look.verdict_.used) == ("class weights suffice", "second fit")
+    assert look.verdict_.after == pytest.approx(look.score(X, y), abs=0.03)
+    assert "With class weights" not in str(look.verdict_)
+
+
+def test_an_unstable_model_gains_nothing_by_chance():
+    """A tree is wrong on other samples in other folds: scored in those that made the weights, it looks too bad."""
+    helps = 0
+    for seed in range(4):
+        X, y = make_classification(900, 10, n_informative=4, flip_y=0.15, random_state=seed)
+        tree = DecisionTreeClassifier(random_state=0)
+        look = SecondLook(tree, random_state=seed, refuse=False).fit(X, y)
+        assert abs(look.verdict_.gain) < 2 * look.verdict_.gain_error
+        helps += look.verdict_.helps
+    assert helps <= 1
+
+
+def test_a_splitter_with_one_partition_makes_weights_and_scores():
+    X, y, _ = hidden_group()
+    look = SecondLook(LogisticRegression(), cv=StratifiedKFold(4), grid=None).fit(X, y)
+    assert look.verdict_.helps
+    several = SecondLook(LogisticRegression(), cv=RepeatedStratifiedKFold(n_splits=4, n_repeats=3, random_state=0))
+    assert several.fit(X, y).verdict_.helps
 
 
 def test_the_worst_class_is_compared_with_both_rivals(monkeypatch):

@@ -166,7 +166,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             check_classification_targets(y)
             self.classes_ = np.unique(y)
             if len(self.classes_) == 1:  # the estimator itself complains about an empty data set
-                raise DataError(f"expected at least two classes, got one class: {self.classes_[0]!r}")
+                raise DataError(f"expected at least two classes, got one class: {self.classes_[:1].tolist()[0]!r}")
         base = array_weights(sample_weight, _num_samples(X))
         known_groups = self._known_groups(X)
         self.plain_ = fit_weighted(self.estimator, X, y, base)

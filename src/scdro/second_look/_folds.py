@@ -53,6 +53,7 @@ def out_of_fold(
     Args:
         train: a function that takes a data set and returns a trained network; it is called `folds` times. The network
             returns logits or probabilities of the classes (or an output with `logits`), or one of them for two classes.
+            Outputs that are in [0, 1] for all samples (and sum to one, if there are several) are probabilities.
         dataset: a data set of pairs (input, label), with a length; `dataset[i]` must always be the same sample. Every
             class needs two samples or more.
         folds: number of parts, >= 2. Two are enough: the reference need not be as good as the final network.
@@ -95,33 +96,35 @@ def out_of_fold(
             raise DataError(
                 f"expected networks with {parts[0].shape[1]} outputs for every fold, got {parts[-1].shape[1]}"
             )
-    found = torch.zeros(n, parts[0].shape[1])
-    found[torch.as_tensor(np.concatenate(order))] = torch.cat(parts)
+    probabilities = _as_probabilities(torch.cat(parts))  # of all folds at once: a guess about each could differ
+    found = torch.zeros_like(probabilities)
+    found[torch.as_tensor(np.concatenate(order))] = probabilities
     return found
 
 
 @torch.no_grad()
 def _predicted(network: nn.Module, dataset: Any, rows: Array, batch_size: int) -> Tensor:
-    """Probabilities, on the CPU; the network's mode is restored."""
+    """Outputs, (samples, outputs), on the CPU; the network's mode is restored."""
     device = next((p.device for p in network.parameters()), torch.device("cpu"))
     training = network.training
     network.eval()
     try:
         parts = []
         for at in range(0, len(rows), batch_size):
-            inputs = torch.utils.data.default_collate([dataset[i][0] for i in rows[at : at + batch_size].tolist()])
+            batch = rows[at : at + batch_size].tolist()
+            inputs = torch.utils.data.default_collate([dataset[i][0] for i in batch])
             result = logits_of(network(on_device(inputs, device)))
-            if result is None or result.ndim != 2:
+            if result is None or result.ndim not in (1, 2) or len(result) != len(batch):
                 got = "none" if result is None else f"shape {tuple(result.shape)}"
-                raise DataError(f"expected outputs (samples, classes) of the network, got {got}")
+                raise DataError(f"expected outputs ({len(batch)}, classes) for {len(batch)} samples, got {got}")
             if not bool(result.isfinite().all()):
                 raise DataError(
                     "expected finite outputs of the network, got NaN or infinite ones; did training diverge?"
                 )
-            parts.append(result.float().cpu())
+            parts.append(result.float().cpu().reshape(len(batch), -1))
     finally:
         network.train(training)
-    return _as_probabilities(torch.cat(parts))
+    return torch.cat(parts)
 
 
 def _as_probabilities(out: Tensor) -> Tensor:

@@ -162,7 +162,12 @@ def clustered(
 
 
 def _name(label: Any, names: Any) -> str:
-    return str(label) if names is None else str(names[label])
+    if names is None:
+        return str(label)
+    try:
+        return str(names[label])
+    except (IndexError, KeyError, TypeError) as error:
+        raise DataError(f"expected names of all classes, by label, got none for {label!r}") from error
 
 
 def _picture(image: Any) -> Array:
@@ -179,7 +184,7 @@ def _picture(image: Any) -> Array:
     low, high = float(np.nanmin(array)), float(np.nanmax(array))
     if low >= 0 and high <= 255:
         return array / (255.0 if high > 1 else 1.0)
-    return (array - low) / (high - low)  # normalised for a network: stretch to the visible range
+    return (array - low) / ((high - low) or 1.0)  # normalised for a network: stretch to the visible range
 
 
 def _shown(figure: Any, images: list[Array], titles: list[str], across: int) -> None:

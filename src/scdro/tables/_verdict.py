@@ -419,7 +419,9 @@ class _Words:
         )
 
     def looked(self, look: str | None) -> list[str]:
-        return [] if look is None else [f"A second look says: {look}."]
+        if look is None:
+            return []
+        return [f"By its own verdict, on the hard samples and without regard to the budget, a second look: {look}."]
 
     def verdict(
         self, answer: str, robust: str, after: _Pooled, price: Difference, value: Difference, tail: Difference,
