@@ -166,14 +166,16 @@ def examine(
         class_weighted = scored({}, in_balance, "class weights", times=1)
     else:
         class_weighted = plain
-    tried = [scored(settings, looking, f"second look: {settings}", times=1) for settings in look.candidates]
+    several = len(look.candidates) > 1
+    times = 1 if several else None
+    tried = [scored(settings, looking, f"second look: {settings}", times) for settings in look.candidates]
     rivals = [by_reference_scores]
-    if look.reference is None and len(tried) > 1:
+    if look.reference is None and several:
         without = [scored(t.settings, in_balance, f"without weights: {t.settings}", times=1) for t in tried]
         k = int(np.argmax([float(on_test.balanced_base @ scores.each) for scores in without]))
         rivals.append(scored(tried[k].settings, in_balance, "without weights, chosen"))
     best = _choose(look, tried, plain, by_reference_scores, on_test, known_groups, y)
-    if best is not None:
+    if best is not None and several:
         best = scored(best.settings, looking, "second look, chosen")
     verdict = _verdict(
         look, best, plain, by_reference_scores, class_weighted, rivals, on_test, y, left_alone, known_groups
