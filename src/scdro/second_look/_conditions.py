@@ -17,7 +17,7 @@ __all__ = ["Condition", "conditions_of", "read_columns"]
 
 Array = npt.NDArray[Any]
 CUTS = (0.1, 0.25, 0.5, 0.75, 0.9)  # quantiles at which numbers are split
-FEW = 12  # a column with at most this many distinct numbers is split by value
+DISTINCT = 12  # a column with at most this many distinct numbers is split by value
 VALUES, WORDS = 40, 1000  # at most this many values, or words, of a column, the most frequent
 
 
@@ -69,7 +69,7 @@ def _about_numbers(name: str, values: Array) -> Iterator[tuple[str, Array]]:
     missing = np.isnan(values)
     yield f"{name} is missing", missing
     distinct = np.unique(values[~missing])
-    if len(distinct) <= FEW:
+    if len(distinct) <= DISTINCT:
         for value in distinct:
             yield f"{name} = {value:.12g}", values == value
         return
