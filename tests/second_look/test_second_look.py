@@ -463,6 +463,17 @@ def test_regressors():
         assert not SecondLook(LinearRegression(), random_state=0).fit(X, y).verdict_.helps
 
 
+def test_weights_of_a_regressor_reach_the_error_of_the_weighted_median():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=400)
+    y = np.where(x > 1, 10.0, 2.0) * x + 0.1 * rng.normal(size=400)
+    given = np.where(y > 5, 20.0, 1.0)
+    look = SecondLook(Ridge(), random_state=0, refuse=False).fit(x[:, None], y, sample_weight=given)
+    of_constants = [np.average(np.abs(y - constant), weights=given) for constant in y]
+    assert look.weights_ @ look.reference_proba_ / 400 == pytest.approx(min(of_constants), rel=0.05)
+    assert np.average(np.abs(y - np.median(y)), weights=given) > 1.5 * min(of_constants)  # the plain median is far away
+
+
 @pytest.mark.parametrize(
     ("look", "error", "match"),
     [

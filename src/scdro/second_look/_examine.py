@@ -272,7 +272,13 @@ def _knowing_nothing(look: LookSettings, y: Array, as_is: Array) -> float:
     """The score of a guess: one of the classes, or the median."""
     if look.classifier:
         return 1 / (int(y.max()) + 1)
-    return -float(np.average(np.abs(y - np.median(y)), weights=as_is))
+    return -_error_of_median(y, as_is)
+
+
+def _error_of_median(y: Array, weights: Array) -> float:
+    """The mean absolute error of always predicting the weighted median."""
+    median = np.quantile(y, 0.5, method="inverted_cdf", weights=weights)
+    return float(np.average(np.abs(y - median), weights=weights))
 
 
 def _verdict(
@@ -377,7 +383,7 @@ def _tilted_errors(errors: Array, y: Array, base: Array, rho: Any) -> LookWeight
     q = base / base.sum()
     if rho != "half":
         return LookWeights(worst_case(errors, rho, sample_weight=q).weights * len(y), {}, {})
-    of_median = float(q @ np.abs(y - np.median(y)))
+    of_median = _error_of_median(y, q)
     if len(y) < SMALL or not float(q @ errors) < of_median < float(errors.max()):
         return LookWeights(q * len(y), {}, {"all": "no weights make the first model as bad as the median"})
     weights, lam = tilted_to(-errors, q, -of_median, SMALL)
