@@ -314,8 +314,11 @@ def test_pipelines_searches_and_cross_validation():
         warnings.simplefilter("ignore", ScdroWarning)
         assert search.fit(X, y).best_score_ > 0.8
         assert cross_val_score(SecondLook(LogisticRegression(), cv=2, repeats=1), X, y, cv=2).min() > 0.8
-        over = SecondLook(GridSearchCV(LogisticRegression(), {"C": [0.1, 1.0]}, cv=2), repeats=1, cv=2, random_state=0)
-        assert over.fit(X, y).score(X, y) > 0.8
+        inner = GridSearchCV(LogisticRegression(), {"C": [0.1, 1.0]}, cv=2)
+        for searched in (inner, make_pipeline(StandardScaler(), inner)):
+            over = SecondLook(searched, repeats=1, cv=2, random_state=0)
+            assert over.fit(X, y).score(X, y) > 0.8
+            assert over.verdict_.chosen == {}  # the search sets C: there is nothing left to try
     assert clone(inside).get_params()["estimator__logisticregression__C"] == 1.0
 
 

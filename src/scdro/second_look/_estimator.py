@@ -53,6 +53,11 @@ def _estimator_has(name: str) -> Any:
     return check
 
 
+def _is_search(estimator: Any) -> bool:
+    """Whether it is a GridSearchCV or the like, of any library."""
+    return hasattr(estimator, "get_params") and {"estimator", "refit"} <= estimator.get_params(deep=False).keys()
+
+
 class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     r"""Fit twice: the second time with weights under which the first fit is no better than a guess, if that helps.
 
@@ -76,7 +81,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         repeats: number of partitions into `cv` folds, if `cv` is a number. Weights are averages over them, and scores
             over as many others. If a splitter makes several partitions, half of them are for the weights.
         grid: settings of the second fit to choose from, as for `GridSearchCV`; None for the estimator as it is;
-            "auto" for its C times 1e-4 to 10, if it has one.
+            "auto" for its C times 1e-4 to 10, if it has one that no search inside of it sets.
         budget: the largest loss of out-of-fold accuracy allowed, as a share (0.01 is one point); for regressors, the
             largest rise of the mean absolute error; None for no bound.
         groups: known group labels of the rows of X, None or NaN where unknown; a Series is looked up by X's index. If
@@ -243,6 +248,9 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             raise HyperparameterError(f'expected grid to be "auto", None or a grid of settings, got {self.grid!r}')
         settings = self.estimator.get_params()
         names = [n for n, v in settings.items() if (n == "C" or n.endswith("__C")) and isinstance(v, int | float)]
+        parts = {"": self.estimator} | {f"{name}__": part for name, part in settings.items()}
+        searches = [prefix for prefix, part in parts.items() if _is_search(part)]
+        names = [n for n in names if not any(n.startswith(prefix) for prefix in searches)]  # a search sets C itself
         if len(names) != 1 or not np.isfinite(settings[names[0]]):
             return [{}]
         return [{names[0]: float(settings[names[0]]) * factor} for factor in PENALTIES]
