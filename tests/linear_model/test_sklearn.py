@@ -64,6 +64,16 @@ def test_pandas_names_and_pipelines():
     assert search.fit(X.iloc[:, :3], X.iloc[:, 3]).best_score_ > 0
 
 
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_coefficients_of_several_classes_without_a_penalty_are_those_of_scikit_learn(fit_intercept):
+    X, y = load_iris(return_X_y=True)
+    X = X + np.random.default_rng(0).normal(size=X.shape)
+    model = KLDROClassifier(rho=0.0, C=np.inf, fit_intercept=fit_intercept, tol=1e-10).fit(X, y)
+    same = LogisticRegression(C=np.inf, fit_intercept=fit_intercept, tol=1e-10, max_iter=1000).fit(X, y)
+    np.testing.assert_allclose(model.coef_, same.coef_, atol=1e-5)
+    np.testing.assert_allclose(model.intercept_, same.intercept_, atol=1e-5)
+
+
 def test_class_weight_is_a_factor_of_the_sample_weight():
     X, y = make_classification(200, 5, weights=[0.8], random_state=0)
     by_class = KLDROClassifier(class_weight={0: 1.0, 1: 3.0}).fit(X, y)

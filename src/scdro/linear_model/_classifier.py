@@ -201,10 +201,12 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
 
     def _unpack(self, W: Array, dtype: Any) -> None:
         k, d = len(W), self.n_features_in_
+        if k > 1:  # what no penalty determines is determined only up to a part common to all classes: make it zero
+            free = slice(None) if np.isinf(self.C) else slice(d, None)
+            W = W.copy()
+            W[:, free] -= W[:, free].mean(0)
         self.coef_ = W[:, :d].astype(dtype)
-        self.intercept_ = np.zeros(k, dtype)
-        if self.fit_intercept:  # with several classes it is determined only up to a constant
-            self.intercept_ = (W[:, d] - (W[:, d].mean() if k > 1 else 0.0)).astype(dtype)
+        self.intercept_ = W[:, d].astype(dtype) if self.fit_intercept else np.zeros(k, dtype)
 
 
 def _encoded(classes: Array, y: Array) -> Array:
