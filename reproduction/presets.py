@@ -100,7 +100,16 @@ SMALL_GRID: Grid = (
     ("dual_lr", (1e-5, 1e-4)),
     ("DualSGM.dual_lr", (0.1,)),
 )
-# The same with three values, where SCDRO has three radii to choose from.
+# The same with three values, since linear models are quick.
+CONVEX_GRID: Grid = (
+    ("beta", (0.1, 0.5, 0.9)),
+    ("ERM.momentum", (0.0, 0.5, 0.9)),
+    ("FastDRO.momentum", (0.0, 0.5, 0.9)),
+    ("lam", (0.1, 1.0, 10.0)),
+    ("dual_lr", (1e-5, 1e-4, 1e-3)),
+    ("DualSGM.dual_lr", (0.1,)),
+)
+# With three values where SCDRO has three radii to choose from.
 HEAD_GRID: Grid = (
     ("beta", (0.1,)),
     ("ERM.momentum", (0.0, 0.5, 0.9)),
@@ -108,6 +117,7 @@ HEAD_GRID: Grid = (
     ("RECOVER.lam", (1.0, 50.0, 100.0)),
     ("gamma", (0.9,)),
 )
+SMALL_CONVEX: Mapping[str, Grid] = {"figure1": CONVEX_GRID, "table2": HEAD_GRID}
 # A narrow ResNet8 on images of half the side, a tenth of the epochs.
 SMALL_NETWORK: Mapping[str, Any] = {
     "model": "resnet8",
@@ -195,6 +205,8 @@ def _shortened(whole: Study, scale: str) -> Study:
     if network:
         small = SMALL_HEAD if whole.experiment == "table3" else SMALL_NETWORK
         changes |= small if scale == "small" or small is SMALL_HEAD else SMOKE_NETWORK
+    elif scale == "small" and whole.experiment in SMALL_CONVEX:
+        changes |= {"steps": STEPS, "refine": True, "grid": SMALL_CONVEX[whole.experiment]}
     if scale == "smoke":
         changes |= SMOKE
     changes["grid"] = _known(changes.get("grid", whole.grid), whole.methods)

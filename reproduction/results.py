@@ -24,8 +24,8 @@ ENDED_WELL = (
     "equal chances for all classes, in any worst case."
 )
 PAIRED = (
-    'Paired by seed, in points of accuracy: {}. Each interval is for one comparison by itself. Ours is "higher" or '
-    '"lower" where that holds for all comparisons at once, with 95% (Holm).'
+    "Paired by seed, in points of accuracy. Each interval is for one comparison by itself. Ours is "
+    '"higher" or "lower" where that holds for all {} of this page at once, with 95% (Holm).'
 )
 
 
@@ -44,9 +44,9 @@ def markdown(found: Found, environments: Sequence[Mapping[str, Any]] = ()) -> st
     parts.append(f"Made by\n\n    {protocol.command(studies)}\n\n{versions(environments)}")
     if any(len(study.rho) > 1 and not study.choose_rho for study in studies):
         parts.append(_by_radius(found))
-    for study, outcomes in found:
+    for (study, outcomes), differences in zip(found, _differences(found), strict=True):
         parts += [f"## {study.dataset}", described(study), protocol.shortened_line(study.as_dict())]
-        parts += [_table(study, outcomes), *_differences(study, outcomes)]
+        parts += [_table(study, outcomes), *differences]
     return "\n\n".join(parts) + "\n"
 
 
@@ -148,16 +148,16 @@ def lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def _differences(study: Study, outcomes: Sequence[Outcome]) -> list[str]:
-    found = comparisons(study, outcomes) + falls(study, outcomes)
-    if not found:
-        return []
-    rows = [
-        [d.ours, d.other, d.score, str(d.pairs), *_interval(d), verdict]
-        for d, verdict in zip(found, verdicts(found), strict=True)
-    ]
+def _differences(found: Found) -> list[list[str]]:
+    """The comparisons on each data set; the verdicts are corrected for those on all of them."""
+    differences = [comparisons(*one) + falls(*one) for one in found]
+    words = iter(verdicts([d for own in differences for d in own]))
     head = ["ours", "other", "score", "pairs", "difference", "95% interval", "ours is"]
-    return [f"{PAIRED.format(plural(len(found), 'comparison'))}\n\n{lines(head, rows)}"]
+    intro = PAIRED.format(plural(sum(map(len, differences)), "comparison"))
+    tables = [
+        [[d.ours, d.other, d.score, str(d.pairs), *_interval(d), next(words)] for d in own] for own in differences
+    ]
+    return [[f"{intro}\n\n{lines(head, rows)}"] if rows else [] for rows in tables]
 
 
 def _interval(d: PairedDifference) -> list[str]:
