@@ -105,9 +105,9 @@ CONVEX_GRID: Grid = (
     ("beta", (0.1, 0.5, 0.9)),
     ("ERM.momentum", (0.0, 0.5, 0.9)),
     ("FastDRO.momentum", (0.0, 0.5, 0.9)),
-    ("lam", (0.1, 1.0, 10.0)),
+    ("lam", (1.0,)),
     ("dual_lr", (1e-5, 1e-4, 1e-3)),
-    ("DualSGM.dual_lr", (0.1,)),
+    ("DualSGM.dual_lr", (0.001, 0.01, 0.1)),
 )
 # With three values where SCDRO has three radii to choose from.
 HEAD_GRID: Grid = (

@@ -181,11 +181,34 @@ def test_an_abandoned_batch_leaves_no_trace(drop):
 def test_one_loss_for_each_optimizer():
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    KLRobustLoss(0.4).attach(optimizer)
-    with pytest.raises(scdro.errors.HyperparameterError, match="one loss per optimizer"):
+    first = KLRobustLoss(0.4).attach(optimizer)
+    with pytest.raises(scdro.errors.HyperparameterError, match=r"one loss per optimizer.*detach"):
         KLRobustLoss(0.4).attach(optimizer)
     with pytest.raises(scdro.errors.HyperparameterError, match=r"optimizer.*Linear"):
         KLRobustLoss(0.4).attach(model)
+    zero_grad = optimizer.zero_grad
+    first.detach()
+    assert optimizer.zero_grad != zero_grad
+    KLRobustLoss(0.4).attach(optimizer)
+
+
+def test_detached_again_it_is_as_if_never_attached():
+    runs = []
+    for attached in (True, False):
+        model, robust = linear(), KLRobustLoss(0.4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        if attached:
+            robust.attach(optimizer)
+            assert robust.detach() is robust
+        for x, y in data(6):
+            train_step(model, robust, optimizer, x, y)
+        runs.append((flat(model), robust))
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert_same_state(runs[0][1], runs[1][1])
+    robust = KLRobustLoss(0.4).attach(optimizer)
+    robust(losses_of(model, *data(1)[0])).backward()
+    with pytest.raises(HyperparameterError, match="between two batches"):
+        robust.detach()
 
 
 def test_micro_batches_with_sample_weights():

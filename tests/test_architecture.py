@@ -81,7 +81,8 @@ def test_imports_point_down(path):
         assert module == own or level(module) < level(own), f"{path} imports {name}"
 
 
-# The base class of the robust optimizers, for isinstance, and the exact solver of a network's last layer, for repair.
+# The base class of the robust optimizers, for isinstance; the exact solver of a network's last layer, for repair; how a
+# table is told, for the command.
 SHARED = {"scdro.optim._base", "scdro.linear_model._head_solver", "scdro.tables._summary"}
 
 

@@ -249,7 +249,9 @@ def test_ranges(within, kind):
             if RANGES[within](number) and (infinite or abs(number) < INF):
                 check_number("x", kind(number), within, infinite=infinite)
             else:
-                with pytest.raises(HyperparameterError, match=re.escape(f"x {within}, a thing, got")):
+                with pytest.raises(
+                    HyperparameterError, match=re.escape(f"x {within}") + "( and finite)?, a thing, got"
+                ):
                     check_number("x", kind(number), within, "a thing", infinite=infinite)
 
 
@@ -331,6 +333,8 @@ def test_messages_name_what_to_pass_instead():
         (lambda: worst_case(None, 0.5), LossError, "losses.*NoneType"),
         (lambda: worst_case([], 0.5), LossError, "at least one loss, got none"),
         (lambda: KLRobustLoss(0.5)(torch.ones(3, requires_grad=True), torch.tensor([0, 1, 1])), LossError, "labels"),
+        (lambda: KLRobustLoss(0.5)(torch.ones(3, requires_grad=True), np.array([0, 1, 1])), LossError, "labels"),
+        (lambda: KLRobustLoss(0.5)(torch.ones(3, requires_grad=True), [0, 1, 1]), LossError, "labels"),
         (lambda: KLRobustLoss(0.5, skip_nonfinite="no"), HyperparameterError, "skip_nonfinite.*'no'"),
         (lambda: KLDROClassifier(fit_intercept="no").fit([[0.0], [1.0]], [0, 1]), HyperparameterError, "fit_intercept"),
         (lambda: SecondLook(Ridge(), budget=-1).fit([[0.0], [1.0]], [0.0, 1.0]), HyperparameterError, "error.*-1"),

@@ -9,7 +9,6 @@ A batch is processed in three steps. The first two do not change the state:
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Callable
@@ -347,7 +346,7 @@ class RobustState(MethodState):
         rho, lam0, mu = float(rho), float(lam0), float(mu)  # NumPy's numbers are slower, and float32 stays float32
         loss_bound = None if loss_bound is None else float(loss_bound)
         self.trim = float(trim)
-        self.temperature, self.tracker = copy.copy(temperature), tracker  # a copy, since its settings may be changed
+        self.temperature, self.tracker = temperature, tracker
         lam_max = math.inf if loss_bound is None or rho == 0 else lam0 + loss_bound / rho
         self.equation = LamEquation(rho, lam0, lam_max, mu, loss_bound)
         # rho = 0 means the plain average, lam = inf. The printed update has no such case.
@@ -479,8 +478,7 @@ class RobustState(MethodState):
         lam, lam_past, lam_log_s, cutoff, lam_log_s_max, lam_average = self.numbers()
         if not self.started and staged is None:
             lam, cutoff = self._first(batch, lam, cutoff)
-        if self.temperature.carries or not self.started:
-            lam_past = lam
+        lam_read = lam if self.temperature.carries or not self.started else lam_past
         point = self._tilted(batch, lam, cutoff)
         log_mean, log_mass = point.log_mean, batch.log_mass
         if staged is not None:
@@ -489,7 +487,7 @@ class RobustState(MethodState):
             log_mean = log_sum - log_mass
         step = Advance(log_mean, log_mean)
         if self.started:
-            log_s = minimum(lam_log_s, lam_log_s_max) / lam_past
+            log_s = minimum(lam_log_s, lam_log_s_max) / lam_read
             step = self.tracker.advance(log_s, log_mean, None if old is None else old[1].log_mean, beta)
         mean = mean_old = None
         if self.plain or not self.temperature.carries:
@@ -497,7 +495,7 @@ class RobustState(MethodState):
             mean_old = None if old is None else old[1].mean(old[0].losses)
         lam_log_s = self._next_lam_log_s(lam, lam_log_s, step, mean, beta)
         weights, objective = point.weights(step.log_s), self._objective(lam_log_s, lam)
-        return Estimate(lam, lam_past, step, lam_log_s, log_mass, weights, objective, lam_average, mean, mean_old)
+        return Estimate(lam, lam_read, step, lam_log_s, log_mass, weights, objective, lam_average, mean, mean_old)
 
     def observe(self, batch: Batch) -> Estimate:
         """A part of the first batch, before lam_1 is known: all samples get the same weight."""
@@ -549,7 +547,7 @@ class RobustState(MethodState):
             lam = lam_next = self._calibrated(window)
             lam_log_s = window.mean() if self.plain else lam * window.log_mean(lam)
         else:
-            moved = self.temperature.advance(estimate, window, self.equation, self.tracker, lr)
+            moved = self.temperature.next_lam(estimate, window, self.equation, self.tracker, lr)
             lam_next, lam_log_s_max, lam_average = moved
         if self.temperature.ceiling is not None and not self.trim and not self.plain:
             cutoff = window.top() + self.temperature.ceiling * lam_next

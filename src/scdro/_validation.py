@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
@@ -56,8 +57,10 @@ def check_number(name: str, value: Any, within: str, meaning: str = "", *, infin
         number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise HyperparameterError(f"expected a number for {name}, {within}{explained}, got {value!r}") from None
-    if not _is_within(number, within) or (math.isinf(number) and not infinite):
+    if not _is_within(number, within):
         raise HyperparameterError(f"expected {name} {within}{explained}, got {value}")
+    if math.isinf(number) and not infinite:
+        raise HyperparameterError(f"expected {name} {within} and finite{explained}, got {value}")
 
 
 def _is_within(number: float, within: str) -> bool:
@@ -105,6 +108,18 @@ def check_names(name: str, value: Any) -> None:
     if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(one, str) for one in value):
         advice = f"; pass [{value!r}]" if isinstance(value, str) else ""
         raise HyperparameterError(f"expected {name} as a list of names, got {value!r}{advice}")
+
+
+@contextmanager
+def unchanged_if_refused(estimator: Any) -> Iterator[None]:
+    """Give an estimator its attributes back if fitting it raises an error."""
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        vars(estimator).clear()
+        vars(estimator).update(before)
+        raise
 
 
 def check_flag(name: str, value: Any) -> None:
@@ -229,11 +244,17 @@ def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = No
         raise LossError(f"expected floating-point losses, got {losses.dtype}")
     if losses.layout != torch.strided:
         raise LossError("expected a dense vector of losses, got a sparse one; call to_dense()")
-    if isinstance(second, Tensor) and second.dtype in (torch.int64, torch.int32):
+    if second is not None and _are_integers(second):
         raise LossError(
-            f"expected sample_weight as floating-point numbers, got {second.dtype}: are these labels? Pass the losses "
+            "expected sample_weight as floating-point numbers, got integers: are these labels? Pass the losses "
             "alone; if they are weights, pass weights.float()"
         )
+
+
+def _are_integers(values: Any) -> bool:
+    if isinstance(values, Tensor):
+        return not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
+    return np.asarray(values).dtype.kind in "iu"
 
 
 def refuse_arguments(unknown: dict[str, Any]) -> NoReturn:
@@ -502,6 +523,15 @@ def check_index(index: Tensor | None, n: int, losses: Tensor) -> Tensor:
     if index.shape != losses.shape:
         raise ClosureError(f"expected one position for each of the {len(losses)} losses, got {len(index)}")
     return index
+
+
+def refuse_weights(index: Any) -> None:
+    """Raise for weights in the place of `index`, which most methods do not use."""
+    if index is not None and torch.as_tensor(index).is_floating_point():
+        raise ClosureError(
+            "expected step(closure, index) with integer positions, got floating-point numbers; pass weights as "
+            "step(closure, sample_weight=weights)"
+        )
 
 
 def check_positions(index: Tensor, n: int) -> Tensor:

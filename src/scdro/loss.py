@@ -51,8 +51,8 @@ class Accumulation:
     def __init__(self, state: RobustState, optimizer: Optimizer, before: Accumulation | None = None) -> None:
         if isinstance(getattr(optimizer.zero_grad, "__self__", None), Accumulation):
             raise HyperparameterError(
-                "expected one loss per optimizer, got a second, which would rescale the gradients of the first; add up "
-                "the per-sample losses instead"
+                "expected one loss per optimizer, got a second, which would rescale the gradients of the first; call "
+                "detach() of the first, or, to use both, add up the per-sample losses"
             )
         if before is not None:
             before.detach()
@@ -71,8 +71,8 @@ class Accumulation:
         self._drop_abandoned()
         if self._parts:
             raise HyperparameterError(
-                "expected attach() with another optimizer between two batches, got it in the middle of one; call "
-                "step() or zero_grad() of the first optimizer before"
+                "expected attach() with another optimizer, or detach(), between two batches, got it in the middle of "
+                "one; call step() or zero_grad() of the first optimizer before"
             )
         self.optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
         for hook in self._hooks:
@@ -372,6 +372,13 @@ class KLRobustLoss(nn.Module):
             self.accumulation = Accumulation(self.state, optimizer, before)
         return self
 
+    def detach(self) -> KLRobustLoss:
+        """Undo `attach`, between two batches: the state is updated at each call again."""
+        if self.accumulation is not None:
+            self.accumulation.detach()
+            self.accumulation = None
+        return self
+
     def watch(self, *modules: nn.Module) -> KLRobustLoss:
         """Restore the buffers of `modules`, such as BatchNorm's statistics, if a batch is skipped or raises an error.
 
@@ -408,6 +415,11 @@ class KLRobustLoss(nn.Module):
         return {**self.__dict__, "accumulation": None, "_watched": []}
 
     # -- monitoring ---------------------------------------------------------------------------------------------------
+
+    @property
+    def rho(self) -> float:
+        """The radius of the KL ball."""
+        return self.state.equation.rho
 
     @property
     def lam(self) -> Tensor:

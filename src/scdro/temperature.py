@@ -58,7 +58,7 @@ class Estimate(NamedTuple):
     """
 
     lam: Scalar
-    lam_past: Scalar  # the temperature at which the past is read
+    lam_read: Scalar  # the temperature at which the past is read
     step: Advance
     lam_log_s: Scalar
     log_mass: Scalar
@@ -178,7 +178,7 @@ class Storm:
     def lam_gradient(self, estimate: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
         """lam u/s + log s + rho (eq. 8), computed from y = -lam^2 u/s, the tracked mean loss under p."""
         past = estimate.step.keep * estimate.lam_average - _subtracted(estimate)
-        y = (estimate.lam / estimate.lam_past) ** 2 * past + _fresh(estimate)
+        y = (estimate.lam / estimate.lam_read) ** 2 * past + _fresh(estimate)
         if bound is not None:
             y = clamp(y, 0.0, bound)
         return y, drift - y / estimate.lam
@@ -369,14 +369,14 @@ class Temperature:
         """The tracker for methods that evaluate each batch twice (ASCDRO)."""
         raise NotImplementedError
 
-    def advance(
+    def next_lam(
         self, estimate: Estimate, window: Window, equation: LamEquation, tracker: Tracker, lr: Scalar | None
     ) -> tuple[Scalar, Scalar, Scalar]:
         """Return lam_{t+1}, the upper bound of lam log s at batch t+1, and the new `lam_average`."""
         raise NotImplementedError
 
 
-@dataclass
+@dataclass(frozen=True)
 class WindowTemperature(Temperature):
     r"""One safeguarded Newton step per batch towards KL(p_lam) = rho on the recent losses. The default.
 
@@ -414,7 +414,7 @@ class WindowTemperature(Temperature):
         check_optional("initial", self.initial, "> 0", "the first temperature lam, or None to find it")
         NormalizedStorm(self.cap, self.clip)  # validates both
         check_optional("ceiling", self.ceiling, ">= 0", "in units of lam, or None for no bound")
-        self.ceiling = None if self.ceiling is None else float(self.ceiling)
+        object.__setattr__(self, "ceiling", None if self.ceiling is None else float(self.ceiling))
         check_optional("lag", self.lag, ">= 1", "or None for no bound", infinite=True)
 
     def one_point_tracker(self) -> Tracker:
@@ -423,7 +423,7 @@ class WindowTemperature(Temperature):
     def two_point_tracker(self) -> Tracker:
         return NormalizedStorm(self.cap, self.clip)
 
-    def advance(
+    def next_lam(
         self, estimate: Estimate, window: Window, equation: LamEquation, tracker: Tracker, lr: Scalar | None
     ) -> tuple[Scalar, Scalar, Scalar]:
         if equation.rho == 0.0:
@@ -440,7 +440,7 @@ class WindowTemperature(Temperature):
         return lam, soft_max + lam * math.log(self.lag), estimate.lam_average
 
 
-@dataclass
+@dataclass(frozen=True)
 class PrintedTemperature(Temperature):
     """The paper's update, lam <- clip(lam - eta u, lam0, lam_max), with u as in Algorithm 1 or 2.
 
@@ -465,7 +465,7 @@ class PrintedTemperature(Temperature):
     def __post_init__(self) -> None:
         check_number("initial", self.initial, "> 0", "the first temperature lam")
         check_optional("lr", self.lr, ">= 0", "the step size for lam, or None for the optimizer's")
-        self.lr = None if self.lr is None else float(self.lr)
+        object.__setattr__(self, "lr", None if self.lr is None else float(self.lr))
 
     def one_point_tracker(self) -> Tracker:
         return MovingAverage()
@@ -473,7 +473,7 @@ class PrintedTemperature(Temperature):
     def two_point_tracker(self) -> Tracker:
         return Storm()
 
-    def advance(
+    def next_lam(
         self, estimate: Estimate, window: Window, equation: LamEquation, tracker: Tracker, lr: Scalar | None
     ) -> tuple[Scalar, Scalar, Scalar]:
         lr = lr if self.lr is None else self.lr

@@ -15,6 +15,8 @@ from sklearn.datasets import make_classification
 from sklearn.exceptions import ConvergenceWarning
 
 import oracles
+from equality import differences
+from scdro.errors import DataError, HyperparameterError, NonFiniteLossError
 from scdro.linear_model import KLDROClassifier, KLDRORegressor
 from scdro.linear_model._stochastic import ALGORITHMS, batches
 
@@ -301,3 +303,44 @@ def test_many_rows(rows):
         early, late = (float(mb) for mb in cells[4].split(","))
         assert late <= early + 100
         assert float(cells[6].rstrip("%")) <= 1.0
+
+
+def test_a_refused_part_of_a_stream_leaves_the_model_as_it_was():
+    """The first of its batches is good, so the stream has moved on when the second is refused."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(5120, 3)), rng.normal(size=5120)
+    bad = X[4096:].copy()
+    bad[300] *= 1e60
+    models = [KLDRORegressor().partial_fit(X[:4096], y[:4096]) for _ in range(2)]
+    with pytest.raises(NonFiniteLossError, match="StandardScaler"):
+        models[0].partial_fit(bad, y[4096:])
+    assert np.array_equal(models[0].coef_, models[1].coef_)
+    for model in models:
+        model.partial_fit(X[4096:], y[4096:])
+    assert np.array_equal(models[0].coef_, models[1].coef_)
+    streams = [model._progress.stream for model in models]
+    assert [(s.steps, s.rows, s.weight) for s in streams] == 2 * [(4, 5120, 5120.0)]
+    assert not differences(streams[0].opt.state_dict(), streams[1].opt.state_dict())
+    with pytest.raises(DataError, match=r"expected rho=0.1 as in the first call, got 0.2"):
+        models[0].set_params(rho=0.2).partial_fit(X, y)
+
+
+@pytest.mark.parametrize("model", [KLDROClassifier(), KLDRORegressor()])
+def test_a_refused_fit_leaves_the_model_as_it_was(model):
+    X, y = make_classification(80, 4, random_state=0)
+    before = pickle.dumps(model.fit(X, y))
+    for features, weights in ((X[:, :2], -np.ones(80)), (X[:, :2], np.ones(3))):
+        with pytest.raises(ValueError, match="weight"):
+            model.fit(features, y, sample_weight=weights)
+        assert pickle.dumps(model) == before
+        model.predict(X)
+    with pytest.raises(HyperparameterError, match="finite"):
+        model.set_params(learning_rate=np.inf).fit(X, y)
+
+
+def test_targets_whose_squares_overflow():
+    X, y = make_classification(80, 4, random_state=0)
+    with pytest.raises(DataError, match="below 1e"):
+        KLDRORegressor().fit(X, y * 1e200)
+    large = KLDRORegressor().fit(X, y * 1e40)
+    assert np.isfinite(large.dual_gap_)

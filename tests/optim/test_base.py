@@ -316,3 +316,48 @@ def test_steps_that_parameters_cannot_hold(dtype, most, setting):
                 [{"params": [free], setting: 1.0}, {"params": [free.detach().clone().requires_grad_(), held]}],
                 **settings | {setting: 1.1 * most},
             )
+
+
+# -- what looks like something else -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_weights_in_the_place_of_the_index(name):
+    problem = Problem()
+    opt = make(name, problem.model.parameters())
+    for weights in (torch.rand(5), [0.1, 0.2, 0.3, 0.2, 0.2]):
+        with pytest.raises(ClosureError, match="sample_weight=weights"):
+            opt.step(problem.losses, weights)
+    opt.step(problem.losses, torch.arange(5))  # methods that need no index ignore it
+
+
+def test_settings_that_cannot_be_changed_afterwards():
+    opt, robust = SCDRO(nn.Linear(3, 1).parameters(), 0.1, 0.5), KLRobustLoss(0.5)
+    assert opt.rho == robust.rho == 0.5
+    for owner in (opt, robust):
+        with pytest.raises(AttributeError):
+            owner.rho = 3.0
+    for name in ("cap", "lag"):
+        with pytest.raises(AttributeError):  # the tracker has been made from it
+            setattr(opt.temperature, name, None)
+    with pytest.raises(AttributeError):
+        PrintedTemperature().lr = 0.1
+
+
+@pytest.mark.parametrize("name", ["RSCDRO", "RASCDRO"])
+def test_the_stages_have_lr_and_beta(name):
+    for setting in ("lr", "beta"):
+        with pytest.raises(HyperparameterError, match=f"{setting} as part of the stages"):
+            {"RSCDRO": RSCDRO, "RASCDRO": RASCDRO}[name](
+                nn.Linear(3, 1).parameters(), [Stage(0.1, 0.5, 4)], **{setting: 0.3}
+            )
+
+
+def test_a_saved_beta_is_checked():
+    opt = SCDRO(nn.Linear(3, 1).parameters(), 0.1, 0.5)
+    saved = opt.state_dict()
+    for change, error in (({"beta": 7.0}, HyperparameterError), ({}, CheckpointError)):
+        groups = [{k: v for k, v in group.items() if k != "beta"} | change for group in saved["param_groups"]]
+        with pytest.raises(error, match="beta"):
+            opt.load_state_dict({**saved, "param_groups": groups})
+    assert opt.param_groups[0]["beta"] == 0.1

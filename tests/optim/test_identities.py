@@ -117,7 +117,7 @@ def test_estimates_stay_exact_where_nothing_moves(algorithm, temperature, beta):
         assert opt.log_s.item() == pytest.approx(math.log(np.exp(losses.numpy() / lam).mean()), abs=1e-10)
     opt.param_groups[0]["lr"] = 1.0
     if temperature == "printed":
-        opt.temperature.lr = 0.01
+        opt._method_state.temperature = PrintedTemperature(initial=LAM1, lr=0.01)
     opt.step(closure)
     for gradient, d_lam in expected:
         np.testing.assert_allclose(before - flat(model), gradient, rtol=0, atol=1e-10)

@@ -51,6 +51,22 @@ def test_loss_scaling_changes_nothing(name):
 
 
 @every_method
+def test_steps_that_overflow_at_first_do_not_stop_the_later_ones(name):
+    """A scaler starts too high and finds its scale; nobody calls zero_grad, and infinities stay in `.grad`."""
+    t, twin = Training(World(), name), Training(World(), name)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for index in batches(sizes(name))[:2]:
+        t.opt.step(blown(t, index), index, grad_scaler=scaler)
+        scaler.update()
+    for i, index in enumerate(batches(sizes(name))):
+        t.opt.step(lambda index=index: t.losses(index), index, grad_scaler=scaler)
+        scaler.update()
+        twin.opt.step(lambda index=index: twin.losses(index), index)
+        assert scaler.get_scale() == 256.0, i
+    np.testing.assert_allclose(flat(t.model), flat(twin.model), rtol=1e-12)
+
+
+@every_method
 def test_an_overflow_leaves_everything_as_it_was(name):
     t = Training(World(), name)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)

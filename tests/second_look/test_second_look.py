@@ -610,3 +610,17 @@ def test_options_of_slices_are_spelled_out(looked):
     found = looked.find_slices({"kind": np.where(few, "few", "many")}, max_slices=1, min_size=5, label="bird")
     assert len(found) == 1
     assert "kind = few" in found[0].conditions
+
+
+def test_a_refused_fit_leaves_the_model_as_it_was():
+    X, y, _ = hidden_group(200)
+    look = SecondLook(LogisticRegression(), cv=2, repeats=1, random_state=0, refuse=False).fit(X, y)
+    known = {name: getattr(look, name) for name in ("classes_", "plain_", "n_features_in_", "estimator_", "verdict_")}
+    with pytest.raises(HyperparameterError, match="cv"):
+        look.set_params(cv=1000).fit(X[:, :1], np.arange(200) % 3)
+    assert {name: getattr(look, name) for name in known} == known
+    look.set_params(estimator=Ridge(), cv=2).fit(X, y)
+    assert not hasattr(look, "classes_")
+    for settings, said in (({"repeats": 1.5}, "got 1.5"), ({"repeats": True}, "got True"), ({"cv": 1}, "got 1")):
+        with pytest.raises(HyperparameterError, match=said):
+            SecondLook(LogisticRegression(), **settings).fit(X, y)

@@ -20,7 +20,7 @@ def hold_out(labels: Any, every: int) -> tuple[Tensor, Tensor]:
         >>> stays.tolist(), aside.tolist()
         ([0, 2, 4], [1, 3])
     """
-    check_whole("every", every, 2, meaning="to hold out every second sample, or fewer")
+    check_whole("every", every, 2, meaning="one sample in how many to hold out")
     y = as_labels(labels, least=0)
     order = torch.argsort(y, stable=True)
     counts = torch.bincount(y)

@@ -2,6 +2,7 @@ r"""Base class of both estimators: checks of settings, choice of solver, fitted 
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -77,7 +78,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         check_flag("warm_start", self.warm_start)
         check_choice("solver", self.solver, ("exact", *ALGORITHMS))
         check_whole("batch_size", self.batch_size)
-        check_optional("learning_rate", self.learning_rate, "> 0", "or None to choose one", infinite=True)
+        check_optional("learning_rate", self.learning_rate, "> 0", "or None to choose one")
         check_whole("verbose", int(self.verbose) if isinstance(self.verbose, bool) else self.verbose, 0)
 
     # -- fitting ------------------------------------------------------------------------------------------------------
@@ -188,10 +189,13 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         if progress is None:
             progress = StreamProgress(self._stream_settings(), getattr(self, "_fitted", None))
         if progress.settings != self._stream_settings():
+            now = self._stream_settings()
+            name = next(name for name, value in progress.settings.items() if now[name] != value)
             raise DataError(
-                f"expected the settings of the first call, {progress.settings}, got {self._stream_settings()}"
-                f"; only {', '.join(_FREE)} may change from call to call"
+                f"expected {name}={progress.settings[name]!r} as in the first call, got {now[name]!r}; only "
+                f"{', '.join(_FREE)} may change from call to call"
             )
+        progress = replace(progress)
         rows = Samples(X, y, weight)
         if not weight.all():
             rows = rows[np.flatnonzero(weight)]
@@ -200,6 +204,8 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         if progress.stream is None:
             rows = self._begin_stream(progress, rows)
         if progress.stream is not None:
+            if len(rows) >= 2 * self.batch_size:  # a refused batch must undo those before it
+                progress.stream = copy.deepcopy(progress.stream)
             rows = self._advance_stream(progress.stream, rows)
         progress.waiting = rows.copy()
         self._progress = progress
@@ -236,9 +242,10 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         whole = len(rows) // self.batch_size * self.batch_size
         for i in range(0, whole, self.batch_size):
             batch = rows[i : i + self.batch_size]
-            stream.weight += float(batch.weight.sum())
+            total = stream.weight + float(batch.weight.sum())
             weight = batch.weight if (batch.weight != batch.weight[0]).any() else None
-            stream.step(batch.X, self._loss(batch.y, batch.weight), weight, 1 / (self.C * stream.weight))
+            stream.step(batch.X, self._loss(batch.y, batch.weight), weight, 1 / (self.C * total))
+            stream.weight = total
         self._unpack(stream.coefficients(), rows.X.dtype)
         self.lam_, self.robust_value_, self.n_iter_ = float(stream.opt.lam), stream.value, max(stream.steps, 1)
         return rows[whole:]

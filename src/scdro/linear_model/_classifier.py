@@ -11,7 +11,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from scdro._validation import array_weights
+from scdro._validation import array_weights, unchanged_if_refused
 from scdro.errors import DataError
 from scdro.linear_model._base import KLDROLinearModel
 from scdro.linear_model._losses import LinearLoss, Logistic, Multinomial
@@ -99,20 +99,21 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> KLDROClassifier:
         """Fit the model. X: dense or sparse, (n, d); y: labels, (n,)."""
         self._check_settings()
-        X, y = self._validated(X, y)
-        check_classification_targets(y)
-        weight = array_weights(sample_weight, X.shape[0])
-        classes, encoded = np.unique(y, return_inverse=True)
-        weight = weight * self._class_factors(classes, encoded, weight)
-        present = np.flatnonzero(np.bincount(encoded, weight) > 0)
-        if len(present) < 2:
-            raise DataError(
-                f"expected samples of at least two classes, got only one class: {classes[present].tolist()}"
-            )
-        if not np.array_equal(getattr(self, "classes_", classes), classes):
-            self.__dict__.pop("coef_", None)
-        self.classes_ = classes
-        self._fit(X, encoded, weight)
+        with unchanged_if_refused(self):
+            X, y = self._validated(X, y)
+            check_classification_targets(y)
+            weight = array_weights(sample_weight, X.shape[0])
+            classes, encoded = np.unique(y, return_inverse=True)
+            weight = weight * self._class_factors(classes, encoded, weight)
+            present = np.flatnonzero(np.bincount(encoded, weight) > 0)
+            if len(present) < 2:
+                raise DataError(
+                    f"expected samples of at least two classes, got only one class: {classes[present].tolist()}"
+                )
+            if not np.array_equal(getattr(self, "classes_", classes), classes):
+                self.__dict__.pop("coef_", None)
+            self.classes_ = classes
+            self._fit(X, encoded, weight)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> KLDROClassifier:
@@ -121,25 +122,28 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         All state is kept from call to call. The first call needs `classes`, all labels that will ever occur.
         """
         self._check_settings()
-        first = "_progress" not in self.__dict__
-        X, y = self._validated(X, y, reset=first and not hasattr(self, "coef_"))
-        if first and not hasattr(self, "classes_"):
-            if classes is None:
-                raise DataError("expected `classes`, all labels that will occur, at the first call of partial_fit")
-            known = np.unique(column_or_1d(classes))
-            if len(known) < 2:
-                raise DataError(f"expected at least two classes, got one class: {known.tolist()}")
-        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise DataError(f"expected the classes of the first call, {self.classes_.tolist()}, got {classes}")
-        else:
-            known = self.classes_
-        if self.class_weight == "balanced":
-            raise DataError('expected class weights known in advance for a stream, got "balanced"; pass a dictionary')
-        weight = array_weights(sample_weight, X.shape[0])
-        encoded = _encoded(known, y)
-        weight = weight * self._class_factors(known, encoded, weight)
-        self.classes_ = known
-        self._partial_fit(X, encoded, weight)
+        with unchanged_if_refused(self):
+            first = "_progress" not in self.__dict__
+            X, y = self._validated(X, y, reset=first and not hasattr(self, "coef_"))
+            if first and not hasattr(self, "classes_"):
+                if classes is None:
+                    raise DataError("expected `classes`, all labels that will occur, at the first call of partial_fit")
+                known = np.unique(column_or_1d(classes))
+                if len(known) < 2:
+                    raise DataError(f"expected at least two classes, got one class: {known.tolist()}")
+            elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+                raise DataError(f"expected the classes of the first call, {self.classes_.tolist()}, got {classes}")
+            else:
+                known = self.classes_
+            if self.class_weight == "balanced":
+                raise DataError(
+                    'expected class weights known in advance for a stream, got "balanced"; pass a dictionary'
+                )
+            weight = array_weights(sample_weight, X.shape[0])
+            encoded = _encoded(known, y)
+            weight = weight * self._class_factors(known, encoded, weight)
+            self.classes_ = known
+            self._partial_fit(X, encoded, weight)
         return self
 
     def decision_function(self, X: Any) -> Array:

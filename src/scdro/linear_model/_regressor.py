@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from scdro._validation import array_weights, check_choice, check_number
+from scdro._validation import LARGEST, array_weights, check_choice, check_number, unchanged_if_refused
 from scdro.errors import DataError
 from scdro.linear_model._base import KLDROLinearModel
 from scdro.linear_model._losses import Huber, LinearLoss, Pinball, Squared, centre, spread
@@ -92,19 +92,21 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> KLDRORegressor:
         """Fit the model. X: dense or sparse, (n, d); y: numbers, (n,)."""
         self._check_settings()
-        X, y = self._validated(X, y, y_numeric=True)
-        y, weight = y.astype(np.float64), array_weights(sample_weight, X.shape[0])
-        # With targets far from zero the certificate would lose digits.
-        offset = centre(y, weight / weight.sum()) if self.fit_intercept else 0.0
-        self._fit(X, y - offset, weight, offset)
+        with unchanged_if_refused(self):
+            X, y = self._validated(X, y, y_numeric=True)
+            y, weight = _finite_squares(y), array_weights(sample_weight, X.shape[0])
+            # With targets far from zero the certificate would lose digits.
+            offset = centre(y, weight / weight.sum()) if self.fit_intercept else 0.0
+            self._fit(X, y - offset, weight, offset)
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> KLDRORegressor:
         """One pass of a stochastic algorithm (`solver`, or "rscdro" if that is "exact") over some rows of a stream."""
         self._check_settings()
-        X, y = self._validated(X, y, reset=not hasattr(self, "coef_"), y_numeric=True)
-        weight = array_weights(sample_weight, X.shape[0])
-        self._partial_fit(X, y.astype(np.float64), weight)
+        with unchanged_if_refused(self):
+            X, y = self._validated(X, y, reset=not hasattr(self, "coef_"), y_numeric=True)
+            weight = array_weights(sample_weight, X.shape[0])
+            self._partial_fit(X, _finite_squares(y), weight)
         return self
 
     def predict(self, X: Any) -> Array:
@@ -149,3 +151,11 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         d = self.n_features_in_
         self.coef_ = W[0, :d].astype(dtype)
         self.intercept_ = float(W[0, d]) if self.fit_intercept else 0.0
+
+
+def _finite_squares(y: Array) -> Array:
+    """Targets in double precision, whose squares are losses that the worst case can compare."""
+    largest = float(np.abs(y).max())
+    if not largest < LARGEST**0.5:
+        raise DataError(f"expected targets below {LARGEST**0.5:g}, got {largest:g}; divide y by its standard deviation")
+    return y.astype(np.float64)

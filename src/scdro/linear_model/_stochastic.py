@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from scdro.errors import NonFiniteLossError
 from scdro.linear_model._losses import Huber, LinearLoss, Logistic, Multinomial, Pinball, Squared
 from scdro.linear_model._preconditioner import LARGEST
 from scdro.linear_model._problem import LinearProblem, ObjectiveAt
@@ -147,7 +148,13 @@ class Stream:
         self.b.requires_grad_(self.fit_intercept)
         offset = penalty().item()
         weights = None if weight is None else torch.from_numpy(weight)
-        self.value = self.opt.step(closure, sample_weight=weights).item() - offset
+        try:
+            self.value = self.opt.step(closure, sample_weight=weights).item() - offset
+        except NonFiniteLossError as error:
+            raise NonFiniteLossError(
+                "expected features and targets of a usual size, got losses that are not finite or far too large; scale "
+                "them (sklearn.preprocessing.StandardScaler)"
+            ) from error
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:

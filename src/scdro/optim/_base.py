@@ -16,7 +16,15 @@ from torch.optim import Optimizer
 from scdro._buffers import Buffers, Modules
 from scdro._scalar import Scalar, scalar_dtype
 from scdro._state import Batch, MethodState, RobustState, check_fits
-from scdro._validation import check_beta, check_closure, check_number, check_optional, check_parameters, check_steps
+from scdro._validation import (
+    check_beta,
+    check_closure,
+    check_number,
+    check_optional,
+    check_parameters,
+    check_steps,
+    refuse_weights,
+)
 from scdro.distributed import Group, Ranks, full, is_sharded, like
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError
 from scdro.functional import worst_case
@@ -199,6 +207,7 @@ class ClosureOptimizer(Optimizer):
             this batch.
         """
         closure = check_closure(closure)
+        refuse_weights(index)
         self._gradients.begin(grad_scaler, max_grad_norm)
         try:
             with self._buffers.during_step() if self._buffers.modules else nullcontext():
@@ -560,7 +569,7 @@ class RobustOptimizer(ClosureOptimizer):
         temperature = given_or_default(temperature)
         if tracker is None:
             tracker = temperature.two_point_tracker() if self._two_points else temperature.one_point_tracker()
-        at = "twice: NormalizedStorm()" if self._two_points else "once: MovingAverage()"
+        at = "twice: NormalizedStorm(cap=2.0)" if self._two_points else "once: MovingAverage(cap=2.0)"
         if isinstance(tracker, type) or getattr(tracker, "two_points", None) != self._two_points:
             raise HyperparameterError(
                 f"expected a tracker for {type(self).__name__}, which evaluates each batch {at}, got {tracker!r}"
@@ -601,8 +610,13 @@ class RobustOptimizer(ClosureOptimizer):
 
     @property
     def temperature(self) -> Temperature:
-        """The rule for lam: this optimizer's copy of the `temperature` argument."""
+        """The rule for lam."""
         return self._method_state.temperature
+
+    @property
+    def rho(self) -> float:
+        """The radius of the KL ball."""
+        return self._method_state.equation.rho
 
     @property
     def lam(self) -> Tensor:
@@ -628,6 +642,15 @@ class RobustOptimizer(ClosureOptimizer):
     def resets(self) -> Tensor:
         """Number of times STORM's estimates were reset (printed form only)."""
         return self._method_state.resets[0].clone()
+
+    def _check_vectors(self, state_dict: dict[str, Any]) -> None:
+        super()._check_vectors(state_dict)
+        for group in state_dict["param_groups"]:
+            if "beta" not in group:
+                raise CheckpointError(
+                    "expected beta in every parameter group, got one without; is it of another method?"
+                )
+            check_beta(group["beta"])
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)

@@ -168,7 +168,7 @@ class ASCDRO(TwoPoints, RobustOptimizer):
     def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
         robust, beta = self._method_state, self._beta
         old = self._read_previous_point(closure, sample_weight) if robust.started else None
-        old_gradients = self._kept_gradients()
+        old_gradients = {} if old is None else self._kept_gradients()  # before the first step, .grad may be anything
         losses = self._replayed_losses(closure)
         batch = robust.read(losses, sample_weight)
         if old is not None:
@@ -179,7 +179,7 @@ class ASCDRO(TwoPoints, RobustOptimizer):
         self._backward(losses, batch, estimate.weights)
         if not self._gradients.unscale_and_clip(old_gradients):
             return None
-        ratio = 1.0 if robust.temperature.carries else estimate.lam / estimate.lam_past
+        ratio = 1.0 if robust.temperature.carries else estimate.lam / estimate.lam_read
         with self._undone_unless(batch.finite):
             self._move_estimates(estimate.step, ratio, old_gradients, beta)
             for group in self.param_groups:

@@ -189,6 +189,9 @@ class Restarted(RobustOptimizer):
 
     def __init__(self, params: Any, stages: Sequence[Stage], rho: float, *, mu: float, **settings: Any) -> None:
         check_stages(stages)
+        for name in ("lr", "beta"):
+            if name in settings:
+                raise HyperparameterError(f"expected {name} as part of the stages, got {name}={settings[name]}")
         self._stages = [Stage(float(lr), float(beta), int(steps)) for lr, beta, steps in stages]
         first = self._stages[0]
         self._stage, self._steps_left = 0, first.steps

@@ -30,6 +30,8 @@ from scdro._validation import (
     check_no_missing,
     check_reference,
     check_takes_weights,
+    check_whole,
+    unchanged_if_refused,
 )
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.second_look._examine import LookSettings, examine
@@ -163,11 +165,16 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         `SecondLook(groups=...)`.
         """
         self._check_settings()
+        with unchanged_if_refused(self):
+            self._fit(X, y, sample_weight, groups)
+        return self
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> None:
         X, y, groups = indexable(X, y, groups)
         y = column_or_1d(y, warn=True)
         check_no_missing(y, "y")
-        classifier = is_classifier(self.estimator)
-        if classifier:
+        self.__dict__.pop("classes_", None)
+        if is_classifier(self.estimator):
             check_classification_targets(y)
             self.classes_ = np.unique(y)
             if len(self.classes_) == 1:  # the estimator itself complains about an empty data set
@@ -180,15 +187,12 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             if hasattr(self.plain_, name):
                 setattr(self, name, getattr(self.plain_, name))
 
-        settings = LookSettings(
-            self.estimator, self._candidates(), self.reference, self.rho, self.strategy, self.balance_classes, self.cv,
-            self.repeats, self.budget, self.refuse, self.random_state,
-        )  # fmt: skip
-        found = examine(settings, X, y, base, groups, known_groups)
-        self.verdict_, self.weights_, self.reference_proba_, self._scores_of = found
+        given = {name: getattr(self, name) for name in LookSettings._fields if name != "candidates"}
+        found = examine(LookSettings(candidates=self._candidates(), **given), X, y, base, groups, known_groups)
+        self.verdict_, self.weights_ = found.verdict, found.weights
+        self.reference_proba_, self._scores_of = found.of_label, found.scores
         self._labels = y
         self.estimator_ = self._fit_final(X, y, base)
-        return self
 
     def _check_settings(self) -> None:
         if isinstance(self.estimator, nn.Module):
@@ -211,6 +215,9 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_half_or_rho(self.rho)
         check_flag("balance_classes", self.balance_classes)
         check_flag("refuse", self.refuse)
+        check_whole("repeats", self.repeats, meaning="the number of partitions into folds")
+        if isinstance(self.cv, int | np.integer):
+            check_whole("cv", self.cv, 2, meaning="the number of folds, or a splitter")
         check_choice("strategy", self.strategy, STRATEGIES)
         if self.strategy == "cross-mistakes" and not is_classifier(self.estimator):
             raise HyperparameterError('expected strategy="half-rule" for a regressor, which has no classes')
@@ -263,7 +270,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         warnings.warn(
             f"the plain model is kept: {self.verdict_.answer} (see verdict_); refuse=False takes the second fit anyway",
             ScdroWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
         return self.plain_
 

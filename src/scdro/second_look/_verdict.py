@@ -112,17 +112,18 @@ class Verdict:
         if self.left_alone:
             named = "; ".join(f"{name} ({why})" for name, why in list(self.left_alone.items())[:5])
             more = f"; and {len(self.left_alone) - 5} more" if len(self.left_alone) > 5 else ""
-            text.append(f"Classes not looked into: {named}{more}.")
+            text.append(f"Not looked into: {named}{more}." if self.loss else f"Classes not looked into: {named}{more}.")
         if self.note:
             text.append(self.note)
         return " ".join(filter(None, text))
 
     def _on_the_hard(self) -> str:
         say = _as_loss if self.loss else _as_share
-        goes = "goes" if self.used == SECOND else "would go with a second fit"
+        goes = "goes" if self.used == SECOND else "would go"
         return (
-            f"On the hard samples (weighted; effectively {self.effective_size:.0f}), "
-            f"{'the error' if self.loss else 'accuracy'} {goes} from {say(self.hard_before)} to {say(self.hard_after)} "
+            f"{'On' if self.used == SECOND else 'With a second fit, on'} the hard samples (weighted; effectively "
+            f"{self.effective_size:.0f}), {'the error' if self.loss else 'accuracy'} {goes} from "
+            f"{say(self.hard_before)} to {say(self.hard_after)} "
             f"(gain {say(self.gain)}, standard error {say(self.gain_error)}"
             f"{'' if self.loss else '; unsure predictions count half'})."
         )

@@ -20,7 +20,14 @@ import torch
 from scipy.optimize import brentq
 
 from scdro._frames import as_array
-from scdro._validation import array_weights, check_half_or_rho, check_no_missing, check_number, read_probabilities
+from scdro._validation import (
+    array_weights,
+    check_flag,
+    check_half_or_rho,
+    check_no_missing,
+    check_number,
+    read_probabilities,
+)
 from scdro.errors import LossError
 from scdro.functional import worst_case
 
@@ -106,6 +113,7 @@ def look_weights(
     sample_weight: Any = None,
 ) -> LookWeights:
     """`second_look_weights`, with the temperatures and the classes left alone."""
+    check_flag("balance_classes", balance_classes)
     labels = as_array(y)
     check_no_missing(labels, "y")
     p = read_probabilities(proba, labels)

@@ -29,7 +29,7 @@ class AccMDA(TwoPoints, PrimalDual):
 
     With eta_t = k/(m + t)^(1/3) and alpha_t = min(1, c eta_{t-1}^2), on batches drawn uniformly:
 
-    1. v <- grad_w f(w_t, y_t) + (1-alpha_t)(v - grad_w f(w_{t-1}, y_{t-1})), on the same batch; u, for y, likewise.
+    1. v <- grad_w f(w_t, y_t) + (1-alpha_t)(v - grad_w f(w_{t-1}, y_{t-1})), on the same batch; u, for y, the same.
     2. w <- w + eta_t (Proj_W(w - lr v) - w)
     3. y <- y + eta_t (Proj_Y(y + dual_lr u) - y), a Euclidean projection onto the simplex and the KL ball.
 
@@ -101,7 +101,7 @@ class AccMDA(TwoPoints, PrimalDual):
                 old_losses = self._losses(closure)
                 old = method_state.read(old_losses, read_ids=lambda: check_index(index, self._parts.n, old_losses))
                 self._backward(old_losses, old, self._weights(self._y_previous, old))
-        old_gradients = self._kept_gradients()
+        old_gradients = {} if old is None else self._kept_gradients()
         losses = self._replayed_losses(closure)
         batch = method_state.read(losses, read_ids=lambda: check_index(index, self._parts.n, losses))
         if old is not None:

@@ -112,7 +112,12 @@ class GroupDRO(WeightingOptimizer):
         if groups is None:
             if index is None or self._groups is None:
                 asked = "index" if self._groups is not None else "groups=groups"
-                raise ClosureError(f"expected step(closure, {asked}), got neither index nor groups of the batch")
+                got = (
+                    "no groups of the batch"
+                    if index is None
+                    else "an index, and the optimizer has no groups to look up"
+                )
+                raise ClosureError(f"expected step(closure, {asked}), got {got}")
             groups = self._groups[check_positions(index, len(self._groups))]
         return super().step(closure, groups, **settings)
 
