@@ -18,7 +18,7 @@ from reproduction.engine.storage import read_json, write, write_json
 from reproduction.engine.study import Study
 from reproduction.figures import COLOURS, LINES, pyplot
 from reproduction.paper import numbers_for
-from reproduction.records import csv_text, curve_rows
+from reproduction.records import csv_text, curve_rows, seed_rows
 from reproduction.results import cell, described, lines, settings_line, versions
 from scdro.errors import MissingDataError
 
@@ -48,7 +48,7 @@ class Reached:
 
 
 def so_far(folder: Path, out: Path) -> str:
-    """Write table.md, curves.csv, studies.json and a figure of the runs of one data set; returns the text."""
+    """Write table.md, seeds.csv, curves.csv, studies.json and a figure of the runs of one data set; returns the text."""
     path = folder / "study.json"
     if not path.exists():
         raise MissingDataError(
@@ -61,6 +61,7 @@ def so_far(folder: Path, out: Path) -> str:
     environments = [one for k, one in enumerate(began) if one and one not in began[:k]]
     text = _text(study, runs, environments)
     write(out / "table.md", text.encode())
+    write(out / "seeds.csv", csv_text(seed_rows([(study, outcomes)])).encode())
     write(out / "curves.csv", csv_text(curve_rows([(study, outcomes)])).encode())
     own = {"study": study.as_dict(), "data": read_json(path)["data"], "environments": environments}
     write_json(out / protocol.STUDIES, {study.dataset: own})
