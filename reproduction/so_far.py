@@ -48,7 +48,7 @@ class Reached:
 
 
 def so_far(folder: Path, out: Path) -> str:
-    """Write table.md, seeds.csv, curves.csv, studies.json and a figure of the runs of one data set; returns the text."""
+    """Write the table, seeds, curves, study and figure of the runs of one data set; returns the text."""
     path = folder / "study.json"
     if not path.exists():
         raise MissingDataError(
