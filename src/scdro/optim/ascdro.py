@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from scdro._state import Batch, TiltedBatch
 from scdro.distributed import reshard
 from scdro.errors import ClosureError
 from scdro.optim._base import Closure, ClosureOptimizer, RobustOptimizer, descend, global_norm
-from scdro.optim.scdro import Restarted, Stage
+from scdro.optim.scdro import Restarted
 from scdro.temperature import Advance
 
 __all__ = [
@@ -253,8 +253,3 @@ class RASCDRO(Restarted, ASCDRO):
         >>> model = torch.nn.Linear(3, 2)
         >>> opt = RASCDRO(model.parameters(), factor_stages(0.1, 0.5, 100, 5, lr_factor=0.7), rho=0.5)
     """
-
-    def __init__(
-        self, params: Any, stages: Sequence[Stage], rho: float = 0.5, *, mu: float = 0.0, **settings: Any
-    ) -> None:
-        super().__init__(params, stages, rho, mu=mu, **settings)

@@ -187,7 +187,9 @@ class Restarted(RobustOptimizer):
 
     _own_attributes = (*RobustOptimizer._own_attributes, "_stages", "_stage", "_steps_left")
 
-    def __init__(self, params: Any, stages: Sequence[Stage], rho: float, *, mu: float, **settings: Any) -> None:
+    def __init__(
+        self, params: Any, stages: Sequence[Stage], rho: float = 0.5, *, mu: float = 0.0, **settings: Any
+    ) -> None:
         check_stages(stages)
         for name in ("lr", "beta"):
             if name in settings:
@@ -249,8 +251,3 @@ class RSCDRO(Restarted, SCDRO):
         >>> model = torch.nn.Linear(3, 2)
         >>> opt = RSCDRO(model.parameters(), decay_stages(0.1, 0.5, [600]), rho=0.5)
     """
-
-    def __init__(
-        self, params: Any, stages: Sequence[Stage], rho: float = 0.5, *, mu: float = 0.0, **settings: Any
-    ) -> None:
-        super().__init__(params, stages, rho, mu=mu, **settings)
