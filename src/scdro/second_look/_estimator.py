@@ -56,7 +56,7 @@ def _estimator_has(name: str) -> Any:
 
 
 def _is_search(estimator: Any) -> bool:
-    """Whether it is a GridSearchCV or the like, of any library."""
+    """Whether it searches for settings itself, as GridSearchCV does."""
     return hasattr(estimator, "get_params") and {"estimator", "refit"} <= estimator.get_params(deep=False).keys()
 
 
@@ -216,8 +216,6 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_flag("balance_classes", self.balance_classes)
         check_flag("refuse", self.refuse)
         check_whole("repeats", self.repeats, meaning="the number of partitions into folds")
-        if isinstance(self.cv, int | np.integer):
-            check_whole("cv", self.cv, 2, meaning="the number of folds, or a splitter")
         check_choice("strategy", self.strategy, STRATEGIES)
         if self.strategy == "cross-mistakes" and not is_classifier(self.estimator):
             raise HyperparameterError('expected strategy="half-rule" for a regressor, which has no classes')

@@ -196,7 +196,7 @@ def _check_layer(model: nn.Module, name: str) -> None:
         got = f"{name!r}" if layer is None else f"{name!r}, a {type(layer).__name__}"
         known = ", ".join(repr(one) if one else "'' (the model itself)" for one in _linear_layers(model)[-5:])
         raise HyperparameterError(
-            f"expected head to name an nn.Linear, such as {known or 'none in this model'}, got {got}"
+            f"expected head to name an nn.Linear of the model ({known or 'it has none'}), got {got}"
         )
     if is_parametrized(layer) or "weight" not in layer._parameters:
         raise HyperparameterError(
