@@ -1,8 +1,9 @@
 """scdro: train models on the worst case instead of the average.
 
-KL-constrained distributionally robust optimization for PyTorch: min over w of the largest weighted loss over all
-reweightings of the data within KL distance rho. Here are the names most programs need; the rest is in the modules:
-`scdro.optim`, `scdro.functional`, `scdro.metrics`, `scdro.linear_model`, `scdro.temperature`, `scdro.errors`, ...
+KL-constrained distributionally robust optimization for PyTorch: min over w of the largest weighted
+loss over all reweightings of the data within KL distance rho. Here are the names most programs
+need; the rest is in the modules: `scdro.optim`, `scdro.functional`, `scdro.metrics`,
+`scdro.linear_model`, `scdro.temperature`, `scdro.errors`, ...
 """
 
 import importlib
@@ -10,12 +11,14 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from scdro import auditing as auditing
     from scdro import boosting as boosting
     from scdro import contrastive as contrastive
     from scdro import data as data
     from scdro import distributed as distributed
     from scdro import errors as errors
     from scdro import evaluation as evaluation
+    from scdro import fix as fix
     from scdro import functional as functional
     from scdro import linear_model as linear_model
     from scdro import loss as loss
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from scdro import second_look as second_look
     from scdro import tables as tables
     from scdro import temperature as temperature
+    from scdro.auditing import audit
     from scdro.errors import ScdroError, ScdroWarning
     from scdro.evaluation import evaluate
     from scdro.functional import rho_for_group, worst_case
@@ -34,7 +38,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-logging.getLogger("scdro").addHandler(logging.NullHandler())  # silent unless the program asks for it
+logging.getLogger("scdro").addHandler(
+    logging.NullHandler()
+)  # silent unless the program asks for it
 
 __all__ = [
     "ASCDRO",
@@ -45,6 +51,7 @@ __all__ = [
     "ScdroError",
     "ScdroWarning",
     "SecondLook",
+    "audit",
     "evaluate",
     "find_slices",
     "load",
@@ -55,7 +62,8 @@ __all__ = [
     "worst_case",
 ]
 
-# The module of each public name. Names are imported on first use: `import scdro` loads neither torch nor scikit-learn.
+# The module of each public name. Names are imported on first use: `import scdro` loads neither
+# torch nor scikit-learn.
 _HOMES = {
     "ASCDRO": "optim",
     "RASCDRO": "optim",
@@ -65,6 +73,7 @@ _HOMES = {
     "ScdroError": "errors",
     "ScdroWarning": "errors",
     "SecondLook": "second_look",
+    "audit": "auditing",
     "evaluate": "evaluation",
     "find_slices": "second_look",
     "load": "tables",
@@ -75,17 +84,20 @@ _HOMES = {
     "worst_case": "functional",
 }
 _MODULES = (
+    "auditing",
     "boosting",
     "contrastive",
     "data",
     "distributed",
     "errors",
     "evaluation",
+    "fix",
     "functional",
     "linear_model",
     "loss",
     "metrics",
     "optim",
+    "printed",
     "second_look",
     "tables",
     "temperature",
@@ -95,12 +107,22 @@ _MODULES = (
 if not TYPE_CHECKING:  # a type checker would take every name for known
 
     def __getattr__(name):
+        if name not in _HOMES and name not in _MODULES:
+            raise AttributeError(f"module 'scdro' has no attribute {name!r}")
+        try:
+            module = importlib.import_module(f"scdro.{_HOMES.get(name, name)}")
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ModuleNotFoundError(
+                f"scdro.{name} needs torch, which is not installed: pip install torch"
+                " (scdro.audit of predictions works without)",
+                name="torch",
+            ) from error
         if name in _HOMES:
-            value = globals()[name] = getattr(importlib.import_module(f"scdro.{_HOMES[name]}"), name)
+            value = globals()[name] = getattr(module, name)
             return value
-        if name in _MODULES:
-            return importlib.import_module(f"scdro.{name}")
-        raise AttributeError(f"module 'scdro' has no attribute {name!r}")
+        return module
 
 
 def __dir__() -> list[str]:

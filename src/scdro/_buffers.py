@@ -37,7 +37,8 @@ class Snapshot:
     def restore(self, unless: Tensor | None = None) -> None:
         """Restore the buffers, unless the flag `unless`, a tensor that the host need not read, is true."""
         for buffer, value in self._pairs:
-            # Through `data`, so that a later backward pass does not complain. BatchNorm's does not read the statistics.
+            # Through `data`, so that a later backward pass does not complain. BatchNorm's does not
+            # read the statistics.
             buffer.data.copy_(value if unless is None else torch.where(unless, buffer, value))
 
 
@@ -73,7 +74,8 @@ class Buffers:
     def inspection(self, why: str) -> Iterator[None]:
         """Raise if an unknown normalisation layer would change its running statistics. Checks until a step has none.
 
-        A model that was not passed can only be found with a global module hook, limited here to the current thread.
+        A model that was not passed can only be found with a global module hook, limited here to the
+        current thread.
         """
         if self._inspected:
             yield
@@ -86,13 +88,17 @@ class Buffers:
             if torch.compiler.is_compiling() or threading.get_ident() != thread:
                 return
             for part in module.modules():
-                if not isinstance(part, _NormBase) or not part.track_running_stats or id(part) in known:
+                if (
+                    not isinstance(part, _NormBase)
+                    or not part.track_running_stats
+                    or id(part) in known
+                ):
                     continue
                 hidden.append(part)
                 if part.training:
                     raise ClosureError(
-                        f"expected every layer with running statistics to be known, got a {type(part).__name__} "
-                        f"outside of `module`; {why}: pass module=model"
+                        "expected every layer with running statistics to be known, got a"
+                        f" {type(part).__name__} outside of `module`; {why}: pass module=model"
                     )
 
         hook = register_module_forward_pre_hook(refuse_hidden_statistics)
@@ -123,7 +129,12 @@ class Watch:
     def _remember(self, module: nn.Module, _: Any) -> None:
         if self._loss is None:
             return
-        if self._before is None and module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if (
+            self._before is None
+            and module.training
+            and torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()
+        ):
             self._before = Snapshot([module], without=self._loss.buffers())
 
     def restore_unless(self, good: Tensor | bool) -> None:

@@ -1,4 +1,8 @@
-"""Write files completely or not at all."""
+"""Write files completely or not at all.
+
+The content goes to a temporary file in the same folder, which then takes the name of the file: the
+system does this at once, so a killed process leaves either the old file or the new one.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,17 @@ __all__ = ["write_file"]
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """Write a file completely or not at all. A file keeps its mode; links and devices are written in place."""
+    """Write a file completely or not at all.
+
+    Args:
+        path: the file; it keeps its mode. Links and devices are written in place.
+        content: bytes, or text, which is written in UTF-8.
+    """
     data = content.encode("utf-8") if isinstance(content, str) else content
     mode: int | None = None
     if os.path.lexists(path):
         found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(found.st_mode):  # a link must stay a link, and /dev/stdout a device
             if path.is_dir():
                 raise DataError(f"expected a file to write, got a folder, {str(path)!r}")
             with open(path, "wb") as file:
@@ -33,7 +42,7 @@ def write_file(path: Path, content: bytes | str) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         if mode is None:
-            mask = os.umask(0)
+            mask = os.umask(0)  # it can only be read by setting it
             os.umask(mask)
             mode = 0o666 & ~mask
         os.chmod(name, mode)

@@ -1,4 +1,14 @@
-"""Any metric for every group, with bootstrap intervals, for `scdro.metrics.group_table(..., metrics=...)`."""
+"""Any metric for every group, with bootstrap intervals, for `scdro.metrics.group_table(...,
+metrics=...)`.
+
+    metrics      <-  functions (labels, predictions, weights) -> a number        (_functions_by_name)
+    for each group:
+        value    <-  the metric on its rows
+        interval <-  quantiles of the metric over rows drawn again from the group
+
+The bootstrap is that of Efron, percentiles within each group. Where the metric is undefined for
+most draws, such as AUC in a group with one positive, there is no interval.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +33,12 @@ __all__ = ["brier", "calibration_error", "metrics_by_group", "roc_auc"]
 Array = npt.NDArray[Any]
 Metric = Callable[[Array, Array, Array], float]  # labels, predictions, weights
 
-_ERRORS = ("loss", "error", "deviance", "brier")  # what a metric's name ends with, if less of it is better
-_SCORES = ("y_score", "y_proba", "y_prob", "pred_decision")  # arguments of metrics that take no labels
-_MANY = 20_000  # largest number of rows of a bootstrap sample
-_LARGE = 0.5  # share of bootstrap samples that must have a value for an interval to be given
+# What a metric's name ends with, if less of it is better.
+LOWER_IS_BETTER = ("loss", "error", "deviance", "brier")
+# Arguments by which scikit-learn's metrics take scores or probabilities, and no labels.
+TAKES_SCORES = ("y_score", "y_proba", "y_prob", "pred_decision")
+MOST_DRAWN = 20_000  # largest number of rows of a bootstrap sample
+KNOWN_SHARE = 0.5  # share of bootstrap samples that must have a value for an interval to be given
 
 
 def metrics_by_group(
@@ -39,7 +51,21 @@ def metrics_by_group(
     level: float,
     random_state: Any,
 ) -> dict[str, list[Any]]:
-    """Columns with one row per group, sorted by the first metric, worst first and NaN last."""
+    """Columns with one row per group, sorted by the first metric, worst first and NaN last.
+
+    Args:
+        y_true: labels, (n,).
+        y_pred: labels or probabilities, (n,) or (n, labels).
+        member: the number of each sample's group, (n,).
+        weight: sample weights, (n,); groups of weight zero are left out.
+        metrics: as for `group_table`.
+        bootstrap: number of samples drawn for the intervals of each group.
+        level: confidence level of the intervals.
+        random_state: seed of the draws.
+
+    Returns:
+        "group", "size", "share", and for each metric its name, `_low` and `_high`.
+    """
     check_whole("bootstrap", bootstrap, 0, meaning="the number of bootstrap samples")
     check_number("level", level, "in (0, 1)", "a confidence level")
     y_pred = as_array(y_pred)
@@ -48,7 +74,7 @@ def metrics_by_group(
         raise DataError("expected samples, got none")
     check_no_missing(y_true, "y_true")
     check_no_missing(y_pred, "y_pred")
-    functions = _functions(metrics, y_true, y_pred)
+    functions = _functions_by_name(metrics, y_true, y_pred)
     known = weight > 0
     # What fails on all rows is an error; what fails on some is undefined there.
     for name, function in functions.items():
@@ -57,18 +83,24 @@ def metrics_by_group(
     rows = []
     for g in np.unique(member[weight > 0]).tolist():
         own = np.flatnonzero((member == g) & (weight > 0))
-        row = {"group": g, "size": int((member == g).sum()), "share": float(weight[own].sum() / weight.sum())}
-        draws = rng.randint(len(own), size=(bootstrap, min(len(own), _MANY)))
+        row = {
+            "group": g,
+            "size": int((member == g).sum()),
+            "share": float(weight[own].sum() / weight.sum()),
+        }
+        draws = rng.randint(len(own), size=(bootstrap, min(len(own), MOST_DRAWN)))
         for metric, function in functions.items():
-            row[metric] = middle = _value(function, y_true, y_pred, weight, own)
+            row[metric] = middle = _measure(function, y_true, y_pred, weight, own)
             if bootstrap:
-                values = np.array([_value(function, y_true, y_pred, weight, own[draw]) for draw in draws])
-                if len(own) > _MANY:  # the interval of fewer rows is too wide
-                    values = middle + math.sqrt(_MANY / len(own)) * (values - middle)
-                row[f"{metric}_low"], row[f"{metric}_high"] = _interval(values, level)
+                values = np.array(
+                    [_measure(function, y_true, y_pred, weight, own[draw]) for draw in draws]
+                )
+                if len(own) > MOST_DRAWN:  # the interval of fewer rows is too wide
+                    values = middle + math.sqrt(MOST_DRAWN / len(own)) * (values - middle)
+                row[f"{metric}_low"], row[f"{metric}_high"] = _bootstrap_interval(values, level)
         rows.append(row)
     first = next(iter(functions))
-    sign = -1.0 if first.endswith(_ERRORS) else 1.0
+    sign = -1.0 if first.endswith(LOWER_IS_BETTER) else 1.0
     rows.sort(key=lambda row: (math.isnan(row[first]), sign * row[first]))
     return {column: [row[column] for row in rows] for column in rows[0]}
 
@@ -76,11 +108,12 @@ def metrics_by_group(
 def _check_one_number(name: str, found: Any) -> None:
     if isinstance(found, str | tuple | list | dict) or np.ndim(found):
         raise HyperparameterError(
-            f"expected metrics that give one number, got {name}, which gives a {type(found).__name__}"
+            f"expected metrics that give one number, got {name}, which gives a"
+            f" {type(found).__name__}"
         )
 
 
-def _value(function: Metric, y_true: Array, y_pred: Array, weight: Array, rows: Array) -> float:
+def _measure(function: Metric, y_true: Array, y_pred: Array, weight: Array, rows: Array) -> float:
     """The metric on some rows; NaN if it is undefined, such as AUC if all rows are of one class."""
     try:
         return float(function(y_true[rows], y_pred[rows], weight[rows]))
@@ -88,23 +121,26 @@ def _value(function: Metric, y_true: Array, y_pred: Array, weight: Array, rows: 
         return math.nan
 
 
-def _interval(values: Array, level: float) -> tuple[float, float]:
+def _bootstrap_interval(values: Array, level: float) -> tuple[float, float]:
+    """The percentiles of the values, (draws,); NaN if too many of them are undefined."""
     known = values[np.isfinite(values)]
-    if len(known) < _LARGE * len(values):
+    if len(known) < KNOWN_SHARE * len(values):
         return math.nan, math.nan
     low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
-# -- metrics by name --------------------------------------------------------------------------------------------------
+# -- metrics by name
+def calibration_error(
+    y_true: Array, probabilities: Array, sample_weight: Array | None = None, bins: int = 10
+) -> float:
+    """Mean distance between confidence and accuracy, over equal bins of the confidence (expected
+    calibration error).
 
-
-def calibration_error(y_true: Array, probabilities: Array, sample_weight: Array | None = None, bins: int = 10) -> float:
-    """Mean distance between confidence and accuracy, over equal bins of the confidence (expected calibration error).
-
-    For two classes, confidence is the probability of the second, (n,) or the last column of (n, 2), and right is its
-    label; for more, the largest probability, and whether its class is the label. Labels are class numbers. In a small
-    group the bins are nearly empty, and the error of even a calibrated model is large.
+    For two classes, confidence is the probability of the second, (n,) or the last column of (n, 2),
+    and right is its label; for more, the largest probability, and whether its class is the label.
+    Labels are class numbers. In a small group the bins are nearly empty, and the error of even a
+    calibrated model is large.
 
     Example:
         >>> round(calibration_error(np.array([0, 1, 1, 1]), np.array([0.25, 0.75, 0.75, 0.75])), 3)
@@ -114,7 +150,11 @@ def calibration_error(y_true: Array, probabilities: Array, sample_weight: Array 
         Guo et al., On calibration of modern neural networks, ICML 2017.
     """
     y_true, probabilities = np.asarray(y_true), np.asarray(probabilities, dtype=np.float64)
-    weight = np.ones(len(y_true)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+    weight = (
+        np.ones(len(y_true))
+        if sample_weight is None
+        else np.asarray(sample_weight, dtype=np.float64)
+    )
     if probabilities.ndim == 2 and probabilities.shape[1] == 2:
         probabilities = probabilities[:, 1]
     confidence, right = probabilities, y_true == 1
@@ -126,21 +166,26 @@ def calibration_error(y_true: Array, probabilities: Array, sample_weight: Array 
 
 
 def roc_auc(y_true: Array, probabilities: Array, sample_weight: Array | None = None) -> float:
-    """Area under the ROC curve of the second class if there are two, else the mean over classes against the others.
+    """Area under the ROC curve of the second class if there are two, else the mean over classes
+    against the others.
 
-    Labels are class numbers, probabilities (n, classes); without a sample of every class the area is undefined.
+    Labels are class numbers, probabilities (n, classes); without a sample of every class the area
+    is undefined.
     """
     classes = probabilities.shape[1]
     if len(np.unique(y_true)) < classes:
         raise ValueError("expected samples of all classes for the AUC")
     if classes == 2:
-        return float(sklearn.metrics.roc_auc_score(y_true, probabilities[:, 1], sample_weight=sample_weight))
+        return float(
+            sklearn.metrics.roc_auc_score(y_true, probabilities[:, 1], sample_weight=sample_weight)
+        )
     settings = {"multi_class": "ovr", "labels": np.arange(classes), "sample_weight": sample_weight}
     return float(sklearn.metrics.roc_auc_score(y_true, probabilities, **settings))
 
 
 def brier(y_true: Array, probabilities: Array, sample_weight: Array | None = None) -> float:
-    """Squared error of the probabilities, (n, classes): of the second class if there are two, else summed over classes.
+    """Squared error of the probabilities, (n, classes): of the second class if there are two, else
+    summed over classes.
 
     Labels are class numbers.
     """
@@ -150,15 +195,21 @@ def brier(y_true: Array, probabilities: Array, sample_weight: Array | None = Non
     return float(np.average(squares, weights=sample_weight))
 
 
-def _functions(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, Metric]:
-    """The metrics by name: our names, names in sklearn.metrics, or functions (y_true, y_pred[, sample_weight])."""
+def _functions_by_name(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, Metric]:
+    """The metrics by name: our names, names in sklearn.metrics, or functions (y_true, y_pred[,
+    sample_weight]).
+    """
     if isinstance(metrics, str) or callable(metrics):
         metrics = [metrics]
     if not isinstance(metrics, Mapping):
-        metrics = [(metric if isinstance(metric, str) else _name(metric), metric) for metric in metrics]
+        metrics = [
+            (metric if isinstance(metric, str) else _name_of_metric(metric), metric)
+            for metric in metrics
+        ]
         if len(dict(metrics)) < len(metrics):
             raise HyperparameterError(
-                f"expected metrics with different names, got {[name for name, _ in metrics]}; give a dict"
+                f"expected metrics with different names, got {[name for name, _ in metrics]}; give"
+                " a dict"
             )
         metrics = dict(metrics)
     if not metrics:
@@ -167,7 +218,7 @@ def _functions(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, Metric]:
     found = {}
     for name, metric in metrics.items():
         if callable(metric):
-            found[name] = _weighted(metric)
+            found[name] = _pass_weights(metric)
         elif metric in probabilities.known:
             found[name] = probabilities.known[metric]
         elif isinstance(metric, str) and callable(getattr(sklearn.metrics, metric, None)):
@@ -175,47 +226,57 @@ def _functions(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, Metric]:
         else:
             known = ", ".join(probabilities.known)
             raise HyperparameterError(
-                f"expected a metric among {known}, the name of a function in sklearn.metrics, or a function, got "
-                f"{metric!r}"
+                f"expected a metric among {known}, the name of a function in sklearn.metrics, or a"
+                f" function, got {metric!r}"
             )
     return found
 
 
-def _name(metric: Any) -> str:
+def _name_of_metric(metric: Any) -> str:
     name = getattr(metric, "__name__", None)
     if not isinstance(name, str):
-        raise HyperparameterError(f"expected metrics with a name, got {metric!r}; give a dict such as {{'f1': metric}}")
+        raise HyperparameterError(
+            f"expected metrics with a name, got {metric!r}; give a dict such as {{'f1': metric}}"
+        )
     return name
 
 
-def _weighted(metric: Callable[..., float]) -> Metric:
-    """Pass weights to a metric that takes them. Any other metric is an error unless all weights are equal."""
+def _pass_weights(metric: Callable[..., float]) -> Metric:
+    """Pass weights to a metric that takes them. Any other metric is an error unless all weights are
+    equal.
+    """
     takes = "sample_weight" in inspect.signature(metric).parameters
 
     def value(y_true: Array, y_pred: Array, weight: Array) -> float:
         if takes:
             return metric(y_true, y_pred, sample_weight=weight)
         if (weight != weight[0]).any():
-            raise HyperparameterError(f"expected a metric with sample_weight, since there are weights, got {metric}")
+            raise HyperparameterError(
+                f"expected a metric with sample_weight, since there are weights, got {metric}"
+            )
         return metric(y_true, y_pred)
 
     return value
 
 
 class _Probabilities:
-    """Metrics of a classifier's probabilities, of the second class, (n,), or of all classes, (n, classes)."""
+    """Metrics of a classifier's probabilities, of the second class, (n,), or of all classes, (n,
+    classes).
+    """
 
     def __init__(self, y_true: Array, y_pred: Array) -> None:
         discrete = y_true.dtype.kind in "biuOUS" or bool(np.equal(np.mod(y_true, 1), 0).all())
         self.classes = np.unique(y_true) if discrete else np.empty(0)
-        self.given = discrete and y_pred.dtype.kind == "f" and bool(((y_pred >= 0) & (y_pred <= 1)).all())
+        self.given = (
+            discrete and y_pred.dtype.kind == "f" and bool(((y_pred >= 0) & (y_pred <= 1)).all())
+        )
         if self.given and y_pred.ndim == 2 and y_pred.shape[1] != len(self.classes):
             raise DataError(
-                f"expected a probability for each of the {len(self.classes)} labels in y_true, got {y_pred.shape[1]}; "
-                "give a function as metric that knows the others"
+                f"expected a probability for each of the {len(self.classes)} labels in y_true, got"
+                f" {y_pred.shape[1]}; give a function as metric that knows the others"
             )
         self.known: dict[str, Metric] = {
-            "accuracy": self.of_labels(_weighted(sklearn.metrics.accuracy_score)),
+            "accuracy": self.of_labels(_pass_weights(sklearn.metrics.accuracy_score)),
             "roc_auc": self._auc,
             "log_loss": self._log_loss,
             "brier": self._brier,
@@ -223,20 +284,27 @@ class _Probabilities:
         }
 
     def by_name(self, metric: Any) -> Metric:
-        """A function of sklearn.metrics. It gets probabilities if it takes scores, numbers as they are if it is one of
-        regression, else the likeliest labels. The second label is the positive one, unless there is a label 1."""
+        """A function of sklearn.metrics, with the arguments that it needs for these labels.
+
+        It gets probabilities if it takes scores, numbers as they are if it is one of regression,
+        else the likeliest labels. The second label is the positive one, unless there is a label 1.
+        """
         if metric.__module__.endswith("_regression"):
-            return _weighted(metric)
+            return _pass_weights(metric)
         takes = inspect.signature(metric).parameters
-        scores = metric.__name__ == "d2_log_loss_score" or not takes.keys().isdisjoint(_SCORES)
+        scores = metric.__name__ == "d2_log_loss_score" or not takes.keys().isdisjoint(TAKES_SCORES)
         settings: dict[str, Any] = {}
-        if "pos_label" in takes and len(self.classes) == 2 and (scores or 1 not in self.classes.tolist()):
+        if (
+            "pos_label" in takes
+            and len(self.classes) == 2
+            and (scores or 1 not in self.classes.tolist())
+        ):
             settings["pos_label"] = self.classes[1]
         if scores and "labels" in takes and len(self.classes) > 1 and "pos_label" not in settings:
             settings["labels"] = self.classes  # those that a group does not have too
         if "multi_class" in takes and len(self.classes) > 2:
             settings["multi_class"] = "ovr"
-        value = _weighted(functools.partial(metric, **settings))
+        value = _pass_weights(functools.partial(metric, **settings))
         if not scores:
             return self.of_labels(value)
         return lambda y_true, y_pred, weight: value(
@@ -257,8 +325,9 @@ class _Probabilities:
         """The probabilities of all classes, (n, classes)."""
         if not self.given:
             raise DataError(
-                "expected probabilities as y_pred, (n,) of the second label or (n, labels), for AUC, log loss, Brier "
-                "score and calibration error, got labels or other numbers; give predict_proba(X)"
+                "expected probabilities as y_pred, (n,) of the second label or (n, labels), for"
+                " AUC, log loss, Brier score and calibration error, got labels or other numbers;"
+                " give predict_proba(X)"
             )
         return y_pred if y_pred.ndim == 2 else np.stack([1.0 - y_pred, y_pred], 1)
 

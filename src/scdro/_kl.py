@@ -40,22 +40,26 @@ class Tilt(NamedTuple):
 # Avoids 0/0 and log 0 in a Newton step; the true KL and Var are either exactly zero or much larger.
 _TINY = 1e-300
 
-# Below this, E_p[l/lam] - log E_q[exp(l/lam)] loses digits of KL to cancellation; `divergence` keeps them. Solvers that
-# stop at nine digits can afford the cheaper form further down.
+_LEAST_NORMAL = 1e-307  # smaller float64 numbers have fewer digits
+
+# Below this, E_p[l/lam] - log E_q[exp(l/lam)] loses digits of KL to cancellation; `divergence`
+# keeps them. Solvers that stop at nine digits can afford the cheaper form further down.
 CANCELS, CANCELS_NINE_DIGITS = 0.1, 1e-3
 
 
-def tilt(centred: Vector, log_q: Vector, lam: Scalar, log_total: Scalar, *, precise: bool = False) -> Tilt:
+def tilt(
+    centred: Vector, log_q: Vector, lam: Scalar, log_total: Scalar, *, precise: bool = False
+) -> Tilt:
     """Weights p_i ~ q_i exp(l_i/lam), KL(p, q) and Var_p(l/lam). `centred` is the losses minus a value near their max.
 
-    `log_total` is the log of sum_i q_i. A small KL is computed without cancellation if the host can see that it is
-    small, and always with `precise`.
+    `log_total` is the log of sum_i q_i. A small KL is computed without cancellation if the host can
+    see that it is small, and always with `precise`.
     """
     x = centred / lam
     p, log_norm, mean, var = _moments(x, x + log_q)
     kl = mean - log_norm + log_total
     if precise or (isinstance(kl, float) and kl < CANCELS):
-        kl = scalar(divergence(x - (log_norm - log_total), exp(log_q - log_total)).sum())
+        kl = scalar(divergence(x - (log_norm - log_total), exp(log_q - log_total), p).sum())
     elif isinstance(kl, Tensor):
         kl = where(kl < 1e-8, var / 2, kl)  # to first order
     return Tilt(p, mean, kl, var)
@@ -82,19 +86,24 @@ def _moments(x: Vector, joint: Vector) -> tuple[Vector, Scalar, Scalar, Scalar]:
     return share, top + log(total), mean, np.add.reduce(terms).item()
 
 
-def divergence(log_ratio: Vector, q: Vector) -> Vector:
+def divergence(log_ratio: Vector, q: Vector, p: Vector | None = None) -> Vector:
     """The terms of KL(p, q) = sum q (t log t - t + 1), t = p/q. None is negative, so small terms are not lost.
 
     An error in the normalisation of p shifts every log t, but changes the sum only in proportion.
+    Shares q below 1e-308
+    have lost their digits, and t may overflow: there p, if given, is used instead.
     """
-    terms = q * (log_ratio * exp(log_ratio) - expm1(log_ratio))
-    return masked(terms, q == 0, 0.0)
+    least = 0.0 if p is None else _LEAST_NORMAL
+    bounded = minimum(log_ratio, 700.0)
+    terms = masked(q * (bounded * exp(bounded) - expm1(bounded)), q <= least, 0.0)
+    return terms if p is None else terms + masked(p * (log_ratio - 1.0), q > least, 0.0)
 
 
 def newton_step(kl: Scalar, var: Scalar, lam: Scalar, rho: Scalar, mu: float = 0.0) -> Scalar:
     """Change in log lam from one Newton step on log KL(p_lam) - log(rho + mu lam) = 0.
 
-    d KL / d log lam = -Var_p(l/lam). In (log lam, log KL) the equation is nearly a straight line: KL ~ Var/(2 lam^2).
+    d KL / d log lam = -Var_p(l/lam). In (log lam, log KL) the equation is nearly a straight line:
+    KL ~ Var/(2 lam^2).
     """
     kl = maximum(kl, _TINY)
     target = mu * lam + rho if mu else rho
@@ -104,7 +113,9 @@ def newton_step(kl: Scalar, var: Scalar, lam: Scalar, rho: Scalar, mu: float = 0
 
 def mass_and_size(log_weight: Vector) -> tuple[Scalar, Scalar]:
     """log sum w, and the effective number of samples, (sum w)^2 / sum w^2."""
-    if not isinstance(log_weight, Tensor) and not log_weight.any():  # the usual case: all weights are one
+    if (
+        not isinstance(log_weight, Tensor) and not log_weight.any()
+    ):  # the usual case: all weights are one
         return math.log(len(log_weight)), float(len(log_weight))
     top = maximum(scalar(log_weight.max()), -1e300)
     w = exp(log_weight - top)  # at most one, so that the squares cannot overflow
@@ -120,8 +131,9 @@ def effective_share(p: Tensor, q: Tensor) -> Tensor:
 def attainable(rho: float, size: Scalar) -> Scalar:
     """The part of rho that a sample of this size can resolve.
 
-    KL(p, q) is at most log n on n samples, and at that point the worst case is the largest loss, at any temperature.
-    Up to rho = log(sqrt(n)) or log(n/8), whichever is larger, the worst case still averages over a few samples.
+    KL(p, q) is at most log n on n samples, and at that point the worst case is the largest loss, at
+    any temperature. Up to rho = log(sqrt(n)) or log(n/8), whichever is larger, the worst case still
+    averages over a few samples.
     """
     log_n = log(maximum(size, 2.0))
     return minimum(maximum(0.5 * log_n, log_n - math.log(8.0)), rho)
@@ -153,7 +165,9 @@ def solve_lam(
         found = tilt(centred, log_q, lam, log_total, precise=precise)
         return found.kl, found.var
 
-    return solve_root(at, mean, std, rho, lam0, mu=mu, start=start, eps=torch.finfo(losses.dtype).eps, wait=wait)
+    return solve_root(
+        at, mean, std, rho, lam0, mu=mu, start=start, eps=torch.finfo(losses.dtype).eps, wait=wait
+    )
 
 
 def solve_root(
@@ -172,19 +186,23 @@ def solve_root(
 ) -> Scalar:
     """lam*, the root of KL(p_lam) = rho + mu lam, or lam0 if that is larger.
 
-    The losses enter only through `kl_and_var`, which returns KL(p_lam) and Var_p(l/lam), through `mean` (their mean
-    minus their max) and `std`. If these are vectors, many problems are solved at once.
+    The losses enter only through `kl_and_var`, which returns KL(p_lam) and Var_p(l/lam), through
+    `mean` (their mean minus their max) and `std`. If these are vectors, many problems are solved at
+    once.
 
-    The method is Newton on log KL in log lam, inside a bracket. With one rare hard sample, KL is a step function of
-    log lam, and plain Newton jumps back and forth across the step. So if |log KL/rho| does not halve within two steps,
-    the bracket is halved instead.
+    The method is Newton on log KL in log lam, inside a bracket. With one rare hard sample, KL is a
+    step function of log lam, and plain Newton jumps back and forth across the step. So if |log
+    KL/rho| does not halve within two steps, the bracket is halved instead.
 
-    Seven passes over the losses are usual, more than a dozen are rare. The solver stops at |log KL/rho| <= tol, or when
-    rounding errors (relative size `eps`) stop all progress. On an accelerator it checks this only with `wait`, because
-    the host has to wait for the device; without, it runs all iterations.
+    Seven passes over the losses are usual, more than a dozen are rare. The solver stops at |log
+    KL/rho| <= tol, or when rounding errors (relative size `eps`) stop all progress. On an
+    accelerator it checks this only with `wait`, because the host has to wait for the device;
+    without, it runs all iterations.
     """
     if iterations is None:
-        iterations = 24 if torch.compiler.is_compiling() else 60  # a compiled graph unrolls the loop
+        iterations = (
+            24 if torch.compiler.is_compiling() else 60
+        )  # a compiled graph unrolls the loop
     positive = isinstance(rho, Tensor) or rho > 0.0
     if not positive and mu == 0.0:
         return math.inf
@@ -194,7 +212,9 @@ def solve_root(
     high = clamp(high, floor, 700.0)
     low: Scalar = high - math.inf
     guess = std / exp(0.5 * log(2 * maximum(rho, 1e-12))) if start is None else start
-    if start is None:  # on a plateau, where the hardest samples have all the weight, only lam0 is exact
+    if (
+        start is None
+    ):  # on a plateau, where the hardest samples have all the weight, only lam0 is exact
         flat = kl_and_var(lam0)[0] <= rho + mu * lam0
         if flat is True:
             return lam0
@@ -213,9 +233,14 @@ def solve_root(
         root, best = where(better, theta, root), where(better, error, best)
         proposal = maximum(theta + step, floor)
         outside = (proposal <= low) | (proposal >= high)
-        at_rounding = (error <= math.sqrt(eps)) & (outside | (error > 0.5 * last))
+        # An error of e changes the value by at most e (max l - mean l), and eps**0.6 is 4e-10.
+        at_rounding = (error <= eps**0.6) & (outside | (error > 0.5 * last))
         done = done | (error <= max(tol, 4 * eps)) | at_rounding | (high <= floor)
-        if bool(done.all()) if isinstance(done, Tensor) and (wait or host_reads(done)) else done is True:
+        if (
+            bool(done.all())
+            if isinstance(done, Tensor) and (wait or host_reads(done))
+            else done is True
+        ):
             break
         slow = (error > 0.5 * before_last) & (proposal > floor)
         theta = where(outside | slow, 0.5 * (maximum(low, floor) + high), proposal)
@@ -235,13 +260,16 @@ def trimmed_log_weights(losses: Tensor, log_q: Tensor, trim: float) -> Tensor:
     return torch.empty_like(log_q).scatter_(0, order, torch.log(kept / kept.sum()))
 
 
-def value_at(losses: Tensor, double: Tensor, log_q: Tensor, lam: Scalar, lam0: float) -> tuple[Tensor, Tensor, Scalar]:
+def value_at(
+    losses: Tensor, double: Tensor, log_q: Tensor, lam: Scalar, lam0: float
+) -> tuple[Tensor, Tensor, Scalar]:
     """Return sum p l - lam0 KL(p), p and KL(p) at p = p_lam. By the envelope theorem, the gradient in l is p."""
     top = torch.where(log_q > -math.inf, double, -math.inf).amax()
     centred = (double - top).clamp_max(0.0)
     at = tilt(centred, log_q, lam, scalar(torch.logsumexp(log_q, 0)))
     p = as_tensor(at.weights)
-    # Twice: from the largest loss, which may be far above the mean, all others would lose their last digits.
+    # Twice: from the largest loss, which may be far above the mean, all others would lose their
+    # last digits.
     kept = double.clamp_max(top)
     mean = torch.dot(p, kept)
     value = mean + torch.dot(p, kept - mean) - lam0 * at.kl

@@ -1,9 +1,9 @@
 """Arithmetic for the scalars of a step: floats on the CPU, 0-d tensors on accelerators and in compiled graphs.
 
-On a CPU, an operation on a float costs a fiftieth of one on a 0-d tensor, and one on a NumPy array of a thousand
-numbers a third of one on a tensor. On an accelerator, reading a number would make the host wait; in a compiled graph it
-would break the graph. There, everything stays a tensor. Unlike `math`, nothing here raises: exp overflows to inf, log 0
-is -inf, and NaN propagates.
+On a CPU, an operation on a float costs a fiftieth of one on a 0-d tensor, and one on a NumPy array
+of a thousand numbers a third of one on a tensor. On an accelerator, reading a number would make the
+host wait; in a compiled graph it would break the graph. There, everything stays a tensor. Unlike
+`math`, nothing here raises: exp overflows to inf, log 0 is -inf, and NaN propagates.
 """
 
 from __future__ import annotations
@@ -99,12 +99,17 @@ def vector(entries: Sequence[Scalar], like: Tensor) -> Tensor:
     """The entries as a vector with the dtype and device of `like`."""
     if host_reads(like):
         if like.dtype == torch.float64 and not any(isinstance(entry, Tensor) for entry in entries):
-            return torch.from_numpy(np.array(entries, dtype=np.float64))  # a third of the time of torch.tensor
+            return torch.from_numpy(
+                np.array(entries, dtype=np.float64)
+            )  # a third of the time of torch.tensor
         return torch.tensor(entries, dtype=like.dtype, device=like.device)
-    return torch.stack([torch.as_tensor(entry, dtype=like.dtype, device=like.device) for entry in entries])
+    return torch.stack(
+        [torch.as_tensor(entry, dtype=like.dtype, device=like.device) for entry in entries]
+    )
 
 
-# -- for vectors and scalars ------------------------------------------------------------------------------------------
+# -- for vectors and scalars
+# ------------------------------------------------------------------------------------------
 
 
 @overload
@@ -186,7 +191,8 @@ def one_thread_dot(a: Array, b: Array) -> float:
     return float(np.einsum("n,n->", a, b))
 
 
-# -- for scalars only -------------------------------------------------------------------------------------------------
+# -- for scalars only
+# -------------------------------------------------------------------------------------------------
 
 
 def log(x: Scalar) -> Scalar:
@@ -198,8 +204,10 @@ def log(x: Scalar) -> Scalar:
 def logaddexp(a: Scalar, b: Scalar) -> Scalar:
     """log(exp a + exp b)."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
-        like = a if isinstance(a, Tensor) else b
-        return torch.logaddexp(*(torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in (a, b)))  # type: ignore[union-attr]
+        like: Any = a if isinstance(a, Tensor) else b
+        return torch.logaddexp(
+            *(torch.as_tensor(x, dtype=like.dtype, device=like.device) for x in (a, b))
+        )
     if a != a or b != b:
         return math.nan
     high, low = (a, b) if a >= b else (b, a)

@@ -1,26 +1,43 @@
-r"""The state of a KL-constrained method, and how a batch updates it.
+r"""The state of a KL-constrained method, and how a batch updates it: the life of a batch on one page.
 
-A batch is processed in three steps. The first two do not change the state:
+The state is five numbers (`Numbers`) and the recent losses (`Window`), all in buffers. A batch
+passes through three functions, of which the first two change nothing:
 
-    batch    = state.read(losses)            validated, in float64, with the log of its base weights
-    estimate = state.estimate(batch, beta)   lam_t, log s_t, and the weight of each sample: exp(l/lam_t) q / s_t
-    state.commit(estimate, batch)            s, the recent losses, and then lam_{t+1}
+    batch = state.read(losses)            checked, in float64, with the logs of its base weights q
+    step  = state.estimate(batch, beta)   lam_t, log s_t, and the weight exp(l/lam_t) q/s_t of each sample
+    state.commit(step, batch)             writes s_t and the recent losses, then lam_{t+1}
+
+So whoever finds a bad gradient between the second and the third leaves no trace by stopping there,
+and the parts of an accumulated batch are estimated one after the other and committed together.
+
+How s and lam move is the business of a tracker and a temperature (`scdro.temperature`). The paper's
+own update keeps more; it does so in a state of its own, `scdro.printed.PrintedState`.
+
+`MethodState` is the part that methods without lam share (ERM, FastDRO, GroupDRO, ...).
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
-from scdro._kl import attainable, effective_share, mass_and_size, solve_lam, trimmed_log_weights, value_at
-from scdro._plateau import EVERY, Plateau
+from scdro._kl import (
+    attainable,
+    effective_share,
+    mass_and_size,
+    solve_lam,
+    trimmed_log_weights,
+    value_at,
+)
+from scdro._plateau import CHECK_EVERY, Collapse, Moment
 from scdro._scalar import (
     Scalar,
     Vector,
@@ -28,6 +45,7 @@ from scdro._scalar import (
     clamp,
     dot,
     exp,
+    host_reads,
     log,
     logaddexp,
     masked,
@@ -43,6 +61,7 @@ from scdro._scalar import (
     where,
 )
 from scdro._validation import (
+    LARGEST_LOSS,
     check_beta,
     check_flag,
     check_losses,
@@ -57,7 +76,7 @@ from scdro._validation import (
 )
 from scdro.distributed import ALONE, Group, OwnPart, Ranks
 from scdro.errors import CheckpointError, LossError
-from scdro.temperature import Advance, Estimate, LamEquation, Temperature, Tracker, Window, default_size
+from scdro.temperature import Change, LamEquation, Step, Temperature, Tracker, Window, default_size
 
 __all__ = [
     "Batch",
@@ -65,6 +84,7 @@ __all__ = [
     "RobustState",
     "TiltedBatch",
     "check_fits",
+    "state_for",
 ]
 
 
@@ -75,13 +95,16 @@ _LOG = logging.getLogger(__name__)
 class Batch(NamedTuple):
     """A checked batch of losses, joined over all processes; `own_rows` are those of this process.
 
-    `log_weight` is None if all weights are equal. `finite` is None if the losses are known to be finite, else a flag
-    tensor that has not been read yet. `ids` are integers, one per sample: its position in the data, or its group.
+    `log_weight` is None if all weights are equal. `log_mass` and `log_squares` are the logs of the
+    sums of the weights and of their squares, so 2 log_mass - log_squares is the log of the
+    effective number of samples. `finite` is None if the losses are known to be finite, else a flag
+    tensor not read yet. `ids` are integers, one per sample: its position in the data, or its group.
     """
 
     losses: Tensor
     log_weight: Tensor | None
     log_mass: Scalar
+    log_squares: Scalar
     finite: Tensor | None
     ids: Tensor | None = None
     own_rows: OwnPart | None = None
@@ -134,10 +157,9 @@ class Numbers(NamedTuple):
 
     lam: Scalar  # for the next batch
     lam_past: Scalar  # of the last batch
-    lam_log_s: Scalar  # lam_past log s
+    lam_log_s: Scalar  # lam_past log s; NaN before the first batch
     cutoff: Scalar = math.inf  # losses above it are clipped to it, or with `trim` left out
-    lam_log_s_max: Scalar = math.inf  # at the next batch
-    lam_average: Scalar = 0.0  # as in `Estimate`
+    lam_log_s_max: Scalar = math.inf  # lam log s is cut off here at the next batch
 
 
 def _joined_parts(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
@@ -147,30 +169,40 @@ def _joined_parts(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
     losses = torch.cat([part.losses for part in parts])
     if all(part.log_weight is None for part in parts):
         return losses, None
-    weights = [torch.zeros_like(part.losses) if part.log_weight is None else part.log_weight for part in parts]
+    weights = [
+        torch.zeros_like(part.losses) if part.log_weight is None else part.log_weight
+        for part in parts
+    ]
     return losses, torch.cat(weights)
 
 
 def _log_count(losses: Tensor) -> Scalar:
     if not torch.compiler.is_compiling():
         return math.log(len(losses))
-    return torch.log(torch.full((), len(losses), dtype=losses.dtype, device=losses.device))  # one graph for all sizes
+    return torch.log(
+        torch.full((), len(losses), dtype=losses.dtype, device=losses.device)
+    )  # one graph for all sizes
 
 
-# -- the state of any method ------------------------------------------------------------------------------------------
+# -- the state of any method
+# ------------------------------------------------------------------------------------------
 
 
 class MethodState(nn.Module):
     """The state of a method, stored in buffers that move to the model's device but keep their dtype.
 
-    `reset_parameters` initialises them. It also runs when torch leaves buffers uninitialised, that is when they leave
-    the meta device by `to_empty` or with the first losses.
+    `reset_parameters` initialises them. It also runs when torch leaves buffers uninitialised, that
+    is when they leave the meta device by `to_empty` or with the first losses.
     """
 
     skipped: Tensor  # number of batches skipped because of NaN or infinite losses
 
     def __init__(
-        self, *, loss_bound: float | None = None, skip_nonfinite: bool = False, process_group: Group = None
+        self,
+        *,
+        loss_bound: float | None = None,
+        skip_nonfinite: bool = False,
+        process_group: Group = None,
     ) -> None:
         super().__init__()
         self.ranks = Ranks(process_group)
@@ -211,9 +243,14 @@ class MethodState(nn.Module):
     ) -> Batch:
         """Check a batch of losses, convert it to the log domain and, unless `alone`, join it over the processes.
 
-        Errors are raised before anything changes, and on all processes. `read_ids` checks and returns one integer
-        per sample. `if_detached` is the error message for losses that do not require grad; without it they need not.
+        Errors are raised before anything changes, and on all processes. `read_ids` checks and
+        returns one integer per sample. `if_detached` is the error message for losses that do not
+        require grad; without it they need not.
         """
+        if sample_weight is None and mask is None and read_ids is None:
+            batch = self._read_usual(losses, alone, bool(if_detached))
+            if batch is not None:
+                return batch
         ranks = ALONE if alone else self.ranks
         several, here = ranks.size > 1, self.skipped.device
         with ranks.joining(getattr(losses, "device", here)):
@@ -230,12 +267,40 @@ class MethodState(nn.Module):
             own = None if read_ids is None else read_ids().to(losses.device)
         mark = self._mark() if several else None
         values, log_weight, joined_ids, own_rows = ranks.join(values, log_weight, own, mark)
-        log_mass = _log_count(values)
+        log_mass = log_squares = _log_count(values)
         if log_weight is not None:
-            log_mass = scalar(torch.logsumexp(log_weight, 0))
+            log_mass, log_squares = (
+                scalar(torch.logsumexp(power * log_weight, 0)) for power in (1.0, 2.0)
+            )
             check_mass(log_mass)
         finite = check_values(values, self.loss_bound, self.skip_nonfinite)
-        return Batch(values, log_weight, log_mass, finite, joined_ids, own_rows)
+        return Batch(values, log_weight, log_mass, log_squares, finite, joined_ids, own_rows)
+
+    def _read_usual(self, losses: Tensor, alone: bool, needs_grad: bool) -> Batch | None:
+        """The usual batch, on the path of every step: a vector of finite losses on the host, for one process.
+
+        None for anything else, which `read` checks thing by thing.
+        """
+        if (
+            type(losses) is not Tensor
+            or losses.ndim != 1
+            or not host_reads(losses)
+            or not losses.is_floating_point()
+            or losses.layout is not torch.strided
+            or (needs_grad and not losses.requires_grad)
+            or not self.skipped.is_cpu
+            or is_functorch_wrapped_tensor(losses)  # inside torch.func it has no memory to read
+            or self.loss_bound is not None
+            or self.skip_nonfinite
+            or not (alone or not self.ranks.may_have_others())
+        ):
+            return None
+        values = losses.detach().to(torch.float64)
+        on_the_host = on_host(values)
+        if not len(values) > 0.0 or not dot(on_the_host, on_the_host) < LARGEST_LOSS**2:
+            return None  # empty, or NaN, infinite or too large
+        log_count = math.log(len(values))
+        return Batch(values, None, log_count, log_count, None)
 
     def _mark(self) -> Tensor | None:
         """A hash of the state. If it differs between processes, their states differ."""
@@ -243,7 +308,9 @@ class MethodState(nn.Module):
         if not numbers:
             return None
         bits = torch.cat(numbers).view(torch.int64)
-        odd = torch.arange(1, 2 * len(bits), 2, device=bits.device) * 0x9E3779B97F4A7C1  # overflow wraps around
+        odd = (
+            torch.arange(1, 2 * len(bits), 2, device=bits.device) * 0x9E3779B97F4A7C1
+        )  # overflow wraps around
         return ((bits ^ (bits >> 29)) * odd).sum() >> 11  # 53 bits, exact in float64
 
     def count_skipped(self, bad: Tensor | bool) -> None:
@@ -251,11 +318,15 @@ class MethodState(nn.Module):
         if bad is True:
             _LOG.info("skipped a batch with NaN or infinite losses, number %d", int(self.skipped))
 
-    def store(self, new: list[tuple[Tensor, Tensor]], batch: Batch, only_if: Tensor | None = None) -> None:
+    def store(
+        self, new: list[tuple[Tensor, Tensor]], batch: Batch, only_if: Tensor | None = None
+    ) -> None:
         """Write new values into buffers, unless `only_if` or the batch's `finite` flag is false."""
         go = _both(only_if, batch.finite)
         self._start(go)
-        for buffer, value in new if go is None else [(b, torch.where(go, value, b)) for b, value in new]:
+        for buffer, value in (
+            new if go is None else [(b, torch.where(go, value, b)) for b, value in new]
+        ):
             buffer.copy_(value)
         if batch.finite is not None:
             self.count_skipped(~batch.finite)
@@ -278,7 +349,9 @@ class MethodState(nn.Module):
             if moved is tensor or moved.is_meta or tensor.is_meta:
                 return moved
             dtype = scalar_dtype(moved.device) if tensor.is_floating_point() else tensor.dtype
-            return tensor.to(moved.device, dtype)  # not `moved`, which to_empty() leaves uninitialised
+            return tensor.to(
+                moved.device, dtype
+            )  # not `moved`, which to_empty() leaves uninitialised
 
         was_meta = self.skipped.is_meta
         super()._apply(move, recurse)  # type: ignore[no-untyped-call]
@@ -287,7 +360,9 @@ class MethodState(nn.Module):
         return self
 
 
-def _before_loading(module: MethodState, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
+def _before_loading(
+    module: MethodState, state_dict: dict[str, Any], prefix: str, *_: object
+) -> None:
     came = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
     if came:
         check_fits(module, came)
@@ -308,19 +383,24 @@ def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a & b
 
 
-# -- lam, s and the recent losses -------------------------------------------------------------------------------------
+# -- lam, s and the recent losses
+# -------------------------------------------------------------------------------------
 
 
 class RobustState(MethodState):
     """lam, lam log s, the recent losses and the counters. All are buffers, so all are in `state_dict`.
 
-    The scalars share one vector because torch.compile (2.13) loses writes to buffers that are 0-d float64 tensors.
+    The scalars share one vector because torch.compile (2.13) loses writes to buffers that are 0-d
+    float64 tensors.
     """
 
     scalars: Tensor  # see `numbers`
     resets: Tensor  # number of times STORM was reset
     recent: Tensor  # the window: losses and log weights of the last batches
     kind: Tensor  # the settings that give the other numbers their meaning; see `check_meaning`
+    # With rho = 0 the worst case is the plain mean: lam = inf, all weights are equal, and the mean
+    # loss is stored in place of lam log s.
+    has_plain_case: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -336,21 +416,26 @@ class RobustState(MethodState):
         mu: float = 0.0,
         process_group: Group = None,
     ) -> None:
-        super().__init__(loss_bound=loss_bound, skip_nonfinite=skip_nonfinite, process_group=process_group)
+        super().__init__(
+            loss_bound=loss_bound, skip_nonfinite=skip_nonfinite, process_group=process_group
+        )
         check_radius(rho, lam0)
         check_trim(trim)
         check_optional("initial", temperature.initial, f">= lam0 = {lam0}", "the first temperature")
         if window is not None:
             check_whole("window", window, meaning="the number of recent losses")
         check_number("mu", mu, ">= 0")
-        rho, lam0, mu = float(rho), float(lam0), float(mu)  # NumPy's numbers are slower, and float32 stays float32
+        rho, lam0, mu = (
+            float(rho),
+            float(lam0),
+            float(mu),
+        )  # NumPy's numbers are slower, and float32 stays float32
         loss_bound = None if loss_bound is None else float(loss_bound)
         self.trim = float(trim)
         self.temperature, self.tracker = temperature, tracker
         lam_max = math.inf if loss_bound is None or rho == 0 else lam0 + loss_bound / rho
         self.equation = LamEquation(rho, lam0, lam_max, mu, loss_bound)
-        # rho = 0 means the plain average, lam = inf. The printed update has no such case.
-        self.plain = rho == 0.0 and temperature.carries
+        self.plain = rho == 0.0 and self.has_plain_case
         dtype = scalar_dtype(torch.get_default_device())
         self.register_buffer("scalars", torch.empty(len(Numbers._fields), dtype=dtype))
         self.register_buffer("resets", torch.empty(1, dtype=torch.int64))
@@ -366,7 +451,7 @@ class RobustState(MethodState):
         first = Numbers(start, start, math.nan)
         self.scalars.copy_(torch.tensor(first, dtype=self.scalars.dtype, device="cpu"))
         self.resets.zero_()
-        self.plateau, self._commits = Plateau(), 0
+        self._collapse, self._commits = Collapse(), 0
         self.window.clear_()
         self.kind.copy_(torch.tensor(self._kind(), device="cpu"))
 
@@ -381,8 +466,8 @@ class RobustState(MethodState):
     def check_meaning(self, came: dict[str, Tensor]) -> None:
         """Compare the settings that give the state its meaning; all others may change on resume.
 
-        Only with rho = 0 is lam = inf and the mean loss stored as lam log s. s depends on the losses that `trim` keeps,
-        and the buffers for lam depend on the temperature and the tracker.
+        Only with rho = 0 is lam = inf and the mean loss stored as lam log s. s depends on the
+        losses that `trim` keeps, and the buffers for lam depend on the temperature and the tracker.
         """
         expected = [
             "rho = 0" if self.plain else "rho > 0",
@@ -392,18 +477,22 @@ class RobustState(MethodState):
         ]
         others = ["rho > 0" if self.plain else "rho = 0", "trim = 0" if self.trim else "trim > 0"]
         others += ["another temperature", "another tracker"]
-        for own, theirs, name, other in zip(self._kind(), came["kind"].tolist(), expected, others, strict=True):
+        for own, theirs, name, other in zip(
+            self._kind(), came["kind"].tolist(), expected, others, strict=True
+        ):
             if own != theirs:
                 raise CheckpointError(
-                    f"expected a state made with {name}, got one made with {other}; construct the object with the same "
-                    "arguments, or start without this state"
+                    f"expected a state made with {name}, got one made with {other}; construct the"
+                    " object with the same arguments, or start without this state"
                 )
 
     def made_with(self) -> str:
         return f"a window of {self.recent.shape[1]} losses and {type(self.temperature).__name__}"
 
     def numbers(self) -> Numbers:
-        return Numbers(*unpacked(pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars))
+        return Numbers(
+            *unpacked(pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars)
+        )
 
     @property
     def window(self) -> Window:
@@ -429,13 +518,18 @@ class RobustState(MethodState):
     @property
     def needs_whole_batch(self) -> bool:
         """Whether the next batch is the first and lam_1 or the cutoff depends on all of it."""
-        return not self.started and (bool(self.trim) or (self.temperature.initial is None and not self.plain))
+        return not self.started and (
+            bool(self.trim) or (self.temperature.initial is None and not self.plain)
+        )
 
-    # -- estimating -----------------------------------------------------------------------------------------------
+    # -- estimating
+    # -----------------------------------------------------------------------------------------------
 
     def _first(self, batch: Batch, lam: Scalar, cutoff: Scalar) -> tuple[Scalar, Scalar]:
         """lam_1 and the cutoff for trimming, from the first batch. An initial temperature is used if given."""
-        log_weight = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
+        log_weight = (
+            torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
+        )
         if self.trim:
             kept = trimmed_log_weights(batch.losses, log_weight, self.trim)
             top = torch.where(kept > -math.inf, batch.losses, -math.inf).amax()
@@ -457,109 +551,183 @@ class RobustState(MethodState):
             joint = joint + on_host(batch.log_weight)
         if not self.trim:
             return TiltedBatch.of(joint, batch.log_mass)
-        return TiltedBatch.of(masked(joint, losses > cutoff, -math.inf), batch.log_mass + math.log1p(-self.trim))
+        return TiltedBatch.of(
+            masked(joint, losses > cutoff, -math.inf), batch.log_mass + math.log1p(-self.trim)
+        )
 
     @quietly
     def tilt_previous(self, batch: Batch) -> TiltedBatch:
         """The batch, evaluated at the previous parameters, at the temperature used for past estimates."""
         now = self.numbers()
-        return self._tilted(batch, now.lam if self.temperature.carries else now.lam_past, now.cutoff)
+        return self._tilted(batch, self.lam_of_past(now.lam), now.cutoff)
 
     @quietly
     def estimate(
-        self, batch: Batch, beta: float, *, old: tuple[Batch, TiltedBatch] | None = None, staged: Estimate | None = None
-    ) -> Estimate:
-        """s_t and the weights of a batch, or of its next part if `staged` is the estimate from the parts before.
+        self,
+        batch: Batch,
+        beta: float,
+        *,
+        old: tuple[Batch, TiltedBatch] | None = None,
+        staged: Step | None = None,
+    ) -> Step:
+        """s_t and the weights of a batch, or of its next part if `staged` is the step of the parts before.
 
         `old` is the same batch at the previous point, for two-point trackers.
         """
-        check_beta(beta)
-        beta = float(beta)
-        lam, lam_past, lam_log_s, cutoff, lam_log_s_max, lam_average = self.numbers()
+        if type(beta) is not float or not 0.0 < beta <= 1.0:  # on the path of every step
+            check_beta(beta)
+            beta = float(beta)
+        lam, _, lam_log_s, cutoff, lam_log_s_max = self.numbers()
         if not self.started and staged is None:
             lam, cutoff = self._first(batch, lam, cutoff)
-        lam_read = lam if self.temperature.carries or not self.started else lam_past
         point = self._tilted(batch, lam, cutoff)
-        log_mean, log_mass = point.log_mean, batch.log_mass
-        if staged is not None:
-            log_sum = logaddexp(staged.step.log_mean + staged.log_mass, log_mean + log_mass)
+        log_mean, log_mass, log_squares = point.log_mean, batch.log_mass, batch.log_squares
+        if staged is not None:  # the sums of exp(l/lam) q, q and q^2 over all parts so far
+            log_sum = logaddexp(staged.log_mean + staged.log_mass, log_mean + log_mass)
             log_mass = logaddexp(staged.log_mass, log_mass)
+            log_squares = logaddexp(staged.log_squares, log_squares)
             log_mean = log_sum - log_mass
-        step = Advance(log_mean, log_mean)
+        rate = self.temperature.rate(beta, 2.0 * log_mass - log_squares)
+        log_s, change = log_mean, None  # Algorithm 1, line 2: the first s is the batch's own
         if self.started:
-            log_s = minimum(lam_log_s, lam_log_s_max) / lam_read
-            step = self.tracker.advance(log_s, log_mean, None if old is None else old[1].log_mean, beta)
-        mean = mean_old = None
-        if self.plain or not self.temperature.carries:
-            mean = _mean_of_parts(point.mean(batch.losses), staged, log_mean + log_mass)
-            mean_old = None if old is None else old[1].mean(old[0].losses)
-        lam_log_s = self._next_lam_log_s(lam, lam_log_s, step, mean, beta)
-        weights, objective = point.weights(step.log_s), self._objective(lam_log_s, lam)
-        return Estimate(lam, lam_read, step, lam_log_s, log_mass, weights, objective, lam_average, mean, mean_old)
+            past = minimum(lam_log_s, lam_log_s_max) / self.lam_of_past(lam)
+            log_mean_old = None if old is None else old[1].log_mean
+            log_s, change = self._advance(past, log_mean, log_mean_old, beta, rate)
+        mean, mean_old = self._means(batch, point, old)
+        if mean is not None and staged is not None:
+            mean = _mean_of_parts(mean, staged, log_mean + log_mass)
+        lam_log_s = self._next_lam_log_s(lam, lam_log_s, log_s, log_mean, mean, rate)
+        return Step(
+            lam,
+            log_s,
+            lam_log_s,
+            self._objective(lam_log_s, lam),
+            point.weights(log_s),
+            log_mean,
+            log_mass,
+            log_squares,
+            mean,
+            mean_old,
+            change,
+        )
 
-    def observe(self, batch: Batch) -> Estimate:
+    # What the paper's own update does differently; see `scdro.printed`.
+
+    def lam_of_past(self, lam: Scalar) -> Scalar:
+        """The temperature at which the estimates so far are read: the present one, as lam log s is kept."""
+        return lam
+
+    def ratio_to_past(self, lam: Scalar) -> Scalar:
+        """lam divided by that temperature: gradients estimated then are multiplied by it."""
+        return 1.0
+
+    def _advance(
+        self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float, rate: Any
+    ) -> tuple[Scalar, Change | None]:
+        return self.tracker.advance(log_s, log_mean, log_mean_old, beta, rate)
+
+    def _means(
+        self, batch: Batch, point: TiltedBatch, old: tuple[Batch, TiltedBatch] | None
+    ) -> tuple[Scalar | None, Scalar | None]:
+        """The mean loss under softmax(l/lam), at the current and the previous point, where it is needed."""
+        return (point.mean(batch.losses) if self.plain else None), None
+
+    def _next(
+        self, step: Step, window: Window, lr: Scalar | None
+    ) -> tuple[Scalar, Scalar, Sequence[tuple[Tensor, Tensor]]]:
+        """lam_{t+1}, the upper bound of lam log s there, and what else is to be written."""
+        return *self.temperature.next_lam(step, window, self.equation), ()
+
+    def observe(self, batch: Batch) -> Step:
         """A part of the first batch, before lam_1 is known: all samples get the same weight."""
-        log_weight = torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
+        log_weight = (
+            torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
+        )
         log_q = log_weight - batch.log_mass
-        lam = solve_lam(batch.losses, log_q, self.equation.rho, self.equation.lam0, mu=self.equation.mu)
+        lam = solve_lam(
+            batch.losses, log_q, self.equation.rho, self.equation.lam0, mu=self.equation.mu
+        )
         value, _, _ = value_at(batch.losses, batch.losses, log_q, lam, self.equation.lam0)
-        step, weights, unknown = Advance(0.0, 0.0), torch.exp(log_q), math.nan
-        return Estimate(lam, lam, step, unknown, batch.log_mass, weights, scalar(value), calibrating=True)
+        return Step(
+            lam,
+            0.0,
+            math.nan,  # not known yet
+            scalar(value),
+            torch.exp(log_q),
+            0.0,
+            batch.log_mass,
+            batch.log_squares,
+            calibrating=True,
+        )
 
     def _next_lam_log_s(
-        self, lam: Scalar, lam_log_s: Scalar, step: Advance, mean: Scalar | None, beta: float
+        self,
+        lam: Scalar,
+        lam_log_s: Scalar,
+        log_s: Scalar,
+        log_mean: Scalar,
+        mean: Scalar | None,
+        rate: Scalar,
     ) -> Scalar:
         """lam log s, or the mean loss if lam is infinite."""
         if self.plain:
             assert mean is not None
             if not self.started:
                 return mean
-            return where(step.log_mean > -math.inf, lam_log_s + beta * (mean - lam_log_s), lam_log_s)
+            return where(log_mean > -math.inf, lam_log_s + rate * (mean - lam_log_s), lam_log_s)
         if self.equation.loss_bound is not None and self.tracker.two_points:
-            return clamp(lam * step.log_s, 0.0, self.equation.loss_bound)  # STORM's s may leave the possible range
-        return lam * step.log_s
+            # STORM's s may leave the range that the losses allow
+            return clamp(lam * log_s, 0.0, self.equation.loss_bound)
+        return lam * log_s
 
     def _objective(self, lam_log_s: Scalar, lam: Scalar) -> Scalar:
         """lam log s + (lam - lam0) rho."""
-        return lam_log_s if self.plain else lam_log_s + (lam - self.equation.lam0) * self.equation.rho
+        return (
+            lam_log_s if self.plain else lam_log_s + (lam - self.equation.lam0) * self.equation.rho
+        )
 
-    # -- committing -----------------------------------------------------------------------------------------------
+    # -- committing
+    # -----------------------------------------------------------------------------------------------
 
     @quietly
     def commit(
-        self, estimate: Estimate, *parts: Batch, lr: Scalar | None = None, only_if: Tensor | None = None
+        self,
+        step: Step,
+        *parts: Batch,
+        lr: Scalar | None = None,
+        only_if: Tensor | None = None,
     ) -> None:
         """Update s and the recent losses from all `parts` of the batch, then lam.
 
-        Nothing changes if `only_if` or the last part's `finite` flag is false.
+        `lr` is the optimizer's step size, for temperatures that use it. Nothing changes if
+        `only_if` or the last part's `finite` flag is false.
         """
-        if isinstance(estimate.lam, Tensor):
-            estimate = estimate.as_floats()
+        if isinstance(step.lam, Tensor):
+            step = step.as_floats()
         recent = self.recent  # Attributes of a module that are buffers are slow to look up.
         pushed = window = Window(on_host(recent)).pushed(*_joined_parts(parts))
-        cutoff = _UNBOUNDED
+        cutoff, lam_log_s_max = _UNBOUNDED, _UNBOUNDED
         if self.trim:
             cutoff = window.quantile(self.trim)
             window = window.without(cutoff)
-        lam, lam_log_s = estimate.lam, estimate.lam_log_s
-        lam_log_s_max, lam_average = _UNBOUNDED, estimate.lam_average
-        if estimate.calibrating:
+        lam, lam_log_s = step.lam, step.lam_log_s
+        more: Sequence[tuple[Tensor, Tensor]] = ()
+        if step.calibrating:
             lam = lam_next = self._calibrated(window)
             lam_log_s = window.mean() if self.plain else lam * window.log_mean(lam)
         else:
-            moved = self.temperature.next_lam(estimate, window, self.equation, self.tracker, lr)
-            lam_next, lam_log_s_max, lam_average = moved
+            lam_next, lam_log_s_max, more = self._next(step, window, lr)
         if self.temperature.ceiling is not None and not self.trim and not self.plain:
             cutoff = window.top() + self.temperature.ceiling * lam_next
-        after = Numbers(lam_next, lam, lam_log_s, cutoff, lam_log_s_max, lam_average)
-        new = [(recent, as_tensor(pushed.rows)), (self.scalars, vector(after, self.scalars))]
-        if estimate.step.reset is not None:
-            new.append((self.resets, self.resets + estimate.step.reset))
+        after = Numbers(lam_next, lam, lam_log_s, cutoff, lam_log_s_max)
+        new = [(recent, as_tensor(pushed.rows)), (self.scalars, vector(after, self.scalars)), *more]
+        if step.change is not None and step.change.reset is not None:
+            new.append((self.resets, self.resets + step.change.reset))
         self.store(new, parts[-1], only_if)
         if not isinstance(pushed.rows, Tensor):
             self._commits += 1
-            if self._commits % EVERY == 0:
-                self.plateau.check(self.window, self._commits)
+            if self._commits % CHECK_EVERY == 1:
+                self.look_for_collapse(self._commits, sum(len(part.losses) for part in parts))
 
     def _calibrated(self, window: Window) -> Scalar:
         """lam_1, from all parts of the first batch."""
@@ -568,7 +736,8 @@ class RobustState(MethodState):
         rho = attainable(self.equation.rho, window.effective_size())
         return self.equation.clamp(window.solve(rho, self.equation.lam0, self.equation.mu))
 
-    # -- monitoring -----------------------------------------------------------------------------------------------
+    # -- monitoring
+    # -----------------------------------------------------------------------------------------------
 
     @quietly
     def monitor(self) -> tuple[Tensor, Tensor]:
@@ -582,12 +751,30 @@ class RobustState(MethodState):
         q = torch.softmax(window.log_weight, 0)
         return vector([maximum(at.kl, 0.0)], q)[0], effective_share(as_tensor(at.weights), q)
 
+    def look_for_collapse(self, step: int, batch_size: int | None = None) -> None:
+        """Warn if the recent losses show that training has collapsed (`_plateau`). This waits for their device."""
+        kl, ess = (float(number) for number in self.monitor())
+        rho, lam0, *_ = self.equation
+        self._collapse.check(
+            Moment(self.window, step, rho, float(self.scalars[0]), lam0, kl, ess, batch_size)
+        )
 
-def _mean_of_parts(mean: Scalar, staged: Estimate | None, log_sum: Scalar) -> Scalar:
+
+def state_for(
+    rho: float, lam0: float, temperature: Temperature, tracker: Tracker, **settings: Any
+) -> RobustState:
+    """The state that follows a temperature; arguments as for `RobustState`, which is the usual one."""
+    made: RobustState = (temperature.state_class or RobustState)(
+        rho, lam0, temperature, tracker, **settings
+    )
+    return made
+
+
+def _mean_of_parts(mean: Scalar, staged: Step, log_sum: Scalar) -> Scalar:
     """The mean loss over all parts of a batch so far, each weighted by its share of the sum of exp(l/lam)."""
-    if staged is None or staged.mean is None:
+    if staged.mean is None:
         return mean
-    share = where(log_sum > -math.inf, exp(staged.step.log_mean + staged.log_mass - log_sum), 0.0)
+    share = where(log_sum > -math.inf, exp(staged.log_mean + staged.log_mass - log_sum), 0.0)
     return mean + share * (staged.mean - mean)
 
 
@@ -596,7 +783,9 @@ def _after_loading(module: nn.Module, _: object) -> None:
     assert isinstance(module, RobustState)
     if module.scalars.is_meta:
         return  # torch has warned that nothing was loaded
-    for part in module.modules():  # with assign=True buffers are the loaded state_dict's own tensors, in its dtype
+    for part in (
+        module.modules()
+    ):  # with assign=True buffers are the loaded state_dict's own tensors, in its dtype
         for name, buffer in part.named_buffers(recurse=False):
             dtype = scalar_dtype(buffer.device) if buffer.is_floating_point() else buffer.dtype
             setattr(part, name, buffer.to(dtype, copy=True))

@@ -1,17 +1,24 @@
-"""Checks of arguments: numbers and choices, losses and weights, positions, labels and groups, closures and parameters,
-data sets and estimators.
+"""Checks and conversions of what several parts of the library take: radii, losses, weights, labels,
+positions.
 
-Every function here raises before anything changes. What can only be seen in the middle of a computation is checked
-where it happens: a checkpoint that does not fit, processes that disagree, a damaged file.
+The rules of every function here and of the other files with checks:
+
+- It raises before anything changes, and the error says what was expected, what came, what to do.
+- `check_...` returns nothing, or the argument in the form that the caller needs; `as_...` and
+  `read_...` convert; `refuse_...` always raises.
+- The range in an error message is the range that is checked: `check_number("beta", beta,
+  "in (0, 1]")` reads its bounds from the words.
+
+Elsewhere are the checks that one part alone needs: numbers, choices and names, without torch, in
+`_arguments`; what an optimizer is constructed with in `optim._settings`; scikit-learn estimators in
+`_estimators`. What can only be seen in the middle of a computation is checked where it happens: a
+checkpoint that does not fit, processes that disagree, a damaged file.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
-import operator
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,9 +27,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from scdro._arguments import check_choice as check_choice
+from scdro._arguments import check_flag as check_flag
+from scdro._arguments import check_is as check_is
+from scdro._arguments import check_names as check_names
+from scdro._arguments import check_number as check_number
+from scdro._arguments import check_optional as check_optional
+from scdro._arguments import check_whole as check_whole
 from scdro._scalar import host_reads, scalar_dtype
 from scdro.errors import (
-    CheckpointError,
     ClosureError,
     DataError,
     HyperparameterError,
@@ -34,105 +47,19 @@ from scdro.errors import (
 Array = npt.NDArray[Any]
 
 # The largest loss allowed: squares of l/lam stay finite in float64 for every lam >= 1e-50.
-LARGEST = 1e100
+LARGEST_LOSS = 1e100
 
 
-# -- numbers and choices ----------------------------------------------------------------------------------------------
-
-
-def check_number(name: str, value: Any, within: str, meaning: str = "", *, infinite: bool = False) -> None:
-    """Raise unless `value` is a number in a range: "> 0", ">= lam0 = 1e-3", "in (0, 1]". NaN is in no range.
-
-    Infinity is refused unless `infinite`. `meaning` says what the number is, and may end with what to do.
-
-    Example:
-        >>> check_number("trim", 1.5, "in [0, 1)", "the fraction of hardest samples to leave out")
-        Traceback (most recent call last):
-        scdro.errors.HyperparameterError: expected trim in [0, 1), the fraction of hardest samples to leave out, got 1.5
-    """
-    explained = f", {meaning}" if meaning else ""
-    try:
-        if isinstance(value, (str, bytes)):
-            raise TypeError
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise HyperparameterError(f"expected a number for {name}, {within}{explained}, got {value!r}") from None
-    if not _is_within(number, within):
-        raise HyperparameterError(f"expected {name} {within}{explained}, got {value}")
-    if math.isinf(number) and not infinite:
-        raise HyperparameterError(f"expected {name} {within} and finite{explained}, got {value}")
-
-
-def _is_within(number: float, within: str) -> bool:
-    kind, _, bounds = within.partition(" ")
-    if kind == "in":
-        low, high = (float(end) for end in bounds[1:-1].split(","))
-        return (low <= number if bounds[0] == "[" else low < number) and (
-            number <= high if bounds[-1] == "]" else number < high
-        )
-    bound = float(bounds.rpartition(" ")[2])
-    return number >= bound if kind == ">=" else number > bound
-
-
-def check_optional(name: str, value: Any, within: str, meaning: str = "", *, infinite: bool = False) -> None:
-    """As `check_number`, for an argument that may be None."""
-    if value is not None:
-        check_number(name, value, within, meaning, infinite=infinite)
-
-
-def check_whole(name: str, value: Any, least: int = 1, most: int | None = None, meaning: str = "") -> None:
-    """Raise unless `value` is a whole number from `least` to `most`. A bool does not count as one."""
-    try:
-        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least or (most is not None and number > most):
-        within = f">= {least}" if most is None else f"from {least} to {most}"
-        explained = f", {meaning}" if meaning else ""
-        raise HyperparameterError(f"expected {name} {within}, a whole number{explained}, got {value!r}")
-
-
-def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
-    if not isinstance(value, (str, int)) or value not in choices:
-        raise HyperparameterError(f"expected {name} to be one of {tuple(choices)}, got {value!r}")
-
-
-def check_is(value: Any, kind: type, such_as: str) -> None:
-    """Raise unless `value` is of a type; `such_as` describes it by example."""
-    if not isinstance(value, kind):
-        raise HyperparameterError(f"expected {such_as}, got {value!r}")
-
-
-def check_names(name: str, value: Any) -> None:
-    """Raise for a single string, whose letters would be read as names, and for what is no list of strings."""
-    if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(one, str) for one in value):
-        advice = f"; pass [{value!r}]" if isinstance(value, str) else ""
-        raise HyperparameterError(f"expected {name} as a list of names, got {value!r}{advice}")
-
-
-@contextmanager
-def unchanged_if_refused(estimator: Any) -> Iterator[None]:
-    """Give an estimator its attributes back if fitting it raises an error."""
-    before = dict(vars(estimator))
-    try:
-        yield
-    except BaseException:
-        vars(estimator).clear()
-        vars(estimator).update(before)
-        raise
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Raise for anything but True and False: the text "no" would count as True."""
-    if not isinstance(value, bool | np.bool_):
-        raise HyperparameterError(f"expected {name} to be True or False, got {value!r}")
-
-
+# -- numbers and choices
 def check_rho(rho: Any) -> None:
-    check_number("rho", rho, ">= 0", "a radius (rho_for_group(alpha) computes it from a group's share)")
+    """The radius of a KL ball: a finite number >= 0."""
+    check_number(
+        "rho", rho, ">= 0", "a radius (rho_for_group(alpha) computes it from a group's share)"
+    )
 
 
 def check_half_or_rho(rho: Any) -> None:
+    """A radius, or "half" for that of the half rule (`scdro.fix.weights`)."""
     if not isinstance(rho, str):
         check_rho(rho)
     elif rho != "half":
@@ -150,94 +77,39 @@ def check_budget(budget: Any, of_accuracy: bool = True) -> None:
 
 
 def check_share(alpha: Any) -> None:
+    """A share of the data, in (0, 1]; the message recognises a percentage."""
     percent = isinstance(alpha, (int, float)) and 1.0 < alpha <= 100.0
     hint = f" ({alpha:g}% is {alpha / 100:g})" if percent else ""
     check_number("alpha", alpha, "in (0, 1]", f"a group's share of the data{hint}")
 
 
 def check_radius(rho: float, lam0: float) -> None:
+    """A radius and the smallest temperature. Below 1e-50, l/lam could overflow."""
     check_rho(rho)
     check_number("lam0", lam0, ">= 1e-50", "the smallest temperature (the paper uses 1e-3)")
 
 
 def check_trim(trim: float) -> None:
+    """A share of the hardest samples; all of them cannot be left out."""
     check_number("trim", trim, "in [0, 1)", "the fraction of hardest samples to leave out")
 
 
 def check_beta(beta: float) -> None:
-    if not (isinstance(beta, float) and 0.0 < beta <= 1.0):  # on the path of every step
+    """The weight of a new batch in an average."""
+    # Every step comes by here, so a valid float passes without a call.
+    if not (isinstance(beta, float) and 0.0 < beta <= 1.0):
         check_number("beta", beta, "in (0, 1]", "the weight of the new batch in the averages")
 
 
-def check_stages(stages: Any) -> None:
-    """Raise unless `stages` are rows (lr, beta, steps). The last one may have steps = 0: it never ends."""
-    try:
-        rows = [tuple(stage) for stage in stages]
-        if not all(len(row) == 3 for row in rows):
-            raise TypeError
-    except TypeError:
-        raise HyperparameterError(
-            f"expected stages as a list of Stage(lr, beta, steps), got {stages!r}; decay_stages(lr, beta, milestones) "
-            "makes one"
-        ) from None
-    if not rows:
-        raise HyperparameterError("expected at least one stage, got none; decay_stages(lr, beta, []) is one")
-    for k, (lr, beta, steps) in enumerate(rows):
-        check_number("lr", lr, "> 0", f"in stage {k}")
-        check_number("beta", beta, "in (0, 1]", f"in stage {k}")
-        check_whole("steps", steps, 0 if k == len(rows) - 1 else 1, meaning=f"in stage {k}")
-
-
-def check_steps(settings: dict[str, Any]) -> None:
-    """The step sizes among an optimizer's settings."""
-    for name in ("lr", "weight_decay", "dual_lr"):
-        check_number(name, settings.get(name, 0.0), ">= 0")
-    check_number("momentum", settings.get("momentum", 0.0), "in [0, 1)")
-
-
-def check_parameters(group: dict[str, Any]) -> None:
-    """Check that the parameters are real and that their dtype can represent lr and weight_decay."""
-    dtypes = {p.dtype for p in group["params"]}
-    if any(dtype.is_complex for dtype in dtypes):
-        raise HyperparameterError(
-            "expected real parameters, got complex ones; optimize torch.view_as_real(parameter), or use KLRobustLoss "
-            "with an optimizer that supports them"
-        )
-    most = min((torch.finfo(dtype).max for dtype in dtypes if dtype.is_floating_point), default=math.inf)
-    for name in ("lr", "weight_decay"):
-        if float(group.get(name, 0.0)) > most:
-            raise HyperparameterError(f"expected {name} <= {most:.3g}, the parameters' dtype limit, got {group[name]}")
-
-
-def check_same_temperature(own: dict[str, Any], lam: float) -> None:
-    """The state of a method with a fixed temperature is meaningless at another temperature."""
-    if own.get("lam") != lam:
-        raise CheckpointError(f"expected a state_dict made with lam = {lam}, got one with lam = {own.get('lam')}")
-
-
-def check_closure(closure: Callable[[], Tensor] | None) -> Callable[[], Tensor]:
-    if callable(closure):
-        return closure
-    if closure is not None:
-        raise ClosureError(
-            f"expected step(closure) with a closure that returns per-sample losses, got a {type(closure).__name__}; "
-            "pass a function: opt.step(lambda: losses(model(x), y)), or use KLRobustLoss with any torch optimizer"
-        )
-    raise ClosureError(
-        "expected step(closure) with a closure that returns per-sample losses, got none; if your loop calls "
-        "backward() itself, use KLRobustLoss with any torch optimizer"
-    )
-
-
-# -- losses -----------------------------------------------------------------------------------------------------------
-
-
+# -- losses
 def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = None) -> None:
-    """Check the losses of a batch. `second` is the next argument, which is labels if the user passed logits."""
+    """Check the losses of a batch. `second` is the next argument, which is labels if the user
+    passed logits.
+    """
     if not isinstance(losses, Tensor):
         raise LossError(
-            f"expected a tensor with one loss per sample, got {type(losses).__name__}; pass what the model's loss "
-            'returns: cross_entropy(logits, labels, reduction="none")'
+            f"expected a tensor with one loss per sample, got {type(losses).__name__}; pass what"
+            ' the model\'s loss returns: cross_entropy(logits, labels, reduction="none")'
         )
     _check_shape(losses, may_be_empty, second)
     if not losses.is_floating_point():
@@ -246,29 +118,34 @@ def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = No
         raise LossError("expected a dense vector of losses, got a sparse one; call to_dense()")
     if second is not None and _are_integers(second):
         raise LossError(
-            "expected sample_weight as floating-point numbers, got integers: are these labels? Pass the losses "
-            "alone; if they are weights, pass weights.float()"
+            "expected sample_weight as floating-point numbers, got integers: are these labels? Pass"
+            " the losses alone; if they are weights, pass weights.float()"
         )
 
 
 def _are_integers(values: Any) -> bool:
+    """Whether these may be labels, which are never sample weights."""
     if isinstance(values, Tensor):
         return not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
     return np.asarray(values).dtype.kind in "iu"
 
 
 def refuse_arguments(unknown: dict[str, Any]) -> NoReturn:
-    """Keyword arguments that a robust loss does not take; transformers' Trainer passes `num_items_in_batch`."""
+    """Keyword arguments that a robust loss does not take; transformers' Trainer passes
+    `num_items_in_batch`.
+    """
     names = ", ".join(unknown)
     if "num_items_in_batch" in unknown:
         raise LossError(
-            f"expected per-sample losses, got a Trainer's outputs and {names}; pass RobustTrainerLoss(KLRobustLoss("
-            "...)) of scdro.integrations.transformers as compute_loss_func, and in callbacks"
+            f"expected per-sample losses, got a Trainer's outputs and {names}; pass"
+            " RobustTrainerLoss(KLRobustLoss(...)) of scdro.integrations.transformers as"
+            " compute_loss_func, and in callbacks"
         )
     raise LossError(f"expected losses, sample_weight, mask and groups, got {names}")
 
 
 def _check_shape(losses: Tensor, may_be_empty: bool = False, second: Any = None) -> None:
+    """Raise unless the losses are a vector. The three usual mistakes have a remedy of their own."""
     if losses.ndim == 0:
         raise LossError(
             "expected one loss per sample, got a single number: the loss is already reduced; "
@@ -281,48 +158,59 @@ def _check_shape(losses: Tensor, may_be_empty: bool = False, second: Any = None)
 
 
 def _refuse_matrix(losses: Tensor, second: Any) -> NoReturn:
+    """Losses with several dimensions: logits with labels, a column, or one loss per pixel or token."""
     shape = tuple(losses.shape)
     if isinstance(second, Tensor) and second.dtype in (torch.int64, torch.int32):
         raise LossError(
-            f"expected a vector with one loss per sample, got logits, shape {shape}, and labels; pass losses, one per "
-            'sample, instead of logits: cross_entropy(logits, labels, reduction="none")'
+            f"expected a vector with one loss per sample, got logits, shape {shape}, and labels;"
+            " pass losses, one per sample, instead of logits: cross_entropy(logits, labels,"
+            ' reduction="none")'
         )
     if len(shape) == 2 and shape[1] == 1:
         raise LossError(
-            f"expected a vector with one loss per sample, got shape {shape}, a column; pass losses.squeeze(1)"
+            f"expected a vector with one loss per sample, got shape {shape}, a column; pass"
+            " losses.squeeze(1)"
         )
     raise LossError(
-        f"expected a vector with one loss per sample, got shape {shape}; "
-        "average over the other dimensions first, or flatten and pass the padding as a mask; if these are logits, "
-        'compute the losses first: cross_entropy(logits, labels, reduction="none")'
+        f"expected a vector with one loss per sample, got shape {shape}; average over the other"
+        " dimensions first, or flatten and pass the padding as a mask; if these are logits,"
+        ' compute the losses first: cross_entropy(logits, labels, reduction="none")'
     )
 
 
 def check_values(values: Tensor, bound: float | None, skip_nonfinite: bool) -> Tensor | None:
-    """Check that the losses of a batch are finite and within [0, bound]; with `skip_nonfinite`, return the flag."""
-    size = torch.dot(values, values)
-    if not skip_nonfinite and bound is None and host_reads(size) and size.item() < LARGEST**2:
+    """Check that the losses of a batch are finite and within [0, bound].
+
+    With `skip_nonfinite` non-finite losses are no error; the flag that says whether all are finite
+    is returned, on their device, because reading it would wait.
+    """
+    size = torch.dot(values, values)  # one pass finds NaN, infinity and values beyond 1e100
+    if not skip_nonfinite and bound is None and host_reads(size) and size.item() < LARGEST_LOSS**2:
         return None
-    finite = size < LARGEST**2
+    finite = size < LARGEST_LOSS**2
     if not skip_nonfinite:
         require(
             finite,
             NonFiniteLossError,
-            "expected finite losses, got NaN or infinity (or values beyond 1e100); lower the learning rate, look for "
-            "overflow in the model, or pass skip_nonfinite=True to skip such batches",
+            "expected finite losses, got NaN or infinity (or values beyond 1e100); lower the"
+            " learning rate, look for overflow in the model, or pass skip_nonfinite=True to skip"
+            " such batches",
         )
     if bound is not None:
         low, high = torch.aminmax(values)
         require(
             ((low >= 0) & (high <= bound)) | ~finite,
             LossError,
-            f"expected losses in [0, loss_bound] = [0, {bound}], got one outside; raise loss_bound or omit it",
+            f"expected losses in [0, loss_bound] = [0, {bound}], got one outside; raise loss_bound"
+            " or omit it",
         )
     return finite if skip_nonfinite else None
 
 
 def require(condition: Tensor | bool, error: type[ScdroError], message: str) -> None:
-    """Raise if the host can read the flag for free; on an accelerator or in a compiled graph, assert on the device."""
+    """Raise if the host can read the flag for free; on an accelerator or in a compiled graph,
+    assert on the device.
+    """
     if isinstance(condition, Tensor) and not host_reads(condition):
         torch._assert_async(condition, message)
     elif not bool(condition):
@@ -332,7 +220,8 @@ def require(condition: Tensor | bool, error: type[ScdroError], message: str) -> 
 def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
     """Check the losses of an exact function.
 
-    Returns the losses with their graph, the losses detached in float64, log q, and whether the input was not a tensor.
+    Returns the losses with their graph, the losses detached in float64, log q, and whether the
+    input was not a tensor.
     """
     vector = losses if isinstance(losses, Tensor) else torch.from_numpy(as_floats(losses, "losses"))
     _check_shape(vector)
@@ -344,23 +233,30 @@ def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor
     if log_q is None:
         log_q = torch.full_like(double, -math.log(len(double)))
     else:
-        log_q = log_q - torch.logsumexp(log_q, 0)  # in logs, so that nothing overflows or underflows
+        log_q = log_q - torch.logsumexp(
+            log_q, 0
+        )  # in logs, so that nothing overflows or underflows
         absent = log_q == -math.inf
         if bool(absent.any()):  # Losses of weight zero may have any value, even NaN.
             vector, double = torch.where(absent, 0.0, vector), torch.where(absent, 0.0, double)
-    finite = double.abs() < LARGEST
+    finite = double.abs() < LARGEST_LOSS
     if not bool(finite.all()):
         raise NonFiniteLossError(
-            f"expected finite losses, got {int((~finite).sum())} NaN or infinite (or beyond 1e100) of {len(double)}; "
-            "look for overflow or division by zero in the model"
+            f"expected finite losses, got {int((~finite).sum())} NaN or infinite (or beyond 1e100)"
+            f" of {len(double)}; look for overflow or division by zero in the model"
         )
     return vector, double, log_q, not isinstance(losses, Tensor)
 
 
 def as_floats(
-    values: Any, what: str, read: Callable[[Any], Array] = np.asarray, error: type[ScdroError] = LossError
+    values: Any,
+    what: str,
+    read: Callable[[Any], Array] = np.asarray,
+    error: type[ScdroError] = LossError,
 ) -> npt.NDArray[np.float64]:
-    """A new float64 array. torch would read a list of floats as float32. `read` makes an array of the values."""
+    """A new float64 array. torch would read a list of floats as float32. `read` makes an array of
+    the values.
+    """
     try:
         if values is None:
             raise TypeError("there are none")
@@ -373,16 +269,20 @@ def as_floats(
 
 
 def check_probabilities(p: Array, *, may_be_nan: bool = False) -> None:
+    """Numbers in [0, 1], up to rounding; NaN only if it stands for an unknown one."""
     bad = ~((p >= -1e-6) & (p <= 1 + 1e-6)) & ~(np.isnan(p) & may_be_nan)
     if bad.any():
         raise LossError(
-            f"expected probabilities in [0, 1], got {int(bad.sum())} others (NaN counts), such as {p[bad][0]}; "
+            f"expected probabilities in [0, 1], got {int(bad.sum())} others (NaN counts), such as"
+            f" {p[bad][0]}; "
             f"{'did training diverge?' if np.isnan(p[bad]).any() else 'logits need a softmax first'}"
         )
 
 
 def read_probabilities(proba: Any, labels: Array) -> npt.NDArray[np.float64]:
-    """The probability of each sample's label, given this, (n,), or the probabilities of classes 0 to k - 1, (n, k)."""
+    """The probability of each sample's label, given this, (n,), or the probabilities of classes 0
+    to k - 1, (n, k).
+    """
     from scdro._frames import as_array  # loads narwhals, which training does not need
 
     p = as_floats(proba, "probabilities", as_array)
@@ -391,8 +291,9 @@ def read_probabilities(proba: Any, labels: Array) -> npt.NDArray[np.float64]:
     if p.ndim == 2 and len(p) == len(labels):
         if labels.dtype.kind not in "iubf" or not np.isin(labels, np.arange(p.shape[1])).all():
             raise LossError(
-                f"expected labels 0 to {p.shape[1] - 1} for probabilities of {p.shape[1]} classes, got "
-                f"{np.unique(labels)[:5].tolist()}...; or pass the probability of each sample's own label, (n,)"
+                f"expected labels 0 to {p.shape[1] - 1} for probabilities of {p.shape[1]} classes,"
+                f" got {np.unique(labels)[:5].tolist()}...; or pass the probability of each"
+                " sample's own label, (n,)"
             )
         p = p[np.arange(len(p)), labels.astype(int)]
     if p.shape != labels.shape:
@@ -401,83 +302,108 @@ def read_probabilities(proba: Any, labels: Array) -> npt.NDArray[np.float64]:
     return p.clip(0.0, 1.0)
 
 
-# -- data sets and loaders --------------------------------------------------------------------------------------------
-
-
+# -- data sets and loaders
 def check_is_loader(loader: Any) -> None:
     """A data set gives single samples, which a model may take for batches."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise DataError(f"expected a loader of batches, got a {_kind(loader)}; pass DataLoader(dataset)")
+        raise DataError(
+            f"expected a loader of batches, got a {_kind(loader)}; pass DataLoader(dataset)"
+        )
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
-        raise DataError(f"expected a loader of batches, got a {_kind(loader)}; pass DataLoader(it, batch_size=256)")
+        raise DataError(
+            f"expected a loader of batches, got a {_kind(loader)}; pass DataLoader(it,"
+            " batch_size=256)"
+        )
 
 
 def check_is_dataset(dataset: Any) -> None:
-    """Raise unless it is a data set of pairs (input, label), with a length."""
+    """Raise unless it is a data set of items (input, label, ...) or dictionaries, with a length."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(
-            f"expected a data set with a length and dataset[i], got a {_kind(dataset)}; for a DataLoader, pass "
-            "loader.dataset"
+            f"expected a data set with a length and dataset[i], got a {_kind(dataset)}; for a"
+            " DataLoader, pass loader.dataset"
         )
     item = dataset[0] if len(dataset) else None
-    if not isinstance(item, tuple | list) or len(item) < 2:
+    if not isinstance(item, Mapping) and (not isinstance(item, tuple | list) or len(item) < 2):
         got = f"a {_kind(item)}" if len(dataset) else "an empty data set"
-        raise DataError(f"expected items (input, label), got {got}; for two tensors, pass TensorDataset(x, y)")
+        raise DataError(
+            f'expected items (input, label), or dictionaries with "labels", got {got}; for two'
+            " tensors, pass TensorDataset(x, y)"
+        )
 
 
 def check_trains(train: Any) -> None:
     if isinstance(train, torch.nn.Module) or not callable(train):
         raise HyperparameterError(
-            f"expected train to be a function that takes a data set and returns a network, got a {_kind(train)}"
+            "expected train to be a function that takes a data set and returns a network, got a"
+            f" {_kind(train)}"
         )
 
 
-# -- sample weights ---------------------------------------------------------------------------------------------------
-
-
+# -- sample weights
 _NEGATIVE = "expected sample weights >= 0, got negative or non-finite values"
 _ALL_ZERO = "expected sample weights (or a mask) with a positive sum, got none above zero"
 
 
 def as_weights(values: Any, losses: Tensor) -> Tensor:
     """Sample weights of a vector of losses, with its device and dtype."""
-    tensor = values if isinstance(values, Tensor) else torch.from_numpy(as_floats(values, "sample weights"))
+    tensor = (
+        values
+        if isinstance(values, Tensor)
+        else torch.from_numpy(as_floats(values, "sample weights"))
+    )
     if tensor.is_complex():
         raise LossError(f"expected real sample weights, got {tensor.dtype}")
     weight = tensor.detach().to(losses.device, losses.dtype)
     if weight.shape != losses.shape:
-        raise LossError(f"expected one sample weight per loss, shape {tuple(losses.shape)}, got {tuple(weight.shape)}")
+        raise LossError(
+            f"expected one sample weight per loss, shape {tuple(losses.shape)}, got"
+            f" {tuple(weight.shape)}"
+        )
     require(((weight >= 0) & (weight < math.inf)).all(), LossError, _NEGATIVE)
     return weight
 
 
-def log_weights(losses: Tensor, sample_weight: Any, mask: Any = None, *, may_be_zero: bool = False) -> Tensor | None:
-    """The log of the weights, -inf where the mask is false; None if there are neither weights nor a mask.
+def log_weights(
+    losses: Tensor, sample_weight: Any, mask: Any = None, *, may_be_zero: bool = False
+) -> Tensor | None:
+    """The log of the weights, -inf where the mask is false; None if there are neither weights nor a
+    mask.
 
-    A positive sum is required unless `may_be_zero`: of one process's part of a batch, all weights may be zero.
+    A positive sum is required unless `may_be_zero`: of one process's part of a batch, all weights
+    may be zero.
     """
     log_weight = None if sample_weight is None else torch.log(as_weights(sample_weight, losses))
     if mask is not None:
         keep = _as_mask(mask).to(losses.device)
         if keep.shape != losses.shape:
-            raise LossError(f"expected one mask entry per loss, shape {tuple(losses.shape)}, got {tuple(keep.shape)}")
-        log_weight = torch.where(keep, 0.0 if log_weight is None else log_weight, -math.inf).to(losses.dtype)
+            raise LossError(
+                f"expected one mask entry per loss, shape {tuple(losses.shape)}, got"
+                f" {tuple(keep.shape)}"
+            )
+        log_weight = torch.where(keep, 0.0 if log_weight is None else log_weight, -math.inf).to(
+            losses.dtype
+        )
     if log_weight is not None and not may_be_zero:
         check_mass(log_weight.amax())
     return log_weight
 
 
 def _as_mask(mask: Any) -> Tensor:
+    """A mask as booleans: True for each loss that counts."""
     try:
         given = mask if isinstance(mask, Tensor) else torch.as_tensor(mask)
     except (TypeError, ValueError, RuntimeError):
-        raise LossError(f"expected a mask of booleans, True for each loss that counts, got {mask!r}") from None
+        raise LossError(
+            f"expected a mask of booleans, True for each loss that counts, got {mask!r}"
+        ) from None
     keep = given.to(torch.bool)
     if given.dtype != torch.bool:
         require(
             (keep == given).all(),
             LossError,
-            "expected a mask of booleans, or of zeros and ones, got other numbers; pass weights as sample_weight",
+            "expected a mask of booleans, or of zeros and ones, got other numbers; pass weights as"
+            " sample_weight",
         )
     return keep
 
@@ -488,7 +414,9 @@ def check_mass(log_mass: Tensor | float) -> None:
 
 
 def array_weights(sample_weight: Any, n: int) -> npt.NDArray[np.float64]:
-    """Sample weights of n rows as a new NumPy array; None means ones, and a number is the weight of every row."""
+    """Sample weights of n rows as a new NumPy array; None means ones, and a number is the weight of
+    every row.
+    """
     if sample_weight is None:
         return np.ones(n)
     if isinstance(sample_weight, Tensor):
@@ -505,33 +433,10 @@ def array_weights(sample_weight: Any, n: int) -> npt.NDArray[np.float64]:
     return weight
 
 
-# -- positions in a data set ------------------------------------------------------------------------------------------
-
-
+# -- positions in a data set
 def check_samples(n: Any) -> None:
+    """The size of a data set."""
     check_whole("n", n, meaning="the number of training samples")
-
-
-def check_index(index: Tensor | None, n: int, losses: Tensor) -> Tensor:
-    """Return the positions of a batch's samples in the data set, on the CPU."""
-    if index is None:
-        raise ClosureError(
-            "expected step(closure, index) with the positions of the batch's samples in the data set, got no index; "
-            "let the data set return it with each item"
-        )
-    index = check_positions(index, n)
-    if index.shape != losses.shape:
-        raise ClosureError(f"expected one position for each of the {len(losses)} losses, got {len(index)}")
-    return index
-
-
-def refuse_weights(index: Any) -> None:
-    """Raise for weights in the place of `index`, which most methods do not use."""
-    if index is not None and torch.as_tensor(index).is_floating_point():
-        raise ClosureError(
-            "expected step(closure, index) with integer positions, got floating-point numbers; pass weights as "
-            "step(closure, sample_weight=weights)"
-        )
 
 
 def check_positions(index: Tensor, n: int) -> Tensor:
@@ -539,19 +444,24 @@ def check_positions(index: Tensor, n: int) -> Tensor:
     index = torch.as_tensor(index).cpu()
     if index.is_floating_point() or index.dtype == torch.bool or index.ndim != 1:
         raise ClosureError(
-            f"expected a vector of integer sample positions, got {index.dtype} of shape {tuple(index.shape)}"
+            f"expected a vector of integer sample positions, got {index.dtype} of shape"
+            f" {tuple(index.shape)}"
         )
     low, high = (int(index.min()), int(index.max())) if len(index) else (0, 0)
     if low < 0 or high >= n:
-        raise ClosureError(f"expected positions in [0, n) with n = {n}, got positions from {low} to {high}")
+        raise ClosureError(
+            f"expected positions in [0, n) with n = {n}, got positions from {low} to {high}"
+        )
     return index.to(torch.int64)
 
 
-# -- labels, groups, embeddings ---------------------------------------------------------------------------------------
-
-
+# -- labels, groups, embeddings
 def as_labels(
-    values: Any, n: int | None = None, classes: int | None = None, what: str = "labels", least: int | None = None
+    values: Any,
+    n: int | None = None,
+    classes: int | None = None,
+    what: str = "labels",
+    least: int | None = None,
 ) -> Tensor:
     """Return labels as an int64 vector on the CPU.
 
@@ -569,10 +479,19 @@ def as_labels(
     labels = as_integers(values, what)
     if len(labels) != n if n is not None else not len(labels):
         raise DataError(f"expected {'some' if n is None else n} {what}, got {len(labels)}")
-    if classes is not None and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise DataError(f"expected {what} in [0, {classes}), got {int(labels.min())} to {int(labels.max())}")
+    if (
+        classes is not None
+        and len(labels)
+        and not 0 <= int(labels.min()) <= int(labels.max()) < classes
+    ):
+        raise DataError(
+            f"expected {what} in [0, {classes}), got {int(labels.min())} to {int(labels.max())}"
+        )
     if least is not None and int(labels.min()) < least:
-        raise DataError(f"expected {what} >= {least}, got {int(labels.min())}; drop these samples, or renumber them")
+        raise DataError(
+            f"expected {what} >= {least}, got {int(labels.min())}; drop these samples, or renumber"
+            " them"
+        )
     return labels
 
 
@@ -581,11 +500,14 @@ def as_integers(values: Any, what: str) -> Tensor:
     try:
         array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     except Exception as error:  # whatever reading `values` raises
-        raise DataError(f"expected {what} as a vector of integers, got {_kind(values)}: {error}") from error
+        raise DataError(
+            f"expected {what} as a vector of integers, got {_kind(values)}: {error}"
+        ) from error
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise DataError(
-            f"expected {what} as a vector of integers, got {_kind(values)} of {array.dtype} and shape {array.shape}; "
-            f"flatten them, and number {'the classes' if what == 'labels' else 'them'} 0, 1, ..."
+            f"expected {what} as a vector of integers, got {_kind(values)} of {array.dtype} and"
+            f" shape {array.shape}; flatten them, and number"
+            f" {'the classes' if what == 'labels' else 'them'} 0, 1, ..."
         )
     return torch.from_numpy(array.astype(np.int64))
 
@@ -595,23 +517,29 @@ def _kind(values: Any) -> str:
 
 
 def check_no_missing(labels: Array, name: str) -> None:
+    """Raise if a label is missing (None, NaN, or pandas' NA)."""
     from scdro._frames import is_missing  # loads narwhals, which training does not need
 
     if (labels.dtype.kind == "f" and np.isnan(labels).any()) or (
         labels.dtype.kind == "O" and any(map(is_missing, labels.ravel()))
     ):
-        raise DataError(f"expected a label for every sample in {name}, got missing values; leave these samples out")
+        raise DataError(
+            f"expected a label for every sample in {name}, got missing values; leave these"
+            " samples out"
+        )
 
 
 def check_class_sizes(labels: Array) -> None:
-    """Raise unless every class has two samples, so that one can be predicted by a model trained on the other."""
+    """Raise unless every class has two samples, so that one can be predicted by a model trained on
+    the other.
+    """
     classes, counts = np.unique(labels, return_counts=True)
     alone = classes[counts == 1]
     if len(alone):
         more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
         raise DataError(
-            f"expected at least two samples of every class, got one of class {', '.join(map(str, alone[:5]))}{more}; "
-            "leave it out, or merge classes (labels=...)"
+            "expected at least two samples of every class, got one of class"
+            f" {', '.join(map(str, alone[:5]))}{more}; leave it out, or merge classes (labels=...)"
         )
 
 
@@ -619,66 +547,29 @@ def check_groups(groups: Any, losses: Tensor) -> Tensor:
     """Return the groups of a batch's samples, one integer per loss."""
     given: Tensor = groups if isinstance(groups, Tensor) else as_integers(groups, "groups")
     if given.is_floating_point() or given.is_complex():
-        raise LossError(f"expected groups as integers, got {given.dtype}; number the groups 0, 1, ...")
+        raise LossError(
+            f"expected groups as integers, got {given.dtype}; number the groups 0, 1, ..."
+        )
     if given.shape != losses.shape:
-        raise LossError(f"expected one group per loss, shape {tuple(losses.shape)}, got {tuple(given.shape)}")
+        raise LossError(
+            f"expected one group per loss, shape {tuple(losses.shape)}, got {tuple(given.shape)}"
+        )
     return given
 
 
 def check_embeddings(first: Tensor, second: Tensor, may_be_empty: bool) -> None:
     """Check two matrices of embeddings, one row per sample."""
     for x in (first, second):
-        if not isinstance(x, Tensor) or x.ndim != 2 or not x.is_floating_point() or not (len(x) or may_be_empty):
+        if (
+            not isinstance(x, Tensor)
+            or x.ndim != 2
+            or not x.is_floating_point()
+            or not (len(x) or may_be_empty)
+        ):
             came = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else _kind(x)
             raise LossError(f"expected floating-point embeddings (b, d), got {came}")
     if first.shape != second.shape:
         raise LossError(
-            f"expected both views or towers to have the same shape, got {tuple(first.shape)} and {tuple(second.shape)}"
-        )
-
-
-# -- estimators of scikit-learn ---------------------------------------------------------------------------------------
-
-
-def check_is_estimator(estimator: Any, name: str = "estimator") -> None:
-    """scikit-learn's own questions, such as `is_classifier`, fail for anything else."""
-    if isinstance(estimator, type):
-        raise HyperparameterError(
-            f"expected an instance as {name}, got the class {estimator.__name__}; pass {estimator.__name__}()"
-        )
-    if not hasattr(estimator, "fit"):
-        raise HyperparameterError(
-            f"expected a classifier or regressor of scikit-learn as {name}, got {estimator!r}; pass one, such as "
-            "LogisticRegression()"
-        )
-
-
-def check_takes_weights(estimator: Any) -> None:
-    last = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
-    if not _takes_weights(last) and not _passes_on(last):
-        raise HyperparameterError(
-            f"expected an estimator whose fit takes sample_weight, got {_kind(last)}; a second look trains with weights"
-        )
-
-
-def _takes_weights(estimator: Any) -> bool:
-    """Whether `fit` takes sample weights, or any keywords, as that of VotingClassifier, which passes them on."""
-    fit = getattr(estimator, "fit", None)
-    parameters = {} if fit is None else inspect.signature(fit).parameters
-    return "sample_weight" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _passes_on(estimator: Any) -> bool:
-    """Whether it is a meta-estimator, such as a grid search, whose estimator takes sample weights."""
-    inner = getattr(estimator, "estimator", None)
-    fit = getattr(inner, "fit", None)
-    return fit is not None and ("sample_weight" in inspect.signature(fit).parameters or _passes_on(inner))
-
-
-def check_reference(reference: Any) -> None:
-    """Raise unless a classifier has probabilities."""
-    if not hasattr(reference, "predict_proba"):
-        raise HyperparameterError(
-            f"expected a reference with predict_proba, got {_kind(reference)}; pass another one, such as "
-            "reference=LogisticRegression(), or wrap it in CalibratedClassifierCV"
+            f"expected both views or towers to have the same shape, got {tuple(first.shape)} and"
+            f" {tuple(second.shape)}"
         )

@@ -1,8 +1,20 @@
 """Everything that uses torch.distributed: several processes work as one.
 
-In each step the processes exchange the losses of the batch, with weights and positions if there are any, and a few
-sums. Every process receives all of it in rank order and computes the same numbers from it, so lam and log s agree bit
-for bit without a broadcast.
+In each step the processes exchange the losses of the batch, with weights and positions if there are
+any, and a few sums. Every process receives all of it in rank order and computes the same numbers
+from it, so lam and log s agree bit for bit without a broadcast.
+
+    one step of a robust optimizer, on every process         what is exchanged
+    1. losses of this process's part of the batch
+    2. `Ranks.join`: the losses of the whole batch           one all_gather of a `Messages` message
+    3. lam, log s and the weights of all samples             nothing: all compute the same
+    4. gradient of this part's weighted losses               DDP's or FSDP's own average
+
+A process that finds an error of its own before step 2 must not leave the others waiting: it sends a
+message that says so (`Ranks.joining`, `Ranks.cutting`), and all raise.
+
+From the top: sharded tensors; rows of a matrix, joined (`Cut`), for the contrastive loss; messages;
+the processes of a batch (`Ranks`); batches for a loader; starting and ending.
 """
 
 from __future__ import annotations
@@ -36,6 +48,7 @@ __all__ = [
 
 
 def is_sharded(tensor: Any) -> bool:
+    """Whether it is a DTensor, as FSDP2's parameters are."""
     return hasattr(tensor, "full_tensor")
 
 
@@ -45,7 +58,8 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def gathered(state: Any) -> Any:
-    """A state_dict with full instead of sharded tensors. All processes must call it; one saves it, any can load it.
+    """A state_dict with full instead of sharded tensors. All processes must call it; one saves it,
+    any can load it.
 
     Example:
         >>> checkpoint = gathered({"model": nn.Linear(3, 2).state_dict()})
@@ -61,7 +75,12 @@ def gathered(state: Any) -> Any:
 
 def like(value: Any, parameter: Tensor) -> Any:
     """Shard a full tensor like the parameter; return anything else unchanged."""
-    if not is_sharded(parameter) or not isinstance(value, Tensor) or is_sharded(value) or value.ndim == 0:
+    if (
+        not is_sharded(parameter)
+        or not isinstance(value, Tensor)
+        or is_sharded(value)
+        or value.ndim == 0
+    ):
         return value
     from torch.distributed.tensor import distribute_tensor
 
@@ -70,27 +89,28 @@ def like(value: Any, parameter: Tensor) -> Any:
 
 
 def reshard(modules: Sequence[nn.Module], params: Sequence[Tensor]) -> None:
-    """Make FSDP2 gather the parameters again. After a forward pass without backward it would reuse the old ones."""
+    """Make FSDP2 gather the parameters again. After a forward pass without backward it would reuse
+    the old ones.
+    """
     if not any(is_sharded(p) for p in params):
         return
     sharded = [m for module in modules for m in module.modules() if hasattr(m, "reshard")]
     if not sharded:
         raise HyperparameterError(
-            "expected module=model for a model in fully_shard, got none; this method evaluates the model at two points"
+            "expected module=model for a model in fully_shard, got none; this method evaluates the"
+            " model at two points"
         )
     for module in sharded:
         module.reshard()  # type: ignore[operator]
 
 
-# -- rows of a matrix, joined -----------------------------------------------------------------------------------------
-
-
+# -- rows of a matrix, joined
 class Cut(NamedTuple):
-    """The number of rows of each process, and the rank of this one. `group` is None if there is only one process."""
+    """How the rows of a matrix are distributed over the processes."""
 
-    sizes: list[int]
-    rank: int
-    group: Any = None
+    sizes: list[int]  # number of rows of each process, by rank
+    rank: int  # that of this process
+    group: Any = None  # the process group; None if there is only one process
 
     def joined(self, x: Tensor) -> Tensor:
         """The rows of all processes, in rank order."""
@@ -106,6 +126,10 @@ class Cut(NamedTuple):
 
 
 class _Joined(torch.autograd.Function):
+    """all_gather of rows whose gradient is summed over the processes: each has a part of every
+    row's.
+    """
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, cut: Cut) -> Tensor:
         ctx.cut = cut
@@ -122,29 +146,31 @@ class _Joined(torch.autograd.Function):
         return ctx.cut.own(total), None
 
 
-# -- contents of one exchange -----------------------------------------------------------------------------------------
-
-
+# -- contents of one exchange
 FAILED, _HEADER = -1, 3
 
 
 class Room(NamedTuple):
-    """The capacity of a message: the number of losses, and whether they have weights and ids."""
+    """The capacity of a message."""
 
-    losses: int
-    weighted: bool
-    has_ids: bool
+    losses: int  # how many there is room for
+    weighted: bool  # whether there is room for the logs of their weights
+    has_ids: bool  # whether there is room for ids of their groups
 
-    def grown(self, other: Room) -> Room:
-        return Room(max(self.losses, other.losses), self.weighted or other.weighted, self.has_ids or other.has_ids)
+    def grow(self, other: Room) -> Room:
+        return Room(
+            max(self.losses, other.losses),
+            self.weighted or other.weighted,
+            self.has_ids or other.has_ids,
+        )
 
 
 class Parts(NamedTuple):
     """The losses of one process or of all, with weights and ids if there are any."""
 
-    losses: Tensor
-    log_weight: Tensor | None
-    ids: Tensor | None
+    losses: Tensor  # (m,)
+    log_weight: Tensor | None  # (m,)
+    ids: Tensor | None  # integers, (m,): the group of each loss
 
     @property
     def room(self) -> Room:
@@ -152,9 +178,17 @@ class Parts(NamedTuple):
 
 
 class Messages:
-    """Messages with room for the largest batch so far: one exchange per step, two if a batch needs more room.
+    """Messages with room for the largest batch so far: one exchange per step, two if a batch needs
+    more room.
 
-    The room, and so the length of the messages, is the same on all processes, whatever their batch sizes.
+    A message is a vector
+
+        count, 1 if weighted + 2 if it has ids, mark of the state | losses, log weights, ids
+
+    where the part after the bar has a length that all processes know, because all_gather needs
+    equal lengths. If a batch does not fit, its sender leaves that part empty; everybody sees the
+    count, makes room, and sends again. The room, and so the length of the messages, is the same on
+    all processes, whatever their batch sizes.
     """
 
     def __init__(self, gather: Callable[[Tensor], Tensor]) -> None:
@@ -170,30 +204,41 @@ class Messages:
             check_marks([mark for *_, mark in headers])
             kinds = [int(kind) for _, kind, _ in headers]
             if len({kind & 2 for kind in kinds}) > 1:
-                raise LossError("expected groups on all processes or on none, got them on some; pass them on all")
+                raise LossError(
+                    "expected groups on all processes or on none, got them on some; pass them"
+                    " on all"
+                )
             need = Room(max(counts), any(kind & 1 for kind in kinds), bool(kinds[0] & 2))
-            if self._room.grown(need) == self._room:
-                return self._unpacked(messages[:, _HEADER:], counts, need), counts
-            self._room = self._room.grown(need)
+            if self._room.grow(need) == self._room:
+                return self._unpack(messages[:, _HEADER:], counts, need), counts
+            self._room = self._room.grow(need)
 
     def _message(self, own: Parts, count: int, mark: Tensor | None) -> Tensor:
-        """The count, whether there are weights and ids, the mark, and the data itself if there is room."""
+        """This process's message: the header, and the data itself if there is room."""
         losses, room = own.losses, self._room
         header = losses.new_tensor([count, own.room.weighted + 2 * own.room.has_ids])
         state = losses.new_zeros(1) if mark is None else mark.reshape(1).to(losses)
         body = losses.new_zeros(1 + room.weighted + room.has_ids, room.losses)
         if 0 < len(losses) <= room.losses:
-            rows = [losses, *([own.log_weight] if room.weighted else []), *([own.ids] if room.has_ids else [])]
+            rows = [
+                losses,
+                *([own.log_weight] if room.weighted else []),
+                *([own.ids] if room.has_ids else []),
+            ]
             for place, row in zip(body, rows, strict=True):
                 if row is not None:
                     place[: len(row)] = row.to(losses)
         return torch.cat([header, state, body.reshape(-1)])
 
-    def _unpacked(self, bodies: Tensor, counts: list[int], need: Room) -> Parts:
+    def _unpack(self, bodies: Tensor, counts: list[int], need: Room) -> Parts:
         room = self._room
         bodies = bodies.reshape(len(bodies), 1 + room.weighted + room.has_ids, room.losses)
         rows = torch.cat([body[:, :count] for body, count in zip(bodies, counts, strict=True)], 1)
-        return Parts(rows[0], rows[1] if need.weighted else None, rows[-1].to(torch.int64) if need.has_ids else None)
+        return Parts(
+            rows[0],
+            rows[1] if need.weighted else None,
+            rows[-1].to(torch.int64) if need.has_ids else None,
+        )
 
     def fail(self, device: torch.device) -> None:
         """Send a message that says that this process has failed."""
@@ -205,28 +250,30 @@ def check_counts(counts: Sequence[int]) -> None:
     """Raise if a process reports that it has failed."""
     if FAILED in counts:
         bad = [rank for rank, count in enumerate(counts) if count == FAILED]
-        raise LossError(f"expected a batch from every process, got an error on rank {bad}; see the error there")
+        raise LossError(
+            f"expected a batch from every process, got an error on rank {bad}; see the error there"
+        )
 
 
 def check_marks(marks: Sequence[float]) -> None:
     """Raise if the states of the processes differ."""
     if len({repr(mark) for mark in marks}) > 1:
-        raise CheckpointError("expected the same state on all processes, got different ones; load it on all of them")
+        raise CheckpointError(
+            "expected the same state on all processes, got different ones; load it on all of them"
+        )
 
 
-# -- the processes of a batch -----------------------------------------------------------------------------------------
-
-
+# -- the processes of a batch
 Group: TypeAlias = "ProcessGroup | Literal[False] | None"
 """None: all processes, if torch.distributed is initialised. False: each process on its own."""
 
 
 class OwnPart(NamedTuple):
-    """This process's part of a joined batch, and the number of processes that average their gradients."""
+    """This process's part of a joined batch."""
 
-    start: int
-    length: int
-    ranks: int
+    start: int  # position of its first loss
+    length: int  # number of its losses
+    ranks: int  # number of processes that average their gradients
 
     def of(self, joined: Tensor) -> Tensor:
         return joined[self.start : self.start + self.length]
@@ -252,22 +299,31 @@ class Ranks:
     """The processes that share a batch: those of a process group, or only this one.
 
     Args:
-        process_group: None for all processes if torch.distributed is initialised, else only this one; False for only
-            this one in any case.
+        process_group: None for all processes if torch.distributed is initialised, else only this
+            one; False for only this one in any case.
     """
 
     def __init__(self, process_group: Group = None) -> None:
         known = process_group is None or process_group is False
         if not known and not (dist.is_available() and isinstance(process_group, dist.ProcessGroup)):
             raise HyperparameterError(
-                "expected a process group that this process belongs to, None for all processes, or False for none, "
-                f"got {process_group!r}"
+                "expected a process group that this process belongs to, None for all processes, or"
+                f" False for none, got {process_group!r}"
             )
-        self._group, self._messages, self._seen_averaged = process_group, Messages(self.gather), False
+        self._group, self._messages, self._seen_averaged = (
+            process_group,
+            Messages(self.gather),
+            False,
+        )
+
+    # Whether `size` may be more than one: quicker than asking for it, on the path of every step.
+    may_have_others = staticmethod(dist.is_initialized if dist.is_available() else bool)
 
     @property
     def group(self) -> ProcessGroup | None:
-        """For the functions of torch.distributed, where None is all processes. Only meaningful if size > 1."""
+        """For the functions of torch.distributed, where None is all processes. Only meaningful if
+        size > 1.
+        """
         return self._group or None
 
     @property
@@ -294,24 +350,34 @@ class Ranks:
         return rows
 
     def merged(self, local: Tensor) -> Tensor:
-        """The sum of tensors over the processes. At most one process is nonzero in each entry, so the sum is exact."""
+        """The sum of tensors over the processes. At most one process is nonzero in each entry, so
+        the sum is exact.
+        """
         if self.size > 1:
             dist.all_reduce(local, group=self.group)
         return local
 
     def total(self, local: Tensor) -> Tensor:
         """The sum over the processes."""
-        return self.merged(local.clone(memory_format=torch.contiguous_format)) if self.size > 1 else local
+        return (
+            self.merged(local.clone(memory_format=torch.contiguous_format))
+            if self.size > 1
+            else local
+        )
 
     def cut(self, own: int, device: torch.device, width: int = 0, mark: float = 0.0) -> Cut:
-        """How rows are distributed; this process has `own` rows. `width` and `mark` must be equal on all processes."""
+        """How rows are distributed; this process has `own` rows. `width` and `mark` must be equal
+        on all processes.
+        """
         if self.size == 1:
             return Cut([own], 0)
         header = torch.tensor([own, width, mark], dtype=torch.float64, device=device)
         sizes, widths, marks = self.gather(header).T.tolist()
         check_counts(sizes)
         if len(set(widths)) > 1:
-            raise LossError(f"expected rows of the same length on all processes, got {[int(w) for w in widths]}")
+            raise LossError(
+                f"expected rows of the same length on all processes, got {[int(w) for w in widths]}"
+            )
         check_marks(marks)
         return Cut([int(size) for size in sizes], self.rank, self.group)
 
@@ -330,15 +396,21 @@ class Ranks:
         return range(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
     def batches(self, sampler: Sampler[list[int]]) -> Sampler[list[int]]:
-        """This process's part of each batch from a sampler that yields the same batches on all processes."""
+        """This process's part of each batch from a sampler that yields the same batches on all
+        processes.
+        """
         return sampler if self.size == 1 else RankBatches(sampler, self._group)
 
-    # -- batches ------------------------------------------------------------------------------------------------------
-
+    # -- batches
     def join(
-        self, losses: Tensor, log_weight: Tensor | None, ids: Tensor | None, mark: Tensor | None = None
+        self,
+        losses: Tensor,
+        log_weight: Tensor | None,
+        ids: Tensor | None,
+        mark: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, OwnPart | None]:
-        """The losses, log weights and ids of all processes, in rank order, and this process's part of them.
+        """The losses, log weights and ids of all processes, in rank order, and this process's part
+        of them.
 
         `mark` is a hash of the state, which must be the same on all processes.
         """
@@ -346,7 +418,10 @@ class Ranks:
             return losses, log_weight, ids, None
         parts, counts = self._messages.exchange(Parts(losses, log_weight, ids), mark)
         if not sum(counts):
-            raise LossError("expected at least one loss, got an empty batch on every process; skip empty batches")
+            raise LossError(
+                "expected at least one loss, got an empty batch on every process; skip empty"
+                " batches"
+            )
         return *parts, OwnPart(sum(counts[: self.rank]), len(losses), self.size)
 
     def joining(self, device: torch.device) -> Joining:
@@ -358,10 +433,11 @@ class Ranks:
         if self.size > 1:
             self._messages.fail(device)
 
-    # -- gradients ----------------------------------------------------------------------------------------------------
-
+    # -- gradients
     def check_averaged(self, gradients: Sequence[Tensor]) -> None:
-        """Check once that gradients are averaged over the processes, since the weights are scaled for that."""
+        """Check once that gradients are averaged over the processes, since the weights are scaled
+        for that.
+        """
         if self._seen_averaged or self.size == 1:
             return
         self._seen_averaged = True
@@ -369,10 +445,13 @@ class Ranks:
         if not whole:
             return
         sums = self.gather(torch.stack([g.double().abs().sum() for g in whole]).sum())
-        if bool(torch.isfinite(sums).all()) and bool((sums - sums[0]).abs().max() > 1e-6 * sums.abs().max()):
+        if bool(torch.isfinite(sums).all()) and bool(
+            (sums - sums[0]).abs().max() > 1e-6 * sums.abs().max()
+        ):
             raise ClosureError(
-                "expected gradients averaged over the processes, got different ones; wrap the model in "
-                "DistributedDataParallel or fully_shard, or pass process_group=False to train each process on its own"
+                "expected gradients averaged over the processes, got different ones; wrap the model"
+                " in DistributedDataParallel or fully_shard, or pass process_group=False to train"
+                " each process on its own"
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
@@ -397,10 +476,12 @@ def shard(n: int, process_group: Group = None) -> range:
 
 
 class RankBatches(Sampler[list[int]]):
-    """This process's part of each batch from a batch sampler, which must yield the same batches on all processes.
+    """This process's part of each batch from a batch sampler, which must yield the same batches on
+    all processes.
 
-    A batch with fewer samples than processes raises an error on all of them, since a loader cannot make an empty batch.
-    If the last batch of a `BatchSampler` would be that small, the error is raised at the start of the epoch.
+    A batch with fewer samples than processes raises an error on all of them, since a loader cannot
+    make an empty batch. If the last batch of a `BatchSampler` would be that small, the error is
+    raised at the start of the epoch.
 
     Example:
         >>> from torch.utils.data import BatchSampler
@@ -413,7 +494,8 @@ class RankBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         if isinstance(self.batches, BatchSampler) and not self.batches.drop_last:
-            self._check(len(self.batches.sampler) % self.batches.batch_size or self.batches.batch_size)  # type: ignore[arg-type]
+            samples: Any = self.batches.sampler
+            self._check(len(samples) % self.batches.batch_size or self.batches.batch_size)
         for batch in self.batches:
             self._check(len(batch))
             mine = self._ranks.part(len(batch))
@@ -422,25 +504,26 @@ class RankBatches(Sampler[list[int]]):
     def _check(self, size: int) -> None:
         if size < self._ranks.size:
             raise HyperparameterError(
-                f"expected batches of at least {self._ranks.size} samples, one for each process, got one of {size}; "
-                "drop the last batch (drop_last=True), or choose another size"
+                f"expected batches of at least {self._ranks.size} samples, one for each process,"
+                f" got one of {size}; drop the last batch (drop_last=True), or choose another size"
             )
 
     def __len__(self) -> int:
         return len(self.batches)  # type: ignore[arg-type]
 
 
-# -- starting and ending ----------------------------------------------------------------------------------------------
-
-
+# -- starting and ending
 _starts = 0
 
 
-def initialize(backend: str | None = None, *, device: str | None = None, **settings: Any) -> torch.device:
+def initialize(
+    backend: str | None = None, *, device: str | None = None, **settings: Any
+) -> torch.device:
     """Call `init_process_group` if torchrun started this process, and return the device to use.
 
     Args:
-        backend: as for `init_process_group`; by default gloo for CPU tensors and NCCL for GPU tensors.
+        backend: as for `init_process_group`; by default gloo for CPU tensors and NCCL for GPU
+            tensors.
         device: "cpu", or "cuda" for this process's GPU; None uses a GPU if there is one.
         settings: more arguments for `init_process_group`.
 
@@ -462,13 +545,16 @@ def initialize(backend: str | None = None, *, device: str | None = None, **setti
 
 
 def _restart(rank: int, size: int) -> str:
-    """The restart count of all processes. With several agents, each counts only the failures of its own workers."""
+    """The restart count of all processes. With several agents, each counts only the failures of its
+    own workers.
+    """
     if int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size:
         return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         warnings.warn(
-            "several torchrun agents share one store, so their processes may not find each other after a restart; set "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for all agents, so that each start gets its own store",
+            "several torchrun agents share one store, so their processes may not find each other"
+            " after a restart; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for all agents, so that"
+            " each start gets its own store",
             stacklevel=3,
         )
     return "of several agents"
@@ -481,8 +567,9 @@ def finish() -> None:
         >>> finish()  # without torchrun there is nothing to destroy
     """
     if dist.is_available() and dist.is_initialized():
-        # gloo's threads release the tensors of the last collective after it has ended, and need the GIL for that. Code
-        # that frees the group while holding the GIL, as DDP does with its reference, waits for those threads forever.
+        # gloo's threads release the tensors of the last collective after it has ended, and need the
+        # GIL for that. Code that frees the group while holding the GIL, as DDP does with its
+        # reference, waits for those threads forever.
         dist.barrier()
         time.sleep(0.1)
         dist.destroy_process_group()

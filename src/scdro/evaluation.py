@@ -1,14 +1,23 @@
-"""The exact robust value of a model over a data set, for choosing models without group labels."""
+"""The exact robust value of a model over a data set, for choosing models without group labels.
+
+    losses  <-  one per sample, batch by batch, in eval() mode; those of all processes, joined
+    worst   <-  worst_case(losses, rho)
+    report  <-  value, mean, temperature, and the hardest samples
+
+Training follows the worst case from batch to batch; this is its exact value for a fixed model, so
+values of different methods, settings and epochs compare.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from scdro._batches import on_device, read_batch
 from scdro._validation import check_is, check_is_loader, check_radius, check_trim, check_whole
 from scdro.distributed import Group, Ranks
 from scdro.errors import DataError, HyperparameterError, LossError
@@ -21,8 +30,9 @@ __all__ = ["Evaluation", "evaluate"]
 class Evaluation:
     """The result of `evaluate`.
 
-    `ess` is the effective sample size of the worst case as a share of the samples, in (0, 1]. `hardest` are positions
-    in the order of the loader, hardest first: they are positions in the data set if the loader does not shuffle.
+    `ess` is the effective sample size of the worst case as a share of the samples, in (0, 1].
+    `hardest` are positions in the order of the loader, hardest first: they are positions in the
+    data set if the loader does not shuffle.
 
     Example:
         >>> model, loss_fn = torch.nn.Identity(), torch.nn.MSELoss(reduction="none")
@@ -31,14 +41,14 @@ class Evaluation:
         (3, 1.0, 2.907)
     """
 
-    value: float
-    mean: float
-    lam: float
-    kl: float
-    ess: float
-    hardest: Tensor = field(repr=False)
-    losses: Tensor = field(repr=False)
-    weights: Tensor = field(repr=False)
+    value: float  # the robust value, sum p l - lam0 KL(p, q)
+    mean: float  # the average loss
+    lam: float  # the temperature of the worst case
+    kl: float  # KL(p, q), at most rho
+    ess: float  # effective sample size, as a share
+    hardest: Tensor = field(repr=False)  # positions, (at most `hardest`,)
+    losses: Tensor = field(repr=False)  # (n,), float64, on the CPU
+    weights: Tensor = field(repr=False)  # p, (n,)
 
 
 @torch.no_grad()
@@ -54,23 +64,26 @@ def evaluate(
     device: torch.device | str | None = None,
     process_group: Group = None,
 ) -> Evaluation:
-    """Compute the exact robust value of a model on a data set, and its hardest samples, in one pass.
+    """Compute the exact robust value of a model on a data set, and its hardest samples, in one
+    pass.
 
     The model runs batch by batch, and only the losses are kept (8 bytes per sample).
 
     Args:
         model: evaluated in eval() mode; its mode is restored afterwards.
-        loader: yields (input, target, ...), as a DataLoader does; items after the target are ignored. Or yields
-            dictionaries with the model's arguments and "labels", as Hugging Face's loaders do.
-        loss_fn: loss_fn(model(input), target) with one loss per sample (`reduction="none"`). For dictionaries
-            loss_fn(model(**arguments), labels), such as `scdro.integrations.transformers.sequence_losses`.
+        loader: batches (inputs, target, ...), as a DataLoader's are; what follows the target is
+            ignored. Or dictionaries with the model's arguments and "labels", as Hugging Face's are.
+        loss_fn: loss_fn(model(input), target) with one loss per sample (`reduction="none"`). For
+            dictionaries loss_fn(model(**arguments), labels), such as
+            `scdro.integrations.transformers.sequence_losses`.
         rho, lam0, trim: as in `worst_case`.
         hardest: number of hardest samples to report.
         device: the model's device; by default that of its first parameter.
-        process_group: the processes whose loaders each yield a part of the data set: None for all, if torch.distributed
-            is initialised (all must then call this function); False for this process only. All get the same result,
-            for all the data: rank 0's samples first, then rank 1's. If their parts are contiguous
-            (`scdro.distributed.shard`), positions are positions in the data set.
+        process_group: the processes whose loaders each yield a part of the data set: None for all,
+            if torch.distributed is initialised (all must then call this function); False for this
+            process only. All get the same result, for all the data: rank 0's samples first, then
+            rank 1's. If their parts are contiguous (`scdro.distributed.shard`), positions are
+            positions in the data set.
 
     Example:
         >>> model = torch.nn.Linear(3, 1)
@@ -81,7 +94,8 @@ def evaluate(
     """
     if isinstance(loader, (list, tuple)) and any(isinstance(batch, Tensor) for batch in loader):
         raise DataError(
-            f"expected batches (x, y), such as [(x, y)] or a DataLoader, got a {type(loader).__name__} of tensors"
+            "expected batches (x, y), such as [(x, y)] or a DataLoader, got a"
+            f" {type(loader).__name__} of tensors"
         )
     check_is(model, nn.Module, "a network as model")
     if not callable(loss_fn):
@@ -97,11 +111,14 @@ def evaluate(
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        parts = [_losses(model, batch, loss_fn, device).to("cpu", torch.float64) for batch in loader]
+        parts = [
+            _losses_of_batch(model, batch, loss_fn, device).to("cpu", torch.float64)
+            for batch in loader
+        ]
     finally:
         for module, mode in training.items():
             module.training = mode
-    losses = _joined(parts, Ranks(process_group))
+    losses = _join_losses(parts, Ranks(process_group))
     worst = worst_case(losses, rho, lam0, trim=trim)
     order = torch.argsort(losses, descending=True, stable=True)[:hardest]
     return Evaluation(
@@ -116,42 +133,27 @@ def evaluate(
     )
 
 
-def _losses(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor], device: torch.device | str) -> Tensor:
-    if not isinstance(batch, Mapping):
-        if isinstance(batch, Tensor) or not isinstance(batch, Sequence) or len(batch) < 2:
-            came = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, Sequence) else type(batch).__name__
-            raise DataError(f'expected batches (x, y), or dictionaries with "labels", got a {came}')
-        x, y, *_ = batch
-        return loss_fn(model(on_device(x, device)), on_device(y, device))
-    if "labels" not in batch:
-        raise DataError(
-            f'expected batches with "labels", or pairs (x, y), got a dictionary with {", ".join(map(str, batch))}'
-        )
-    arguments = {name: on_device(value, device) for name, value in batch.items()}
-    labels = arguments.pop("labels")
-    return loss_fn(model(**arguments), labels)
+def _losses_of_batch(
+    model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor], device: torch.device | str
+) -> Tensor:
+    """The losses of one batch, (m,), on the model's device."""
+    read = read_batch(batch)
+    return loss_fn(read.call(model, device), on_device(read.labels, device))
 
 
-def _joined(parts: list[Tensor], ranks: Ranks) -> Tensor:
-    """The losses of all batches of all processes."""
+def _join_losses(parts: list[Tensor], ranks: Ranks) -> Tensor:
+    """The losses of all batches of all processes, (n,).
+
+    A process whose losses are not vectors tells the others before it raises: they wait for it.
+    """
     bad = next((tuple(part.shape) for part in parts if part.ndim != 1), None)
     if bad is not None:
         ranks.fail(torch.device("cpu"))
         advice = "average over the other dimensions" if bad else 'compute it with reduction="none"'
-        raise LossError(f"expected loss_fn to return one loss per sample, a vector, got shape {bad}; {advice}")
+        raise LossError(
+            f"expected loss_fn to return one loss per sample, a vector, got shape {bad}; {advice}"
+        )
     losses = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
     if not parts and ranks.size == 1:
         raise LossError("expected at least one batch, got an empty loader")
     return ranks.join(losses, None, None)[0]
-
-
-def on_device(thing: Any, device: torch.device | str) -> Any:
-    """Move a batch to the device: a tensor, anything with a `to` method, or lists, tuples and dictionaries of these."""
-    if hasattr(thing, "to"):
-        return thing.to(device)
-    if isinstance(thing, Mapping):
-        return {key: on_device(value, device) for key, value in thing.items()}
-    if isinstance(thing, (list, tuple)):
-        parts = [on_device(part, device) for part in thing]
-        return type(thing)(*parts) if hasattr(thing, "_fields") else type(thing)(parts)
-    return thing

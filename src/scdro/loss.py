@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 from scdro._buffers import Watch
 from scdro._kl import solve_lam, trimmed_log_weights, value_at
 from scdro._scalar import Scalar, exp, host_reads, where
-from scdro._state import Batch, RobustState
+from scdro._state import Batch, RobustState, state_for
 from scdro._validation import check_beta, check_groups, check_is, refuse_arguments
 from scdro.distributed import Group
 from scdro.errors import HyperparameterError
 from scdro.functional import group_means, group_weights
-from scdro.temperature import Advance, Estimate, PrintedTemperature, Temperature, given_or_default
+from scdro.temperature import Step, Temperature, given_or_default
 
 __all__ = [
     "KLRobustLoss",
@@ -32,33 +32,40 @@ class MicroBatch:
 
     batch: Batch
     beta: float
-    step: Advance | None = None
+    step: Step | None = None
     differentiated: bool = False
     before_zero_grad: bool = False
-    marks: list[tuple[int, int]] | None = None  # of the gradients before this part's backward, if compiled (no hooks)
+    marks: list[tuple[int, int]] | None = (
+        None  # of the gradients before this part's backward, if compiled (no hooks)
+    )
 
 
 class Accumulation:
     """Collects the parts of a batch between two optimizer steps, so that gradients are those of the whole batch.
 
-    1. `stage` estimates s from all parts so far and rescales the gradients accumulated so far to the new s.
-    2. `scaled` is a hook in each loss's backward pass, since s may have changed after that loss was computed.
+    1. `stage` estimates s from all parts so far and rescales the gradients accumulated so far to
+        the new s.
+    2. `scaled` is a hook in each loss's backward pass, since s may have changed after that loss was
+        computed.
     3. The optimizer's step commits. A step that a GradScaler skips commits nothing.
-    4. `zero_grad` drops the parts whose gradients it clears. Parts without a backward pass yet are kept, because loops
-       may call zero_grad between forward and backward.
+    4. `zero_grad` drops the parts whose gradients it clears. Parts without a backward pass yet are
+       kept, because loops may call zero_grad between forward and backward.
     """
 
-    def __init__(self, state: RobustState, optimizer: Optimizer, before: Accumulation | None = None) -> None:
+    def __init__(
+        self, state: RobustState, optimizer: Optimizer, before: Accumulation | None = None
+    ) -> None:
         if isinstance(getattr(optimizer.zero_grad, "__self__", None), Accumulation):
             raise HyperparameterError(
-                "expected one loss per optimizer, got a second, which would rescale the gradients of the first; call "
-                "detach() of the first, or, to use both, add up the per-sample losses"
+                "expected one loss per optimizer, got a second, which would rescale the gradients"
+                " of the first; call detach() of the first, or, to use both, add up the per-sample"
+                " losses"
             )
         if before is not None:
             before.detach()
         self.state, self.optimizer = state, optimizer
         self._parts: list[MicroBatch] = []
-        self._staged: Estimate | None = None
+        self._staged: Step | None = None
         self._zero_grad = optimizer.zero_grad
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
         self._hooks = [
@@ -71,8 +78,8 @@ class Accumulation:
         self._drop_abandoned()
         if self._parts:
             raise HyperparameterError(
-                "expected attach() with another optimizer, or detach(), between two batches, got it in the middle of "
-                "one; call step() or zero_grad() of the first optimizer before"
+                "expected attach() with another optimizer, or detach(), between two batches, got it"
+                " in the middle of one; call step() or zero_grad() of the first optimizer before"
             )
         self.optimizer.zero_grad = self._zero_grad  # type: ignore[method-assign]
         for hook in self._hooks:
@@ -88,30 +95,31 @@ class Accumulation:
         """Multiply all gradients so far by a number."""
         _rescale(self._gradients(), scale)
 
-    def stage(self, batch: Batch, beta: float) -> tuple[Estimate, MicroBatch]:
+    def stage(self, batch: Batch, beta: float) -> tuple[Step, MicroBatch]:
         gradients = self._gradients()
         self._drop_abandoned()
         before = self._staged
         earlier = self._parts[-1].batch.finite if self._parts else None
         if batch.finite is not None and earlier is not None:
             batch = batch._replace(finite=batch.finite & earlier)
-        part = MicroBatch(batch._replace(losses=batch.losses.clone()), beta)  # the user may write to their losses
-        estimate = self._estimate(part, before)
-        part.step = estimate.step
+        part = MicroBatch(
+            batch._replace(losses=batch.losses.clone()), beta
+        )  # the user may write to their losses
+        step = part.step = self._estimate(part, before)
         if before is not None:
-            _rescale(gradients, _ratio(before.step, estimate.step))
+            _rescale(gradients, _ratio(before, step))
         if torch.compiler.is_compiling():
             part.marks = self._marks()
         self._parts.append(part)
-        self._staged = estimate
-        return estimate, part
+        self._staged = step
+        return step, part
 
     def scaled(self, part: MicroBatch, gradient: Tensor) -> Tensor:
         """Rescale a gradient to the current s."""
         part.differentiated = True
         if self._staged is None or part.step is None:
             return gradient
-        return gradient * _ratio(part.step, self._staged.step)
+        return gradient * _ratio(part.step, self._staged)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._keep([part for part in self._parts if not self._differentiated(part)])
@@ -126,7 +134,13 @@ class Accumulation:
         """Drop parts whose gradients model.zero_grad() has cleared, and parts from before a zero_grad that were never
         differentiated."""
         gradients = self._gradients()
-        self._keep([p for p in self._parts if (gradients if self._differentiated(p) else not p.before_zero_grad)])
+        self._keep(
+            [
+                p
+                for p in self._parts
+                if (gradients if self._differentiated(p) else not p.before_zero_grad)
+            ]
+        )
 
     def forget(self) -> None:
         """Drop the parts of the current batch, but keep their gradients."""
@@ -140,13 +154,18 @@ class Accumulation:
         for part in parts:
             self._staged = self._estimate(part, self._staged)
 
-    def _estimate(self, part: MicroBatch, before: Estimate | None) -> Estimate:
+    def _estimate(self, part: MicroBatch, before: Step | None) -> Step:
         if self.state.needs_whole_batch:
             return self.state.observe(part.batch)
         return self.state.estimate(part.batch, part.beta, staged=before)
 
     def _gradients(self) -> list[Tensor]:
-        return [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        return [
+            p.grad
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
 
     def _marks(self) -> list[tuple[int, int]]:
         """Identity and version of each gradient; a backward pass changes them."""
@@ -163,14 +182,17 @@ class Accumulation:
     def _commit(self, optimizer: Optimizer, *_: Any) -> None:
         if self._staged is None:
             return
-        # Fused optimizers are called even when a GradScaler found an overflow, and skip the step themselves.
+        # Fused optimizers are called even when a GradScaler found an overflow, and skip the step
+        # themselves.
         overflow = getattr(optimizer, "found_inf", None)
-        only_if = None if overflow is None else (overflow == 0).to(self.state.scalars.device).reshape(())
+        only_if = (
+            None if overflow is None else (overflow == 0).to(self.state.scalars.device).reshape(())
+        )
         self.state.commit(self._staged, *(part.batch for part in self._parts), only_if=only_if)
         self._parts, self._staged = [], None
 
 
-def _ratio(then: Advance, now: Advance) -> Scalar:
+def _ratio(then: Step, now: Step) -> Scalar:
     """s then divided by s now; 1 if everything was trimmed away then, so that there is nothing to rescale."""
     return where(then.log_mean > -math.inf, exp(then.log_s - now.log_s), 1.0)
 
@@ -183,12 +205,13 @@ def _rescale(gradients: list[Tensor], scale: Scalar) -> None:
         torch._foreach_mul_(group, scale.to(group[0]) if isinstance(scale, Tensor) else scale)
 
 
-# -- the loss ---------------------------------------------------------------------------------------------------------
+# -- the loss
+# ---------------------------------------------------------------------------------------------------------
 
 
 _DETACHED = (
-    "expected losses that require grad, got detached losses; to evaluate only, call the loss in eval() mode or under "
-    "torch.no_grad()"
+    "expected losses that require grad, got detached losses; to evaluate only, call the loss in"
+    " eval() mode or under torch.no_grad()"
 )
 
 
@@ -196,29 +219,34 @@ class KLRobustLoss(nn.Module):
     r"""The KL-constrained worst case of per-sample losses, tracked from batch to batch.
 
     1. lam_t depends on the previous batches; the first batch determines its own.
-    2. s_t = (1-beta) s_{t-1} + beta mean exp(l/lam_t), computed in the log domain.
-    3. The value is lam_t log s_t + (lam_t - lam0) rho, the running robust objective. It bounds the worst case, loosely
-       until about exp(rho) losses have been seen: fewer losses cannot reach a KL of rho.
+    2. s_t = (1-r) s_{t-1} + r mean exp(l/lam_t), computed in the log domain. r is beta, or a rate
+       that knows the batch (`WindowTemperature.memory`).
+    3. The value is lam_t log s_t + (lam_t - lam0) rho, the running robust objective. It bounds the
+       worst case, loosely until about exp(rho) losses have been seen: fewer losses cannot reach a
+       KL of rho.
     4. Its gradient is mean(exp(l/lam_t)/s_t grad l), so hard samples get more weight.
     5. lam_{t+1} is updated from the recent losses.
 
-    In training mode each call is one step of the algorithm. In `eval()` mode, or with gradients disabled, the value is
-    the exact robust value of the given losses, and the state does not change. With
-    `SGD(momentum=1-beta, dampening=1-beta)` this is the algorithm `SCDRO`.
+    In training mode each call is one step of the algorithm. In `eval()` mode, or with gradients
+    disabled, the value is the exact robust value of the given losses, and the state does not
+    change. With `SGD(momentum=1-beta, dampening=1-beta)` this is the algorithm `SCDRO`.
 
     Args:
-        rho: radius of the KL ball; `rho_for_group(0.1)` protects every group of at least a tenth of the data.
-        beta: weight of the new batch in s, in (0, 1].
+        rho: radius of the KL ball; `rho_for_group(0.1)` protects every group of at least a tenth of
+            the data.
+        beta: the least weight of a new batch in s, in (0, 1]; with `PrintedTemperature` its weight.
         lam0: the paper's KL regulariser and the smallest lam.
         temperature: how lam moves; `WindowTemperature()` by default.
         loss_bound: C if all losses are known to be in [0, C]; a loss outside raises an error.
         trim: fraction of the hardest recent losses to leave out, for data with wrong labels.
         window: number of recent losses used to determine lam; by default enough for rho.
-        skip_nonfinite: skip batches with NaN or infinite losses and count them in `skipped`, instead of raising.
-            BatchNorm's statistics have already changed by then; see `watch`. In `eval()` mode the value is then NaN.
-        process_group: the processes that share each batch: None for all, if torch.distributed is initialised; False
-            for this process only. Each call is then one step on the losses of all of them. Gradients must be averaged,
-            as DistributedDataParallel and fully_shard do. In `eval()` mode each process uses its own losses.
+        skip_nonfinite: skip batches with NaN or infinite losses and count them in `skipped`,
+            instead of raising. BatchNorm's statistics have already changed by then; see `watch`. In
+            `eval()` mode the value is then NaN.
+        process_group: the processes that share each batch: None for all, if torch.distributed is
+            initialised; False for this process only. Each call is then one step on the losses of
+            all of them. Gradients must be averaged, as DistributedDataParallel and fully_shard do.
+            In `eval()` mode each process uses its own losses.
 
     Example:
         >>> robust = KLRobustLoss(rho=0.5)
@@ -244,12 +272,13 @@ class KLRobustLoss(nn.Module):
         super().__init__()
         check_beta(beta)
         temperature = given_or_default(temperature)
-        if isinstance(temperature, PrintedTemperature) and temperature.lr is None:
+        if temperature.needs_step_size:
             raise HyperparameterError(
-                "expected PrintedTemperature(lr=...) with its own step size, since a loss has no learning rate to use"
+                "expected PrintedTemperature(lr=...) with its own step size, since a loss has no"
+                " learning rate to use"
             )
         self.beta = beta
-        self.state = RobustState(
+        self.state: RobustState = state_for(
             rho,
             lam0,
             temperature,
@@ -279,9 +308,10 @@ class KLRobustLoss(nn.Module):
             losses: a vector, one loss per sample (`reduction="none"`).
             sample_weight: importance weights, >= 0, same shape as `losses`.
             mask: True for losses that count, False for padding.
-            groups: integers, the group of each sample. The worst case is then over the groups' mean losses, each
-                weighted by the group's share of the samples. Means are computed within the batch, and with `attach`
-                within each part, so these should have several samples of each group.
+            groups: integers, the group of each sample. The worst case is then over the groups' mean
+                losses, each weighted by the group's share of the samples. Means are computed within
+                the batch, and with `attach` within each part, so these should have several samples
+                of each group.
         """
         if unknown:
             refuse_arguments(unknown)
@@ -314,16 +344,20 @@ class KLRobustLoss(nn.Module):
                 state.count_skipped(True)
                 self._restore_watched_unless(False)
                 # No graph: gradients stay None, so optimizers do nothing.
-                return torch.zeros((), dtype=_result_dtype(losses), device=losses.device, requires_grad=True)
+                return torch.zeros(
+                    (), dtype=_result_dtype(losses), device=losses.device, requires_grad=True
+                )
             batch = batch._replace(finite=None)
         self._restore_watched_unless(True if batch.finite is None else batch.finite)
         if self.accumulation is None:
-            estimate = state.estimate(batch, self.beta)
-            state.commit(estimate, batch)
-            return _with_gradient(losses, batch, estimate.objective, _of_samples(estimate.weights, batch, shares))
-        estimate, part = self.accumulation.stage(batch, self.beta)
+            step = state.estimate(batch, self.beta)
+            state.commit(step, batch)
+            weights = _of_samples(step.weights, batch, shares)
+            return _with_gradient(losses, batch, step.objective, weights)
+        step, part = self.accumulation.stage(batch, self.beta)
         batch = part.batch
-        value = _with_gradient(losses, batch, estimate.objective, _of_samples(estimate.weights, batch, shares))
+        weights = _of_samples(step.weights, batch, shares)
+        value = _with_gradient(losses, batch, step.objective, weights)
         if not torch.compiler.is_compiling():
             value.register_hook(partial(self.accumulation.scaled, part))  # type: ignore[no-untyped-call]
         return value
@@ -338,27 +372,32 @@ class KLRobustLoss(nn.Module):
         value, weights, _ = value_at(batch.losses, batch.losses, log_q, lam, lam0)
         return value, weights
 
-    # -- gradient accumulation, mixed precision ---------------------------------------------------------------------
+    # -- gradient accumulation, mixed precision
+    # ---------------------------------------------------------------------
 
     def attach(self, optimizer: Optimizer) -> KLRobustLoss:
         """Update the state at each `optimizer.step()` instead of at each call.
 
-        For gradient accumulation and mixed precision. Calls between two steps are parts of one batch. After the last
-        one, the gradients are those of the one large batch (divide each loss by the number of parts, as for a mean).
-        A step that a GradScaler skips changes nothing. `optimizer.zero_grad()` also drops the parts accumulated here;
-        so does `model.zero_grad()`, unless it only fills the gradients with zeros. `load_state_dict` drops them too, as
-        it replaces all state; like that of any module, it leaves the gradients, so call `zero_grad()` after it.
+        For gradient accumulation and mixed precision. Calls between two steps are parts of one
+        batch. After the last one, the gradients are those of the one large batch (divide each loss
+        by the number of parts, as for a mean). A step that a GradScaler skips changes nothing.
+        `optimizer.zero_grad()` also drops the parts accumulated here; so does `model.zero_grad()`,
+        unless it only fills the gradients with zeros. `load_state_dict` drops them too, as it
+        replaces all state; like that of any module, it leaves the gradients, so call `zero_grad()`
+        after it.
 
-        The first step gives all samples the same weight unless the temperature has an initial value, because lam_1
-        depends on the whole first batch, which is not known yet while its parts are processed.
+        The first step gives all samples the same weight unless the temperature has an initial
+        value, because lam_1 depends on the whole first batch, which is not known yet while its
+        parts are processed.
 
-        When a later part changes s, all gradients of the optimizer's parameters are rescaled. So add other loss terms
-        to the last part only, and attach only one loss per optimizer. With `skip_nonfinite`, a bad part is skipped on a
-        CPU, and the whole batch on an accelerator, where the host cannot check without waiting. Under torch.compile,
-        call `backward` on each part before the next.
+        When a later part changes s, all gradients of the optimizer's parameters are rescaled. So
+        add other loss terms to the last part only, and attach only one loss per optimizer. With
+        `skip_nonfinite`, a bad part is skipped on a CPU, and the whole batch on an accelerator,
+        where the host cannot check without waiting. Under torch.compile, call `backward` on each
+        part before the next.
 
-        Attaching to another optimizer, as a second `fit` in Lightning does, detaches from the first. This is an error
-        in the middle of a batch.
+        Attaching to another optimizer, as a second `fit` in Lightning does, detaches from the
+        first. This is an error in the middle of a batch.
         """
         inner = getattr(optimizer, "optimizer", None)  # Accelerate and Lightning wrap optimizers.
         optimizer = inner if isinstance(inner, Optimizer) else optimizer
@@ -382,11 +421,12 @@ class KLRobustLoss(nn.Module):
     def watch(self, *modules: nn.Module) -> KLRobustLoss:
         """Restore the buffers of `modules`, such as BatchNorm's statistics, if a batch is skipped or raises an error.
 
-        When the loss sees a bad batch, the forward pass has already changed the running statistics. So, in training
-        mode, the loss copies the buffers of these modules at the first forward pass since its last call, and restores
-        them after a bad batch. Pass the modules that you call yourself: torch.compile does not run the hooks of
-        submodules. Calling `watch` again replaces the modules. Copies of the loss or of the modules are not watched;
-        call `watch` on them again.
+        When the loss sees a bad batch, the forward pass has already changed the running statistics.
+        So, in training mode, the loss copies the buffers of these modules at the first forward pass
+        since its last call, and restores them after a bad batch. Pass the modules that you call
+        yourself: torch.compile does not run the hooks of submodules. Calling `watch` again replaces
+        the modules. Copies of the loss or of the modules are not watched; call `watch` on them
+        again.
 
         Example:
             >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
@@ -414,7 +454,8 @@ class KLRobustLoss(nn.Module):
         """A copy is not attached to an optimizer and watches no modules."""
         return {**self.__dict__, "accumulation": None, "_watched": []}
 
-    # -- monitoring ---------------------------------------------------------------------------------------------------
+    # -- monitoring
+    # ---------------------------------------------------------------------------------------------------
 
     @property
     def rho(self) -> float:
@@ -443,7 +484,10 @@ class KLRobustLoss(nn.Module):
 
     def extra_repr(self) -> str:
         equation, temperature = self.state.equation, type(self.state.temperature).__name__
-        return f"rho={equation.rho:g}, beta={self.beta:g}, lam0={equation.lam0:g}, temperature={temperature}"
+        return (
+            f"rho={equation.rho:g}, beta={self.beta:g}, lam0={equation.lam0:g},"
+            f" temperature={temperature}"
+        )
 
 
 def _after_loading(module: nn.Module, _: object) -> None:

@@ -1,19 +1,26 @@
-r"""How lam and s move.
+r"""How lam and s move by default: policies without state.
 
-The worst case determines its temperature: lam* solves KL(p_lam) = rho. `WindowTemperature` follows lam* on the losses
-of the last batches and has nothing to tune. `PrintedTemperature` is the paper's gradient step, for reproduction.
+The worst case determines its temperature: lam* solves KL(p_lam) = rho. `WindowTemperature` follows
+lam* on the losses of the last batches (`Window`) and has nothing to tune. The paper's own gradient
+step for lam, and what only it needs, is in `scdro.printed`.
 
-At step t every method uses lam_t, which depends only on the batches before t; batch t then determines lam_{t+1}. So
-micro-batches are equivalent to one large batch, several processes to one, and a skipped step changes nothing.
+At step t every method uses lam_t, which depends only on the batches before t; batch t then
+determines lam_{t+1}. So micro-batches are equivalent to one large batch, several processes to one,
+and a skipped step changes nothing.
 
-A tracker updates s, the running estimate of g = E exp(l/lam): a moving average, or STORM if each batch is evaluated at
-two points. Trackers have no state. They read A = log mean exp(l/lam) of the batch at the current point and, for STORM,
-at the previous one, and return the new log s and the coefficients of one update for scalars and gradients:
+A tracker updates s, the running estimate of g = E exp(l/lam). With A = log mean exp(l/lam) of the
+batch and A' the same at the previous point:
 
-    estimate <- keep * estimate + share * exp(A - log s) * fresh - old * fresh_at_the_previous_point
+    MovingAverage      s <- (1-r) s + r exp(A)          at least exp(A)/cap; r is beta, or B/(B + memory)
+    NormalizedStorm    the same s; the gradient is STORM's:
+                       z <- (1-beta) z + exp(A - log s) g - old g',    old = (1-beta) exp(A' - log s_{t-1})
 
-where `fresh` is the same quantity on this batch alone, under its own weights softmax(l/lam), and share is beta for a
-moving average and 1 for STORM. Only differences of logarithms that are bounded by construction are exponentiated.
+g and g' are mean gradients under the batch's own weights softmax(l/lam). Only differences of
+logarithms that are bounded by construction are exponentiated.
+
+References:
+    Qi, Lyu, Chan, Bai, Yang, "Stochastic Constrained DRO with a Complexity Independent of Sample
+    Size", TMLR 2023: Algorithms 1 and 2, for s; docs/mathematics.md, for lam.
 """
 
 from __future__ import annotations
@@ -26,95 +33,102 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scdro._kl import Tilt, attainable, mass_and_size, newton_step, solve_lam, tilt, trimmed_log_weights
-from scdro._scalar import Scalar, Vector, as_tensor, clamp, exp, log, logaddexp, masked, maximum, on_host, scalar, where
-from scdro._validation import check_is, check_number, check_optional
+from scdro._kl import (
+    Tilt,
+    attainable,
+    mass_and_size,
+    newton_step,
+    solve_lam,
+    tilt,
+    trimmed_log_weights,
+)
+from scdro._scalar import (
+    Scalar,
+    Vector,
+    as_tensor,
+    clamp,
+    exp,
+    log,
+    logaddexp,
+    masked,
+    maximum,
+    on_host,
+    scalar,
+    where,
+)
+from scdro._validation import check_is, check_optional
 
 __all__ = [
     "MovingAverage",
     "NormalizedStorm",
-    "PrintedTemperature",
-    "Storm",
     "WindowTemperature",
 ]
 
 
-class Advance(NamedTuple):
-    """One step of a tracker: log s_t, the batch's log mean, the coefficients, and whether the tracker was reset."""
+class Step(NamedTuple):
+    """One step on a batch, or on all its parts so far, before it is committed. Scalars but for `weights`."""
 
-    log_s: Scalar
-    log_mean: Scalar
-    keep: Scalar = 0.0
-    old: Scalar = 0.0
-    reset: bool | Tensor | None = None
+    lam: Scalar  # lam_t, the temperature of this batch
+    log_s: Scalar  # log s_t, at lam_t
+    lam_log_s: Scalar  # lam_t log s_t as it is stored; the mean loss where lam is infinite
+    objective: Scalar  # lam_t log s_t + (lam_t - lam0) rho
+    weights: Tensor  # (b,) exp(l/lam_t) q/s_t of the last part; over all parts they sum to ghat/s_t
+    log_mean: Scalar  # A, log ghat of all parts
+    log_mass: Scalar  # log of the sum of their base weights
+    log_squares: Scalar  # log of the sum of the squares of these, for the number of samples
+    mean: Scalar | None = None  # their mean loss under softmax(l/lam), where it is needed
+    mean_old: Scalar | None = None  # the same at the previous point
+    change: Change | None = None  # what a tracker of two points needs besides log s
+    calibrating: bool = False  # lam_1 is found once all parts of the first batch are there
 
-
-class Estimate(NamedTuple):
-    """A step that is not yet committed, for one batch or for all its parts so far.
-
-    `weights` are those of the last part; summed over all parts they are ghat/s. `lam_log_s` is lam log s. `mean` and
-    `mean_old` are the mean losses under softmax(l/lam) at the current and the previous point, if the temperature needs
-    them.
-    """
-
-    lam: Scalar
-    lam_read: Scalar  # the temperature at which the past is read
-    step: Advance
-    lam_log_s: Scalar
-    log_mass: Scalar
-    weights: Tensor
-    objective: Scalar
-    lam_average: Scalar = 0.0  # the tracker's average of the gradient in lam so far (PrintedTemperature)
-    mean: Scalar | None = None
-    mean_old: Scalar | None = None
-    calibrating: bool = False  # lam_1 is set once all of the first batch is there
-
-    def as_floats(self) -> Estimate:
-        """Convert scalars to floats where the host can read them; an estimate from a compiled graph has tensors."""
+    def as_floats(self) -> Step:
+        """Convert scalars to floats where the host can read them; a step of a compiled graph has tensors."""
 
         def number(x: Any) -> Any:
             return scalar(x) if isinstance(x, Tensor) and x.ndim == 0 else x
 
-        return Estimate(*map(number, self))._replace(step=Advance(*map(number, self.step)))
+        change = None if self.change is None else Change(*map(number, self.change))
+        return Step(*map(number, self))._replace(change=change)
+
+
+class Change(NamedTuple):
+    """estimate <- keep estimate + exp(A - log s) fresh - old fresh', the update of gradients and of lam's gradient."""
+
+    keep: Scalar  # share of the past estimate
+    old: Scalar = 0.0  # share of the same quantity on this batch at the previous point
+    reset: bool | Tensor | None = None  # whether the past was dropped; None if it never is
 
 
 class Tracker(Protocol):
-    """The rule that updates log s. The first step takes s, v and u from the batch: Advance(log_mean, log_mean).
-
-    `lam_gradient` returns its new average of the gradient in lam (`estimate.lam_average` is the old one) and the
-    gradient itself. `drift` is the part log s + rho (+ mu lam), and `bound` is the upper bound of the losses, or None.
-    """
+    """The rule that updates log s. At the first step s is the batch's own, and no tracker is asked."""
 
     two_points: bool
 
-    def advance(self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float) -> Advance: ...
-    def lam_gradient(self, estimate: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]: ...
+    def advance(
+        self,
+        log_s: Scalar,
+        log_mean: Scalar,
+        log_mean_old: Scalar | None,
+        beta: float,
+        rate: Scalar,
+    ) -> tuple[Scalar, Change | None]:
+        """log s_t from the log s_{t-1}, A and A'; s moves at `rate`, gradients at `beta`."""
 
 
-def _averaged(log_s: Scalar, log_mean: Scalar, beta: float) -> Scalar:
-    """log((1-beta) s + beta ghat), or log s if that is zero (beta = 1 and the whole batch trimmed away)."""
-    if beta == 1.0:
+def _averaged(log_s: Scalar, log_mean: Scalar, rate: Scalar) -> Scalar:
+    """log((1-rate) s + rate ghat), or log s if that is zero (rate = 1 and the whole batch trimmed away)."""
+    if isinstance(rate, float) and rate == 1.0:
         return where(log_mean > -math.inf, log_mean, log_s)
-    return logaddexp(log_s + math.log1p(-beta), log_mean + math.log(beta))
-
-
-def _fresh(estimate: Estimate) -> Scalar:
-    """mean(exp(l/lam) l)/s."""
-    assert estimate.mean is not None
-    return exp(estimate.step.log_mean - estimate.step.log_s) * estimate.mean
-
-
-def _subtracted(estimate: Estimate) -> Scalar:
-    return 0.0 if estimate.mean_old is None else estimate.step.old * estimate.mean_old
+    return logaddexp(log_s + log(1.0 - rate), log_mean + log(rate))
 
 
 @dataclass(frozen=True)
 class MovingAverage:
-    r"""s <- (1-beta) s + beta ghat   (Algorithm 1, line 6), and with `cap`, s <- max(that, ghat / cap).
+    r"""s <- (1-rate) s + rate ghat   (Algorithm 1, line 6: beta), and with `cap`, s <- max(that, ghat / cap).
 
-    The weights of a batch sum to ghat/s <= 1/beta. When the losses have just jumped, a batch can therefore push the
-    model up to 1/beta times as hard as usual, only because s lags behind. `cap` limits how many batches one batch may
-    count for.
+    The weights of a batch sum to ghat/s <= 1/rate. When the losses have just jumped, a batch can
+    therefore push the model up to 1/rate times as hard as usual, only because s lags behind. `cap`
+    limits how many batches one batch may count for.
 
     Example:
         >>> from scdro.temperature import WindowTemperature
@@ -129,59 +143,19 @@ class MovingAverage:
         meaning = "how many batches one batch may count for at most, or None for no bound"
         check_optional("cap", self.cap, ">= 1", meaning, infinite=True)
 
-    def log_s(self, log_s: Scalar, log_mean: Scalar, beta: float) -> Scalar:
-        moved = _averaged(log_s, log_mean, beta)
+    def log_s(self, log_s: Scalar, log_mean: Scalar, rate: Scalar) -> Scalar:
+        moved = _averaged(log_s, log_mean, rate)
         return moved if self.cap is None else maximum(moved, log_mean - math.log(self.cap))
 
-    def advance(self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float) -> Advance:
-        keep = 1.0 - beta if beta < 1.0 else where(log_mean > -math.inf, 0.0, 1.0)
-        return Advance(self.log_s(log_s, log_mean, beta), log_mean, keep)
-
-    def lam_gradient(self, estimate: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
-        """u <- (1-beta) u + beta (log s + rho - mean(exp(l/lam) l)/(s lam))   (eq. 6)."""
-        keep = estimate.step.keep
-        u = keep * estimate.lam_average + (1.0 - keep) * (drift - _fresh(estimate) / estimate.lam)
-        return u, u
-
-
-@dataclass(frozen=True)
-class Storm:
-    r"""s <- ghat(x_t) + (1-beta)(s - ghat(x_{t-1}))   (eq. 7), as printed; the same for v and u, unnormalised.
-
-    s can become <= 0, even in exact arithmetic. If it falls below max(beta ghat, 1e-8 of the largest term), all
-    estimators restart from the batch, and `reset` is true. With known bounds 0 <= l <= C, log s is projected to
-    [0, C/lam] and the tracked mean loss to [0, C]; these projections never increase the error.
-
-    Example:
-        >>> import torch
-        >>> from scdro import ASCDRO
-        >>> from scdro.temperature import PrintedTemperature
-        >>> model = torch.nn.Linear(3, 2)
-        >>> opt = ASCDRO(model.parameters(), lr=0.1, rho=0.5, temperature=PrintedTemperature(), tracker=Storm())
-    """
-
-    two_points = True
-
-    def advance(self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float) -> Advance:
-        assert log_mean_old is not None
-        top = maximum(maximum(log_mean, log_mean_old), log_s)
-        k1, k0, k = (exp(a - top) for a in (log_mean, log_mean_old, log_s))
-        s = k1 + (1.0 - beta) * (k - k0)
-        reset = s < maximum(beta * k1, 1e-8)
-        s = where(reset, 1.0, s)
-        moved = where(reset, log_mean, top + log(s))
-        keep, old = (where(reset, 0.0, (1.0 - beta) * c / s) for c in (k, k0))
-        empty = log_mean == -math.inf  # the whole batch is trimmed away, so nothing moves
-        moved, keep, old = (where(empty, a, b) for a, b in ((log_s, moved), (1.0, keep), (0.0, old)))
-        return Advance(moved, log_mean, keep, old, reset & (log_mean > -math.inf))
-
-    def lam_gradient(self, estimate: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
-        """lam u/s + log s + rho (eq. 8), computed from y = -lam^2 u/s, the tracked mean loss under p."""
-        past = estimate.step.keep * estimate.lam_average - _subtracted(estimate)
-        y = (estimate.lam / estimate.lam_read) ** 2 * past + _fresh(estimate)
-        if bound is not None:
-            y = clamp(y, 0.0, bound)
-        return y, drift - y / estimate.lam
+    def advance(
+        self,
+        log_s: Scalar,
+        log_mean: Scalar,
+        log_mean_old: Scalar | None,
+        beta: float,
+        rate: Scalar,
+    ) -> tuple[Scalar, Change | None]:
+        return self.log_s(log_s, log_mean, rate), None
 
 
 @dataclass(frozen=True)
@@ -190,10 +164,10 @@ class NormalizedStorm(MovingAverage):
 
     z <- grad(x_t; s_t) + (1-beta)(z - grad(x_{t-1}; s_{t-1})),   grad(x; s) = mean(exp(l/lam)/s grad l).
 
-    The printed form multiplies the past by s_{t-1}/s_t, which exceeds one whenever s falls: rare hard samples then
-    amplify old noise without limit. Here the past always shrinks. The correction grad(x_t) - grad(x_{t-1}) is clipped
-    to `clip` times the smaller of |grad(x_t)| and |z|: beyond that, the two points are too far apart for their
-    difference to reduce variance.
+    The printed form multiplies the past by s_{t-1}/s_t, which exceeds one whenever s falls: rare
+    hard samples then amplify old noise without limit. Here the past always shrinks. The correction
+    grad(x_t) - grad(x_{t-1}) is clipped to `clip` times the smaller of |grad(x_t)| and |z|: beyond
+    that, the two points are too far apart for their difference to reduce variance.
 
     Example:
         >>> from scdro.temperature import WindowTemperature
@@ -209,19 +183,22 @@ class NormalizedStorm(MovingAverage):
         super().__post_init__()
         check_optional("clip", self.clip, ">= 0", "or None for no bound", infinite=True)
 
-    def advance(self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float) -> Advance:
+    def advance(
+        self,
+        log_s: Scalar,
+        log_mean: Scalar,
+        log_mean_old: Scalar | None,
+        beta: float,
+        rate: Scalar,
+    ) -> tuple[Scalar, Change | None]:
         assert log_mean_old is not None
-        moved = self.log_s(log_s, log_mean, beta)
         before = log_s if self.cap is None else maximum(log_s, log_mean_old - math.log(self.cap))
         old = (1.0 - beta) * exp(log_mean_old - before)
-        return Advance(moved, log_mean, 1.0 - beta, old)
-
-    def lam_gradient(self, estimate: Estimate, drift: Scalar, bound: float | None) -> tuple[Scalar, Scalar]:
-        y = estimate.step.keep * estimate.lam_average + _fresh(estimate) - _subtracted(estimate)
-        return y, drift - y / estimate.lam
+        return self.log_s(log_s, log_mean, rate), Change(1.0 - beta, old)
 
 
-# -- the recent losses ------------------------------------------------------------------------------------------------
+# -- the recent losses
+# ------------------------------------------------------------------------------------------------
 
 
 def default_size(rho: float) -> int:
@@ -259,7 +236,11 @@ class Window(NamedTuple):
         if log_weight is None:
             losses = _spread(losses, size, len(losses))
             count = len(losses)
-            rows: Any = torch.empty_like(self.rows) if isinstance(self.rows, Tensor) else np.empty_like(self.rows)
+            rows: Any = (
+                torch.empty_like(self.rows)
+                if isinstance(self.rows, Tensor)
+                else np.empty_like(self.rows)
+            )
             rows[:, : size - count] = self.rows[:, count:]
             rows[0, size - count :], rows[1, size - count :] = on_host(losses), 0.0
             return Window(rows)
@@ -269,7 +250,8 @@ class Window(NamedTuple):
 
     def tilt(self, lam: Scalar, shift: Scalar) -> tuple[Tilt, Scalar, Scalar]:
         """The tilt of the recent losses at temperature lam, their effective number, and the log of the mean of
-        exp(l/lam) over the newest quarter of the slots, relative to all of them (inf if the quarter is empty).
+        exp(l/lam) over the newest quarter of the slots, relative to all of them (inf if the quarter
+        is empty).
 
         `shift` is any value near their maximum.
         """
@@ -288,7 +270,10 @@ class Window(NamedTuple):
 
     def log_mean(self, lam: Scalar) -> Scalar:
         """log of the mean of exp(l/lam)."""
-        return scalar(torch.logsumexp(self.losses / lam + self.log_weight, 0) - torch.logsumexp(self.log_weight, 0))
+        return scalar(
+            torch.logsumexp(self.losses / lam + self.log_weight, 0)
+            - torch.logsumexp(self.log_weight, 0)
+        )
 
     def solve(self, rho: Scalar, lam0: float, mu: float) -> Scalar:
         """lam* of the recent losses."""
@@ -297,7 +282,9 @@ class Window(NamedTuple):
     def top(self) -> Scalar:
         """The largest recent loss."""
         losses, log_weight = self.rows[0], self.rows[1]
-        if isinstance(losses, Tensor) or log_weight[0] == -math.inf:  # the oldest slot is empty, others may be too
+        if (
+            isinstance(losses, Tensor) or log_weight[0] == -math.inf
+        ):  # the oldest slot is empty, others may be too
             losses = masked(losses, log_weight == -math.inf, -math.inf)
         return scalar(losses.max())
 
@@ -320,8 +307,9 @@ def _live_last(rows: Tensor) -> Tensor:
 def _spread(columns: Tensor, size: int, live: Tensor | int) -> Tensor:
     """Choose at most `size` of the last `live` columns; all if they fit.
 
-    Keeps the positions i for which the fractional part of i times the golden ratio is smallest. This is as even as a
-    stride, but does not lock onto a period in the batch, such as alternating classes or views.
+    Keeps the positions i for which the fractional part of i times the golden ratio is smallest.
+    This is as even as a stride, but does not lock onto a period in the batch, such as alternating
+    classes or views.
     """
     count = columns.shape[-1]
     if count <= size:
@@ -333,7 +321,8 @@ def _spread(columns: Tensor, size: int, live: Tensor | int) -> Tensor:
     return columns[..., torch.sort(chosen).values]
 
 
-# -- lam --------------------------------------------------------------------------------------------------------------
+# -- lam
+# --------------------------------------------------------------------------------------------------------------
 
 
 class LamEquation(NamedTuple):
@@ -350,16 +339,25 @@ class LamEquation(NamedTuple):
 
 
 class Temperature:
-    """Base class of the rules for lam. They have no state. `initial` is lam_1, or None to find it from the first batch.
+    """Base class of the rules for lam. They have no state.
 
-    `carries`: if true, lam log s, which hardly depends on lam, is kept when lam changes. If false, log s is kept, as
-    printed in the paper, and explodes when lam falls. `ceiling`: losses are clipped at the largest recent loss plus
-    `ceiling` times lam; None for no bound.
+    `initial` is lam_1, or None to find it from the first batch. `ceiling`: losses are clipped at
+    the largest recent loss plus `ceiling` times lam; None for no bound. `state_class` is the state
+    that follows the rule, None for `RobustState`, which asks `next_lam`.
     """
 
-    carries: ClassVar[bool]
     initial: float | None
     ceiling: float | None = None
+    state_class: ClassVar[Any] = None
+
+    @property
+    def needs_step_size(self) -> bool:
+        """Whether the rule takes its step size from an optimizer."""
+        return False
+
+    def rate(self, beta: float, log_size: Scalar) -> Scalar:
+        """The weight of a batch of exp(log_size) samples in s: beta, as in the paper."""
+        return beta
 
     def one_point_tracker(self) -> Tracker:
         """The tracker for methods that evaluate each batch once (SCDRO, KLRobustLoss)."""
@@ -369,10 +367,8 @@ class Temperature:
         """The tracker for methods that evaluate each batch twice (ASCDRO)."""
         raise NotImplementedError
 
-    def next_lam(
-        self, estimate: Estimate, window: Window, equation: LamEquation, tracker: Tracker, lr: Scalar | None
-    ) -> tuple[Scalar, Scalar, Scalar]:
-        """Return lam_{t+1}, the upper bound of lam log s at batch t+1, and the new `lam_average`."""
+    def next_lam(self, step: Step, window: Window, equation: LamEquation) -> tuple[Scalar, Scalar]:
+        """Return lam_{t+1}, and the upper bound of lam log s at batch t+1."""
         raise NotImplementedError
 
 
@@ -380,20 +376,28 @@ class Temperature:
 class WindowTemperature(Temperature):
     r"""One safeguarded Newton step per batch towards KL(p_lam) = rho on the recent losses. The default.
 
-    log lam += clip(KL log(KL/rho) / Var_p(l/lam), -1, 1). There is no step size and no starting value to choose, and
-    the scale of the losses does not matter. While there are too few recent losses to reach a KL of rho, a smaller rho
-    is used (`attainable`).
+    log lam += clip(KL log(KL/rho) / Var_p(l/lam), -1, 1). There is no step size and no starting
+    value to choose, and the scale of the losses does not matter. While there are too few recent
+    losses to reach a KL of rho, a smaller rho is used (`attainable`).
 
     Args:
         initial: lam_1; None finds it from the first batch.
         cap: how many batches one batch may count for at most (`MovingAverage`); None for no bound.
-        ceiling: losses are clipped at the largest recent loss plus `ceiling` times lam; None for no bound. After too
-            large a step, the next losses can be far above the range that lam fits, and one sample would get all the
-            weight.
-        lag: s is at most this many times the mean of exp(l/lam) over the last batch or over the newest quarter of the
-            window, whichever is larger; None for no bound. When losses fall, lam falls with them, but s alone would
-            follow so slowly that the weights of all samples vanish.
-        clip: the bound on STORM's correction (`NormalizedStorm`), used by ASCDRO; None for no bound.
+        ceiling: losses are clipped at the largest recent loss plus `ceiling` times lam; None for no
+            bound. After too large a step, the next losses can be far above the range that lam fits,
+            and one sample would get all the weight.
+        lag: s is at most this many times the mean of exp(l/lam) over the last batch or over the
+            newest quarter of the window, whichever is larger; None for no bound. When losses fall,
+            lam falls with them, but s alone would follow so slowly that the weights of all samples
+            vanish.
+        clip: the bound on STORM's correction (`NormalizedStorm`), used by ASCDRO; None for no
+            bound.
+        memory: the number of past samples that s counts for beside a batch: a batch of B samples
+            enters s with the weight B/(B + memory), or with beta if that is larger. B is the whole
+            batch, over all parts and processes; samples with different weights count by their
+            effective number, (sum w)^2 / sum w^2. None uses beta, as the paper does. A large batch
+            knows its own mean of exp(l/lam) better than the past does: if hard samples raise that
+            mean, the same batch's weights fall by as much, and gradients vary less.
 
     Example:
         >>> from scdro import KLRobustLoss
@@ -408,14 +412,26 @@ class WindowTemperature(Temperature):
     clip: float | None = 0.3
     ceiling: float | None = 0.0
     lag: float | None = 1.5
-    carries: ClassVar[bool] = True
+    memory: float | None = None
 
     def __post_init__(self) -> None:
-        check_optional("initial", self.initial, "> 0", "the first temperature lam, or None to find it")
+        check_optional(
+            "initial", self.initial, "> 0", "the first temperature lam, or None to find it"
+        )
         NormalizedStorm(self.cap, self.clip)  # validates both
         check_optional("ceiling", self.ceiling, ">= 0", "in units of lam, or None for no bound")
         object.__setattr__(self, "ceiling", None if self.ceiling is None else float(self.ceiling))
         check_optional("lag", self.lag, ">= 1", "or None for no bound", infinite=True)
+        check_optional(
+            "memory", self.memory, ">= 0", "a number of samples, or None for the paper's beta"
+        )
+
+    def rate(self, beta: float, log_size: Scalar) -> Scalar:
+        if self.memory is None or beta == 1.0:
+            return beta
+        if self.memory == 0.0:
+            return 1.0
+        return maximum(1.0 / (1.0 + self.memory * exp(-log_size)), beta)
 
     def one_point_tracker(self) -> Tracker:
         return MovingAverage(self.cap)
@@ -423,69 +439,27 @@ class WindowTemperature(Temperature):
     def two_point_tracker(self) -> Tracker:
         return NormalizedStorm(self.cap, self.clip)
 
-    def next_lam(
-        self, estimate: Estimate, window: Window, equation: LamEquation, tracker: Tracker, lr: Scalar | None
-    ) -> tuple[Scalar, Scalar, Scalar]:
+    def next_lam(self, step: Step, window: Window, equation: LamEquation) -> tuple[Scalar, Scalar]:
         if equation.rho == 0.0:
-            return estimate.lam, math.inf, estimate.lam_average
-        at, size, newest = window.tilt(estimate.lam, estimate.lam_log_s)
+            return step.lam, math.inf
+        at, size, newest = window.tilt(step.lam, step.lam_log_s)
         rho = attainable(equation.rho, size)
-        change = clamp(newton_step(at.kl, at.var, estimate.lam, rho, equation.mu), -1.0, 1.0)
-        lam = equation.clamp(estimate.lam * exp(change))
+        change = clamp(newton_step(at.kl, at.var, step.lam, rho, equation.mu), -1.0, 1.0)
+        lam = equation.clamp(step.lam * exp(change))
         if self.lag is None:
-            return lam, math.inf, estimate.lam_average
+            return lam, math.inf
         # lam log mean exp(l/lam) of the newest losses; like lam log s, it hardly depends on lam.
-        soft_max = estimate.lam_log_s + estimate.lam * (at.mean - at.kl + newest)
-        soft_max = maximum(soft_max, estimate.lam * estimate.step.log_mean)
-        return lam, soft_max + lam * math.log(self.lag), estimate.lam_average
-
-
-@dataclass(frozen=True)
-class PrintedTemperature(Temperature):
-    """The paper's update, lam <- clip(lam - eta u, lam0, lam_max), with u as in Algorithm 1 or 2.
-
-    It falls into the small-lam trap in most settings (docs, "Stability"). Use it to reproduce the paper only.
-
-    Args:
-        initial: lam_1. The paper tunes it in {.1, 1, 10}.
-        lr: the step size for lam; None uses the optimizer's, as the paper does.
-
-    Example:
-        >>> from scdro import SCDRO
-        >>> opt = SCDRO(torch.nn.Linear(3, 2).parameters(), lr=0.1, rho=0.5, temperature=PrintedTemperature(1.0))
-        >>> float(opt.lam)
-        1.0
-    """
-
-    initial: float = 1.0
-    _: KW_ONLY
-    lr: float | None = None
-    carries: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_number("initial", self.initial, "> 0", "the first temperature lam")
-        check_optional("lr", self.lr, ">= 0", "the step size for lam, or None for the optimizer's")
-        object.__setattr__(self, "lr", None if self.lr is None else float(self.lr))
-
-    def one_point_tracker(self) -> Tracker:
-        return MovingAverage()
-
-    def two_point_tracker(self) -> Tracker:
-        return Storm()
-
-    def next_lam(
-        self, estimate: Estimate, window: Window, equation: LamEquation, tracker: Tracker, lr: Scalar | None
-    ) -> tuple[Scalar, Scalar, Scalar]:
-        lr = lr if self.lr is None else self.lr
-        assert lr is not None
-        lam = estimate.lam
-        drift = estimate.lam_log_s / lam + equation.rho + equation.mu * lam
-        lam_average, gradient = tracker.lam_gradient(estimate, drift, equation.loss_bound)
-        return equation.clamp(lam - lr * gradient), math.inf, lam_average
+        soft_max = step.lam_log_s + step.lam * (at.mean - at.kl + newest)
+        soft_max = maximum(soft_max, step.lam * step.log_mean)
+        return lam, soft_max + lam * math.log(self.lag)
 
 
 def given_or_default(temperature: Temperature | None) -> Temperature:
     if temperature is None:
         return WindowTemperature()
-    check_is(temperature, Temperature, "a temperature such as WindowTemperature() or PrintedTemperature()")
+    check_is(
+        temperature,
+        Temperature,
+        "a temperature such as WindowTemperature() or scdro.printed.PrintedTemperature()",
+    )
     return temperature

@@ -1,5 +1,14 @@
 """Boosted trees on the worst case: LightGBM's and XGBoost's own estimators, with a radius rho.
 
+Before every round:
+
+    l  =  losses of the training rows under the trees so far             (_losses)
+    p  =  argmax_{KL(p, q) <= rho} sum_i p_i l_i                         (_round_weights)
+    the library grows its next tree with the weights w_i p_i/q_i         (_lightgbm, _xgboost)
+
+Gradients and Hessians of the tree are then those of the robust value at fixed p, which by the
+envelope theorem is its gradient. `_metric` has the robust value as a metric for early stopping.
+
 Names are imported on first use, so the names of one library do not need the other.
 """
 
@@ -46,7 +55,9 @@ def __getattr__(name: str) -> Any:
         if error.name != library:
             raise
         raise ModuleNotFoundError(
-            f"expected {library} to be installed, which {name} needs; pip install 'scdro[{library}]'", name=library
+            f"expected {library} to be installed, which {name} needs; pip install"
+            f" 'scdro[{library}]'",
+            name=library,
         ) from error
     value = globals()[name] = getattr(module, name)
     return value

@@ -1,8 +1,10 @@
-"""The losses behind the objectives of LightGBM and XGBoost, one for each sample, and their derivatives.
+"""The losses behind the objectives of LightGBM and XGBoost, one for each sample, and their
+derivatives.
 
-A boosting library only needs derivatives; the worst case needs the losses themselves. They are functions of the
-*prediction*, as the library gives it (a probability, a mean); derivatives are in the *score*, the sum of the trees.
-Each is zero for a perfect prediction, so that losses of different samples compare.
+A boosting library only needs derivatives; the worst case needs the losses themselves. They are
+functions of the *prediction*, as the library gives it (a probability, a mean); derivatives are in
+the *score*, the sum of the trees. Each is zero for a perfect prediction, so that losses of
+different samples compare.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ __all__ = [
     "PseudoHuberLoss",
     "SoftmaxLoss",
     "SquaredLoss",
+    "is_true",
     "lightgbm_loss",
     "xgboost_loss",
 ]
@@ -48,7 +51,11 @@ def _softmax(scores: Array) -> Array:
 
 
 class BoostingLoss(ABC):
-    """l(y, prediction) of each sample. `factor` is what the library itself multiplies the gradient of a sample by."""
+    """One loss per sample, l(y, prediction), and its derivatives in the score.
+
+    Targets y are (n,) or (n, targets); predictions and scores have one number per sample, or one
+    per class or target.
+    """
 
     def prediction(self, scores: Array) -> Array:
         """What the library predicts if its trees sum to `scores`."""
@@ -56,19 +63,22 @@ class BoostingLoss(ABC):
 
     def of_samples(self, y: Array, prediction: Array) -> Array:
         """One loss per sample, (n,): the sum over its targets if there are several."""
-        with np.errstate(over="ignore", invalid="ignore"):  # non-finite losses are reported by the worst case
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # non-finite losses are reported by the worst case
             losses = self.losses(y, prediction)
         return losses.sum(1) if losses.ndim == 2 else losses
 
     @abstractmethod
     def losses(self, y: Array, prediction: Array) -> Array:
-        """In double precision."""
+        """l(y, prediction) in double precision, (n,) or (n, targets)."""
 
     @abstractmethod
     def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
         """First and second, in the shape of the scores."""
 
     def factor(self, y: Array) -> Array | None:
+        """What the library itself multiplies the gradient of each sample by, (n,); None for one."""
         return None
 
 
@@ -94,8 +104,8 @@ class LogisticLoss(BoostingLoss):
             return None
         if y.ndim == 2:
             raise HyperparameterError(
-                f"expected scale_pos_weight=1 where samples have several labels, got {self.scale_pos_weight}: the "
-                "worst case weighs samples, not labels"
+                "expected scale_pos_weight=1 where samples have several labels, got"
+                f" {self.scale_pos_weight}: the worst case weighs samples, not labels"
             )
         return np.where(y > 0, self.scale_pos_weight, 1.0)
 
@@ -109,8 +119,8 @@ class SoftmaxLoss(BoostingLoss):
     def losses(self, y: Array, prediction: Array) -> Array:
         if prediction.ndim != 2:
             raise DataError(
-                f"expected probabilities (n, classes), got shape {prediction.shape}; with XGBoost choose the objective "
-                "multi:softprob instead of multi:softmax"
+                f"expected probabilities (n, classes), got shape {prediction.shape}; with XGBoost"
+                " choose the objective multi:softprob instead of multi:softmax"
             )
         return -_log(np.take_along_axis(prediction, y.astype(np.intp)[:, None], 1)[:, 0])
 
@@ -168,7 +178,9 @@ class PinballLoss(BoostingLoss):
         return np.maximum(-self.quantile * r, (1.0 - self.quantile) * r)
 
     def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
-        return np.where(_residual(y, scores) >= 0, 1.0 - self.quantile, -self.quantile), np.ones_like(scores)
+        return np.where(
+            _residual(y, scores) >= 0, 1.0 - self.quantile, -self.quantile
+        ), np.ones_like(scores)
 
 
 @dataclass(frozen=True)
@@ -224,13 +236,15 @@ def _residual(y: Array, prediction: Array) -> Array:
 
 
 def _log(p: Array) -> Array:
-    """log p, with p at least the rounding unit, so that a confident mistake has a large but finite loss."""
+    """log p, with p at least the rounding unit, so that a confident mistake has a large but finite
+    loss.
+    """
     return np.asarray(np.log(np.maximum(p, np.finfo(p.dtype).eps), dtype=np.float64))
 
 
-# -- by the names that the libraries give them ------------------------------------------------------------------------
+# -- by the names that the libraries give them
 
-# LightGBM's own names and aliases.
+# LightGBM's own names and aliases, as its documentation lists them.
 _SQUARED = ["regression", "regression_l2", "l2", "mean_squared_error", "mse"]
 _SQUARED += ["l2_root", "root_mean_squared_error", "rmse"]
 _LIGHTGBM: dict[str, type[BoostingLoss]] = {
@@ -255,37 +269,67 @@ _XGBOOST: dict[str, type[BoostingLoss]] = {
 }
 
 
+def is_true(flag: Any) -> bool:
+    """A flag as LightGBM reads it: True, or a text such as "true", "False", "+", "-"."""
+    return flag.lower() not in ("false", "-", "0", "") if isinstance(flag, str) else bool(flag)
+
+
 def lightgbm_loss(params: Mapping[str, Any], y: Array | None = None) -> BoostingLoss:
-    """The loss of LightGBM's parameters; with `is_unbalance`, the labels y determine the weight of positives."""
-    kind = _kind(params.get("objective") or "regression", _LIGHTGBM, "LightGBM")
-    if "rf" in (params.get(name) for name in ("boosting", "boosting_type", "boost")):
-        raise HyperparameterError('expected boosting "gbdt" or "dart", got "rf": a forest takes gradients only once')
-    if params.get("reg_sqrt"):
-        raise HyperparameterError("expected reg_sqrt=False, got True; fit the square roots of y instead")
+    """The loss that LightGBM's parameters ask for.
+
+    Raises for settings under which a worst case has no meaning. With `is_unbalance`, the labels y
+    determine the weight of positives.
+    """
+    kind = _loss_type(params.get("objective") or "regression", _LIGHTGBM, "LightGBM")
+    for name in ("boosting", "boosting_type", "boost"):
+        if str(params.get(name)).lower() in ("rf", "random_forest"):
+            raise HyperparameterError(
+                f'expected {name} "gbdt" or "dart", got "{params[name]}": a forest takes gradients'
+                " only once"
+            )
+    if is_true(params.get("reg_sqrt")):
+        raise HyperparameterError(
+            "expected reg_sqrt=False, got True; fit the square roots of y instead"
+        )
     if kind is LogisticLoss:
         if float(params.get("sigmoid", 1.0)) != 1.0:
-            raise HyperparameterError(f"expected sigmoid=1, got {params['sigmoid']}; change learning_rate instead")
+            raise HyperparameterError(
+                f"expected sigmoid=1, got {params['sigmoid']}; change learning_rate instead"
+            )
         scale = float(params.get("scale_pos_weight", 1.0))
-        if y is not None and params.get("is_unbalance", params.get("unbalance", params.get("unbalanced_sets"))):
+        if y is not None and any(
+            is_true(params.get(n)) for n in ("is_unbalance", "unbalance", "unbalanced_sets")
+        ):
             positive = float((y > 0).sum())
-            # LightGBM raises the rarer class to the weight of the other; to scale negatives is to scale positives
-            # by the inverse, up to a factor that the worst case does not see.
+            # LightGBM raises the rarer class to the weight of the other; to scale negatives is to
+            # scale positives by the inverse, up to a factor that the worst case does not see.
             scale *= (len(y) - positive) / max(positive, 1.0)
         return LogisticLoss(scale)
     alpha = float(params.get("alpha", 0.9))
-    return PinballLoss(alpha) if kind is PinballLoss else HuberLoss(alpha) if kind is HuberLoss else kind()
+    return (
+        PinballLoss(alpha)
+        if kind is PinballLoss
+        else HuberLoss(alpha)
+        if kind is HuberLoss
+        else kind()
+    )
 
 
 def xgboost_loss(
-    objective: Any, *, scale_pos_weight: float = 1.0, quantile_alpha: Any = 0.5, huber_slope: float = 1.0
+    objective: Any,
+    *,
+    scale_pos_weight: float = 1.0,
+    quantile_alpha: Any = 0.5,
+    huber_slope: float = 1.0,
 ) -> BoostingLoss:
-    """The loss of one of XGBoost's objectives."""
-    kind = _kind(objective, _XGBOOST, "XGBoost")
+    """The loss of one of XGBoost's objectives, with the parameters that belong to it."""
+    kind = _loss_type(objective, _XGBOOST, "XGBoost")
     if kind is PinballLoss:
         quantiles = np.atleast_1d(np.asarray(quantile_alpha, dtype=np.float64))
         if len(quantiles) != 1:
             raise HyperparameterError(
-                f"expected one quantile_alpha, got {quantiles.tolist()}: their worst cases differ; fit a model for each"
+                f"expected one quantile_alpha, got {quantiles.tolist()}: their worst cases differ;"
+                " fit a model for each"
             )
         return PinballLoss(float(quantiles[0]))
     if kind is LogisticLoss:
@@ -293,11 +337,17 @@ def xgboost_loss(
     return PseudoHuberLoss(float(huber_slope)) if kind is PseudoHuberLoss else kind()
 
 
-def _kind(objective: Any, known: Mapping[str, type[BoostingLoss]], library: str) -> type[BoostingLoss]:
+def _loss_type(
+    objective: Any, known: Mapping[str, type[BoostingLoss]], library: str
+) -> type[BoostingLoss]:
     if not isinstance(objective, str) or objective not in known:
-        name = objective if isinstance(objective, str) else f"the function {getattr(objective, '__name__', objective)}"
+        name = (
+            objective
+            if isinstance(objective, str)
+            else f"the function {getattr(objective, '__name__', objective)}"
+        )
         raise HyperparameterError(
-            f"expected one of {library}'s objectives {', '.join(known)}, got {name}; the worst case needs the losses "
-            "of samples, and knows those of these only (rho=0 takes any)"
+            f"expected one of {library}'s objectives {', '.join(known)}, got {name}; the worst case"
+            " needs the losses of samples, and knows those of these only (rho=0 takes any)"
         )
     return known[objective]

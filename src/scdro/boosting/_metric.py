@@ -1,4 +1,8 @@
-"""The robust value as a metric: "robust" at the radius of the model, "robust@0.5" at another."""
+"""The robust value as a metric: "robust" at the radius of the model, "robust@0.5" at another.
+
+A metric is max over KL(p, q) <= rho of sum p l, on the rows that the library hands to it, usually
+held-out ones. It decides early stopping if it comes last among the metrics.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,32 @@ import numpy as np
 
 from scdro._validation import check_rho
 from scdro.boosting._losses import Array, BoostingLoss
-from scdro.boosting._worst import Reduce, one_worker, worst_ratio
+from scdro.boosting._round_weights import Reduce, one_worker, solve_ratio
 from scdro.errors import HyperparameterError
 
 __all__ = ["RobustMetric", "default_metric", "radius", "split_metrics"]
 
 
 class RobustMetric:
-    """max over KL(p, q) <= rho of sum p l, as a function of labels, predictions and weights; lower is better.
+    """max over KL(p, q) <= rho of sum p l, as a function of labels, predictions and weights; lower
+    is better.
 
     Args:
+        name: what the library prints.
+        rho: radius of the KL ball.
+        loss: that of the model's objective.
         raw: whether predictions are raw scores, as they are if the objective is a function.
+        reduce: joins numbers over the workers.
     """
 
     def __init__(
-        self, name: str, rho: float, loss: BoostingLoss, *, raw: bool = False, reduce: Reduce = one_worker
+        self,
+        name: str,
+        rho: float,
+        loss: BoostingLoss,
+        *,
+        raw: bool = False,
+        reduce: Reduce = one_worker,
     ) -> None:
         self.__name__ = name
         self.rho, self.loss, self.raw, self.reduce = rho, loss, raw, reduce
@@ -31,18 +46,24 @@ class RobustMetric:
         y, prediction = np.asarray(y_true), np.asarray(y_pred)
         if self.raw:
             prediction = self.loss.prediction(prediction.astype(np.float64))
-        weight = None if sample_weight is None or not len(sample_weight) else np.asarray(sample_weight, np.float64)
+        weight = (
+            None
+            if sample_weight is None or not len(sample_weight)
+            else np.asarray(sample_weight, np.float64)
+        )
         factor = self.loss.factor(y)
         if factor is not None:
             weight = factor if weight is None else weight * factor
-        return worst_ratio(self.loss.of_samples(y, prediction), weight, self.rho, reduce=self.reduce).value
+        return solve_ratio(
+            self.loss.of_samples(y, prediction), weight, self.rho, reduce=self.reduce
+        ).value
 
 
 def default_metric(rho: float) -> str:
     """The robust value at a fifth of the radius of training.
 
-    Held-out rows show overconfident errors first in the robust value: at the full radius it stops trees that still gain
-    accuracy, round by round (docs/boosting.md, "When to stop").
+    Held-out rows show overconfident errors first in the robust value: at the full radius it stops
+    trees that still gain accuracy, round by round (docs/boosting.md, "When to stop").
     """
     return f"robust@{rho / 5:g}"
 
@@ -56,14 +77,22 @@ def radius(name: Any, rho: float) -> float | None:
     try:
         asked = float(name.partition("@")[2])
     except ValueError:
-        raise HyperparameterError(f'expected a metric "robust" or "robust@0.5", got {name!r}') from None
+        raise HyperparameterError(
+            f'expected a metric "robust" or "robust@0.5", got {name!r}'
+        ) from None
     check_rho(asked)
     return asked
 
 
 def split_metrics(metrics: Any, rho: float) -> tuple[dict[str, float], list[Any]]:
     """Split an `eval_metric` into our metrics, with their radii, and the library's own."""
-    given = [] if metrics is None else list(metrics) if isinstance(metrics, list | tuple | set) else [metrics]
+    given = (
+        []
+        if metrics is None
+        else list(metrics)
+        if isinstance(metrics, list | tuple | set)
+        else [metrics]
+    )
     ours, others = {}, []
     for metric in given:
         asked = radius(metric, rho)

@@ -1,8 +1,14 @@
-"""XGBoost on the worst case: its own objectives, with the weights of the samples set before every round.
+"""XGBoost on the worst case: its own objectives, with the weights of the samples set before every
+round.
 
-Weights rather than an objective in Python, because XGBoost then keeps `base_score`, leaves refitted to medians and
-quantiles, probabilities and its file format. Under `xgboost.dask` each worker weights its own rows by the worst case
-of all of them: the workers exchange a few numbers for each trial temperature, through XGBoost's own collectives.
+A callback wraps each call of `Booster.update`, as for LightGBM: it sets the weights w p/q, updates
+the booster, and sets the weights w again.
+
+Weights rather than an objective in Python, because XGBoost then keeps `base_score`, leaves refitted
+to medians and quantiles, probabilities and its file format. Under `xgboost.dask` each worker
+weights its own rows by the worst case
+of all of them: the workers exchange a few numbers for each trial temperature, through XGBoost's own
+collectives.
 """
 
 from __future__ import annotations
@@ -20,10 +26,16 @@ from xgboost.core import XGBoostError
 from scdro._validation import check_rho
 from scdro.boosting._losses import Array, BoostingLoss, xgboost_loss
 from scdro.boosting._metric import RobustMetric, default_metric, split_metrics
-from scdro.boosting._worst import first_ratio, worst_ratio
+from scdro.boosting._round_weights import choose_first_ratio, solve_ratio
 from scdro.errors import HyperparameterError
 
-__all__ = ["KLDROXGBClassifier", "KLDROXGBRegressor", "XGBoostWorstCase", "xgboost_metric", "xgboost_objective"]
+__all__ = [
+    "KLDROXGBClassifier",
+    "KLDROXGBRegressor",
+    "XGBoostWorstCase",
+    "xgboost_metric",
+    "xgboost_objective",
+]
 
 _SETTINGS = ("scale_pos_weight", "quantile_alpha", "huber_slope")  # that a loss depends on
 
@@ -38,12 +50,13 @@ def among_workers(values: Array, operation: str) -> Array:
         return total
     except XGBoostError as error:
         raise RuntimeError(
-            f"expected an answer from all {collective.get_world_size()} workers, got none from some: one has died or "
-            "raised an error of its own; look at the workers' logs, and train again"
+            f"expected an answer from all {collective.get_world_size()} workers, got none from"
+            " some: one has died or raised an error of its own; look at the workers' logs, and"
+            " train again"
         ) from error
 
 
-def _configured(booster: Booster) -> tuple[BoostingLoss, bool]:
+def _read_config(booster: Booster) -> tuple[BoostingLoss, bool]:
     """The loss of a booster's objective, and whether it starts from the average."""
     learner = json.loads(booster.save_config())["learner"]
     objective = learner["objective"]
@@ -51,20 +64,24 @@ def _configured(booster: Booster) -> tuple[BoostingLoss, bool]:
     for group in ("reg_loss_param", "quantile_loss_param", "pseudo_huber_param"):
         own |= objective.get(group, {})
     known = {name: json.loads(own[name]) for name in _SETTINGS if name in own}
-    return xgboost_loss(objective["name"], **known), learner["learner_model_param"]["boost_from_average"] == "1"
+    return (
+        xgboost_loss(objective["name"], **known),
+        learner["learner_model_param"]["boost_from_average"] == "1",
+    )
 
 
 class XGBoostWorstCase(TrainingCallback):
     r"""A callback that puts every round of XGBoost on the worst case of the losses so far.
 
-    Before each round the samples get the weights  w_i p_i/q_i,  where w_i are their own, q_i = w_i/sum(w), and
+    Before each round the samples get the weights  w_i p_i/q_i,  where w_i are their own, q_i =
+    w_i/sum(w), and
 
         p  =  argmax_{KL(p, q) <= rho} sum_i p_i l_i,   p_i ~ q_i exp(l_i/lam)
 
-    so that gradients and Hessians are those of the robust value at these p. A classifier starts from the
-    constant with the smallest robust value. After each round the samples get their own weights back, so metrics are
-    not affected.
-    Works in `xgboost.train`, `xgboost.cv` and, for the worst case over all workers, `xgboost.dask`.
+    so that gradients and Hessians are those of the robust value at these p. A classifier starts
+    from the constant with the smallest robust value. After each round the samples get their own
+    weights back, so metrics are not affected. Works in `xgboost.train`, `xgboost.cv` and, for the
+    worst case over all workers, `xgboost.dask`.
 
     Args:
         rho: radius of the KL ball, >= 0; 0 changes nothing.
@@ -92,7 +109,7 @@ class XGBoostWorstCase(TrainingCallback):
     def before_training(self, model: Any) -> Any:
         self.lam = None
         if self.rho > 0.0:
-            self._loss, self._from_average = _configured(_boosters(model)[0])
+            self._loss, self._from_average = _read_config(_boosters(model)[0])
         return model
 
     def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
@@ -107,8 +124,8 @@ class XGBoostWorstCase(TrainingCallback):
             del booster.update  # back to the method of the class
             if fobj is not None:
                 raise HyperparameterError(
-                    "expected one of XGBoost's own objectives, got a function; weigh its gradients by "
-                    "scdro.worst_case, or use xgboost_objective"
+                    "expected one of XGBoost's own objectives, got a function; weigh its gradients"
+                    " by scdro.worst_case, or use xgboost_objective"
                 )
             own = data.get_weight()
             data.set_weight(self._weight(booster, data))
@@ -127,12 +144,16 @@ class XGBoostWorstCase(TrainingCallback):
             own = np.ones(len(y), dtype=np.float32)
         factor = self._loss.factor(y)
         q = own if factor is None else own * factor
-        if booster.num_boosted_rounds() == 0 and self._from_average and not data.get_base_margin().size:
-            ratio = first_ratio(self._loss, y, q, self.rho, among_workers)
+        if (
+            booster.num_boosted_rounds() == 0
+            and self._from_average
+            and not data.get_base_margin().size
+        ):
+            ratio = choose_first_ratio(self._loss, y, q, self.rho, among_workers)
             return np.asarray(own if ratio is None else own * ratio)
         scores = booster.predict(data, output_margin=True).astype(np.float64)
         losses = self._loss.of_samples(y, self._loss.prediction(scores))
-        worst = worst_ratio(losses, q, self.rho, start=self.lam, reduce=among_workers)
+        worst = solve_ratio(losses, q, self.rho, start=self.lam, reduce=among_workers)
         self.lam, self.value = worst.lam, worst.value
         return np.asarray(own * worst.ratio)
 
@@ -145,14 +166,17 @@ def _boosters(model: Any) -> list[Booster]:
 def xgboost_objective(
     rho: float, objective: str = "binary:logistic", **params: Any
 ) -> Callable[[Array, DMatrix], tuple[Array, Array]]:
-    r"""Gradients and Hessians of the robust value, for your own training loop: sum_i p_i l_i at the worst case p.
+    r"""Gradients and Hessians of the robust value, for your own training loop: sum_i p_i l_i at the
+    worst case p.
 
-    They are n p_i dl_i/ds_i and n p_i d^2l_i/ds_i^2, n the sum of the weights. As with any objective in Python,
-    XGBoost then refits no leaves and predicts scores; `XGBoostWorstCase` with a built-in objective keeps all this.
+    They are n p_i dl_i/ds_i and n p_i d^2l_i/ds_i^2, n the sum of the weights. As with any
+    objective in Python, XGBoost then refits no leaves and predicts scores; `XGBoostWorstCase` with
+    a built-in objective keeps all this.
 
     Args:
         rho: radius of the KL ball, >= 0.
-        objective: XGBoost's name of the loss, such as "binary:logistic", "multi:softprob", "reg:squarederror".
+        objective: XGBoost's name of the loss, such as "binary:logistic", "multi:softprob",
+            "reg:squarederror".
         params: what belongs to it: scale_pos_weight, quantile_alpha or huber_slope.
 
     Example:
@@ -169,7 +193,9 @@ def xgboost_objective(
         nonlocal lam
         y, weight, double = data.get_label(), data.get_weight(), scores.astype(np.float64)
         base = weight if weight.size else np.ones(len(y), dtype=np.float32)
-        worst = worst_ratio(loss.of_samples(y, loss.prediction(double)), base, rho, start=lam, reduce=among_workers)
+        worst = solve_ratio(
+            loss.of_samples(y, loss.prediction(double)), base, rho, start=lam, reduce=among_workers
+        )
         lam = worst.lam
         share = base * worst.ratio
         first, second = loss.derivatives(y, double)
@@ -209,13 +235,14 @@ def xgboost_metric(
     return metric
 
 
-def _on_the_worst_case(fit: Callable[..., Any]) -> Callable[..., Any]:
+def _reweight_xgboost_fit(fit: Callable[..., Any]) -> Callable[..., Any]:
     """XGBoost's `fit`, with the callback, and the robust value among the metrics."""
 
     @wraps(fit)
     def robust_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         check_rho(self.rho)
-        # XGBoost reads callbacks and metrics from the estimator itself: for the time of the fit, ours are among them.
+        # XGBoost reads callbacks and metrics from the estimator itself: for the time of the fit,
+        # ours are among them.
         own = self.callbacks, self.eval_metric
         try:
             if self.rho > 0.0:
@@ -223,7 +250,10 @@ def _on_the_worst_case(fit: Callable[..., Any]) -> Callable[..., Any]:
             metric = default_metric(self.rho) if own[1] is None and self.rho > 0.0 else own[1]
             ours, others = split_metrics(metric, self.rho)
             if ours:
-                metrics = [*others, *(_Named(name, rho, self) for name, rho in ours.items())]
+                metrics = [
+                    *others,
+                    *(_XGBoostMetric(name, rho, self) for name, rho in ours.items()),
+                ]
                 self.eval_metric = metrics if len(metrics) > 1 else metrics[0]
             return fit(self, *args, **kwargs)
         finally:
@@ -232,8 +262,10 @@ def _on_the_worst_case(fit: Callable[..., Any]) -> Callable[..., Any]:
     return robust_fit
 
 
-class _Named:
-    """One of our metrics, as XGBoost's estimators accept it. Its loss is that of the objective used in `fit`."""
+class _XGBoostMetric:
+    """One of our metrics, as XGBoost's estimators accept it. Its loss is that of the objective used
+    in `fit`.
+    """
 
     def __init__(self, name: str, rho: float, model: Any) -> None:
         self.__name__, self.rho, self.model = name, rho, model
@@ -243,10 +275,12 @@ class _Named:
         many = getattr(self.model, "n_classes_", 2) > 2
         known = {name: params[name] for name in _SETTINGS if params.get(name) is not None}
         loss = xgboost_loss("multi:softprob" if many else params["objective"], **known)
-        return RobustMetric(self.__name__, self.rho, loss, reduce=among_workers)(y_true, y_pred, sample_weight)
+        return RobustMetric(self.__name__, self.rho, loss, reduce=among_workers)(
+            y_true, y_pred, sample_weight
+        )
 
 
-class _Reweighted:
+class _XGBoostOnWorstCase:
     """What `rho` adds to XGBoost's estimators."""
 
     def _wrapper_params(self) -> set[str]:
@@ -254,18 +288,19 @@ class _Reweighted:
         return own | {"rho"}  # not XGBoost's
 
 
-class KLDROXGBClassifier(_Reweighted, XGBClassifier):
+class KLDROXGBClassifier(_XGBoostOnWorstCase, XGBClassifier):
     r"""`xgboost.XGBClassifier` on the worst case: binary or multiclass log loss.
 
-    min over trees of  max_{KL(p, q) <= rho} sum_i p_i l_i:  each round takes the exact worst case p of the losses so
-    far, and weights gradients and Hessians by it. Everything else is XGBoost's: every parameter, categorical columns,
-    missing values, early stopping, `get_booster()`, SHAP, its file format. With rho = 0 it is `XGBClassifier`, bit for
-    bit.
+    min over trees of  max_{KL(p, q) <= rho} sum_i p_i l_i:  each round takes the exact worst case p
+    of the losses so far, and weights gradients and Hessians by it. Everything else is XGBoost's:
+    every parameter, categorical columns, missing values, early stopping, `get_booster()`, SHAP, its
+    file format. With rho = 0 it is `XGBClassifier`, bit for bit.
 
-    `eval_metric` also accepts "robust", the robust value at this rho, and "robust@0.5", that at another. By default,
-    the one at rho / 5 is added after log loss, so it decides early stopping.
+    `eval_metric` also accepts "robust", the robust value at this rho, and "robust@0.5", that at
+    another. By default, the one at rho / 5 is added after log loss, so it decides early stopping.
 
-    Predicted probabilities are those of the worst case; calibrate them if you need those of the data.
+    Predicted probabilities are those of the worst case; calibrate them if you need those of the
+    data.
 
     Args:
         rho: radius of the KL ball, >= 0.
@@ -279,22 +314,23 @@ class KLDROXGBClassifier(_Reweighted, XGBClassifier):
         array([0, 0, 0])
 
     References:
-        Chen and Guestrin, XGBoost, KDD 2016; the worst case: Hu and Hong, Kullback-Leibler divergence constrained
-        distributionally robust optimization, 2013.
+        Chen and Guestrin, XGBoost, KDD 2016; the worst case: Hu and Hong, Kullback-Leibler
+        divergence constrained distributionally robust optimization, 2013.
     """
 
     def __init__(self, *, rho: float = 0.1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.rho = rho
 
-    fit = _on_the_worst_case(XGBClassifier.fit)
+    fit = _reweight_xgboost_fit(XGBClassifier.fit)
 
 
-class KLDROXGBRegressor(_Reweighted, XGBRegressor):
-    r"""`xgboost.XGBRegressor` on the worst case: squared, absolute, quantile, pseudo-Huber or Poisson loss.
+class KLDROXGBRegressor(_XGBoostOnWorstCase, XGBRegressor):
+    r"""`xgboost.XGBRegressor` on the worst case: squared, absolute, quantile, pseudo-Huber or
+    Poisson loss.
 
-    As `KLDROXGBClassifier`. The losses are r^2/2, |r|, max(-alpha r, (1 - alpha) r), pseudo-Huber's, and half of
-    Poisson's deviance.
+    As `KLDROXGBClassifier`. The losses are r^2/2, |r|, max(-alpha r, (1 - alpha) r),
+    pseudo-Huber's, and half of Poisson's deviance.
 
     Args:
         rho: radius of the KL ball, >= 0.
@@ -310,4 +346,4 @@ class KLDROXGBRegressor(_Reweighted, XGBRegressor):
         super().__init__(**kwargs)
         self.rho = rho
 
-    fit = _on_the_worst_case(XGBRegressor.fit)
+    fit = _reweight_xgboost_fit(XGBRegressor.fit)

@@ -1,4 +1,8 @@
-"""The `scdro` command: thin, over `scdro.tables`."""
+"""The `scdro` command: thin, over `scdro.tables`.
+
+The options of `train` and `audit` are the fields of their options in Python. A command imports what
+it needs when it runs, so that help is fast.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +15,57 @@ from typing import Any, NoReturn
 
 from scdro import __version__
 from scdro.errors import ScdroError
-from scdro.tables._summary import METHODS
+from scdro.tables._options import AuditOptions, TableOptions, TrainOptions, option_fields
 
-__all__ = ["main", "parser"]
+__all__ = ["clean", "main", "parser"]
 
 EXAMPLES = """examples:
   scdro audit data.csv --target income
-      whom a plain model fails, and what a second look would gain at what price
+      where an ordinary model of the table fails
+  scdro audit scored.csv --target income --prediction p --fail-if "gap > 0.05"
+      where the model that made column p fails; status 3 if a slice breaks the rule
   scdro train data.csv --target income --out run
       a plain and a robust model, compared; the better one is kept
   scdro predict run new.csv --out predictions.csv
       classes and probabilities of new rows
 """
+FILE = "CSV, Excel, Parquet, Feather or JSON lines file, or one of them in a .zip"
+GATE_FAILED = 3  # exit status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. The exit status: 0 for success, 1 for an error, 2 for a wrong command line, 130 if interrupted."""
+    """Run a command. The exit status: 0 success, 1 error, 2 wrong command line, 3 a gate failed, 130 interrupted."""
     args = parser().parse_args(argv)
     try:
         return args.run(args) or 0
     except (ScdroError, OSError, MemoryError) as error:
-        text = str(error) or "expected enough memory, got none left"
-        print(f"scdro {args.command}: {clean(text)}", file=sys.stderr, flush=True)
-        return 1
+        text = str(error) or "Out of memory."
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(error.name or "")
+        if extra is None:
+            raise
+        text = f"expected {error.name}, which is not installed; pip install {extra}"
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr, flush=True)
         return 130
+    print(f"scdro {args.command}: {clean(text)}", file=sys.stderr, flush=True)
+    return 1
+
+
+EXTRAS = {  # what to install for a package that is missing
+    "torch": "torch",
+    **dict.fromkeys(("polars", "lightgbm", "skops", "filelock", "jinja2"), "'scdro[tables]'"),
+}
 
 
 def clean(text: str) -> str:
     """One line without control characters: text from a user's file must not control the terminal."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else "?" for c in text)
+    return "".join(
+        c if c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else "?" for c in text
+    )
+
+
+# -- the parser
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,14 +81,119 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        super().error(clean(message + "".join(map(self._meant, self.given))))
+        super().error(clean(message + "".join(map(self._suggest, self.given))))
 
-    def _meant(self, word: str) -> str:
+    def _suggest(self, word: str) -> str:
         flag, known = word.partition("=")[0], self._option_string_actions
         if not flag.startswith("--") or any(option.startswith(flag) for option in known):
             return ""
         close = difflib.get_close_matches(flag, known, 1)
         return f"; did you mean {close[0]}?" if close else ""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command and all of its subcommands."""
+    whole = Parser(
+        prog="scdro",
+        description=(
+            "Find where a model fails, say for whom, train robustly, and say whether it was worth it."
+        ),
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    whole.add_argument(
+        "--version", action="version", version=f"scdro {__version__}", help="print the version"
+    )
+    commands = whole.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands", prog="scdro"
+    )
+    for add in (_add_train, _add_audit, _add_predict, _add_report, _add_doctor):
+        add(commands)
+    return whole
+
+
+def _add_command(commands: Any, run: Any, about: str, more: str = "") -> Any:
+    """A subcommand; options that are not given leave no trace in its arguments."""
+    made = commands.add_parser(
+        run.__name__.strip("_"), help=about, argument_default=argparse.SUPPRESS,
+        description=f"{about[0].upper()}{about[1:]}. {more}".strip(),
+    )  # fmt: skip
+    made.set_defaults(run=run)
+    return made
+
+
+def _add_train(commands: Any) -> None:
+    made = _add_command(
+        commands, _train, "a plain and a robust model of a table, compared",
+        "Settings are chosen by cross-validation, with the same number of candidates for every"
+        " method. The robust model is kept if on the test rows it gains what the plain one cannot have"
+        " by other thresholds or a temperature. To resume it if it was interrupted, run the same"
+        " command again.",
+    )  # fmt: skip
+    _add_table(made, "the column to predict")
+    made.add_argument("--out", required=True, help="folder of the run")
+    _add_options(made, TrainOptions)
+    made.add_argument("--log", metavar="FILE",
+                      help="file of JSON lines: every candidate as it is evaluated, then the results")  # fmt: skip
+
+
+def _add_audit(commands: Any) -> None:
+    made = _add_command(
+        commands, _audit, "where a model fails: wrong probabilities, merely hard rows, or the threshold",
+        "Give the column of its predictions; without one, an ordinary model is trained and every"
+        " row is judged by one that did not see it. Status 3: a rule of --fail-if is broken.",
+    )  # fmt: skip
+    _add_table(made, "the column with the labels")
+    _add_options(made, AuditOptions)
+    made.add_argument("--fail-if", action="append", metavar="RULE",
+                      help='what no slice may be, such as "accuracy < 0.7"')  # fmt: skip
+    made.add_argument("--if-unsure", choices=["pass", "fail"], default="pass",
+                      help="for slices with too few rows (default pass)")  # fmt: skip
+    made.add_argument("--out", metavar="FILE", help="page (.html) or numbers (.json) to write")
+
+
+def _add_predict(commands: Any) -> None:
+    made = _add_command(commands, _predict, "predictions of a run for new rows")
+    made.add_argument("folder", metavar="RUN", help="folder of `scdro train`")
+    made.add_argument("data", help=FILE)
+    _add_options(made, TableOptions, ("encoding", "decimal", "sheet"))
+    made.add_argument("--out", required=True, metavar="FILE", help="CSV or Parquet file to write")
+    made.add_argument("--model", choices=["kept", "plain", "robust"], default="kept",
+                      help="default: the one kept")  # fmt: skip
+    made.add_argument("--id", action="append", default=[], metavar="COLUMN",
+                      help="column to copy to the predictions")  # fmt: skip
+
+
+def _add_report(commands: Any) -> None:
+    made = _add_command(commands, _report, "the page of a run, as one HTML file")
+    made.add_argument("folder", metavar="RUN", help="folder of `scdro train`")
+    made.add_argument("--out", metavar="FILE", help="default: report.html in the folder")
+
+
+def _add_doctor(commands: Any) -> None:
+    about = "versions, devices, extras, and a numeric self-test"
+    _add_command(commands, _doctor, about, "Its output belongs in a bug report.")
+
+
+def _add_table(made: Any, target: str) -> None:
+    made.add_argument("data", help=FILE)
+    made.add_argument("--target", metavar="COLUMN", required=True, help=target)
+
+
+def _add_options(made: Any, options: type[TableOptions], only: Sequence[str] = ()) -> None:
+    """A flag for each field of the options, or only for some."""
+    kinds = {"whole": int, "number": _number}
+    for one in option_fields(options):
+        about = one.metadata
+        own: dict[str, Any] = {"dest": one.name, "help": about["meaning"].replace("%", "%%")}
+        if about.get("kind") == "flag":
+            own["action"] = "store_true"
+        else:
+            own |= {key: about[key] for key in ("choices", "metavar") if key in about}
+            own |= {"action": "append"} if about.get("kind") == "names" else {}
+            own |= {"type": kinds[about["kind"]]} if about.get("kind") in kinds else {}
+        if not only or one.name in only:
+            made.add_argument(f"--{about.get('flag', one.name).replace('_', '-')}", **own)
 
 
 def _number(text: str) -> float:
@@ -77,181 +206,91 @@ def _number(text: str) -> float:
 _number.__name__ = "finite number"
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of the command and all of its subcommands."""
-    whole = Parser(
-        prog="scdro",
-        description="Find whom a model fails, say who it is, train robustly, and say whether it was worth it.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    whole.add_argument("--version", action="version", version=f"scdro {__version__}", help="print the version")
-    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands", prog="scdro")
-
-    def add(name: str, run: Any, about: str, more: str = "") -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}. {more}".strip())
-        made.set_defaults(run=run)
-        return made
-
-    train = add(
-        "train",
-        _train,
-        "a plain and a robust model of a table or a folder of images, compared",
-        "Settings are chosen by cross-validation, with the same number of candidates for every method, and the robust "
-        "model is kept if the test rows confirm it. To resume it if it was interrupted, run the same command again.",
-    )
-    _add_data(train)
-    train.add_argument("--out", required=True, help="folder of the run")
-    train.add_argument(
-        "--split-after", metavar="COLUMN[=VALUE]", help="test on the rows after a value, or the last fifth"
-    )
-    train.add_argument("--test", metavar="FILE", help="test on the rows of another file")
-    train.add_argument(
-        "--seeds", type=int, help="splits to repeat everything on (default: 3 up to 5,000 rows, 1 beyond)"
-    )
-    train.add_argument(
-        "--features",
-        metavar="NAME",
-        help="for images: a pretrained classifier of torchvision, or timm/NAME, whose weights are on this machine "
-        "(default: a common one, if there is one); none: a small network",
-    )
-    train.add_argument("--size", type=int, help="pixels of an image's side (default: 224 with --features, else 64)")
-
-    audit = add(
-        "audit",
-        _audit,
-        "whom a plain model fails, and what a second look would gain at what price",
-        "Every row is judged by a model that did not see it; no model is kept.",
-    )
-    _add_data(audit)
-    audit.add_argument("--out", help="folder for the report page and the numbers")
-
-    predict = add("predict", _predict, "predictions of a run for new rows")
-    predict.add_argument("folder", metavar="RUN", help="folder of `scdro train`")
-    predict.add_argument("data", help="CSV or Parquet file, or a folder of images")
-    predict.add_argument("--out", required=True, metavar="FILE", help="CSV file to write")
-    predict.add_argument("--model", choices=["kept", "plain", "robust"], default="kept", help="default: the one kept")
-    predict.add_argument(
-        "--id", action="append", default=[], metavar="COLUMN", help="column to copy to the predictions"
-    )
-
-    report = add("report", _report, "the page of a run, as one HTML file")
-    report.add_argument("folder", metavar="RUN", help="folder of `scdro train` or `scdro audit`")
-    report.add_argument("--out", metavar="FILE", help="default: report.html in the folder")
-
-    add("doctor", _doctor, "versions, devices, extras, and a numeric self-test", "Its output belongs in a bug report.")
-    return whole
+def _given(args: argparse.Namespace, options: type[TableOptions]) -> dict[str, Any]:
+    """The options of the command line, as keyword arguments."""
+    return {k.name: getattr(args, k.name) for k in option_fields(options) if hasattr(args, k.name)}
 
 
-def _add_data(made: argparse.ArgumentParser) -> None:
-    made.add_argument("data", help="CSV or Parquet file (train: or a folder with a subfolder of images for each class)")
-    made.add_argument("--target", metavar="COLUMN", help="the column to predict")
-    made.add_argument("--model", choices=["trees", "linear", "network"], help="default: trees")
-    made.add_argument("--task", choices=["classification", "regression"], help="default: by the target")
-    made.add_argument("--method", action="append", choices=METHODS, help="only these; may be repeated")
-    made.add_argument("--rho", type=_number, help="radius at which models are compared (default 0.5)")
-    made.add_argument(
-        "--budget",
-        type=_number,
-        help="most accuracy, as a share, that robust training may cost (default 0.002; for images 0.02)",
-    )
-    made.add_argument("--group", action="append", metavar="COLUMN", help="report each of its values; never trained on")
-    made.add_argument("--drop", action="append", metavar="COLUMN", help="leave a column out")
-    made.add_argument("--categorical", action="append", metavar="COLUMN", help="numbers that are categories")
-    made.add_argument("--id", action="append", metavar="COLUMN", help="not trained on; copied to the predictions")
-    made.add_argument("--split-by", metavar="COLUMN", help="rows with the same value stay together")
-    made.add_argument("--candidates", type=int, help="candidate settings of every method, 1 to 6 (default 4)")
-    made.add_argument("--folds", type=int, help="folds of the cross-validation (default 3)")
-    made.add_argument("--least-group", type=int, help="groups with fewer test rows never decide (default 30)")
-    made.add_argument("--seed", type=int, help="seed of the splits and the models (default 0)")
-    made.add_argument(
-        "--threads", type=int, help="threads of trees and networks (default: 1 below 20,000 rows, else all idle cores)"
-    )
-    made.add_argument(
-        "--log", metavar="FILE", help="file of JSON lines: every candidate as it is evaluated, then the results"
-    )
-
-
-TABLES = {  # options that only tables have, and their arguments in `scdro.tables.train` and `audit`
-    "target": "target", "model": "model", "task": "task", "method": "methods", "group": "group", "drop": "drop",
-    "categorical": "categorical", "id": "ids", "split_by": "split_by", "split_after": "split_after", "test": "test",
-    "seeds": "seeds", "candidates": "candidates", "folds": "folds", "threads": "threads",
-}  # fmt: skip
-IMAGES = {"features": "features", "size": "size"}
-BOTH = {name: name for name in ("rho", "budget", "least_group", "seed", "out")}
-
-
-def _given(args: argparse.Namespace, own: dict[str, str], others: dict[str, str], what: str) -> dict[str, Any]:
-    """Arguments of the options that were given; one that would be ignored is an error."""
-    from scdro.errors import HyperparameterError
-
-    def known(names: dict[str, str]) -> dict[str, Any]:
-        return {
-            name: getattr(args, option) for option, name in names.items() if getattr(args, option, None) is not None
-        }
-
-    ignored = [option for option in others if getattr(args, option, None) is not None]
-    if ignored:
-        raise HyperparameterError(f"expected options for {what}, got --{ignored[0].replace('_', '-')}")
-    return known(own) | known(BOTH) | {"loggers": _loggers(args)}
-
-
-def _loggers(args: argparse.Namespace) -> list[Any]:
-    from scdro.integrations.loggers import JSONLinesLogger
-
-    return [JSONLinesLogger(args.log)] if args.log else []
-
-
-def _table(args: argparse.Namespace) -> dict[str, Any]:
-    from scdro.errors import HyperparameterError
-
-    found = _given(args, TABLES, IMAGES, "a table")
-    if "target" not in found:
-        raise HyperparameterError("expected --target COLUMN, the column to predict, got none")
-    return found
+# -- the commands
 
 
 def _train(args: argparse.Namespace) -> None:
-    from pathlib import Path
-
     from scdro.cli.show import ProgressLine, show
-    from scdro.tables import train, train_images
+    from scdro.integrations.loggers import JSONLinesLogger
+    from scdro.tables import train
 
-    if Path(args.data).is_dir():
-        run = train_images(args.data, progress=ProgressLine(), **_given(args, IMAGES, TABLES, "a folder of images"))
-    else:
-        given = _table(args)
-        if "=" in given.get("split_after", ""):
-            given["split_after"] = tuple(given["split_after"].split("=", 1))
-        run = train(args.data, progress=ProgressLine(), **given)
+    given = _given(args, TrainOptions)
+    if "=" in given.get("split_after", ""):
+        given["split_after"] = tuple(given["split_after"].split("=", 1))
+    loggers = [JSONLinesLogger(args.log)] if "log" in args else []
+    run = train(
+        args.data, args.target, out=args.out, progress=ProgressLine(), loggers=loggers, **given
+    )
+    if run.reopened:
+        when = run.summary["created"][:16]
+        print(
+            clean(f"The run in {args.out} had finished before, on {when} UTC: nothing was trained"
+                  " now. For another run, choose another --out.") + "\n"
+        )  # fmt: skip
     show(run.summary)
     models = f"models ({', '.join(run.models)})" if run.models else "no model"
     print(clean(f"The run is in {args.out}: report.html, summary.json, {models}."))
 
 
-def _audit(args: argparse.Namespace) -> None:
-    from scdro.cli.show import ProgressLine, show
+def _audit(args: argparse.Namespace) -> int:
+    import warnings
+
+    from scdro.auditing import GateError
+    from scdro.cli.show import ProgressLine, show_text
+    from scdro.errors import HyperparameterError
     from scdro.tables import audit
 
-    run = audit(args.data, progress=ProgressLine(), **_table(args))
-    show(run.summary)
-    if args.out:
-        print(clean(f"The page is {args.out}/report.html."))
+    if "out" in args and not args.out.lower().endswith((".html", ".json")):
+        raise HyperparameterError(f"expected --out to end with .html or .json, got {args.out}")
+    given = _given(args, AuditOptions)
+    of_training = ("model", "folds", "candidates", "seed", "threads")
+    ignored = [name for name in of_training if "prediction" in given and name in given]
+    if ignored:
+        raise HyperparameterError(
+            f"expected --{ignored[0]} only without --prediction, with which nothing is trained"
+        )
+    found = audit(args.data, args.target, progress=ProgressLine(), **given)
+    show_text(str(found))
+    if "out" in args:
+        found.save(args.out)
+        print(clean(f"Written to {args.out}."))
+    if "fail_if" not in args:
+        return 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found.check(*args.fail_if, if_unsure=args.if_unsure)
+        except GateError as error:
+            show_text(str(error), sys.stderr)
+            return GATE_FAILED
+    for one in caught:
+        show_text(str(one.message), sys.stderr)
+    print("The gate passed.")
+    return 0
 
 
 def _predict(args: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from scdro._files import write_file
     from scdro.tables import load
 
-    if not Path(args.folder).is_dir() and Path(args.data).is_dir():
-        raise NotADirectoryError(f"expected RUN DATA, in this order, got {args.folder} {args.data}")
-    run = load(args.folder)
-    if Path(args.out).is_dir():
-        raise IsADirectoryError(f"expected --out to be a file, got the folder {args.out}")
-    frame = run.predictions(args.data, model=None if args.model == "kept" else args.model, ids=args.id)
-    write_file(Path(args.out), frame.write_csv())
+    run, data, out = Path(args.folder), Path(args.data), Path(args.out)
+    if not run.is_dir() and data.is_dir():
+        raise NotADirectoryError(f"expected RUN DATA, in this order, got {run} {data}")
+    if out.is_dir():
+        raise IsADirectoryError(f"expected --out to be a file, got the folder {out}")
+    if out.exists() and data.exists() and out.samefile(data):
+        raise FileExistsError(
+            f"expected --out to be another file than the data, got {out} for both"
+        )
+    options = {name: value for name, value in _given(args, TableOptions).items() if name != "model"}
+    model = None if args.model == "kept" else args.model
+    load(run).write_predictions(out, data, model=model, ids=args.id, **options)
 
 
 def _report(args: argparse.Namespace) -> None:
@@ -261,9 +300,13 @@ def _report(args: argparse.Namespace) -> None:
     from scdro.tables import load
 
     run = load(args.folder)
-    path = Path(args.out) if args.out else Path(args.folder) / "report.html"
-    if path.is_symlink() and not args.out:  # someone else's run must not choose which file is overwritten
-        raise FileExistsError(f"expected a file of the run, got a link, {path}; choose another place with --out")
+    path = Path(args.out) if "out" in args else Path(args.folder) / "report.html"
+    # someone else's run must not choose which file is overwritten, or what waits for a reader
+    if "out" not in args and (path.is_symlink() or (path.exists() and not path.is_file())):
+        raise FileExistsError(
+            f"expected a file of the run, got a link or a pipe, {path}; choose another place with"
+            " --out"
+        )
     write_file(path, run.report())
     print(clean(str(path)))
 

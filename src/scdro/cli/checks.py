@@ -15,7 +15,11 @@ from scdro.functional import objective
 __all__ = ["CHECKS", "devices"]
 
 # (lam*, F*) of the losses 0, 1, 2, 3 with lam0 = 1e-3, from 50-digit arithmetic.
-KNOWN = {0.1: (2.413506095, 1.994174122), 1.0: (0.4519516105, 2.876718489), 2.0: (0.001, 2.998613706)}
+KNOWN = {
+    0.1: (2.413506095, 1.994174122),
+    1.0: (0.4519516105, 2.876718489),
+    2.0: (0.001, 2.998613706),
+}
 
 
 def devices() -> list[str]:
@@ -34,7 +38,9 @@ def known_values(device: torch.device) -> str:
     tolerance = 1e-8 if losses.dtype == torch.float64 else 1e-4
     for rho, (lam, value) in KNOWN.items():
         found = worst_case(losses, rho)
-        wrong = _unequal(float(found.lam), lam, tolerance) or _unequal(float(found.value), value, tolerance)
+        wrong = _unequal(float(found.lam), lam, tolerance) or _unequal(
+            float(found.value), value, tolerance
+        )
         if wrong:
             return f"rho = {rho:g}: {wrong}"
     return ""
@@ -85,10 +91,21 @@ def training(device: torch.device) -> str:
     def objective_at(point: np.ndarray) -> float:
         lam = math.exp(point[2])
         losses = (point[0] + point[1] * x - np.exp(x)) ** 2
-        return float(losses.max() + lam * np.log(np.mean(np.exp((losses - losses.max()) / lam))) + (lam - 1e-3) * 0.3)
+        return float(
+            losses.max()
+            + lam * np.log(np.mean(np.exp((losses - losses.max()) / lam)))
+            + (lam - 1e-3) * 0.3
+        )
 
-    least = minimize(objective_at, [1.0, 1.0, -3.0], method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12}).fun
-    return _unequal(float(worst_case(line.losses().detach().cpu().double(), 0.3).value), float(least), 1e-4)
+    least = minimize(
+        objective_at,
+        [1.0, 1.0, -3.0],
+        method="Nelder-Mead",
+        options={"xatol": 1e-9, "fatol": 1e-12},
+    ).fun
+    return _unequal(
+        float(worst_case(line.losses().detach().cpu().double(), 0.3).value), float(least), 1e-4
+    )
 
 
 def resuming(device: torch.device) -> str:

@@ -33,13 +33,18 @@ def _packages() -> list[str]:
     wrong = []
     for extra, needed in requirements().items():
         found = {name: version_of(name) for name in needed}
-        print(f"{extra or 'needed':<14}" + ", ".join(f"{name} {version or '-'}" for name, version in found.items()))
+        print(
+            f"{extra or 'needed':<14}"
+            + ", ".join(f"{name} {version or '-'}" for name, version in found.items())
+        )
         for name, version in found.items():
             least = needed[name]
             if version is None and not extra:
                 wrong.append(f"expected {name}, which is not installed; pip install {name}")
             elif version is not None and least and numbers(version) < numbers(least):
-                wrong.append(f"expected {name} >= {least}, got {version}; pip install --upgrade {name}")
+                wrong.append(
+                    f"expected {name} >= {least}, got {version}; pip install --upgrade {name}"
+                )
     return wrong
 
 
@@ -48,7 +53,7 @@ def requirements() -> dict[str, dict[str, str]]:
     try:
         lines = importlib.metadata.requires("scdro") or []
     except importlib.metadata.PackageNotFoundError:
-        lines = ["torch", "numpy", "scipy", "scikit-learn", "threadpoolctl"]
+        lines = ["torch", "numpy", "scipy", "scikit-learn", "narwhals"]
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for line in lines:
         match = REQUIREMENT.match(line)
@@ -70,6 +75,9 @@ def numbers(version: str) -> list[int]:
 
 
 def _self_test() -> list[str]:
+    if version_of("torch") is None:
+        print(f"{'self-test':<14}not run: it needs torch")
+        return []
     import torch
 
     from scdro.cli.checks import CHECKS, devices

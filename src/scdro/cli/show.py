@@ -7,14 +7,14 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from scdro.cli import clean
 
 if TYPE_CHECKING:
     from scdro.tables import Summary
 
-__all__ = ["ProgressLine", "show"]
+__all__ = ["ProgressLine", "show", "show_text"]
 
 ROWS = 12  # of groups
 
@@ -50,70 +50,77 @@ class ProgressLine:
         self.stream.flush()
 
 
+def show_text(text: str, stream: TextIO | None = None) -> None:
+    """Lines of text, wrapped, with their indentation."""
+    width = min(shutil.get_terminal_size().columns, 110)
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        filled = textwrap.fill(
+            clean(line.strip()), width, initial_indent=indent, subsequent_indent=indent + "  "
+        )
+        print(filled, file=stream or sys.stdout)
+
+
 def show(summary: Summary) -> None:
     """The verdict first, then the tables."""
     width = min(shutil.get_terminal_size().columns, 110)
     task, data, verdict = summary["task"], summary["data"], summary["verdict"]
     for warning in summary["warnings"]:
-        print(_filled(f"note: {warning}", width))
-    print(_filled(verdict["headline"], width), end="\n\n")
-    print(_filled(" ".join(verdict["sentences"]), width), end="\n\n")
+        print(_wrap(f"note: {warning}", width))
+    print(_wrap(verdict["headline"], width), end="\n\n")
+    print(_wrap(" ".join(verdict["sentences"]), width), end="\n\n")
     parts = f"{data['train']:,} to train on, {data['test']:,} to test on"
     if summary["settings"]["seeds"] > 1:
         times = summary["settings"]["seeds"]
-        parts = f"{times} times {parts}; the numbers are of the {data['tested']:,} different test rows"
-    parts = "all judged out of fold" if summary["kind"] == "audit" else parts
-    print(_filled(f"{data['rows']:,} rows, {parts}; target {task['target']}", width))
+        parts = (
+            f"{times} times {parts}; the numbers are of the {data['tested']:,} different test rows"
+        )
+    print(_wrap(f"{data['rows']:,} rows, {parts}; target {task['target']}", width))
     names = [method["name"] for method in summary["methods"]]
-    _table([["", *names]] + [
-        [what, *(_number(method["scores"][what]["value"], what) for method in summary["methods"])]
+    _print_table([["", *names]] + [
+        [what, *(_write_score(method["scores"][what]["value"], what) for method in summary["methods"])]
         for what in summary["methods"][0]["scores"]
     ])  # fmt: skip
-    for curve in summary["curves"]:
-        if any(point["rho"] is not None for point in curve["points"]):
-            print(f"\n{curve['method']}, out of fold")
-            _table([["rho", task["score"], "worst-case loss", "worst 5%", ""]] + [
-                [_rho(point), f"{100 * point['score']:.2f}%", f"{point['robust_value']:.3f}", f"{point['tail']:.3f}",
-                 ", ".join(["chosen"] * point["chosen"] + ["costs too much"] * (not point["within_budget"]))]
-                for point in curve["points"]
-            ])  # fmt: skip
     if summary["groups"]:
         served = "accuracy" if task["score"] == "accuracy" else "mean_absolute_error"
         print()
-        _table([["group", "rows", *names]] + [
-            [group["name"], f"{group['size']:,}", *(_number(group["scores"][n]["value"], served) for n in names)]
+        _print_table([["group", "rows", *names]] + [
+            [group["name"], f"{group['size']:,}", *(_write_score(group["scores"][n]["value"], served) for n in names)]
             for group in summary["groups"][:ROWS]
         ])  # fmt: skip
         if len(summary["groups"]) > ROWS:
             print(f"and {len(summary['groups']) - ROWS:,} more groups, in summary.json")
     if summary["slices"]:
-        print("\nwho is failed")
+        print("\nWhere the model fails")
         for one in summary["slices"]:
-            print(_filled(f"- {one['sentence']}", width))
+            print(_wrap(f"- {one['sentence']}", width))
 
 
-def _rho(point: Any) -> str:
-    balanced = ", classes balanced" if point["settings"].get("balanced") else ""
-    return f"{point['rho']}{balanced}"
-
-
-def _number(value: float | None, what: str) -> str:
+def _write_score(value: float | None, what: str) -> str:
     if value is None:
         return "-"
-    return f"{100 * value:.2f}%" if what in ("accuracy", "balanced_accuracy", "R2") else _short(value)
+    return (
+        f"{100 * value:.2f}%" if what in ("accuracy", "balanced_accuracy", "R2") else _short(value)
+    )
 
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
-def _filled(text: str, width: int) -> str:
-    return textwrap.fill(clean(text), max(width, 20), subsequent_indent="  " if text[:2] == "- " else "")
+def _wrap(text: str, width: int) -> str:
+    return textwrap.fill(
+        clean(text), max(width, 20), subsequent_indent="  " if text[:2] == "- " else ""
+    )
 
 
-def _table(rows: list[list[str]]) -> None:
+def _print_table(rows: list[list[str]]) -> None:
     rows = [[clean(cell)[:40] for cell in row] for row in rows]
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     for row in rows:
         first, *others = zip(row, widths, strict=True)
-        print("  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip())
+        print(
+            "  ".join(
+                [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
+            ).rstrip()
+        )

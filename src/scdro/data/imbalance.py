@@ -1,4 +1,9 @@
-"""Make data sets imbalanced by keeping only the last few samples of some classes, in the order of the data set."""
+"""Make data sets imbalanced by keeping only the last few samples of some classes, in the order of
+the data set.
+
+This is how the paper makes its -ST data sets. Which samples stay depends on the order
+alone, so all methods and seeds train on the same ones.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from scdro._batches import read_batch
 from scdro._validation import as_labels, check_whole
 from scdro.errors import DataError
 
@@ -32,7 +38,8 @@ def keep_last(labels: Any, counts: Mapping[int, int] | Sequence[int]) -> Tensor:
 
     Args:
         labels: class of each sample, integers, (n,).
-        counts: number of samples to keep of each class. With a mapping, classes that are not in it keep all.
+        counts: number of samples to keep of each class. With a mapping, classes that are not in it
+            keep all.
 
     Example:
         >>> keep_last([0, 1, 0, 1, 0], {0: 2}).tolist()
@@ -43,13 +50,20 @@ def keep_last(labels: Any, counts: Mapping[int, int] | Sequence[int]) -> Tensor:
     for label, count in counts.items() if isinstance(counts, Mapping) else enumerate(counts):
         check_whole("a class", label, min(0, int(y.min())))
         own = torch.nonzero(y == int(label)).flatten()
-        check_whole(f"the number of samples of class {label} to keep", count, 0, len(own), f"as there are {len(own)}")
+        check_whole(
+            f"the number of samples of class {label} to keep",
+            count,
+            0,
+            len(own),
+            f"as there are {len(own)}",
+        )
         kept[own[: len(own) - int(count)]] = False
     return torch.nonzero(kept).flatten()
 
 
 def step_imbalance(labels: Any, minority: Sequence[int] | None = None, keep: int = 100) -> Tensor:
-    """The paper's -ST rule: positions of the last `keep` samples of each minority class and of all other samples.
+    """The paper's -ST rule: positions of the last `keep` samples of each minority class and of all
+    other samples.
 
     Args:
         labels: class of each sample, integers, (n,).
@@ -68,11 +82,14 @@ def step_imbalance(labels: Any, minority: Sequence[int] | None = None, keep: int
 @overload
 def imbalanced(dataset: DivisibleT, counts: Mapping[int, int] | Sequence[int]) -> DivisibleT: ...
 @overload
-def imbalanced(dataset: Dataset[Any], counts: Mapping[int, int] | Sequence[int]) -> Dataset[Any]: ...
+def imbalanced(
+    dataset: Dataset[Any], counts: Mapping[int, int] | Sequence[int]
+) -> Dataset[Any]: ...
 def imbalanced(dataset: Any, counts: Mapping[int, int] | Sequence[int]) -> Any:
     """The data set with only the last counts[c] samples of each class c.
 
-    The result is `dataset.subset(positions)` if the data set has that method, else a torch `Subset`.
+    The result is `dataset.subset(positions)` if the data set has that method, else a torch
+    `Subset`.
 
     Example:
         >>> data = TensorDataset(torch.arange(5.0), torch.tensor([0, 1, 0, 1, 0]))
@@ -86,7 +103,8 @@ def imbalanced(dataset: Any, counts: Mapping[int, int] | Sequence[int]) -> Any:
 
 
 def labels_of(dataset: Any) -> Tensor:
-    """The labels of any data set: its `labels` or `targets`, or the second entry of each item.
+    """The labels of any data set: its `labels` or `targets`, or those of each item, (x, label, ...)
+    or a dictionary.
 
     Whole numbers may be floats, as the binary cross-entropy takes them.
 
@@ -102,12 +120,13 @@ def labels_of(dataset: Any) -> Tensor:
         if hasattr(dataset, name):
             return as_labels(_as_classes(getattr(dataset, name)), what=name)
     try:
-        second = [dataset[i][1] for i in range(len(dataset))]
-    except (TypeError, IndexError, KeyError) as error:
+        found = [read_batch(dataset[i]).labels for i in range(len(dataset))]
+    except (TypeError, IndexError, KeyError, DataError) as error:
         raise DataError(
-            f"expected a data set with `labels`, `targets` or items (x, label), got {type(dataset).__name__}: {error}"
+            "expected a data set with `labels`, `targets` or items (x, label), got"
+            f" {type(dataset).__name__}: {error}"
         ) from error
-    return as_labels(_as_classes(second))
+    return as_labels(_as_classes(found))
 
 
 def _as_classes(values: Any) -> Any:
@@ -116,4 +135,8 @@ def _as_classes(values: Any) -> Any:
         array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     except (TypeError, ValueError):
         return values
-    return array.astype(np.int64) if array.dtype.kind == "f" and (array == np.round(array)).all() else values
+    return (
+        array.astype(np.int64)
+        if array.dtype.kind == "f" and (array == np.round(array)).all()
+        else values
+    )

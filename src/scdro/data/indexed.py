@@ -10,7 +10,8 @@ __all__ = ["Indexed"]
 
 
 class Indexed(Dataset[tuple[Any, ...]]):
-    """Items (x, y, ..., i) of a data set of items (x, y, ...), for methods with `step(closure, index=...)`.
+    """Items (x, y, ..., i) of a data set of items (x, y, ...), for methods with `step(closure,
+    index=...)`.
 
     Example:
         >>> import torch

@@ -1,4 +1,6 @@
-"""Sample weights for training: a sampler that draws by them, or a data set with the weight in each item."""
+"""Sample weights for training: a sampler that draws by them, or a data set with the weight in each
+item.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ __all__ = ["Weighted", "WeightedSampler"]
 
 
 class WeightedSampler(WeightedRandomSampler):
-    """torch's WeightedRandomSampler, with an order that depends only on seed and epoch, as after a resume.
+    """torch's WeightedRandomSampler, with an order that depends only on seed and epoch, as after a
+    resume.
 
-    Draws sample i with probability w_i / sum(w), for `DataLoader(sampler=...)`. An unweighted loss is then, on
-    average, the weighted one; use one of the two. All processes draw the same samples, so Lightning and Accelerate
-    can split them. Lightning calls `set_epoch`; otherwise each pass is a new epoch.
+    Draws sample i with probability w_i / sum(w), for `DataLoader(sampler=...)`. An unweighted loss
+    is then, on average, the weighted one; use one of the two. All processes draw the same samples,
+    so Lightning and Accelerate can split them. Lightning calls `set_epoch`; otherwise each pass is
+    a new epoch.
 
     Args:
-        weights: one per sample, such as `second_look_weights(...)`, or `class_balanced_weights(counts)[labels]`.
+        weights: one per sample, such as `second_look_weights(...)`, or
+            `class_balanced_weights(counts)[labels]`.
         size: number of samples in an epoch; None for as many as there are weights.
         seed: seed of the draws.
         replacement: whether a sample can come twice in an epoch.
@@ -35,18 +40,32 @@ class WeightedSampler(WeightedRandomSampler):
         tensor(True)
     """
 
-    def __init__(self, weights: Any, size: int | None = None, *, seed: int = 0, replacement: bool = True) -> None:
+    def __init__(
+        self, weights: Any, size: int | None = None, *, seed: int = 0, replacement: bool = True
+    ) -> None:
         try:
             n = len(weights)
         except TypeError:
             raise LossError(
-                f"expected a vector of weights, one per sample, got {weights!r}; for equal weights, use shuffle=True"
+                f"expected a vector of weights, one per sample, got {weights!r}; for equal weights,"
+                " use shuffle=True"
             ) from None
         found = array_weights(weights, n)
         size = len(found) if size is None else size
         most = None if replacement else int((found > 0).sum())
-        check_whole("size", size, 1, most, "the samples in an epoch; without replacement, of positive weight")
-        super().__init__(torch.from_numpy(found), int(size), replacement, generator=torch.Generator(device="cpu"))  # type: ignore[arg-type]
+        check_whole(
+            "size",
+            size,
+            1,
+            most,
+            "the samples in an epoch; without replacement, of positive weight",
+        )
+        super().__init__(
+            torch.from_numpy(found),  # type: ignore[arg-type]
+            int(size),
+            replacement,
+            generator=torch.Generator(device="cpu"),
+        )
         self.seed, self.epoch = seed, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -59,7 +78,8 @@ class WeightedSampler(WeightedRandomSampler):
 
 
 class Weighted(Dataset[Any]):
-    """Items (x, y, ..., w) of a data set of items (x, y, ...); dictionaries get another entry "weight".
+    """Items (x, y, ..., w) of a data set of items (x, y, ...); dictionaries get another entry
+    "weight".
 
     Example:
         >>> from torch.utils.data import DataLoader, TensorDataset

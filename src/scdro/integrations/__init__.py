@@ -1,1 +1,3 @@
-"""Robust losses in the training loops of other libraries. Each module needs its own package; import it directly."""
+"""Robust losses in the training loops of other libraries. Each module needs its own package; import
+it directly.
+"""

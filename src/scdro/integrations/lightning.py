@@ -1,4 +1,8 @@
-"""A Lightning callback that logs the worst case and saves its state in checkpoints."""
+"""A Lightning callback that logs the worst case and saves its state in checkpoints.
+
+Training itself needs nothing from here: a `KLRobustLoss` in the LightningModule, or one of the
+optimizers, works as it is. The callback only watches, and every `every` steps writes a record.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from torch import Tensor, nn
 from scdro._scalar import host_reads
 from scdro._validation import check_whole
 from scdro.errors import CheckpointError, HyperparameterError, LossError
-from scdro.integrations.loggers import Logger, recent_losses
+from scdro.integrations.loggers import Logger, recent_losses, recent_value
 from scdro.loss import KLRobustLoss
 from scdro.optim._base import RobustOptimizer
 
@@ -23,12 +27,18 @@ Robust = KLRobustLoss | RobustOptimizer
 
 
 class RobustMonitor(Callback):
-    """Logs lam, KL, the effective sample size and the hardest samples to every logger of the Trainer.
+    """Logs lam, KL, the effective sample size, the robust value and the hardest samples to every
+    logger of the Trainer.
 
-    It finds a `KLRobustLoss` in the LightningModule, or an optimizer such as `ASCDRO`; Lightning saves these in its
-    checkpoints. Pass any other loss as `robust`; then this callback saves it in the checkpoints.
+    The robust value is the worst case of the recent losses (the window of the loss). Records have
+    Lightning's own step numbers, so that they are in one row with what `self.log` logs.
 
-    To log the hardest samples, return from `training_step` (together with "loss" if optimization is automatic):
+    It finds a `KLRobustLoss` in the LightningModule, or an optimizer such as `ASCDRO`; Lightning
+    saves these in its checkpoints. Pass any other loss as `robust`; then this callback saves it in
+    the checkpoints.
+
+    To log the hardest samples, return from `training_step` (together with "loss" if optimization is
+    automatic):
 
         {"losses": per-sample losses, "index": positions in the data set}
 
@@ -39,8 +49,8 @@ class RobustMonitor(Callback):
         hardest: number of hardest samples since the last record to log.
         every: steps between records; None uses the Trainer's `log_every_n_steps`.
         name: prefix of the logged names; several monitors need different names.
-        loggers: further loggers, which also get a histogram of the recent losses and the hardest samples as a table;
-            see `scdro.integrations.loggers`.
+        loggers: further loggers, which also get a histogram of the recent losses and the hardest
+            samples as a table; see `scdro.integrations.loggers`.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -60,14 +70,20 @@ class RobustMonitor(Callback):
         check_whole("hardest", hardest, 0, meaning="the number of samples to log")
         if every is not None:
             check_whole("every", every, meaning="the steps between records")
-        self.robust, self.count, self.every, self.name, self.loggers = robust, hardest, every, name, tuple(loggers)
+        self.robust, self.count, self.every, self.name, self.loggers = (
+            robust,
+            hardest,
+            every,
+            name,
+            tuple(loggers),
+        )
         self.hardest: list[tuple[float, int]] = []  # (loss, position), hardest first
         self._watched: Robust | None = robust
         self._recorded = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.robust is None:
-            self._watched = _only_one(pl_module, trainer.optimizers)
+            self._watched = _find_only_one(pl_module, trainer.optimizers)
         self._recorded = trainer.global_step
 
     def on_train_batch_end(
@@ -77,17 +93,21 @@ class RobustMonitor(Callback):
         step, every = trainer.global_step, self.every or trainer.log_every_n_steps
         if every and step // every > self._recorded // every:
             self._recorded = step
-            self._look_for_plateau(step)
+            self._look_for_collapse(step)
             record = self._record()
+            # Lightning counts from 0, and has not counted this batch yet.
+            own_step = trainer.fit_loop.epoch_loop._batches_that_stepped
             for logger in trainer.loggers:
-                logger.log_metrics(record, step=step)
+                logger.log_metrics(record, step=own_step)
             if trainer.is_global_zero:
-                self._log_more(step)
+                self._log_more(own_step)
             self.hardest = []
 
     def _log_more(self, step: int) -> None:
         assert self._watched is not None
-        numbers = {f"{self.name}/{key}": float(getattr(self._watched, key)) for key in ("lam", "kl", "ess")}
+        numbers = {
+            f"{self.name}/{key}": float(value) for key, value in _numbers_of(self._watched).items()
+        }
         rows = [{"index": index, "loss": loss} for loss, index in self.hardest]
         for logger in self.loggers:
             logger.scalars(numbers, step)
@@ -101,35 +121,48 @@ class RobustMonitor(Callback):
 
     def _note(self, outputs: Any) -> None:
         """Record the hardest samples of a batch, if `training_step` returns them."""
-        if not self.count or not isinstance(outputs, Mapping) or "losses" not in outputs or "index" not in outputs:
+        if (
+            not self.count
+            or not isinstance(outputs, Mapping)
+            or "losses" not in outputs
+            or "index" not in outputs
+        ):
             return
-        losses, index = (torch.as_tensor(outputs[key]).detach().cpu().flatten() for key in ("losses", "index"))
+        losses, index = (
+            torch.as_tensor(outputs[key]).detach().cpu().flatten() for key in ("losses", "index")
+        )
         if len(losses) != len(index):
-            raise LossError(f"expected one position for each of the {len(losses)} losses, got {len(index)}")
+            raise LossError(
+                f"expected one position for each of the {len(losses)} losses, got {len(index)}"
+            )
         top = losses.topk(min(self.count, len(losses)))
         known = {position: loss for loss, position in self.hardest}
         for loss, position in zip(top.values.tolist(), index[top.indices].tolist(), strict=True):
             known[position] = max(loss, known.get(position, loss))
-        self.hardest = heapq.nlargest(self.count, ((loss, position) for position, loss in known.items()))
+        self.hardest = heapq.nlargest(
+            self.count, ((loss, position) for position, loss in known.items())
+        )
 
-    def _look_for_plateau(self, step: int) -> None:
-        """For accelerators, where the state does not check because it must not wait. Logging waits anyway."""
+    def _look_for_collapse(self, step: int) -> None:
+        """For accelerators, where the state does not check because it must not wait. Logging waits
+        anyway.
+        """
         robust = self._watched
         assert robust is not None
         state = robust.state if isinstance(robust, KLRobustLoss) else robust._method_state
         if not host_reads(state.recent):
-            state.plateau.check(state.window, step)
+            state.look_for_collapse(step)
 
     def _record(self) -> dict[str, float]:
+        """What the Trainer's loggers get: the numbers of the worst case, and the hardest samples."""
         robust = self._watched
         assert robust is not None
-        numbers: dict[str, Tensor | float] = {"lam": robust.lam, "kl": robust.kl, "ess": robust.ess}
+        numbers = _numbers_of(robust)
         for place, (loss, index) in enumerate(self.hardest, 1):
             numbers |= {f"hardest_{place}_index": index, f"hardest_{place}_loss": loss}
         return {f"{self.name}/{key}": float(value) for key, value in numbers.items()}
 
-    # -- checkpoints --------------------------------------------------------------------------------------------------
-
+    # -- checkpoints
     @property
     def state_key(self) -> str:
         return f"RobustMonitor[{self.name}]"
@@ -137,7 +170,9 @@ class RobustMonitor(Callback):
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"hardest": list(self.hardest)}
         if isinstance(self.robust, nn.Module):
-            state["robust"] = {key: value.clone() for key, value in self.robust.state_dict().items()}
+            state["robust"] = {
+                key: value.clone() for key, value in self.robust.state_dict().items()
+            }
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -145,22 +180,33 @@ class RobustMonitor(Callback):
         if isinstance(self.robust, nn.Module):
             self.robust.load_state_dict(state_dict["robust"])
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Raise if this callback saves the loss and it is not in the checkpoint."""
         kept = checkpoint["callbacks"].get(self.state_key, {})
         if isinstance(self.robust, nn.Module) and "robust" not in kept:
             raise CheckpointError(
-                f"expected a checkpoint in which {self.state_key} saved its loss, got one without; resume with the "
-                "monitor that was used when it was saved"
+                f"expected a checkpoint in which {self.state_key} saved its loss, got one without;"
+                " resume with the monitor that was used when it was saved"
             )
 
 
-def _only_one(module: nn.Module, optimizers: list[Any]) -> Robust:
+def _numbers_of(robust: Robust) -> dict[str, Tensor | float]:
+    return {
+        "lam": robust.lam,
+        "kl": robust.kl,
+        "ess": robust.ess,
+        "value": recent_value(robust),
+    }
+
+
+def _find_only_one(module: nn.Module, optimizers: list[Any]) -> Robust:
     found: list[Robust] = [part for part in module.modules() if isinstance(part, KLRobustLoss)]
     found += [optimizer for optimizer in optimizers if isinstance(optimizer, RobustOptimizer)]
     if len(found) != 1:
         raise HyperparameterError(
-            f"expected one KLRobustLoss or robust optimizer in the LightningModule, got {len(found)}; "
-            "pass the one to monitor as RobustMonitor(robust=...)"
+            "expected one KLRobustLoss or robust optimizer in the LightningModule, got"
+            f" {len(found)}; pass the one to monitor as RobustMonitor(robust=...)"
         )
     return found[0]

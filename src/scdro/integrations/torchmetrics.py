@@ -1,7 +1,7 @@
 """Worst-group accuracy, the table by group and the robust value as torchmetrics objects.
 
-`self.log("worst", metric)` in Lightning works, and with several processes all of them count. Needs the extra
-`torchmetrics`.
+`self.log("worst", metric)` in Lightning works, and with several processes all of them count. Needs
+the extra `torchmetrics`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ __all__ = ["GroupTable", "RobustValue", "WorstGroupAccuracy"]
 
 
 class GroupTable(Metric):
-    """Accuracy and size of every group. `compute` returns tensors by name, for `self.log_dict`; `rows` the table.
+    """Accuracy and size of every group. `compute` returns tensors by name, for `self.log_dict`;
+    `rows` the table.
 
     Args:
         groups: how many there are, or their names. Samples come with group numbers 0, 1, ...
@@ -50,14 +51,20 @@ class GroupTable(Metric):
         if isinstance(groups, Sequence):
             self.names: list[Any] = list(groups)
         else:
-            check_whole("groups", groups, 1, meaning="the number of groups, or a list of their names")
+            check_whole(
+                "groups", groups, 1, meaning="the number of groups, or a list of their names"
+            )
             self.names = list(range(groups))
         if not self.names or len(set(self.names)) < len(self.names):
-            raise HyperparameterError(f"expected the number of groups or their different names, got {groups!r}")
+            raise HyperparameterError(
+                f"expected the number of groups or their different names, got {groups!r}"
+            )
         for name in ("right", "weight", "size"):
             self.add_state(name, default=torch.zeros(len(self.names)), dist_reduce_fx="sum")
 
-    def update(self, preds: Tensor, target: Tensor, groups: Tensor, sample_weight: Tensor | None = None) -> None:
+    def update(
+        self, preds: Tensor, target: Tensor, groups: Tensor, sample_weight: Tensor | None = None
+    ) -> None:
         """Add a batch.
 
         Args:
@@ -69,20 +76,34 @@ class GroupTable(Metric):
         if preds.ndim == 2:
             preds = preds.argmax(1)
         elif preds.is_floating_point():
-            raise DataError("expected class numbers (n,) or scores (n, k), got one float per sample; compare it first")
+            raise DataError(
+                "expected class numbers (n,) or scores (n, k), got one float per sample; compare it"
+                " first"
+            )
         if not preds.shape == target.shape == groups.shape or preds.ndim != 1:
             shapes = [tuple(x.shape) for x in (preds, target, groups)]
-            raise DataError(f"expected one prediction, target and group per sample, got shapes {shapes}")
+            raise DataError(
+                f"expected one prediction, target and group per sample, got shapes {shapes}"
+            )
         if groups.is_floating_point():
-            raise DataError(f"expected group numbers, got {groups.dtype}; convert them with .long()")
+            raise DataError(
+                f"expected group numbers, got {groups.dtype}; convert them with .long()"
+            )
         groups = groups.long()  # bytes and bools would be a mask
         if len(groups) and not 0 <= int(groups.min()) <= int(groups.max()) < len(self.names):
             raise DataError(
-                f"expected groups 0 to {len(self.names) - 1}, got {int(groups.min())} to {int(groups.max())}"
+                f"expected groups 0 to {len(self.names) - 1}, got {int(groups.min())} to"
+                f" {int(groups.max())}"
             )
-        weight = torch.ones_like(self.size[groups]) if sample_weight is None else sample_weight.to(self.weight)
+        weight = (
+            torch.ones_like(self.size[groups])
+            if sample_weight is None
+            else sample_weight.to(self.weight)
+        )
         if weight.shape != groups.shape or not bool((weight >= 0).all()):
-            raise DataError(f"expected {len(groups)} sample weights >= 0, got {tuple(weight.shape)} or others")
+            raise DataError(
+                f"expected {len(groups)} sample weights >= 0, got {tuple(weight.shape)} or others"
+            )
         self.right.index_add_(0, groups, weight * (preds == target))
         self.weight.index_add_(0, groups, weight)
         self.size.index_add_(0, groups, torch.ones_like(weight))
@@ -98,12 +119,16 @@ class GroupTable(Metric):
         return found
 
     def rows(self) -> list[GroupRow]:
-        """The table of `scdro.metrics.group_table`, over all processes: worst first, without groups of weight zero."""
+        """The table of `scdro.metrics.group_table`, over all processes: worst first, without groups
+        of weight zero.
+        """
         with self.sync_context():
             total, accuracy = self.weight.sum(), self._accuracy()
             rows = [
                 GroupRow(name, int(size), float(weight / total), float(share))
-                for name, size, weight, share in zip(self.names, self.size, self.weight, accuracy, strict=True)
+                for name, size, weight, share in zip(
+                    self.names, self.size, self.weight, accuracy, strict=True
+                )
                 if weight > 0
             ]
         return sorted(rows, key=lambda row: row.accuracy)
@@ -123,13 +148,19 @@ class WorstGroupAccuracy(GroupTable):
 
     def compute(self) -> Tensor:
         accuracy = self._accuracy()
-        return accuracy[self.weight > 0].min() if bool((self.weight > 0).any()) else accuracy.new_tensor(torch.nan)
+        return (
+            accuracy[self.weight > 0].min()
+            if bool((self.weight > 0).any())
+            else accuracy.new_tensor(torch.nan)
+        )
 
 
 class RobustValue(Metric):
-    """The exact worst-case mean of per-sample losses within KL distance rho, over the whole epoch. For `self.log`.
+    """The exact worst-case mean of per-sample losses within KL distance rho, over the whole epoch.
+    For `self.log`.
 
-    Unlike a mean of the values of batches it does not depend on how the data are cut into batches. Keeps all losses.
+    Unlike a mean of the values of batches it does not depend on how the data are cut into batches.
+    Keeps all losses.
 
     Args:
         rho: the radius.
@@ -160,7 +191,10 @@ class RobustValue(Metric):
     def update(self, losses: Tensor, sample_weight: Tensor | None = None) -> None:
         """Add the losses of a batch, (n,), and their weights."""
         if losses.ndim != 1:
-            raise DataError(f'expected one loss per sample, (n,), got {tuple(losses.shape)}; use reduction="none"')
+            raise DataError(
+                f"expected one loss per sample, (n,), got {tuple(losses.shape)}; use"
+                ' reduction="none"'
+            )
         losses = losses.detach().to(scalar_dtype(losses.device))
         weight = torch.ones_like(losses) if sample_weight is None else sample_weight.to(losses)
         if weight.shape != losses.shape:
@@ -179,5 +213,7 @@ class RobustValue(Metric):
         losses = dim_zero_cat(self.losses) if len(self.losses) else torch.zeros(0)
         if not len(losses):
             return torch.tensor(torch.nan, device=self.device)
-        value: Tensor = worst_case(losses, self.rho, self.lam0, sample_weight=dim_zero_cat(self.weights)).value
+        value: Tensor = worst_case(
+            losses, self.rho, self.lam0, sample_weight=dim_zero_cat(self.weights)
+        ).value
         return value.to(torch.get_default_dtype())

@@ -1,4 +1,16 @@
-r"""Base class of both estimators: checks of settings, choice of solver, fitted attributes, the worst case."""
+r"""What both estimators share: checks of settings, the order of a fit and of a stream, fitted
+attributes.
+
+A fit:
+
+1. State the problem for the encoded targets (`_problem`).
+2. Find a start: the coefficients of the last fit, or the solution for every tenth sample.
+3. Solve, with a certificate, and set the attributes.
+
+A stream keeps its first 4,096 rows and solves for them exactly, as above; from then on it takes a
+step of RSCDRO for each batch (`_stochastic.Stream`). Rows that do not fill a batch wait, so that
+the model depends on the rows and their order only, not on how they are split into calls.
+"""
 
 from __future__ import annotations
 
@@ -12,58 +24,68 @@ from typing import Any
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from scdro._validation import check_choice, check_flag, check_number, check_optional, check_radius, check_whole
+from scdro._validation import (
+    check_flag,
+    check_number,
+    check_optional,
+    check_radius,
+    check_whole,
+)
 from scdro.errors import DataError
-from scdro.linear_model._exact import Solution, certificate, find_start, solve
-from scdro.linear_model._losses import LinearLoss
-from scdro.linear_model._problem import LinearProblem
-from scdro.linear_model._stochastic import ALGORITHMS, Samples, Stream, StreamProgress, batches
-from scdro.linear_model._worst import Array, worst
+from scdro.linear_model._exact import Solution, find_start, solve
+from scdro.linear_model._linear_problem import LinearProblem
+from scdro.linear_model._score_losses import LinearLoss
+from scdro.linear_model._stochastic import Samples, Stream, StreamProgress
+from scdro.linear_model._worst_case import Array, solve_worst_case
 
 __all__ = ["KLDROLinearModel"]
 
-_FIRST = 4096  # rows used for the start, coordinates and step size of a stream
-_GROWTH = 1.05  # growth of the rows before they are solved again, so that calls with single rows stay cheap
-_FIRST_STEPS = 100  # Newton steps for the first rows
-_FREE = ("C", "batch_size", "class_weight", "max_iter", "random_state", "tol", "verbose", "warm_start")  # may change
-_PATIENCE = 5  # a stochastic fit stops after this many epochs without progress
+START_ROWS = 4096  # rows used for the start, coordinates and step size of a stream
+START_STEPS = 100  # Newton steps for these rows
+# While the first rows arrive they are solved again when their number has grown by this factor, so
+# that calls with single rows stay cheap.
+REFIT_GROWTH = 1.05
+# Settings that may change between two calls of partial_fit.
+CHANGEABLE = ("C", "batch_size", "class_weight", "max_iter", "tol", "verbose", "warm_start")
 
 
 class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
-    """min over (w, b) of the KL-robust value of the losses, plus |w|^2/(2 C sum(sample_weight))."""
+    """min over (w, b) of the KL-robust value of the losses, plus |w|^2/(2 C sum(sample_weight)).
+
+    The constructors are written out in the two estimators, because scikit-learn reads the names of
+    the parameters from their signatures.
+    """
 
     rho: float
     C: float
     lam0: float
     fit_intercept: bool
-    solver: str
     tol: float
     max_iter: Any
     warm_start: bool
-    random_state: Any
     batch_size: Any
     learning_rate: float | None
     verbose: int
     coef_: Array
     intercept_: Any
-    _fitted: tuple[int, float]  # rows and weight of the last fit
+    _fitted_size: tuple[int, float]  # rows and total weight of the last fit
 
     @abstractmethod
     def _loss(self, y: Array, weight: Array) -> LinearLoss:
-        """The loss for targets that are encoded for the solvers."""
+        """The loss for encoded targets y, (n,), with sample weights, (n,)."""
 
     @abstractmethod
-    def _packed(self) -> Array | None:
-        """The fitted W, (k, d + 1), or None."""
+    def _pack(self) -> Array | None:
+        """The fitted coefficients and intercept as W, (k, d + 1); None before a fit."""
 
     @abstractmethod
     def _unpack(self, W: Array, dtype: Any) -> None:
-        """Set coef_ and intercept_."""
+        """Set coef_ and intercept_ from W, (k, d + 1), in the dtype of the data."""
 
-    def _validated(self, X: Any, y: Any, reset: bool = True, **kwargs: Any) -> tuple[Any, Array]:
+    def _validate(self, X: Any, y: Any, reset: bool = True, **kwargs: Any) -> tuple[Any, Array]:
+        """X, dense or CSR, as float32 or float64, and y. `reset` sets the number of features."""
         checked: tuple[Any, Array] = validate_data(
             self, X, y, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32], **kwargs
         )
@@ -76,29 +98,39 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         check_whole("max_iter", self.max_iter)
         check_flag("fit_intercept", self.fit_intercept)
         check_flag("warm_start", self.warm_start)
-        check_choice("solver", self.solver, ("exact", *ALGORITHMS))
         check_whole("batch_size", self.batch_size)
         check_optional("learning_rate", self.learning_rate, "> 0", "or None to choose one")
-        check_whole("verbose", int(self.verbose) if isinstance(self.verbose, bool) else self.verbose, 0)
+        check_whole(
+            "verbose", int(self.verbose) if isinstance(self.verbose, bool) else self.verbose, 0
+        )
 
-    # -- fitting ------------------------------------------------------------------------------------------------------
+    # -- fitting
 
     def _fit(self, X: Any, y: Array, weight: Array, offset: float = 0.0) -> None:
-        """Fit the model. `offset` was subtracted from y and is added to the intercept."""
+        """Fit the model.
+
+        Args:
+            X: checked features, (n, d).
+            y: encoded targets, (n,).
+            weight: sample weights, (n,).
+            offset: what was subtracted from y; it is added to the intercept.
+        """
         problem = self._problem(X, y, weight)
         moved = np.zeros(problem.shape)
         moved[:, -1] = offset
-        W = self._packed() if self.warm_start else None
+        W = self._pack() if self.warm_start else None
         if W is not None:
             W = W - moved if W.shape == problem.shape else None
-        if self.solver == "exact":
-            if W is None:
-                W = find_start(problem, self._first_intercept(problem.loss, problem.q), self.tol, self.max_iter)
-            solution = solve(problem, W, self.tol, self.max_iter, tell=self._tell_step if self.verbose else None)
-        else:
-            solution = self._fit_stochastic(problem, W)
-        self.__dict__.pop("_progress", None)
-        self._fitted = len(weight), float(weight.sum())
+        if W is None:
+            W = find_start(
+                problem, self._first_intercept(problem.loss, problem.q), self.tol, self.max_iter
+            )
+        solution = solve(
+            problem, W, self.tol, self.max_iter, tell=self._tell_step if self.verbose else None
+        )
+        self.__dict__.pop("_progress", None)  # a stream that had begun ends here
+        self._fitted_size = len(weight), float(weight.sum())
+        # Adding the offset to the intercept rounds it.
         lost = float(np.finfo(float).eps) * abs(offset) * problem.loss.unit
         self._set_results(problem, solution._replace(W=solution.W + moved, gap=solution.gap + lost))
         if self.verbose and self.dual_gap_ < math.inf:
@@ -109,98 +141,98 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         print(f"[{type(self).__name__}] {text}", flush=True)
 
     def _tell_step(self, step: int, value: float, gradient: float) -> None:
-        self._tell(f"Newton step {step}: objective {value:.8g}, largest entry of its gradient {gradient:.2g}")
+        self._tell(
+            f"Newton step {step}: objective {value:.8g}, largest entry of its gradient"
+            f" {gradient:.2g}"
+        )
 
     def _problem(self, X: Any, y: Array, weight: Array) -> LinearProblem:
+        """What is minimised over these samples."""
         total = float(weight.sum())
         loss = self._loss(y, weight)
         alpha = 1 / (float(self.C) * total)
-        return LinearProblem(X, loss, weight / total, alpha, float(self.rho), float(self.lam0), self.fit_intercept)
+        return LinearProblem(
+            X, loss, weight / total, alpha, float(self.rho), float(self.lam0), self.fit_intercept
+        )
 
     def _first_intercept(self, loss: LinearLoss, q: Array) -> Array:
         """The intercept to start from, (k,)."""
         return np.zeros(loss.k)
 
     def _set_results(self, problem: LinearProblem, solution: Solution) -> None:
-        penalty = float((problem.penalised(solution.W) * solution.W).sum()) / 2
+        penalty = float((problem.penalty_gradient(solution.W) * solution.W).sum()) / 2
         self._unpack(solution.W, problem.X.dtype)
         self.lam_, self.robust_value_ = solution.lam, solution.value - penalty
         self.dual_gap_, self.n_iter_ = solution.gap, solution.n_iter
 
     def _warn_unless_converged(self, solution: Solution) -> None:
         if not solution.converged:
-            known = f": the objective is within {solution.gap:.2g} of its minimum" if solution.gap < math.inf else ""
+            known = (
+                f": the objective is within {solution.gap:.2g} of its minimum"
+                if solution.gap < math.inf
+                else ""
+            )
             warnings.warn(
-                f"{self.solver} stopped after {solution.n_iter} iterations (max_iter={self.max_iter}) before reaching "
-                f"tol={self.tol}{known}. Raise max_iter, scale the features (sklearn.preprocessing.StandardScaler), or "
-                "lower C or rho.",
+                f"{type(self).__name__} stopped after {solution.n_iter} Newton steps"
+                f" (max_iter={self.max_iter}) before reaching tol={self.tol}{known}. Raise"
+                " max_iter, scale the features (sklearn.preprocessing.StandardScaler), or lower C"
+                " or rho.",
                 ConvergenceWarning,
                 stacklevel=4,
             )
 
-    def _fit_stochastic(self, problem: LinearProblem, W: Array | None) -> Solution:
-        """Run epochs in random order until the exact objective stops falling. Returns the best of start and epochs."""
-        X, loss, n = problem.X, problem.loss, len(problem.q)
-        rng = check_random_state(self.random_state)
-        first = problem.rows(rng.permutation(n)[: self._first_rows])
-        stream = self._open_stream(first) if W is None else self._new_stream(first, W, 0)
-        best_W = stream.coefficients()
-        best, since, epoch = problem.original_value(best_W, problem.scores(best_W)), 0, 0
-        uniform = bool((problem.q == problem.q[0]).all())
-        while epoch < self.max_iter and since < _PATIENCE:
-            epoch += 1
-            for i in batches(rng.permutation(n), self.batch_size):
-                weight = None if uniform else problem.q[i]
-                if weight is None or weight.any():
-                    stream.step(X[i], loss.rows(i), weight, problem.alpha)
-            W = stream.coefficients()
-            value = problem.original_value(W, problem.scores(W))
-            since = 0 if value < best - self.tol * abs(best) else since + 1
-            if value < best:
-                best_W, best = W, value
-            if self.verbose:
-                self._tell(f"epoch {epoch}: objective {value:.8g}, best {best:.8g}")
-        return certificate(problem, best_W, epoch, since >= _PATIENCE)
-
     @property
     def _first_rows(self) -> int:
-        return max(int(self.batch_size), _FIRST)
+        return max(int(self.batch_size), START_ROWS)
 
-    def _solve_first_rows(self, first: LinearProblem, W: Array | None) -> tuple[LinearProblem, Solution]:
-        """The solution for the first rows, starting from W; zero if there is none."""
+    def _solve_first_rows(
+        self, first: LinearProblem, W: Array | None
+    ) -> tuple[LinearProblem, Solution]:
+        """The problem of the first rows of a stream and its solution, starting from W, (k, d + 1).
+
+        If not all classes have occurred, there is none: then the start itself is returned.
+        """
         # A few rows may be separable; if there is no penalty, use a weak one.
         problem = first if first.alpha > 0 else replace(first, alpha=1e-4)
-        steps = _FIRST_STEPS if first.loss.varied(first.q) else 0
+        steps = START_STEPS if first.loss.has_all_classes(first.q) else 0
         if W is None or steps == 0:
             W = find_start(problem, self._first_intercept(first.loss, first.q), self.tol, steps)
         return problem, solve(problem, W, self.tol, steps, certify=False)
 
     def _new_stream(self, first: LinearProblem, W: Array, rows: int) -> Stream:
-        return Stream("rscdro" if self.solver == "exact" else self.solver, first, W, rows, self.learning_rate)
+        return Stream(first, W, rows, self.learning_rate)
 
     def _open_stream(self, first: LinearProblem) -> Stream:
         """A stream that starts from the solution for the first rows."""
-        solved = first.loss.varied(first.q)
-        return self._new_stream(first, self._solve_first_rows(first, None)[1].W, len(first.q) if solved else 0)
+        solved = first.loss.has_all_classes(first.q)
+        return self._new_stream(
+            first, self._solve_first_rows(first, None)[1].W, len(first.q) if solved else 0
+        )
 
     def _partial_fit(self, X: Any, y: Array, weight: Array) -> None:
-        """One pass over the rows in order, in whole batches, so that the split into calls does not matter."""
+        """One pass over the rows in order, in whole batches.
+
+        Args:
+            X: checked features, (n, d).
+            y: encoded targets, (n,).
+            weight: sample weights, (n,).
+        """
         progress = self.__dict__.get("_progress")
         if progress is None:
-            progress = StreamProgress(self._stream_settings(), getattr(self, "_fitted", None))
+            progress = StreamProgress(self._stream_settings(), getattr(self, "_fitted_size", None))
         if progress.settings != self._stream_settings():
             now = self._stream_settings()
             name = next(name for name, value in progress.settings.items() if now[name] != value)
             raise DataError(
-                f"expected {name}={progress.settings[name]!r} as in the first call, got {now[name]!r}; only "
-                f"{', '.join(_FREE)} may change from call to call"
+                f"expected {name}={progress.settings[name]!r} as in the first call, got"
+                f" {now[name]!r}; only {', '.join(CHANGEABLE)} may change from call to call"
             )
-        progress = replace(progress)
+        progress = replace(progress)  # a copy: a refused call leaves the stream as it was
         rows = Samples(X, y, weight)
         if not weight.all():
             rows = rows[np.flatnonzero(weight)]
         if progress.waiting is not None:
-            rows = progress.waiting.joined(rows)
+            rows = progress.waiting.join(rows)
         if progress.stream is None:
             rows = self._begin_stream(progress, rows)
         if progress.stream is not None:
@@ -212,16 +244,17 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         self.__dict__.pop("dual_gap_", None)  # no certificate without the earlier data
 
     def _stream_settings(self) -> dict[str, Any]:
-        return {name: value for name, value in self.get_params().items() if name not in _FREE}
+        return {name: value for name, value in self.get_params().items() if name not in CHANGEABLE}
 
     def _begin_stream(self, progress: StreamProgress, rows: Samples) -> Samples:
         """Begin the stream once there are enough rows. Returns the rows that are left for it.
 
-        Until then the model is the solution for the rows so far, or the earlier fit if it continues from one.
+        Until then the model is the solution for the rows so far, or the earlier fit if it continues
+        from one.
         """
         first = rows[: self._first_rows]
         problem = self._problem(first.X, first.y, first.weight)
-        W = self._packed()
+        W = self._pack()
         if progress.fitted is not None:
             if len(rows) >= self.batch_size:
                 assert W is not None
@@ -232,13 +265,15 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
             progress.stream = self._open_stream(problem)
             progress.stream.weight = float(first.weight.sum())
             return rows[self._first_rows :]
-        if len(rows) >= _GROWTH * progress.solved:
+        if len(rows) >= REFIT_GROWTH * progress.solved:
             self._set_results(*self._solve_first_rows(problem, W))
             progress.solved = len(rows)
         return rows
 
     def _advance_stream(self, stream: Stream, rows: Samples) -> Samples:
-        """Step over whole batches, with the penalty for the total weight so far. Returns the remaining rows."""
+        """Step over whole batches, with the penalty for the total weight so far. Returns the
+        remaining rows.
+        """
         whole = len(rows) // self.batch_size * self.batch_size
         for i in range(0, whole, self.batch_size):
             batch = rows[i : i + self.batch_size]
@@ -247,10 +282,14 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
             stream.step(batch.X, self._loss(batch.y, batch.weight), weight, 1 / (self.C * total))
             stream.weight = total
         self._unpack(stream.coefficients(), rows.X.dtype)
-        self.lam_, self.robust_value_, self.n_iter_ = float(stream.opt.lam), stream.value, max(stream.steps, 1)
+        self.lam_, self.robust_value_, self.n_iter_ = (
+            float(stream.opt.lam),
+            stream.value,
+            max(stream.steps, 1),
+        )
         return rows[whole:]
 
-    # -- after fitting ------------------------------------------------------------------------------------------------
+    # -- after fitting
 
     def _scores(self, X: Any) -> Array:
         """(n, k)."""
@@ -261,7 +300,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _worst_case_weights(self, scores: Array, y: Array, weight: Array) -> Array:
         losses = self._loss(y, weight).exact(np.ascontiguousarray(scores.T, dtype=np.float64))
-        return worst(losses, weight / weight.sum(), float(self.rho), float(self.lam0)).p
+        return solve_worst_case(losses, weight / weight.sum(), float(self.rho), float(self.lam0)).p
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

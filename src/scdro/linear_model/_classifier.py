@@ -1,4 +1,6 @@
-"""KL-robust logistic regression."""
+"""KL-robust logistic regression: labels into numbers and class weights into sample weights, for
+`KLDROLinearModel`.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from scdro._validation import array_weights, unchanged_if_refused
+from scdro._estimators import unchanged_if_refused
+from scdro._validation import array_weights
 from scdro.errors import DataError
 from scdro.linear_model._base import KLDROLinearModel
-from scdro.linear_model._losses import LinearLoss, Logistic, Multinomial
-from scdro.linear_model._worst import Array
+from scdro.linear_model._score_losses import LinearLoss, Logistic, Multinomial
+from scdro.linear_model._worst_case import Array
 
 __all__ = ["KLDROClassifier"]
 
@@ -23,25 +26,27 @@ __all__ = ["KLDROClassifier"]
 class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
     r"""Logistic regression for the worst case, binary or multinomial, solved to the exact optimum.
 
-    min_{w, b}  max_{KL(p, q) <= rho} sum_i p_i l_i(w, b) - lam0 KL(p, q)  +  |w|^2/(2 C sum(sample_weight))
+    min_{w, b}  max_{KL(p, q) <= rho} sum_i p_i l_i(w, b) - lam0 KL(p, q)  +  |w|^2/(2 C
+    sum(sample_weight))
 
-    where l_i is the logistic loss and q are the normalised sample weights. rho = 0 is `LogisticRegression(C=C)`.
+    where l_i is the logistic loss and q are the normalised sample weights. rho = 0 is
+    `LogisticRegression(C=C)`.
 
     Args:
-        rho: radius of the KL ball; `scdro.rho_for_group(0.1)` protects every group of at least a tenth of the data.
+        rho: radius of the KL ball; `scdro.rho_for_group(0.1)` protects every group of at least a
+            tenth of the data.
         C: inverse strength of the penalty, as in scikit-learn; np.inf for none.
         lam0: the paper's KL regulariser and the smallest temperature.
         fit_intercept: whether to fit an intercept, which is not penalised.
-        solver: "exact" (Newton's method with lam eliminated), or the stochastic "scdro", "ascdro", "rscdro", "rascdro".
-        tol: "exact" stops when no entry of the gradient exceeds tol; the others stop when the objective falls by less
-            than this fraction in five epochs.
-        max_iter: maximum number of Newton steps, or of epochs.
+        tol: the solver, Newton's method with lam eliminated, stops when no entry of the gradient
+            exceeds tol.
+        max_iter: maximum number of Newton steps.
         warm_start: start from the coefficients of the previous fit.
-        random_state: seed for the order of the samples in the stochastic solvers.
-        class_weight: None, "balanced" or a dictionary, as in scikit-learn; multiplies the sample weights.
-        batch_size: samples per step of the stochastic solvers and of `partial_fit`.
-        learning_rate: their initial step size; None chooses it from the first batch.
-        verbose: 1 prints a line for every Newton step or epoch of `fit`.
+        class_weight: None, "balanced" or a dictionary, as in scikit-learn; multiplies the sample
+            weights.
+        batch_size: samples per step of `partial_fit`.
+        learning_rate: the initial step size of `partial_fit`; None chooses it from the first rows.
+        verbose: 1 prints a line for every Newton step of `fit`.
 
     Attributes:
         coef_: as in scikit-learn.
@@ -49,12 +54,12 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         classes_: as in scikit-learn.
         n_features_in_: as in scikit-learn.
         feature_names_in_: as in scikit-learn.
-        n_iter_: number of Newton steps until `tol`, of epochs, or of batches in a stream. Further steps for the
-            certificate, which may improve a solution that met `tol`, are not counted.
+        n_iter_: number of Newton steps until `tol`, or of batches in a stream. Further
+            steps for the certificate, which may improve a solution that met `tol`, are not counted.
         lam_: the temperature; inf if rho = 0.
         robust_value_: the worst-case loss on the training data, without the penalty.
-        dual_gap_: the objective is at most this far above its minimum. This certificate also holds for fits stopped
-            early; it is inf if C is inf. Not set by `partial_fit`.
+        dual_gap_: the objective is at most this far above its minimum. This certificate also holds
+            for fits stopped early; it is inf if C is inf. Not set by `partial_fit`.
 
     Example:
         >>> from sklearn.datasets import load_breast_cancer
@@ -72,11 +77,9 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         C: float = 1.0,
         lam0: float = 1e-3,
         fit_intercept: bool = True,
-        solver: str = "exact",
         tol: float = 1e-4,
         max_iter: int = 1000,
         warm_start: bool = False,
-        random_state: Any = None,
         class_weight: Any = None,
         batch_size: int = 256,
         learning_rate: float | None = None,
@@ -86,11 +89,9 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         self.C = C
         self.lam0 = lam0
         self.fit_intercept = fit_intercept
-        self.solver = solver
         self.tol = tol
         self.max_iter = max_iter
         self.warm_start = warm_start
-        self.random_state = random_state
         self.class_weight = class_weight
         self.batch_size = batch_size
         self.learning_rate = learning_rate
@@ -100,7 +101,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         """Fit the model. X: dense or sparse, (n, d); y: labels, (n,)."""
         self._check_settings()
         with unchanged_if_refused(self):
-            X, y = self._validated(X, y)
+            X, y = self._validate(X, y)
             check_classification_targets(y)
             weight = array_weights(sample_weight, X.shape[0])
             classes, encoded = np.unique(y, return_inverse=True)
@@ -108,7 +109,8 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
             present = np.flatnonzero(np.bincount(encoded, weight) > 0)
             if len(present) < 2:
                 raise DataError(
-                    f"expected samples of at least two classes, got only one class: {classes[present].tolist()}"
+                    "expected samples of at least two classes, got only one class:"
+                    f" {classes[present].tolist()}"
                 )
             if not np.array_equal(getattr(self, "classes_", classes), classes):
                 self.__dict__.pop("coef_", None)
@@ -116,31 +118,43 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
             self._fit(X, encoded, weight)
         return self
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> KLDROClassifier:
-        """One pass of a stochastic algorithm (`solver`, or "rscdro" if that is "exact") over some rows of a stream.
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+    ) -> KLDROClassifier:
+        """One pass of RSCDRO over some rows of a stream, for data that do not fit in memory.
 
-        All state is kept from call to call. The first call needs `classes`, all labels that will ever occur.
+        All state is kept from call to call. The first call needs `classes`, all labels that will
+        ever occur.
         """
         self._check_settings()
         with unchanged_if_refused(self):
             first = "_progress" not in self.__dict__
-            X, y = self._validated(X, y, reset=first and not hasattr(self, "coef_"))
+            X, y = self._validate(X, y, reset=first and not hasattr(self, "coef_"))
             if first and not hasattr(self, "classes_"):
                 if classes is None:
-                    raise DataError("expected `classes`, all labels that will occur, at the first call of partial_fit")
+                    raise DataError(
+                        "expected `classes`, all labels that will occur, at the first call of"
+                        " partial_fit"
+                    )
                 known = np.unique(column_or_1d(classes))
                 if len(known) < 2:
-                    raise DataError(f"expected at least two classes, got one class: {known.tolist()}")
+                    raise DataError(
+                        f"expected at least two classes, got one class: {known.tolist()}"
+                    )
             elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-                raise DataError(f"expected the classes of the first call, {self.classes_.tolist()}, got {classes}")
+                raise DataError(
+                    f"expected the classes of the first call, {self.classes_.tolist()}, got"
+                    f" {classes}"
+                )
             else:
                 known = self.classes_
             if self.class_weight == "balanced":
                 raise DataError(
-                    'expected class weights known in advance for a stream, got "balanced"; pass a dictionary'
+                    'expected class weights known in advance for a stream, got "balanced"; pass a'
+                    " dictionary"
                 )
             weight = array_weights(sample_weight, X.shape[0])
-            encoded = _encoded(known, y)
+            encoded = _encode(known, y)
             weight = weight * self._class_factors(known, encoded, weight)
             self.classes_ = known
             self._partial_fit(X, encoded, weight)
@@ -173,21 +187,31 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         return logs
 
     def worst_case_weights(self, X: Any, y: Any, sample_weight: Any = None) -> Array:
-        """The worst distribution p, (n,), over these samples within KL distance rho, for the fitted model."""
+        """The worst distribution p, (n,), over these samples within KL distance rho, for the fitted
+        model.
+        """
         check_is_fitted(self)
         scores = self._scores(X)
-        encoded = _encoded(self.classes_, column_or_1d(y))
+        encoded = _encode(self.classes_, column_or_1d(y))
         if len(encoded) != len(scores):
-            raise DataError(f"expected one label per sample, got {len(encoded)} labels for {len(scores)} samples")
+            raise DataError(
+                f"expected one label per sample, got {len(encoded)} labels for {len(scores)}"
+                " samples"
+            )
         weight = array_weights(sample_weight, len(scores))
-        return self._worst_case_weights(scores, encoded, weight * self._class_factors(self.classes_, encoded, weight))
+        return self._worst_case_weights(
+            scores, encoded, weight * self._class_factors(self.classes_, encoded, weight)
+        )
 
     def _class_factors(self, classes: Array, encoded: Array, weight: Array) -> Array:
+        """What `class_weight` multiplies each sample weight by, (n,)."""
         if self.class_weight is None:
             return np.ones(len(encoded))
         labels = classes[encoded]
         present = np.unique(labels)
-        by_class = compute_class_weight(self.class_weight, classes=present, y=labels, sample_weight=weight)
+        by_class = compute_class_weight(
+            self.class_weight, classes=present, y=labels, sample_weight=weight
+        )
         if not (by_class >= 0).all():
             raise DataError(f"expected class weights >= 0, got {self.class_weight}")
         factors: Array = by_class[np.searchsorted(present, labels)]
@@ -197,7 +221,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         k = len(self.classes_)
         return Logistic(np.where(y == 1, 1.0, -1.0)) if k == 2 else Multinomial(y, k)
 
-    def _packed(self) -> Array | None:
+    def _pack(self) -> Array | None:
         if not hasattr(self, "coef_"):
             return None
         coef: Array = np.asarray(self.coef_, dtype=np.float64)
@@ -205,7 +229,9 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
 
     def _unpack(self, W: Array, dtype: Any) -> None:
         k, d = len(W), self.n_features_in_
-        if k > 1:  # what no penalty determines is determined only up to a part common to all classes: make it zero
+        if k > 1:
+            # Adding the same number to the scores of all classes changes nothing, so what is not
+            # penalised is determined only up to a part that is common to all classes. Make it zero.
             free = slice(None) if np.isinf(self.C) else slice(d, None)
             W = W.copy()
             W[:, free] -= W[:, free].mean(0)
@@ -213,8 +239,11 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         self.intercept_ = W[:, d].astype(dtype) if self.fit_intercept else np.zeros(k, dtype)
 
 
-def _encoded(classes: Array, y: Array) -> Array:
+def _encode(classes: Array, y: Array) -> Array:
+    """The position of each label among the classes, (n,); raise for a label that is not among them."""
     unknown = np.setdiff1d(y, classes)
     if len(unknown):
-        raise DataError(f"expected labels among the classes {classes.tolist()}, got {unknown.tolist()}")
+        raise DataError(
+            f"expected labels among the classes {classes.tolist()}, got {unknown.tolist()}"
+        )
     return np.searchsorted(classes, y)

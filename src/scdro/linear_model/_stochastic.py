@@ -1,11 +1,25 @@
-r"""The stochastic algorithms for linear models: a stream of batches whose state is kept between calls.
+r"""RSCDRO for linear models: a stream of batches whose state is kept between calls, for data that
+do not fit in memory.
 
-The stream starts at the exact solution for the first rows. Their Hessian determines the step size, and coordinates in
-which features are whitened, w = T v, so that one step size fits all directions. The penalty on w is added to every
-loss, which adds it to the robust value and does not change the worst case.
+    W   start: the exact solution for the first rows
+    T   their whitening, T' H T ~ I, so that one step size fits all directions;  w = T v
+    for each batch:
+        v, b  <-  a step of RSCDRO on  l_i(T v, b) + alpha/2 |T v|^2
+        mean  <-  mean + share (v - mean)      share ~ 3 x batch / rows so far
+    result: T mean
 
-The result is an average in which the start counts as much as the rows it was computed from. lam is computed from many
-losses, because only a few of them determine it; in the optimizer's default window of 1,024 that would be a handful.
+The stream starts at the exact solution for the first rows. Their Hessian determines the step size,
+and coordinates in which features are whitened, w = T v, so that one step size fits all directions.
+The penalty on w is added to every loss, which adds it to the robust value and does not change the
+worst case.
+
+The result is an average in which the start counts as much as the rows it was computed from. lam is
+computed from many losses, because only a few of them determine it; in the optimizer's default
+window of 1,024 that would be a handful.
+
+References: RSCDRO is Algorithm 3 of the paper (`scdro.optim.RSCDRO`); the average with weights that
+grow with a power of the step is Shamir and Zhang, Stochastic gradient descent for non-smooth
+optimization, ICML 2013.
 """
 
 from __future__ import annotations
@@ -22,29 +36,34 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scdro.errors import NonFiniteLossError
-from scdro.linear_model._losses import Huber, LinearLoss, Logistic, Multinomial, Pinball, Squared
-from scdro.linear_model._preconditioner import LARGEST
-from scdro.linear_model._problem import LinearProblem, ObjectiveAt
-from scdro.linear_model._worst import Array
-from scdro.optim import ASCDRO, RASCDRO, RSCDRO, SCDRO, factor_stages
-from scdro.optim._base import RobustOptimizer
+from scdro.linear_model._linear_problem import LinearProblem, ObjectiveAt
+from scdro.linear_model._preconditioner import LARGEST_DENSE
+from scdro.linear_model._score_losses import (
+    Huber,
+    LinearLoss,
+    Logistic,
+    Multinomial,
+    Pinball,
+    Squared,
+)
+from scdro.linear_model._worst_case import Array
+from scdro.optim import RSCDRO, factor_stages
 from scdro.temperature import default_size
 
-__all__ = ["ALGORITHMS", "Samples", "Stream", "StreamProgress", "batches"]
+__all__ = ["Samples", "Stream", "StreamProgress"]
 
-ALGORITHMS = ("scdro", "ascdro", "rscdro", "rascdro")
-_BETA, _HORIZON = 0.2, 400  # weight of a new batch in the averages; steps before the step size begins to fall
+_BETA, _HORIZON = 0.2, 400  # weight of a new batch in the averages; steps of the first stage
 _POWER = 3  # power of the number of rows that weights later iterates more
 _WINDOW = 16_384  # least number of recent losses that determine lam
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of a stream, with targets encoded for the losses."""
+    """Samples of a stream."""
 
-    X: Any
-    y: Array
-    weight: Array
+    X: Any  # features, (n, d), dense or CSR
+    y: Array  # targets encoded for the losses, (n,)
+    weight: Array  # sample weights, (n,)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -55,13 +74,15 @@ class Samples:
     def copy(self) -> Samples:
         return Samples(self.X.copy(), self.y.copy(), self.weight.copy())
 
-    def joined(self, more: Samples) -> Samples:
+    def join(self, more: Samples) -> Samples:
         """A copy with `more` appended."""
         if sp.issparse(self.X) or sp.issparse(more.X):
             X = sp.vstack([sp.csr_array(self.X), sp.csr_array(more.X)], "csr")
         else:
             X = np.concatenate([self.X, more.X])
-        return Samples(X, np.concatenate([self.y, more.y]), np.concatenate([self.weight, more.weight]))
+        return Samples(
+            X, np.concatenate([self.y, more.y]), np.concatenate([self.weight, more.weight])
+        )
 
 
 @dataclass
@@ -69,38 +90,59 @@ class StreamProgress:
     """The state of `partial_fit`: rows that wait, and the stream once it has begun."""
 
     settings: dict[str, Any]  # of the estimator when the stream began
-    fitted: tuple[int, float] | None  # rows and weight of the fit that it continues from
+    fitted: tuple[int, float] | None  # rows and total weight of the fit that it continues from
     waiting: Samples | None = None
     solved: int = 0  # number of waiting rows that the model is the solution for
     stream: Stream | None = None
 
 
 class Stream:
-    """One model under training: parameters in whitened features, and the optimizer with all of its state."""
+    """One model under training: parameters in whitened features, and the optimizer with all of its
+    state.
+    """
 
-    def __init__(self, algorithm: str, problem: LinearProblem, W: Array, rows: int, lr: float | None) -> None:
-        """`problem` has the first rows. W, (k, d + 1), is the starting point, the solution for `rows` rows."""
+    def __init__(self, problem: LinearProblem, W: Array, rows: int, lr: float | None) -> None:
+        """Start a stream.
+
+        Args:
+            problem: that of the first rows, which determine coordinates and step size.
+            W: the starting point, (k, d + 1).
+            rows: the number of rows that W is the solution for, which it counts for in the average.
+            lr: the step size; None chooses it from the curvature.
+        """
         X = problem.X
         if isinstance(problem.loss, Pinball):
-            problem = replace(problem, loss=problem.loss.smoothed(0.3 * problem.loss.spread))
+            problem = replace(problem, loss=problem.loss.with_smoothing(0.3 * problem.loss.spread))
         sparse = sp.issparse(X)
         self.fit_intercept = problem.fit_intercept
         centred = self.fit_intercept and not sparse
         self.shift = X.mean(0, dtype=np.float64) if centred else np.zeros(X.shape[1])
         at = problem.evaluate(W, problem.scores(W))
-        bend = max(float(at.worst.p @ problem.loss.block(at.loss, 0, 0)), 1e-3 / problem.loss.unit)
+        # The mean curvature of the losses, which the penalty is compared with.
+        bend = max(
+            float(at.worst.p @ problem.loss.second_derivative(at.loss, 0, 0)),
+            1e-3 / problem.loss.unit,
+        )
         self.map = _whitening(X, self.shift, at.worst.p, problem.alpha / bend)
         self.v = torch.zeros(len(W), X.shape[1], dtype=torch.float64, requires_grad=True)
         self.b = torch.zeros(len(W), dtype=torch.float64, requires_grad=True)
         white = replace(problem, X=self._features(X), alpha=0.0)
-        # The penalty is part of the whitened moments, so its curvature is no larger than that of the loss.
+        # The penalty is part of the whitened moments, so its curvature is no larger than that of
+        # the loss.
         self.lr = 0.2 / (_largest_curvature(white, at) + bend) if lr is None else lr
         self._begin_at(W)
         self.mean_v, self.mean_b = self.v.detach().clone(), self.b.detach().clone()
         self.steps, self.rows, self.weight = 0, rows, 0.0
-        self.restarted = algorithm.startswith("r")
-        self.opt = _optimizer(algorithm, [self.v, self.b], self.lr, problem.rho, problem.lam0)
-        with self._at_rest():  # initialise s, lam and the gradient from all the first rows
+        # Each stage is twice as long as the one before, as in the lemmas, so the step size falls
+        # like 1/t.
+        self.opt = RSCDRO(
+            [self.v, self.b],
+            factor_stages(self.lr, _BETA, _HORIZON, 24, beta_factor=0.7),
+            problem.rho,
+            lam0=problem.lam0,
+            window=max(_WINDOW, default_size(problem.rho)),
+        )
+        with self._without_steps():  # initialise s, lam and the gradient from all the first rows
             self._move(problem.X, problem.loss, problem.q, problem.alpha)
 
     def _begin_at(self, W: Array) -> None:
@@ -121,10 +163,14 @@ class Stream:
         return np.concatenate([coef, (self.mean_b.numpy() - coef @ self.shift)[:, None]], 1)
 
     def step(self, x: Any, loss: LinearLoss, weight: Array | None, alpha: float) -> None:
-        """One batch."""
-        if not self.restarted:
-            for group in self.opt.param_groups:
-                group["lr"] = self.lr / (1 + self.steps / _HORIZON) ** 0.5
+        """Take one batch: a step of RSCDRO, and the average of the iterates.
+
+        Args:
+            x: features, (m, d).
+            loss: that of the batch.
+            weight: sample weights, (m,); None if they are equal.
+            alpha: strength of the penalty, for all the weight so far.
+        """
         self._move(x, loss, weight, alpha)
         count = x.shape[0]
         self.steps += 1
@@ -135,6 +181,7 @@ class Stream:
         self.mean_b.lerp_(self.b.detach(), share)
 
     def _move(self, x: Any, loss: LinearLoss, weight: Array | None, alpha: float) -> None:
+        """A step of RSCDRO on one batch; `value` is then the robust value without the penalty."""
         features, back = torch.from_numpy(self._features(x)), torch.from_numpy(self.map)
         per_sample = _torch_loss(loss)
 
@@ -152,12 +199,12 @@ class Stream:
             self.value = self.opt.step(closure, sample_weight=weights).item() - offset
         except NonFiniteLossError as error:
             raise NonFiniteLossError(
-                "expected features and targets of a usual size, got losses that are not finite or far too large; scale "
-                "them (sklearn.preprocessing.StandardScaler)"
+                "expected features and targets of a usual size, got losses that are not finite or"
+                " far too large; scale them (sklearn.preprocessing.StandardScaler)"
             ) from error
 
     @contextmanager
-    def _at_rest(self) -> Iterator[None]:
+    def _without_steps(self) -> Iterator[None]:
         """Set the step size to zero."""
         groups = self.opt.param_groups
         sizes = [group["lr"] for group in groups]
@@ -168,21 +215,29 @@ class Stream:
             group["lr"] = size
 
     def _features(self, x: Any) -> Array:
+        """The whitened features, (m, d), dense, in float64."""
         dense = np.asarray(x.toarray() if sp.issparse(x) else x, dtype=np.float64) - self.shift
         features: Array = dense * self.map if self.map.ndim == 1 else dense @ self.map
         return features
 
 
 def _whitening(X: Any, shift: Array, p: Array, ridge: float) -> Array:
-    """T with T' (S + ridge I) T ~ I, where S are the second moments under p, or their diagonal for many features."""
+    """T with T' (S + ridge I) T ~ I, where S are the second moments of X - shift under p.
+
+    (d, d), or for many features the diagonal, (d,), from the diagonal of S.
+    """
     d = X.shape[1]
-    if sp.issparse(X) or d > LARGEST:
-        second = np.asarray(X.multiply(X).T @ p if sp.issparse(X) else p @ (X - shift) ** 2, dtype=np.float64)
+    if sp.issparse(X) or d > LARGEST_DENSE:
+        second = np.asarray(
+            X.multiply(X).T @ p if sp.issparse(X) else p @ (X - shift) ** 2, dtype=np.float64
+        )
         usual = float(second.mean()) or 1.0
         return 1 / np.sqrt(np.where(second > 1e-6 * usual, second, usual) + ridge)
     x = X.astype(np.float64) - shift
     scale = np.sqrt(p @ x**2)
-    scale = np.where(scale > 1e-10 * (1 + np.abs(shift)), scale, 1.0)  # features that do not vary yet
+    scale = np.where(
+        scale > 1e-10 * (1 + np.abs(shift)), scale, 1.0
+    )  # features that do not vary yet
     x /= scale
     # Do not amplify directions in which the first rows hardly vary.
     S = (x.T * p) @ x + np.diag(0.03 + ridge / scale**2)
@@ -200,23 +255,6 @@ def _largest_curvature(problem: LinearProblem, at: ObjectiveAt) -> float:
         if size == 0.0:
             return 1.0
     return size
-
-
-def batches(order: Array, size: int) -> list[Array]:
-    """The samples of each batch. A remainder is spread over all of them."""
-    return np.array_split(order, max(len(order) // size, 1))
-
-
-def _optimizer(algorithm: str, params: list[Tensor], lr: float, rho: float, lam0: float) -> RobustOptimizer:
-    settings: dict[str, Any] = {"lam0": lam0, "window": max(_WINDOW, default_size(rho))}
-    if algorithm == "scdro":
-        return SCDRO(params, lr, rho, beta=_BETA, **settings)
-    if algorithm == "ascdro":
-        return ASCDRO(params, lr, rho, beta=_BETA, **settings)
-    # Each stage is twice as long as the one before, as in the lemmas, so the step size falls like 1/t.
-    if algorithm == "rscdro":
-        return RSCDRO(params, factor_stages(lr, _BETA, _HORIZON, 24, beta_factor=0.7), rho, **settings)
-    return RASCDRO(params, factor_stages(lr, _BETA, _HORIZON, 24, lr_factor=0.7, beta_factor=0.7), rho, **settings)
 
 
 def _torch_loss(loss: LinearLoss) -> Callable[[Tensor], Tensor]:

@@ -15,19 +15,12 @@ from torch.optim import Optimizer
 
 from scdro._buffers import Buffers, Modules
 from scdro._scalar import Scalar, scalar_dtype
-from scdro._state import Batch, MethodState, RobustState, check_fits
-from scdro._validation import (
-    check_beta,
-    check_closure,
-    check_number,
-    check_optional,
-    check_parameters,
-    check_steps,
-    refuse_weights,
-)
+from scdro._state import Batch, MethodState, RobustState, check_fits, state_for
+from scdro._validation import check_beta, check_number
 from scdro.distributed import Group, Ranks, full, is_sharded, like
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError
 from scdro.functional import worst_case
+from scdro.optim._settings import check_parameters, check_steps
 from scdro.optim.samplers import DrawnBatches
 from scdro.temperature import Temperature, Tracker, given_or_default
 
@@ -45,7 +38,9 @@ __all__ = [
 def global_norm(tensors: list[Tensor]) -> Tensor:
     """The Euclidean norm of all tensors together, in a dtype where it does not overflow."""
     kinds = ([t for t in tensors if is_sharded(t)], [t for t in tensors if not is_sharded(t)])
-    norm: Tensor = torch.linalg.vector_norm(torch.stack([full(_norm_of_like(kind)) for kind in kinds if kind]))
+    norm: Tensor = torch.linalg.vector_norm(
+        torch.stack([full(_norm_of_like(kind)) for kind in kinds if kind])
+    )
     return norm
 
 
@@ -72,14 +67,15 @@ class Ball:
             p.mul_(scale.to(p.device, p.dtype))
 
 
-# -- gradients between backward and step ------------------------------------------------------------------------------
+# -- gradients between backward and step
+# ------------------------------------------------------------------------------
 
 
 class Gradients:
     """The gradients of an optimizer during one step.
 
-    `GradScaler.step` does not support closures. So this object acts as an optimizer of the same parameters towards the
-    scaler; its step only records that the scaler found no overflow.
+    `GradScaler.step` does not support closures. So this object acts as an optimizer of the same
+    parameters towards the scaler; its step only records that the scaler found no overflow.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -88,7 +84,8 @@ class Gradients:
         self.max_norm: float | None = None
 
     def begin(self, scaler: GradScaler | None, max_norm: float | None) -> None:
-        check_optional("max_grad_norm", max_norm, "> 0", "or None for no bound")
+        if max_norm is not None:  # on the path of every step
+            check_number("max_grad_norm", max_norm, "> 0", "or None for no bound")
         self.scaler, self.max_norm = scaler, max_norm
 
     def end(self) -> None:
@@ -119,7 +116,9 @@ class Gradients:
     def _unscaled(self, scaler: GradScaler, old: dict[Tensor, Tensor]) -> bool:
         if old:
             for p, gradient in old.items():
-                if p.grad is not None:  # 0 * inf is NaN, so an overflow in the old gradients shows up here
+                if (
+                    p.grad is not None
+                ):  # 0 * inf is NaN, so an overflow in the old gradients shows up here
                     p.grad.add_(gradient * 0.0)
             torch._foreach_div_(list(old.values()), float(scaler.scale(torch.ones(()))))
         self._finite = False
@@ -148,7 +147,8 @@ class Gradients:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
 
-# -- every optimizer --------------------------------------------------------------------------------------------------
+# -- every optimizer
+# --------------------------------------------------------------------------------------------------
 
 
 Closure = Callable[[], Tensor]
@@ -158,9 +158,16 @@ class ClosureOptimizer(Optimizer):
     """Base class of all algorithms: `step(closure)`, with one `MethodState` module for state beyond `torch.optim`'s."""
 
     _method_state: MethodState
-    _two_points: ClassVar[bool] = False  # whether each batch is also evaluated at the previous point
+    _two_points: ClassVar[bool] = (
+        False  # whether each batch is also evaluated at the previous point
+    )
     _vectors: ClassVar[tuple[str, ...]] = ()  # names of the per-parameter tensors in `state`
-    _own_attributes: ClassVar[tuple[str, ...]] = ("_method_state", "_ball", "_gradients", "_buffers")
+    _own_attributes: ClassVar[tuple[str, ...]] = (
+        "_method_state",
+        "_ball",
+        "_gradients",
+        "_buffers",
+    )
 
     def __init__(
         self,
@@ -192,22 +199,25 @@ class ClosureOptimizer(Optimizer):
         """One step on one batch.
 
         Args:
-            closure: returns the per-sample losses of a batch that is chosen outside of it; does not call backward.
-            index: positions of the samples in the data set, for methods that keep one number per sample.
+            closure: returns the per-sample losses of a batch that is chosen outside of it; does not
+                call backward.
+            index: positions of the samples in the data set, for methods that keep one number per
+                sample.
             sample_weight: importance weights of the samples, >= 0.
-            grad_scaler: scales the losses for float16. If it finds an overflow, the step is skipped and nothing
-                changes. Call its `update()` afterwards, as usual.
+            grad_scaler: scales the losses for float16. If it finds an overflow, the step is skipped
+                and nothing changes. Call its `update()` afterwards, as usual.
             max_grad_norm: bound on the norm of each gradient, over all parameters together.
 
-        Under torch.distributed the batch is that of all processes (see `process_group`). Gradients must be averaged, as
-        DistributedDataParallel and fully_shard do.
+        Under torch.distributed the batch is that of all processes (see `process_group`). Gradients
+        must be averaged, as DistributedDataParallel and fully_shard do.
 
         Returns:
-            The method's estimate of its objective, a 0-d tensor: a running estimate if it keeps one, else the value on
-            this batch.
+            The method's estimate of its objective, a 0-d tensor: a running estimate if it keeps
+            one, else the value on this batch.
         """
-        closure = check_closure(closure)
-        refuse_weights(index)
+        if index is not None or not callable(closure):
+            closure = _check_closure(closure)
+            _refuse_weights(index)
         self._gradients.begin(grad_scaler, max_grad_norm)
         try:
             with self._buffers.during_step() if self._buffers.modules else nullcontext():
@@ -223,14 +233,18 @@ class ClosureOptimizer(Optimizer):
         return (
             value
             if isinstance(value, Tensor)
-            else torch.tensor(value, dtype=self._method_state.dtype, device=self._method_state.skipped.device)
+            else torch.tensor(
+                value, dtype=self._method_state.dtype, device=self._method_state.skipped.device
+            )
         )
 
     def full_objective(self, losses: Tensor) -> Tensor:
         """The exact objective of the method, given the losses of all training samples."""
         raise NotImplementedError
 
-    def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
+    def _step(
+        self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None
+    ) -> Scalar | None:
         """Do one step. Return the objective, or None if a bad batch was skipped."""
         raise NotImplementedError
 
@@ -240,7 +254,8 @@ class ClosureOptimizer(Optimizer):
     def _value_if_skipped(self) -> Scalar:
         return math.nan
 
-    # -- the closure --------------------------------------------------------------------------------------------------
+    # -- the closure
+    # --------------------------------------------------------------------------------------------------
 
     def _losses(self, closure: Closure) -> Tensor:
         """Clear the gradients and return the per-sample losses at the current parameters, with their graph."""
@@ -248,7 +263,10 @@ class ClosureOptimizer(Optimizer):
             p.grad = None
         with torch.enable_grad(), self._inspection():
             losses = closure()
-        with self.ranks.joining(self._first_parameter().device):
+        if self.ranks.may_have_others():
+            with self.ranks.joining(self._first_parameter().device):
+                self._check_closure_losses(losses)
+        else:
             self._check_closure_losses(losses)
         return losses
 
@@ -259,19 +277,26 @@ class ClosureOptimizer(Optimizer):
                 "this method evaluates each batch twice and would update its statistics twice"
             )
         if self._method_state.skip_nonfinite:
-            return self._buffers.inspection("a batch that skip_nonfinite skips would change its statistics")
+            return self._buffers.inspection(
+                "a batch that skip_nonfinite skips would change its statistics"
+            )
         return nullcontext()
 
     def _check_closure_losses(self, losses: Tensor) -> None:
         if any(p.grad is not None for p in self._parameters()):
             raise ClosureError(
-                "expected a closure that only computes the per-sample losses, got one that called backward(); "
-                "remove the call, since step() calls backward itself"
+                "expected a closure that only computes the per-sample losses, got one that called"
+                " backward(); remove the call, since step() calls backward itself"
             )
-        if isinstance(losses, Tensor) and losses.is_floating_point() and losses.ndim == 1 and not losses.requires_grad:
+        if (
+            isinstance(losses, Tensor)
+            and losses.is_floating_point()
+            and losses.ndim == 1
+            and not losses.requires_grad
+        ):
             raise LossError(
-                "expected losses that require grad, got detached losses; is the closure under torch.no_grad(), or the "
-                "model frozen?"
+                "expected losses that require grad, got detached losses; is the closure under"
+                " torch.no_grad(), or the model frozen?"
             )
 
     def _backward(self, losses: Tensor, batch: Batch, weights: Tensor) -> None:
@@ -283,25 +308,30 @@ class ClosureOptimizer(Optimizer):
             if "second time" not in str(error):
                 raise
             raise ClosureError(
-                "expected a closure that only computes the per-sample losses, got one whose graph was already used; "
-                "remove its call to backward()"
+                "expected a closure that only computes the per-sample losses, got one whose graph"
+                " was already used; remove its call to backward()"
             ) from error
         gradients = [p.grad for p in self._parameters() if p.grad is not None]
         if not gradients:
             raise ClosureError(
-                "expected losses that depend on the parameters of this optimizer, got none that do; was it made for "
-                "another model?"
+                "expected losses that depend on the parameters of this optimizer, got none that do;"
+                " was it made for another model?"
             )
         if any(gradient.layout != torch.strided for gradient in gradients):
             raise ClosureError(
-                "expected dense gradients, got sparse ones; make the layer with sparse=False, or use KLRobustLoss with "
-                "an optimizer that supports them"
+                "expected dense gradients, got sparse ones; make the layer with sparse=False, or"
+                " use KLRobustLoss with an optimizer that supports them"
             )
-        self._method_state.ranks.check_averaged(gradients)
+        if self.ranks.may_have_others():
+            self.ranks.check_averaged(gradients)
 
     def _skips(self, finite: Tensor | None) -> bool:
         """Whether to skip the step, if the host can read the flag; elsewhere the flag stays on the device."""
-        if finite is None or (finite.device.type != "cpu" and self._method_state.started) or bool(finite):
+        if (
+            finite is None
+            or (finite.device.type != "cpu" and self._method_state.started)
+            or bool(finite)
+        ):
             return False
         self._method_state.count_skipped(True)
         self._gradients.skip()
@@ -309,11 +339,20 @@ class ClosureOptimizer(Optimizer):
 
     def _undone_unless(self, finite: Tensor | None) -> AbstractContextManager[None]:
         """Undo changes to parameters and vectors if the batch was bad, without reading the flag on the host."""
-        return nullcontext() if finite is None or finite.device.type == "cpu" else self._undo_on_device(finite)
+        return (
+            nullcontext()
+            if finite is None or finite.device.type == "cpu"
+            else self._undo_on_device(finite)
+        )
 
     @contextmanager
     def _undo_on_device(self, finite: Tensor) -> Iterator[None]:
-        vectors = (self.state[p][name] for p in self._parameters() for name in self._vectors if name in self.state[p])
+        vectors = (
+            self.state[p][name]
+            for p in self._parameters()
+            for name in self._vectors
+            if name in self.state[p]
+        )
         tensors = [*self._parameters(), *vectors]
         before = [t.clone() for t in tensors]
         for p in self._parameters():
@@ -324,7 +363,8 @@ class ClosureOptimizer(Optimizer):
             tensor.copy_(torch.where(finite, tensor, old))
         self._buffers.restore(unless=finite)
 
-    # -- parameters ---------------------------------------------------------------------------------------------------
+    # -- parameters
+    # ---------------------------------------------------------------------------------------------------
 
     def _parameters(self) -> Iterator[Tensor]:
         return (p for group in self.param_groups for p in group["params"])
@@ -341,13 +381,21 @@ class ClosureOptimizer(Optimizer):
 
     def _decayed(self, vectors: list[Tensor], params: list[Tensor], decay: float) -> list[Tensor]:
         """Vectors plus weight decay."""
-        return list(torch._foreach_add(vectors, params, alpha=decay)) if params and decay else vectors
+        return (
+            list(torch._foreach_add(vectors, params, alpha=decay)) if params and decay else vectors
+        )
 
-    def _momentum_step(self, group: dict[str, Any], keep: float, share: float, decay: float) -> None:
+    def _momentum_step(
+        self, group: dict[str, Any], keep: float, share: float, decay: float
+    ) -> None:
         """v <- keep v + share (gradient + decay w);  w <- w - lr v.  The first v is the gradient itself."""
         params = [p for p in group["params"] if p.grad is not None]
         gradients = self._decayed([p.grad for p in params if p.grad is not None], params, decay)
-        old = [(self.state[p]["v"], g) for p, g in zip(params, gradients, strict=True) if self._has_past(p)]
+        old = [
+            (self.state[p]["v"], g)
+            for p, g in zip(params, gradients, strict=True)
+            if self._has_past(p)
+        ]
         if old:
             vectors, fresh = (list(side) for side in zip(*old, strict=True))
             torch._foreach_mul_(vectors, keep)
@@ -361,7 +409,9 @@ class ClosureOptimizer(Optimizer):
         if self._ball is not None:
             self._ball.project_([p for p in self._parameters() if p.requires_grad])
 
-    def draws(self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False) -> DrawnBatches | None:
+    def draws(
+        self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False
+    ) -> DrawnBatches | None:
         """One epoch of batches from n samples, if the method draws its own samples, else None. With `joint`, every
         process gets the whole batch."""
         return None
@@ -376,17 +426,21 @@ class ClosureOptimizer(Optimizer):
         """Number of batches skipped because of NaN or infinite losses."""
         return self._method_state.skipped[0].clone()
 
-    # -- checkpoints --------------------------------------------------------------------------------------------------
+    # -- checkpoints
+    # --------------------------------------------------------------------------------------------------
     #
-    # A state_dict keeps all state in its "state", which torch's tools save, reshard and pass to hooks: the vectors of
-    # each parameter, and, stored with the first trainable parameter, the state that belongs to no parameter, such as
-    # "SCDRO.recent". It is complete before the first step, because those tools would otherwise call step() to create
-    # it. They take the names to load from `self.state`.
+    # A state_dict keeps all state in its "state", which torch's tools save, reshard and pass to
+    # hooks: the vectors of each parameter, and, stored with the first trainable parameter, the
+    # state that belongs to no parameter, such as "SCDRO.recent". It is complete before the first
+    # step, because those tools would otherwise call step() to create it. They take the names to
+    # load from `self.state`.
 
     def state_dict(self) -> dict[str, Any]:
         """Like torch's: the vectors of each parameter; lam, log s and so on are stored with the first trainable one."""
         self._fill(self._parameters())
-        first = self.register_state_dict_post_hook(lambda _, state_dict: self._completed(state_dict), prepend=True)
+        first = self.register_state_dict_post_hook(
+            lambda _, state_dict: self._completed(state_dict), prepend=True
+        )
         try:
             return super().state_dict()
         finally:
@@ -395,9 +449,9 @@ class ClosureOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state. If it does not fit, raise and change nothing.
 
-        Settings in `param_groups` (lr, beta, weight_decay, ...) are loaded too, as in torch. All others stay as in this
-        object. They may differ from the saved ones if that does not change the meaning of the state (docs,
-        "Checkpoints").
+        Settings in `param_groups` (lr, beta, weight_decay, ...) are loaded too, as in torch. All
+        others stay as in this object. They may differ from the saved ones if that does not change
+        the meaning of the state (docs, "Checkpoints").
         """
         own: dict[str, Any] = {}
         last = self.register_load_state_dict_pre_hook(lambda _, came: self._checked(came, own))
@@ -410,7 +464,10 @@ class ClosureOptimizer(Optimizer):
 
     def _own_state(self) -> dict[str, Any]:
         """Copies of the state that belongs to no parameter, because dcp.load writes into a state_dict's tensors."""
-        return {**{k: v.clone() for k, v in self._method_state.state_dict().items()}, **self._extra_state()}
+        return {
+            **{k: v.clone() for k, v in self._method_state.state_dict().items()},
+            **self._extra_state(),
+        }
 
     def _completed(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         own, prefix = self._own_state(), f"{type(self).__name__}."
@@ -446,7 +503,12 @@ class ClosureOptimizer(Optimizer):
     def _checked(self, state_dict: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         """Check a state and remove what belongs to no parameter, before torch casts it to the parameter's dtype."""
         state, prefix = state_dict.get("state", {}), f"{type(self).__name__}."
-        carried = {key: value for entries in state.values() for key, value in entries.items() if "." in str(key)}
+        carried = {
+            key: value
+            for entries in state.values()
+            for key, value in entries.items()
+            if "." in str(key)
+        }
         own.update({k.removeprefix(prefix): v for k, v in carried.items() if k.startswith(prefix)})
         if not own:
             _refuse_state(type(self).__name__, next(iter(carried), ""))
@@ -471,7 +533,8 @@ class ClosureOptimizer(Optimizer):
         sizes, came = ([len(group["params"]) for group in g] for g in (self.param_groups, groups))
         if sizes != came:
             raise CheckpointError(
-                f"expected parameter groups of {sizes} parameters, got {came}; is it from another model?"
+                f"expected parameter groups of {sizes} parameters, got {came}; is it from another"
+                " model?"
             )
         for p, number in self._numbered(state_dict).items():
             entries = state_dict["state"].get(number, {})
@@ -479,8 +542,8 @@ class ClosureOptimizer(Optimizer):
                 shape = tuple(value.shape) if isinstance(value, Tensor) else None
                 if shape != tuple(p.shape):
                     raise CheckpointError(
-                        f"expected the state of a parameter of shape {tuple(p.shape)}, got {shape}; "
-                        "is it from another model?"
+                        f"expected the state of a parameter of shape {tuple(p.shape)}, got {shape};"
+                        " is it from another model?"
                     )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -520,10 +583,13 @@ def _copied(value: Any) -> Any:
 def _refuse_state(expected: str, key: str) -> NoReturn:
     if key:
         came = key.partition(".")[0]
-        raise CheckpointError(f"expected a state_dict of {expected}, got one of {came}; load it into that optimizer")
+        raise CheckpointError(
+            f"expected a state_dict of {expected}, got one of {came}; load it into that optimizer"
+        )
     raise CheckpointError(
-        f"expected a state_dict of {expected}, got one of another optimizer, or one saved with another first trainable "
-        "parameter; load it into that optimizer, or make the same parameters trainable"
+        f"expected a state_dict of {expected}, got one of another optimizer, or one saved with"
+        " another first trainable parameter; load it into that optimizer, or make the same"
+        " parameters trainable"
     )
 
 
@@ -537,7 +603,53 @@ def descend(params: list[Tensor], direction: list[Tensor], lr: Tensor | float) -
         torch._foreach_add_(params, direction, alpha=-lr)
 
 
-# -- KL-constrained methods -------------------------------------------------------------------------------------------
+# -- KL-constrained methods
+# -------------------------------------------------------------------------------------------
+
+
+IN_PLACE_OF = {  # settings of torch's optimizers, and what there is here
+    "momentum": "beta, the weight of the new batch in the averaged gradient: momentum m is beta = 1 - m",
+    "betas": "beta, the weight of the new batch in the averaged gradient: (m, ...) is beta = 1 - m;"
+    " for Adam, use KLRobustLoss with torch.optim.Adam",
+    "dampening": "beta: the new gradient always has weight beta, as with dampening = momentum",
+    "nesterov": "no such option; ASCDRO evaluates each batch at two points",
+    "maximize": "losses, which are minimised: negate a reward",
+    "eps": "no such option; for Adam, use KLRobustLoss with torch.optim.Adam",
+}
+
+
+def _check_unknown(name: str, unknown: dict[str, Any]) -> None:
+    """A setting of another optimizer gets an error that says what to use instead."""
+    for key, value in unknown.items():
+        if key in IN_PLACE_OF:
+            raise HyperparameterError(
+                f"expected {IN_PLACE_OF[key]}; got {key}={value!r} for {name}"
+            )
+        raise TypeError(f"{name}() got an unexpected keyword argument {key!r}")
+
+
+def _check_closure(closure: Callable[[], Tensor] | None) -> Callable[[], Tensor]:
+    if callable(closure):
+        return closure
+    if closure is not None:
+        raise ClosureError(
+            "expected step(closure) with a closure that returns per-sample losses, got a"
+            f" {type(closure).__name__}; pass a function: opt.step(lambda: losses(model(x), y)), or"
+            " use KLRobustLoss with any torch optimizer"
+        )
+    raise ClosureError(
+        "expected step(closure) with a closure that returns per-sample losses, got none; if your"
+        " loop calls backward() itself, use KLRobustLoss with any torch optimizer"
+    )
+
+
+def _refuse_weights(index: Any) -> None:
+    """Raise for weights in the place of `index`, which most methods do not use."""
+    if index is not None and torch.as_tensor(index).is_floating_point():
+        raise ClosureError(
+            "expected step(closure, index) with integer positions, got floating-point numbers; pass"
+            " weights as step(closure, sample_weight=weights)"
+        )
 
 
 class RobustOptimizer(ClosureOptimizer):
@@ -564,17 +676,28 @@ class RobustOptimizer(ClosureOptimizer):
         mu: float = 0.0,
         module: Modules = None,
         process_group: Group = None,
+        **unknown: Any,
     ) -> None:
+        _check_unknown(type(self).__name__, unknown)
         check_beta(beta)
         temperature = given_or_default(temperature)
         if tracker is None:
-            tracker = temperature.two_point_tracker() if self._two_points else temperature.one_point_tracker()
-        at = "twice: NormalizedStorm(cap=2.0)" if self._two_points else "once: MovingAverage(cap=2.0)"
+            tracker = (
+                temperature.two_point_tracker()
+                if self._two_points
+                else temperature.one_point_tracker()
+            )
+        at = (
+            "twice: NormalizedStorm(cap=2.0)"
+            if self._two_points
+            else "once: MovingAverage(cap=2.0)"
+        )
         if isinstance(tracker, type) or getattr(tracker, "two_points", None) != self._two_points:
             raise HyperparameterError(
-                f"expected a tracker for {type(self).__name__}, which evaluates each batch {at}, got {tracker!r}"
+                f"expected a tracker for {type(self).__name__}, which evaluates each batch {at},"
+                f" got {tracker!r}"
             )
-        robust = RobustState(
+        robust = state_for(
             rho,
             lam0,
             temperature,
@@ -595,7 +718,9 @@ class RobustOptimizer(ClosureOptimizer):
     def full_objective(self, losses: Tensor) -> Tensor:
         """The objective of the method: the worst case of the losses of all training samples."""
         equation = self._method_state.equation
-        value: Tensor = worst_case(losses, equation.rho, equation.lam0, trim=self._method_state.trim).value
+        value: Tensor = worst_case(
+            losses, equation.rho, equation.lam0, trim=self._method_state.trim
+        ).value
         return value
 
     @property
@@ -603,10 +728,13 @@ class RobustOptimizer(ClosureOptimizer):
         """beta, which must be the same in all parameter groups because there is only one s."""
         beta = self.param_groups[0]["beta"]
         if any(group["beta"] != beta for group in self.param_groups):
-            raise HyperparameterError("expected the same beta in all parameter groups, got different values")
+            raise HyperparameterError(
+                "expected the same beta in all parameter groups, got different values"
+            )
         return float(beta)
 
-    # -- monitoring ---------------------------------------------------------------------------------------------------
+    # -- monitoring
+    # ---------------------------------------------------------------------------------------------------
 
     @property
     def temperature(self) -> Temperature:
@@ -648,7 +776,8 @@ class RobustOptimizer(ClosureOptimizer):
         for group in state_dict["param_groups"]:
             if "beta" not in group:
                 raise CheckpointError(
-                    "expected beta in every parameter group, got one without; is it of another method?"
+                    "expected beta in every parameter group, got one without; is it of another"
+                    " method?"
                 )
             check_beta(group["beta"])
 

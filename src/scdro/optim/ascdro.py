@@ -17,7 +17,7 @@ from scdro.distributed import reshard
 from scdro.errors import ClosureError
 from scdro.optim._base import Closure, ClosureOptimizer, RobustOptimizer, descend, global_norm
 from scdro.optim.scdro import Restarted
-from scdro.temperature import Advance
+from scdro.temperature import Change
 
 __all__ = [
     "ASCDRO",
@@ -30,8 +30,8 @@ __all__ = [
 class _Replay:
     """Makes the second evaluation draw the same random numbers from a device's default generator as the first.
 
-    The whole process shares that generator. It is set back only if it has changed, and ends in a state that never
-    repeats a number, whatever another thread drew in the meantime.
+    The whole process shares that generator. It is set back only if it has changed, and ends in a
+    state that never repeats a number, whatever another thread drew in the meantime.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -83,14 +83,19 @@ class TwoPoints(ClosureOptimizer):
         present = [p.clone() for p in params]
         devices = {torch.device("cpu"), self._first_parameter().device}
         self._replays = tuple(_Replay(device) for device in devices)
-        self._move(params, [self.state[p]["previous"] for p in params])
         try:
+            self._move(params, [self.state[p]["previous"] for p in params])
             yield
+            self._move(params, present)
+        except (
+            BaseException
+        ):  # also Ctrl-C in the middle of a move: never leave parameters at two points
+            self._move(params, present)
+            raise
         finally:
             for replay in self._replays:
                 replay.rewind()
             self._buffers.restore()
-            self._move(params, present)
 
     def _replayed_losses(self, closure: Closure) -> Tensor:
         """The losses at the current point, with the same random numbers as at the previous one."""
@@ -109,7 +114,11 @@ class TwoPoints(ClosureOptimizer):
     def _kept_gradients(self) -> dict[Tensor, Tensor]:
         """Copies of the gradients at the previous point, because DDP may write the next ones into the same memory."""
         shared = self.ranks.size > 1
-        return {p: p.grad.clone() if shared else p.grad for p in self._parameters() if p.grad is not None}
+        return {
+            p: p.grad.clone() if shared else p.grad
+            for p in self._parameters()
+            if p.grad is not None
+        }
 
     def _remember_point(self) -> None:
         """Store the current point as the previous one, for the parameters that have one."""
@@ -122,21 +131,23 @@ def matched(batch: Batch, old: Batch) -> Batch:
     """The batch at the current point, marked bad if either evaluation was bad."""
     if len(old.losses) != len(batch.losses):
         raise ClosureError(
-            f"expected the same batch from both calls of the closure, got {len(old.losses)} losses and then "
-            f"{len(batch.losses)}; draw the batch outside the closure"
+            f"expected the same batch from both calls of the closure, got {len(old.losses)} losses"
+            f" and then {len(batch.losses)}; draw the batch outside the closure"
         )
     if batch.finite is None or old.finite is None:
         return batch
     return batch._replace(finite=batch.finite & old.finite)
 
 
-# -- the algorithm ----------------------------------------------------------------------------------------------------
+# -- the algorithm
+# ----------------------------------------------------------------------------------------------------
 
 
 class ASCDRO(TwoPoints, RobustOptimizer):
     r"""Accelerated stochastic constrained DRO (Algorithm 2): less variance, with each batch evaluated at two points.
 
-    Each `step(closure)`, where l and l' are the per-sample losses of the same batch at w_t and w_{t-1}:
+    Each `step(closure)`, where l and l' are the per-sample losses of the same batch at w_t and
+    w_{t-1}:
 
     1. l', then its gradient, at w_{t-1}; then l at w_t, under the same random masks.
     2. s_t by the tracker (line 6, eq. 7).
@@ -144,16 +155,18 @@ class ASCDRO(TwoPoints, RobustOptimizer):
     4. w_{t+1} = Proj_W(w_t - lr (z_t + wd w_t))                            (line 4, eq. 8)
     5. lam_{t+1} by the `temperature`.
 
-    With `PrintedTemperature` everything is as printed in the paper: z_t is its lam_t v_t/s_t (eq. 8). By default lam
-    comes from the recent losses, both points are evaluated at lam_t, and the tracker is `NormalizedStorm`, which is
-    stable where the printed one diverges.
+    With `PrintedTemperature` everything is as printed in the paper: z_t is its lam_t v_t/s_t (eq.
+    8). By default lam comes from the recent losses, both points are evaluated at lam_t, and the
+    tracker is `NormalizedStorm`, which is stable where the printed one diverges.
 
-    The closure runs twice, so it must compute the losses of a batch that is chosen outside of it. Random numbers that
-    it draws from torch are replayed. Buffers of `module` (BatchNorm's running statistics) are updated once; a
-    normalisation layer with running statistics outside of `module` raises an error.
+    The closure runs twice, so it must compute the losses of a batch that is chosen outside of it.
+    Random numbers that it draws from torch are replayed. Buffers of `module` (BatchNorm's running
+    statistics) are updated once; a normalisation layer with running statistics outside of `module`
+    raises an error.
 
     Args:
-        module: the model (or models) whose buffers the closure changes. Needed with BatchNorm and similar layers.
+        module: the model (or models) whose buffers the closure changes. Needed with BatchNorm and
+            similar layers.
         params, lr, rho, beta, ...: as for `SCDRO`.
 
     Example:
@@ -165,30 +178,36 @@ class ASCDRO(TwoPoints, RobustOptimizer):
 
     _vectors = ("z", "previous")
 
-    def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
+    def _step(
+        self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None
+    ) -> Scalar | None:
         robust, beta = self._method_state, self._beta
         old = self._read_previous_point(closure, sample_weight) if robust.started else None
-        old_gradients = {} if old is None else self._kept_gradients()  # before the first step, .grad may be anything
+        old_gradients = (
+            {} if old is None else self._kept_gradients()
+        )  # before the first step, .grad may be anything
         losses = self._replayed_losses(closure)
         batch = robust.read(losses, sample_weight)
         if old is not None:
             batch = matched(batch, old[0])
         if self._skips(batch.finite):
             return None
-        estimate = robust.estimate(batch, beta, old=old)
-        self._backward(losses, batch, estimate.weights)
+        step = robust.estimate(batch, beta, old=old)
+        self._backward(losses, batch, step.weights)
         if not self._gradients.unscale_and_clip(old_gradients):
             return None
-        ratio = 1.0 if robust.temperature.carries else estimate.lam / estimate.lam_read
+        ratio = robust.ratio_to_past(step.lam)
         with self._undone_unless(batch.finite):
-            self._move_estimates(estimate.step, ratio, old_gradients, beta)
+            self._move_estimates(step.change or Change(0.0), ratio, old_gradients, beta)
             for group in self.param_groups:
                 self._descend(group)
             self._project()
-        robust.commit(estimate, batch, lr=self.param_groups[0]["lr"])
-        return estimate.objective
+        robust.commit(step, batch, lr=self.param_groups[0]["lr"])
+        return step.objective
 
-    def _read_previous_point(self, closure: Closure, sample_weight: Tensor | None) -> tuple[Batch, TiltedBatch]:
+    def _read_previous_point(
+        self, closure: Closure, sample_weight: Tensor | None
+    ) -> tuple[Batch, TiltedBatch]:
         """The batch at w_{t-1}. Stores its gradient, under softmax(l'/lam), in `p.grad`."""
         with self._at_previous_point():
             losses = self._losses(closure)
@@ -197,7 +216,9 @@ class ASCDRO(TwoPoints, RobustOptimizer):
             self._backward(losses, batch, point.softmax)
         return batch, point
 
-    def _move_estimates(self, step: Advance, ratio: Scalar, old_gradients: dict[Tensor, Tensor], beta: float) -> None:
+    def _move_estimates(
+        self, change: Change, ratio: Scalar, old_gradients: dict[Tensor, Tensor], beta: float
+    ) -> None:
         """z <- keep z + new g - old g' for all parameters, and w_t becomes the previous point.
 
         `ratio` is lam_t divided by the temperature of the past estimates.
@@ -205,16 +226,19 @@ class ASCDRO(TwoPoints, RobustOptimizer):
         active = [p for p in self._parameters() if p.grad is not None]
         moving = [p for p in active if self._has_past(p)]
         if moving:
-            z, g = [self.state[p]["z"] for p in moving], [p.grad for p in moving if p.grad is not None]
+            z, g = (
+                [self.state[p]["z"] for p in moving],
+                [p.grad for p in moving if p.grad is not None],
+            )
             g_old = [_or_zeros(old_gradients.get(p), p) for p in moving]
             # STORM adds to a moving average the change of the gradient since the previous point.
-            old = self._gradients.clipped(step.old * ratio, g_old, 1.0 - beta)
+            old = self._gradients.clipped(change.old * ratio, g_old, 1.0 - beta)
             correction = list(torch._foreach_mul(g_old, -old))
             torch._foreach_add_(correction, g, alpha=1.0 - beta)
             clip = getattr(self._method_state.tracker, "clip", None)
             if clip is not None:
                 torch._foreach_mul_(correction, _shrinkage(correction, g, z, clip * (1.0 - beta)))
-            torch._foreach_mul_(z, step.keep * ratio)
+            torch._foreach_mul_(z, change.keep * ratio)
             torch._foreach_add_(z, g, alpha=beta)
             torch._foreach_add_(z, correction)
         self._remember_point()
@@ -227,7 +251,9 @@ class ASCDRO(TwoPoints, RobustOptimizer):
         """w <- w - lr (z + wd w)."""
         params = [p for p in group["params"] if p.grad is not None]
         decay = group["weight_decay"] + self._method_state.equation.mu
-        descend(params, self._decayed([self.state[p]["z"] for p in params], params, decay), group["lr"])
+        descend(
+            params, self._decayed([self.state[p]["z"] for p in params], params, decay), group["lr"]
+        )
 
 
 def _or_zeros(gradient: Tensor | None, p: Tensor) -> Tensor:
@@ -237,16 +263,20 @@ def _or_zeros(gradient: Tensor | None, p: Tensor) -> Tensor:
 def _shrinkage(correction: list[Tensor], g: list[Tensor], z: list[Tensor], clip: float) -> Tensor:
     """The factor <= 1 that bounds |correction| by clip * min(|g|, |z|)."""
     size, *limits = (global_norm(tensors) for tensors in (correction, g, z))
-    return (clip * torch.minimum(*limits) / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_max(1.0)
+    return (clip * torch.minimum(*limits) / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_max(
+        1.0
+    )
 
 
-# -- in stages --------------------------------------------------------------------------------------------------------
+# -- in stages
+# --------------------------------------------------------------------------------------------------------
 
 
 class RASCDRO(Restarted, ASCDRO):
     r"""Restarted ASCDRO (Algorithm 3), for convex losses: ASCDRO on F + mu |x|^2/2 in stages with decreasing step size.
 
-    mu x_t is added to the direction z_t (section 5). Arguments as for `RSCDRO`, plus `module` as for `ASCDRO`.
+    mu x_t is added to the direction z_t (section 5). Arguments as for `RSCDRO`, plus `module` as
+    for `ASCDRO`.
 
     Example:
         >>> from scdro.optim import factor_stages

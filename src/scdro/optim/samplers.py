@@ -16,7 +16,7 @@ from scdro.errors import CheckpointError
 
 __all__ = [
     "DrawnBatches",
-    "GroupsAlike",
+    "EqualGroupDraws",
 ]
 
 
@@ -27,21 +27,29 @@ Draw = Callable[[torch.Generator], Tensor]
 class DrawnBatches(Sampler[list[int]]):
     """Batches drawn by a method, each at the moment it is requested.
 
-    Save its state together with the optimizer's. It holds the random generator and the position in the epoch: the first
-    epoch after `load_state_dict` continues where the saved one stopped. A DataLoader with workers prefetches: batches
-    are then drawn from a distribution a few steps older than the one that weights them, and the state is ahead of
-    training. To resume bit for bit, use num_workers=0.
+    Save its state together with the optimizer's. It holds the random generator and the position in
+    the epoch: the first epoch after `load_state_dict` continues where the saved one stopped. A
+    DataLoader with workers prefetches: batches are then drawn from a distribution a few steps older
+    than the one that weights them, and the state is ahead of training. To resume bit for bit, use
+    num_workers=0.
 
     Args:
         draw: returns the positions of one batch.
         steps: number of batches in an epoch.
         seed: seed of the random generator.
-        ranks: the processes that share each batch; all draw the same batch, and each takes its part.
+        ranks: the processes that share each batch; all draw the same batch, and each takes its
+            part.
     """
 
     def __init__(self, draw: Draw, steps: int, seed: int = 0, ranks: Ranks = ALONE) -> None:
         check_whole("steps", steps, meaning="the number of batches in an epoch")
-        self._draw, self._steps, self._ranks, self._done, self._resumed = draw, steps, ranks, 0, False
+        self._draw, self._steps, self._ranks, self._done, self._resumed = (
+            draw,
+            steps,
+            ranks,
+            0,
+            False,
+        )
         self._generator = torch.Generator(device="cpu").manual_seed(seed)
 
     @classmethod
@@ -78,15 +86,15 @@ class DrawnBatches(Sampler[list[int]]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("steps") != self._steps:
             raise CheckpointError(
-                f"expected the state of a sampler of {self._steps} steps per epoch, got {state.get('steps')}; "
-                "create it with the same settings"
+                f"expected the state of a sampler of {self._steps} steps per epoch, got"
+                f" {state.get('steps')}; create it with the same settings"
             )
         self._generator.set_state(state["generator"].cpu())
         self._done = state["done"]
         self._resumed = self._done < self._steps
 
 
-class GroupsAlike:
+class EqualGroupDraws:
     """Draws all groups equally often, whatever their sizes: counts in a batch differ by at most one.
 
     Args:
@@ -103,5 +111,8 @@ class GroupsAlike:
         count = len(self._sizes)
         some = torch.randperm(count, generator=generator, device="cpu")[: size % count]
         groups = torch.cat([torch.arange(count, device="cpu").repeat(size // count), some])
-        within = torch.rand(size, generator=generator, device="cpu", dtype=torch.float64) * self._sizes[groups]
+        within = (
+            torch.rand(size, generator=generator, device="cpu", dtype=torch.float64)
+            * self._sizes[groups]
+        )
         return self._positions[self._starts[groups] + within.long()]

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from scdro._scalar import Scalar
-from scdro._validation import check_is, check_number, check_stages, check_whole
+from scdro._validation import check_is, check_number, check_whole
 from scdro.errors import CheckpointError, HyperparameterError
 from scdro.optim._base import Closure, RobustOptimizer
+from scdro.optim._settings import check_stages
 
 __all__ = [
     "RSCDRO",
@@ -21,7 +22,6 @@ __all__ = [
     "Stage",
     "decay_stages",
     "factor_stages",
-    "lemma_stages",
 ]
 
 
@@ -30,33 +30,39 @@ class SCDRO(RobustOptimizer):
 
     Each `step(closure)`, where l are the per-sample losses that the closure returns at w_t:
 
-    1. s_t = (1-beta) s_{t-1} + beta mean exp(l/lam_t)                        (line 6)
+    1. s_t = (1-r) s_{t-1} + r mean exp(l/lam_t); r is the paper's beta, or with `WindowTemperature(memory=16)`
+       B/(B + 16) for a batch of B samples if that is larger                  (line 6)
     2. v_t = (1-beta) v_{t-1} + beta [mean(exp(l/lam_t)/s_t grad l) + wd w_t]   (line 7, eq. 6)
     3. w_{t+1} = Proj_W(w_t - lr v_t)                                         (line 4)
     4. lam_{t+1} by the `temperature`; with `PrintedTemperature` as printed   (line 4)
 
-    The first step uses the batch's own estimates (line 2). The method is equivalent to `KLRobustLoss` with
-    SGD(momentum=1-beta, dampening=1-beta, weight_decay=wd).
+    The first step uses the batch's own estimates (line 2). The method is equivalent to
+    `KLRobustLoss` with SGD(momentum=1-beta, dampening=1-beta, weight_decay=wd).
 
     Args:
         params: parameters or parameter groups.
         lr: step size of the model.
-        rho: radius of the KL ball; `rho_for_group(0.1)` protects every group of at least a tenth of the data.
-        beta: weight of the new batch in the averages, in (0, 1]; 1 - beta is the momentum.
+        rho: radius of the KL ball; `rho_for_group(0.1)` protects every group of at least a tenth of
+            the data.
+        beta: weight of the new batch in v, and at least in s, in (0, 1]; 1 - beta is the momentum.
         lam0: the paper's KL regulariser and the smallest lam.
         weight_decay: adds wd |w|^2/2 to the objective.
-        temperature: how lam moves; `WindowTemperature()` by default, `PrintedTemperature()` for the paper's update.
+        temperature: how lam moves; `WindowTemperature()` by default, `PrintedTemperature()` for the
+            paper's update.
         tracker: how s moves; by default the temperature chooses it.
-        loss_bound: C if all losses are in [0, C]; then lam_max = lam0 + C/rho. A loss outside raises an error.
+        loss_bound: C if all losses are in [0, C]; then lam_max = lam0 + C/rho. A loss outside
+            raises an error.
         radius: R, projects all parameters together onto the ball |w| <= R.
         trim: fraction of the hardest recent losses to leave out, for data with wrong labels.
         window: number of recent losses used to determine lam; by default enough for rho.
-        skip_nonfinite: skip batches with NaN or infinite losses and count them in `skipped`, instead of raising.
-        module: the model (or models) whose buffers, such as BatchNorm's running statistics, the closure changes. They
-            are restored after a skipped batch or an error. Needed with `skip_nonfinite` if there are such layers.
+        skip_nonfinite: skip batches with NaN or infinite losses and count them in `skipped`,
+            instead of raising.
+        module: the model (or models) whose buffers, such as BatchNorm's running statistics, the
+            closure changes. They are restored after a skipped batch or an error. Needed with
+            `skip_nonfinite` if there are such layers.
         mu: adds mu |x|^2/2 over x = (w, lam) to the objective, as the restarted forms do.
-        process_group: the processes that share each batch: None for all, if torch.distributed is initialised; False
-            for this process only.
+        process_group: the processes that share each batch: None for all, if torch.distributed is
+            initialised; False for this process only.
 
     Example:
         >>> import torch
@@ -65,31 +71,36 @@ class SCDRO(RobustOptimizer):
         >>> opt = SCDRO(model.parameters(), lr=0.1, rho=0.5)
         >>> value = opt.step(lambda: torch.nn.functional.cross_entropy(model(x), y, reduction="none"))
 
-    Reference: Qi, Lyu, Chan, Bai, Yang, "Stochastic Constrained DRO with a Complexity Independent of Sample Size",
-    TMLR 2023.
+    Reference: Qi, Lyu, Chan, Bai, Yang, "Stochastic Constrained DRO with a Complexity Independent
+    of Sample Size", TMLR 2023.
     """
 
     _vectors = ("v",)
 
-    def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
+    def _step(
+        self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None
+    ) -> Scalar | None:
         beta = self._beta
         losses = self._losses(closure)
         batch = self._method_state.read(losses, sample_weight)
         if self._skips(batch.finite):
             return None
-        estimate = self._method_state.estimate(batch, beta)
-        self._backward(losses, batch, estimate.weights)
+        step = self._method_state.estimate(batch, beta)
+        self._backward(losses, batch, step.weights)
         if not self._gradients.unscale_and_clip():
             return None
         with self._undone_unless(batch.finite):
             for group in self.param_groups:
-                self._momentum_step(group, 1.0 - beta, beta, group["weight_decay"] + self._method_state.equation.mu)
+                self._momentum_step(
+                    group, 1.0 - beta, beta, group["weight_decay"] + self._method_state.equation.mu
+                )
             self._project()
-        self._method_state.commit(estimate, batch, lr=self.param_groups[0]["lr"])
-        return estimate.objective
+        self._method_state.commit(step, batch, lr=self.param_groups[0]["lr"])
+        return step.objective
 
 
-# -- in stages --------------------------------------------------------------------------------------------------------
+# -- in stages
+# --------------------------------------------------------------------------------------------------------
 
 
 class Stage(NamedTuple):
@@ -105,38 +116,6 @@ class Stage(NamedTuple):
     steps: int
 
 
-def lemma_stages(
-    mu: float, eps1: float, sigma: float, L_F: float, stages: int, *, accelerated: bool = False
-) -> list[Stage]:
-    """The stages of Lemma 4 (RSCDRO) or, `accelerated`, Lemma 5 (RASCDRO), with every constant.
-
-    eps_k starts at `eps1`, the initial gap, and halves; `sigma` bounds the noise and `L_F` the smoothness. L_F grows
-    like exp(2 C/lam0), so the result is of theoretical interest only, unless you know a small L_F.
-
-    In Lemma 5, eta_k is taken as sqrt(mu eps_k)/(24 c L_F sigma), as its proof requires (the paper prints sigma^2).
-
-    Example:
-        >>> [stage.steps for stage in lemma_stages(mu=0.1, eps1=1.0, sigma=1.0, L_F=1.0, stages=2)]
-        [14745600, 29491200]
-    """
-    for name, value in {"mu": mu, "eps1": eps1, "sigma": sigma, "L_F": L_F}.items():
-        check_number(name, value, "> 0")
-    check_whole("stages", stages)
-    return [_lemma_stage(mu, eps1 / 2**k, sigma, L_F, accelerated) for k in range(stages)]
-
-
-def _lemma_stage(mu: float, eps: float, sigma: float, L_F: float, accelerated: bool) -> Stage:
-    c = (768 if accelerated else 384) * L_F**2
-    beta = min(mu * eps / (c * sigma**2), 1 / c)
-    if accelerated:
-        lr = min(math.sqrt(mu * eps) / (24 * c * L_F * sigma), 1 / (24 * c * L_F**2))
-        steps = 192 * c * max(L_F * sigma / (mu**1.5 * math.sqrt(eps)), L_F**2 * sigma**2 / (mu * eps), L_F**2 / mu)
-    else:
-        lr = min(mu * eps / (12 * c * L_F**2 * sigma**2), 1 / (12 * c * L_F**2))
-        steps = 384 * c * max(L_F**2 * sigma**2 / (mu**2 * eps), L_F**2 / mu)
-    return Stage(lr, min(beta, 1.0), math.ceil(steps))
-
-
 def factor_stages(
     lr: float,
     beta: float,
@@ -149,7 +128,8 @@ def factor_stages(
 ) -> list[Stage]:
     """Stages as in the lemmas, without their constants: from stage to stage, steps, lr and beta change by a factor.
 
-    The defaults are RSCDRO's (beta_k ~ eps_k, eta_k ~ eps_k, T_k ~ 1/eps_k); RASCDRO's lr_factor is sqrt(1/2).
+    The defaults are RSCDRO's (beta_k ~ eps_k, eta_k ~ eps_k, T_k ~ 1/eps_k); RASCDRO's lr_factor is
+    sqrt(1/2).
 
     Example:
         >>> factor_stages(0.1, 0.5, 100, 3)[2]
@@ -158,12 +138,21 @@ def factor_stages(
     check_whole("stages", stages)
     check_stages([Stage(lr, beta, steps)])
     check_whole("steps", steps)
-    for name, factor in {"lr_factor": lr_factor, "beta_factor": beta_factor, "steps_factor": steps_factor}.items():
+    for name, factor in {
+        "lr_factor": lr_factor,
+        "beta_factor": beta_factor,
+        "steps_factor": steps_factor,
+    }.items():
         check_number(name, factor, "> 0")
-    return [Stage(lr * lr_factor**k, beta * beta_factor**k, math.ceil(steps * steps_factor**k)) for k in range(stages)]
+    return [
+        Stage(lr * lr_factor**k, beta * beta_factor**k, math.ceil(steps * steps_factor**k))
+        for k in range(stages)
+    ]
 
 
-def decay_stages(lr: float, beta: float, milestones: Iterable[int], *, factor: float = 0.1) -> list[Stage]:
+def decay_stages(
+    lr: float, beta: float, milestones: Iterable[int], *, factor: float = 0.1
+) -> list[Stage]:
     """Stages for practice, as in the paper's experiments: lr times `factor` after each of the `milestones` (in steps).
 
     Example:
@@ -188,12 +177,20 @@ class Restarted(RobustOptimizer):
     _own_attributes = (*RobustOptimizer._own_attributes, "_stages", "_stage", "_steps_left")
 
     def __init__(
-        self, params: Any, stages: Sequence[Stage], rho: float = 0.5, *, mu: float = 0.0, **settings: Any
+        self,
+        params: Any,
+        stages: Sequence[Stage],
+        rho: float = 0.5,
+        *,
+        mu: float = 0.0,
+        **settings: Any,
     ) -> None:
         check_stages(stages)
         for name in ("lr", "beta"):
             if name in settings:
-                raise HyperparameterError(f"expected {name} as part of the stages, got {name}={settings[name]}")
+                raise HyperparameterError(
+                    f"expected {name} as part of the stages, got {name}={settings[name]}"
+                )
         self._stages = [Stage(float(lr), float(beta), int(steps)) for lr, beta, steps in stages]
         first = self._stages[0]
         self._stage, self._steps_left = 0, first.steps
@@ -210,7 +207,9 @@ class Restarted(RobustOptimizer):
         if self._steps_left == 0 and self._stage + 1 < len(self._stages):
             before, after = self._stages[self._stage : self._stage + 2]
             for group in self.param_groups:
-                group["lr"] = group["lr"] * (after.lr / before.lr)  # not in place: groups may share a tensor
+                group["lr"] = group["lr"] * (
+                    after.lr / before.lr
+                )  # not in place: groups may share a tensor
                 group["beta"] = after.beta
             self.defaults.update(lr=after.lr, beta=after.beta)
             self._stage, self._steps_left = self._stage + 1, after.steps
@@ -223,8 +222,8 @@ class Restarted(RobustOptimizer):
         stages = [Stage(lr, beta, int(steps)) for lr, beta, steps in own["stages"].tolist()]
         if stages != self._stages:
             raise CheckpointError(
-                f"expected a state_dict with the stages {self._stages}, got {stages}; construct the optimizer "
-                "with the same stages"
+                f"expected a state_dict with the stages {self._stages}, got {stages}; construct the"
+                " optimizer with the same stages"
             )
 
     def _load_extra_state(self, own: dict[str, Any]) -> None:
@@ -236,11 +235,13 @@ class Restarted(RobustOptimizer):
 class RSCDRO(Restarted, SCDRO):
     r"""Restarted SCDRO (Algorithm 3), for convex losses: SCDRO on F + mu |x|^2/2 in stages with decreasing step size.
 
-    mu x_t enters the moving average (section 5); the equation for lam becomes KL(p_lam) = rho + mu lam.
+    mu x_t enters the moving average (section 5); the equation for lam becomes KL(p_lam) = rho + mu
+    lam.
 
     Args:
-        params: parameters or parameter groups. A group with its own lr keeps the ratio of it to the stage's lr.
-        stages: `decay_stages`, `factor_stages`, `lemma_stages`, or any sequence of Stage(lr, beta, steps). The last
+        params: parameters or parameter groups. A group with its own lr keeps the ratio of it to the
+            stage's lr.
+        stages: `decay_stages`, `factor_stages`, or any sequence of Stage(lr, beta, steps). The last
             stage continues for as long as you step. Do not combine with a learning-rate scheduler.
         rho: radius of the KL ball.
         mu: strength of the regulariser; 0 is allowed, and is what the paper uses in practice.

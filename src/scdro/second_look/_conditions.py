@@ -16,9 +16,12 @@ from scdro.errors import DataError
 __all__ = ["Condition", "conditions_of", "read_columns"]
 
 Array = npt.NDArray[Any]
-CUTS = (0.1, 0.25, 0.5, 0.75, 0.9)  # quantiles at which numbers are split
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)  # quantiles at which numbers are split
 DISTINCT = 12  # a column with at most this many distinct numbers is split by value
-VALUES, WORDS = 40, 1000  # at most this many values, or words, of a column, the most frequent
+MOST_FREQUENT, MOST_WORDS = (
+    40,
+    1000,
+)  # at most this many values, or words, of a column, the most frequent
 
 
 class Condition(NamedTuple):
@@ -31,7 +34,8 @@ class Condition(NamedTuple):
 def read_columns(frame: Any, n: int) -> dict[str, Array]:
     """Columns of n rows, by name, read by `as_vector`.
 
-    A frame is one of pandas, polars or Arrow, a dictionary of columns, or one column alone, such as a list of texts.
+    A frame is one of pandas, polars or Arrow, a dictionary of columns, or one column alone, such as
+    a list of texts.
     """
     columns = columns_of(frame, as_vector)
     if columns is None and backend_of(frame):
@@ -40,12 +44,16 @@ def read_columns(frame: Any, n: int) -> dict[str, Array]:
         columns = {"text": as_vector(frame)}
     if columns is None:
         raise DataError(
-            "expected a DataFrame (pandas, polars, Arrow), a dictionary of columns, or one column, got "
-            f"{type(frame).__name__}" + (f" of shape {frame.shape}" if hasattr(frame, "shape") else "")
+            "expected a DataFrame (pandas, polars, Arrow), a dictionary of columns, or one column,"
+            f" got {type(frame).__name__}"
+            + (f" of shape {frame.shape}" if hasattr(frame, "shape") else "")
         )
     for name, values in columns.items():
         if values.shape != (n,):
-            raise DataError(f"expected {n} rows in every column, as there are weights, got {values.shape} in {name!r}")
+            raise DataError(
+                f"expected {n} rows in every column, as there are weights, got {values.shape} in"
+                f" {name!r}"
+            )
     return columns
 
 
@@ -88,7 +96,7 @@ def _cuts(values: Array) -> list[tuple[float, str]]:
     digits = -math.floor(math.log10(spread / 50))
     if (finite == np.round(finite)).all():
         digits = min(digits, 0)
-    cuts = np.unique(np.round(np.quantile(finite, CUTS, method="lower"), digits))
+    cuts = np.unique(np.round(np.quantile(finite, QUANTILES, method="lower"), digits))
     return [(float(cut), f"{cut:,.{max(digits, 0)}f}" if abs(cut) >= 10_000 else f"{cut:.{max(digits, 0)}f}")
             for cut in cuts]  # fmt: skip
 
@@ -102,7 +110,7 @@ def _about_dates(name: str, values: Array) -> Iterator[tuple[str, Array]]:
     unit = "D" if days[~missing].max() > days[~missing].min() else "s"
     times = values.astype(f"datetime64[{unit}]")
     order = np.sort(times[~missing])
-    for cut in np.unique([order[int(quantile * (len(order) - 1))] for quantile in CUTS]):
+    for cut in np.unique([order[int(quantile * (len(order) - 1))] for quantile in QUANTILES]):
         yield f"{name} <= {cut}", times <= cut
         yield f"{name} > {cut}", times > cut
 
@@ -115,7 +123,7 @@ def _about_names(name: str, values: Array) -> Iterator[tuple[str, Array]]:
     if len(names) > 0.5 * len(texts) and np.mean([len(text.split()) for text in names[:200]]) > 2:
         yield from _about_words(name, texts)
         return
-    for value in names[np.argsort(-counts, kind="stable")[:VALUES]]:
+    for value in names[np.argsort(-counts, kind="stable")[:MOST_FREQUENT]]:
         yield f"{name} = {value}", ~missing & (texts == value)
 
 
@@ -125,8 +133,11 @@ def _about_words(name: str, texts: Array) -> Iterator[tuple[str, Array]]:
     for row, text in enumerate(texts):
         for word in set(re.findall(r"[^\W\d_][\w']+", text.lower())):
             having.setdefault(word, []).append(row)
-    usual = sorted((word for word in having if len(having[word]) < len(texts) / 2), key=lambda w: (-len(having[w]), w))
-    for word in usual[:WORDS]:
+    usual = sorted(
+        (word for word in having if len(having[word]) < len(texts) / 2),
+        key=lambda w: (-len(having[w]), w),
+    )
+    for word in usual[:MOST_WORDS]:
         rows = np.zeros(len(texts), bool)
         rows[having[word]] = True
         yield f'{name} has "{word}"', rows

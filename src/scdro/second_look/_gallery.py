@@ -6,10 +6,11 @@ import base64
 import html
 import io
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.spatial.distance import cdist
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
@@ -17,7 +18,16 @@ from sklearn.preprocessing import StandardScaler
 from scdro._frames import as_array
 from scdro._validation import as_floats, check_whole
 from scdro.errors import DataError
-from scdro.second_look._slices import Slices, as_names, described_rows, read_labels, right_or_wrong
+from scdro.second_look._slices import (
+    Members,
+    Slices,
+    SliceSearch,
+    WeightedRows,
+    as_names,
+    described_rows,
+    read_labels,
+    right_or_wrong,
+)
 
 __all__ = ["Gallery", "gallery"]
 
@@ -33,7 +43,8 @@ class Gallery:
     Attributes:
         slices: the `Slices` that were found, in the column "cluster".
         clusters: the cluster of each image, (n,).
-        rows: for each slice, its images of the largest weight; if there is no slice, one row of those of all images.
+        rows: for each slice, its images of the largest weight that no row before it has; if there
+            is no slice, one row of those of all images.
 
     Example:
         >>> Gallery.__dataclass_fields__.keys() >= {"slices", "clusters", "rows"}
@@ -43,22 +54,58 @@ class Gallery:
     slices: Slices
     clusters: Array = field(repr=False)
     rows: list[Array] = field(repr=False)
+    _places: Array = field(repr=False)  # (n, directions), where clusters were searched
     _images: list[list[Array]] = field(repr=False)
     _titles: list[list[str]] = field(repr=False)
 
     @property
     def sentences(self) -> list[str]:
         """One sentence for each row of images."""
-        return [str(one) for one in self.slices] or [f"{self.slices} The images with the largest weights:"]
+        return [str(one) for one in self.slices] or [
+            f"{self.slices} The images with the largest weights:"
+        ]
+
+    def confirm(self, number: int = 0, leave_out: Any = ()) -> Members:
+        """A cluster as a group to confirm: pass it as `groups` to `repair` or `SecondLook`.
+
+        Args:
+            number: of the slice, from 0; its images are `rows[number]`.
+            leave_out: images of the cluster that do not belong, by the numbers after "#". Those that
+                are not shown and lie nearer to one of them than to a shown one that stays go too.
+        """
+        if not 0 <= number < len(self.slices):
+            raise DataError(
+                f"expected the number of one of {len(self.slices)} slices, from 0, got {number!r}"
+            )
+        one, shown = self.slices[number], self.rows[number]
+        inside: Array = np.array(one.members)
+        out = np.asarray(leave_out, dtype=int).reshape(-1)
+        if not np.isin(out, np.flatnonzero(inside)).all() or np.isin(shown, out).all():
+            raise DataError(
+                f"expected images of cluster {number} to leave out, and a shown one that stays, got"
+                f" {out.tolist()}"
+            )
+        if len(out) == 0:
+            return Members(inside, " and ".join(one.conditions))
+        stay = np.setdiff1d(shown, out)
+        others = np.setdiff1d(np.flatnonzero(inside), np.union1d(stay, out))
+        away, near = (cdist(self._places[others], self._places[k]).min(1) for k in (out, stay))
+        inside[np.union1d(out, others[away < near])] = False
+        left = int(one.size - inside.sum())
+        return Members(inside, f"{' and '.join(one.conditions)}, {left} left out")
 
     def figure(self) -> Any:
         """A matplotlib figure, one row of images for each cluster."""
         from matplotlib.figure import Figure
 
         across = max(len(row) for row in self._images)
-        figure: Any = Figure(figsize=(1.1 * across, 1.7 * len(self._images) + 0.2), layout="constrained")
+        figure: Any = Figure(
+            figsize=(1.1 * across, 1.7 * len(self._images) + 0.2), layout="constrained"
+        )
         parts = np.atleast_1d(figure.subfigures(len(self._images), 1))
-        for part, sentence, images, titles in zip(parts, self.sentences, self._images, self._titles, strict=True):
+        for part, sentence, images, titles in zip(
+            parts, self.sentences, self._images, self._titles, strict=True
+        ):
             part.suptitle(_wrapped(sentence, 14 * across), fontsize=8, x=0.01, ha="left")
             _shown(part, images, titles, across)
         return figure
@@ -66,7 +113,9 @@ class Gallery:
     def to_html(self) -> str:
         """An HTML fragment for your own page, with the images inside."""
         parts = []
-        for sentence, images, titles in zip(self.sentences, self._images, self._titles, strict=True):
+        for sentence, images, titles in zip(
+            self.sentences, self._images, self._titles, strict=True
+        ):
             told = html.escape(sentence)
             parts.append(
                 f'<figure class="scdro-gallery"><img alt="{told}" style="max-width:100%" '
@@ -98,14 +147,14 @@ def gallery(
 ) -> Gallery:
     """Find clusters of the features with added weight, as `find_slices` does, and show their images of largest weight.
 
-    The clusters do not depend on the weights (k-means in the 50 largest principal directions of the standardised
-    features), so the tests stay valid. Showing them needs matplotlib.
+    The clusters do not depend on the weights (k-means in the 50 largest principal directions of the
+    standardised features), so the tests stay valid. Showing them needs matplotlib.
 
     Args:
         weights: the weights of a second look, (n,).
-        images: one for each weight: arrays or tensors (n, height, width), (n, height, width, 3) or (n, 3, height,
-            width), in [0, 1] or 0 to 255; or a data set whose `images[i]` is one of these, a PIL image, or a pair
-            (image, label).
+        images: one for each weight: arrays or tensors (n, height, width), (n, height, width, 3) or
+            (n, 3, height, width), in [0, 1] or 0 to 255; or a data set whose `images[i]` is one of
+            these, a PIL image, or a pair (image, label).
         features: (n, d), such as those of `repair`; None for the pixels.
         y: labels.
         proba: as in `find_slices`.
@@ -129,17 +178,26 @@ def gallery(
     w = as_floats(weights, "weights", as_array)
     first, second = (right_or_wrong(p, labels, len(w)) for p in (proba, after))
     X = None if features is None else as_floats(features, "features", as_array, DataError)
-    return clustered(
-        w, images, X, labels, first, second, clusters=clusters, across=across, max_slices=max_slices, names=names,
-        seed=seed,
-    )  # fmt: skip
+    shown = GallerySettings(clusters, across, max_slices, names, seed)
+    return clustered(WeightedRows(w, labels, first, second), images, X, shown)
+
+
+class GallerySettings(NamedTuple):
+    """The options of `gallery`."""
+
+    clusters: int
+    across: int
+    max_slices: int
+    names: Any
+    seed: int
 
 
 def clustered(
-    w: Array, images: Any, X: Array | None, labels: Array | None, before: Array | None, after: Array | None, *,
-    clusters: int = 10, across: int = 8, max_slices: int = 3, names: Any = None, seed: int = 0,
-) -> Gallery:  # fmt: skip
-    """`gallery` with a score of each sample, before and after."""
+    known: WeightedRows, images: Any, X: Array | None, settings: GallerySettings
+) -> Gallery:
+    """`gallery` of images whose scores are known."""
+    w, labels = known.weights, known.labels
+    clusters, across, max_slices, names, seed = settings
     if len(images) != len(w):
         raise DataError(f"expected one image for each of the {len(w)} weights, got {len(images)}")
     check_whole("clusters", clusters, 2, len(w), "as many as images at most")
@@ -149,16 +207,26 @@ def clustered(
     if X.ndim != 2 or len(X) != len(w):
         raise DataError(f"expected features of shape ({len(w)}, d), got shape {X.shape}")
     if not np.isfinite(X).all():
-        raise DataError("expected finite features (without them, the pixels), got NaN or infinite ones")
+        raise DataError(
+            "expected finite features (without them, the pixels), got NaN or infinite ones"
+        )
     Z = StandardScaler().fit_transform(X)
     Z = PCA(min(DIRECTIONS, *Z.shape), random_state=seed).fit_transform(Z)
     member = KMeans(clusters, n_init=4, random_state=seed).fit_predict(Z)
-    found = described_rows(w, {COLUMN: as_names(member)}, labels, before, after, max_slices=max_slices, seed=seed)
+    search = SliceSearch(max_slices=max_slices, seed=seed)
+    found = described_rows(known, {COLUMN: as_names(member)}, search)
     slices = Slices(one for one, _ in found)
     members = [np.flatnonzero(inside) for _, inside in found] or [np.arange(len(w))]
-    rows = [inside[np.argsort(-w[inside], kind="stable")[:across]] for inside in members]
-    titles = [["" if labels is None else _name(labels[i], names) for i in row] for row in rows]
-    return Gallery(slices, member, rows, [[_picture(images[int(i)]) for i in row] for row in rows], titles)
+    rows: list[Array] = []
+    for inside in members:  # slices may overlap: an image is shown in the first of them
+        own = np.setdiff1d(inside, np.concatenate(rows)) if rows else inside
+        rows.append(own[np.argsort(-w[own], kind="stable")[:across]])
+    titles = [
+        [f"{'' if labels is None else _name(labels[i], names)} #{i}".strip() for i in row]
+        for row in rows
+    ]
+    pictures = [[_picture(images[int(i)]) for i in row] for row in rows]
+    return Gallery(slices, member, rows, Z, pictures, titles)
 
 
 def _name(label: Any, names: Any) -> str:
@@ -167,24 +235,35 @@ def _name(label: Any, names: Any) -> str:
     try:
         return str(names[label])
     except (IndexError, KeyError, TypeError) as error:
-        raise DataError(f"expected names of all classes, by label, got none for {label!r}") from error
+        raise DataError(
+            f"expected names of all classes, by label, got none for {label!r}"
+        ) from error
 
 
 def _picture(image: Any) -> Array:
     """(height, width) or (height, width, 3), in [0, 1]."""
     if isinstance(image, tuple | list):
         image = image[0]
-    array = as_array(image).astype(float) if not hasattr(image, "convert") else np.asarray(image, dtype=float)
+    array = (
+        as_array(image).astype(float)
+        if not hasattr(image, "convert")
+        else np.asarray(image, dtype=float)
+    )
     if array.ndim == 3 and array.shape[0] in (1, 3) and array.shape[2] not in (1, 3):
         array = array.transpose(1, 2, 0)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
-        raise DataError(f"expected images (height, width), with 1 or 3 channels first or last, got shape {array.shape}")
+        raise DataError(
+            "expected images (height, width), with 1 or 3 channels first or last, got shape"
+            f" {array.shape}"
+        )
     low, high = float(np.nanmin(array)), float(np.nanmax(array))
     if low >= 0 and high <= 255:
         return array / (255.0 if high > 1 else 1.0)
-    return (array - low) / ((high - low) or 1.0)  # normalised for a network: stretch to the visible range
+    return (array - low) / (
+        (high - low) or 1.0
+    )  # normalised for a network: stretch to the visible range
 
 
 def _shown(figure: Any, images: list[Array], titles: list[str], across: int) -> None:

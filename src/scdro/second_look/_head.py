@@ -12,13 +12,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 
+from scdro._batches import read_batch
 from scdro._validation import check_is_loader
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
-from scdro.evaluation import on_device
+from scdro.fix import logits_of
 
-__all__ = ["Features", "copied", "features_of", "logits_of", "put_head"]
+__all__ = ["Features", "copied", "features_of", "put_head"]
 
 Array = npt.NDArray[Any]
 
@@ -31,7 +38,9 @@ class Features(NamedTuple):
     y: Array
 
 
-def features_of(model: nn.Module, loader: Any, head: str | None, device: Any, tell: Callable[[str], None]) -> Features:
+def features_of(
+    model: nn.Module, loader: Any, head: str | None, device: Any, tell: Callable[[str], None]
+) -> Features:
     """One pass over the loader, in evaluation mode. `model` is a copy that may be changed."""
     model.eval()
     if device is not None:
@@ -49,10 +58,11 @@ def features_of(model: nn.Module, loader: Any, head: str | None, device: Any, te
     labels: list[Array] = []
     with torch.no_grad():
         for k, batch in enumerate(batches):
-            args, kwargs, y = _read(batch)
+            read = read_batch(batch)
+            y = _class_numbers(read.labels)
             seen = _Seen(model, [name] if name is not None else _linear_layers(model))
             with seen:
-                result = _called(model, on_device(args, here), on_device(kwargs, here))
+                result = read.call(model, here)
             logits = logits_of(result)
             if name is None:
                 name = _find_head(model, seen, logits)
@@ -67,24 +77,14 @@ def features_of(model: nn.Module, loader: Any, head: str | None, device: Any, te
         raise DataError("expected a loader with samples, got an empty one")
     X = np.concatenate(features)
     if not np.isfinite(X).all():
-        raise DataError(f"expected finite features, got NaN or infinite ones from the inputs of {name!r}")
+        raise DataError(
+            f"expected finite features, got NaN or infinite ones from the inputs of {name!r}"
+        )
     return Features(name, X, np.concatenate(labels))
 
 
-def _called(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The model's result. Of a batch (x, y, index) the index would be read as the labels, and y as an input."""
-    try:
-        return model(*args, **kwargs)
-    except TypeError as error:
-        if len(args) < 2:
-            raise
-        raise DataError(
-            f"expected batches (inputs, labels), got {len(args) + 1} items, and the model does not take the first "
-            f"{len(args)}: {error}; the labels come last, so leave out what follows them, such as an index or a weight"
-        ) from error
-
-
-# -- the layer --------------------------------------------------------------------------------------------------------
+# -- the layer
+# --------------------------------------------------------------------------------------------------------
 
 
 class _Seen:
@@ -121,19 +121,6 @@ def _linear_layers(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
 
-def logits_of(result: Any) -> Tensor | None:
-    """The logits in a model's result: a tensor, Hugging Face's outputs, a dictionary, or the first of several."""
-    if isinstance(result, Tensor):
-        return result
-    if isinstance(getattr(result, "logits", None), Tensor):
-        logits: Tensor = result.logits
-        return logits
-    values = list(result.values()) if isinstance(result, dict) else result if isinstance(result, list | tuple) else []
-    if isinstance(result, dict) and isinstance(result.get("logits"), Tensor):
-        values = [result["logits"]]
-    return next((value for value in values if isinstance(value, Tensor)), None)
-
-
 def _find_head(model: nn.Module, seen: _Seen, logits: Tensor | None) -> str:
     """The linear layer whose output is the model's."""
     for name, inputs, output in reversed(seen.calls):
@@ -141,16 +128,22 @@ def _find_head(model: nn.Module, seen: _Seen, logits: Tensor | None) -> str:
             return name
     layers = list(dict.fromkeys(name for name, _, _ in seen.calls))
     last = model.get_submodule(seen.last) if seen.last else None
-    why = f"its last layer is {type(last).__name__} {seen.last!r}" if last is not None else "it has no layers"
+    why = (
+        f"its last layer is {type(last).__name__} {seen.last!r}"
+        if last is not None
+        else "it has no layers"
+    )
     if logits is not None and logits.ndim != 2:
         why = f"its output has shape {tuple(logits.shape)}, not one row of scores per sample"
     elif isinstance(last, nn.Linear):
         why += ", whose output is changed before it is returned"
     if type(last).__name__.startswith("Conv"):
-        why += ", and a convolution is not refitted: end the network with a pooling and an nn.Linear"
+        why += (
+            ", and a convolution is not refitted: end the network with a pooling and an nn.Linear"
+        )
     raise HyperparameterError(
-        f"expected a network whose output is that of an nn.Linear; {why}. If one decides the class, name it with "
-        f"head=...; the last linear layers that were used: {layers[-5:] or 'none'}"
+        f"expected a network whose output is that of an nn.Linear; {why}. If one decides the class,"
+        f" name it with head=...; the last linear layers that were used: {layers[-5:] or 'none'}"
     )
 
 
@@ -170,7 +163,11 @@ def _matching(inputs: Tensor, output: Tensor, logits: Tensor) -> Tensor | None:
             if hits.any(1).all():
                 last = hits.shape[1] - 1 - hits.flip(1).int().argmax(1)
                 return inputs[torch.arange(len(inputs), device=inputs.device), last]
-    if out.ndim == 3 and len(out) == len(wanted) and torch.allclose(out.mean(1), wanted, rtol=1e-4, atol=1e-6):
+    if (
+        out.ndim == 3
+        and len(out) == len(wanted)
+        and torch.allclose(out.mean(1), wanted, rtol=1e-4, atol=1e-6)
+    ):
         return inputs.float().mean(1)
     return None
 
@@ -184,7 +181,9 @@ def _rows(seen: _Seen, name: str, logits: Tensor | None, named: bool) -> Tensor:
     if named and len(calls) == 1 and calls[0][0].ndim == 2:  # more follows after it; the user knows
         return calls[0][0]
     shapes = [tuple(inputs.shape) for inputs, _ in calls]
-    raise HyperparameterError(f"expected {name!r} to see one row of features per sample, once, got {shapes}")
+    raise HyperparameterError(
+        f"expected {name!r} to see one row of features per sample, once, got {shapes}"
+    )
 
 
 def _check_layer(model: nn.Module, name: str) -> None:
@@ -194,14 +193,17 @@ def _check_layer(model: nn.Module, name: str) -> None:
         layer = None
     if not isinstance(layer, nn.Linear):
         got = f"{name!r}" if layer is None else f"{name!r}, a {type(layer).__name__}"
-        known = ", ".join(repr(one) if one else "'' (the model itself)" for one in _linear_layers(model)[-5:])
+        known = ", ".join(
+            repr(one) if one else "'' (the model itself)" for one in _linear_layers(model)[-5:]
+        )
         raise HyperparameterError(
             f"expected head to name an nn.Linear of the model ({known or 'it has none'}), got {got}"
         )
     if is_parametrized(layer) or "weight" not in layer._parameters:
         raise HyperparameterError(
-            f"expected the weight of {name!r} to be a parameter, but it is computed from others (weight norm, a "
-            "parametrization); remove that first, for example with torch.nn.utils.parametrize.remove_parametrizations"
+            f"expected the weight of {name!r} to be a parameter, but it is computed from others"
+            " (weight norm, a parametrization); remove that first, for example with"
+            " torch.nn.utils.parametrize.remove_parametrizations"
         )
 
 
@@ -210,7 +212,10 @@ def put_head(model: nn.Module, name: str, coef: Array, intercept: Array) -> None
     """Set new parameters of the layer's own, even if it shared them. For two classes `coef` may have one row."""
     layer: Any = model.get_submodule(name)
     if len(coef) == 1 and layer.out_features == 2:
-        coef, intercept = np.concatenate([-coef, coef]) / 2, np.concatenate([-intercept, intercept]) / 2
+        coef, intercept = (
+            np.concatenate([-coef, coef]) / 2,
+            np.concatenate([-intercept, intercept]) / 2,
+        )
     for what, values in (("weight", coef), ("bias", intercept)):
         old = getattr(layer, what)
         if old is not None:
@@ -222,7 +227,8 @@ def copied(model: nn.Module) -> nn.Module:
     """A deep copy; for a compiled network, a copy of the original."""
     if not isinstance(model, nn.Module):
         raise HyperparameterError(
-            f"expected a torch network, got {type(model).__name__}; for scikit-learn's estimators there is SecondLook"
+            f"expected a torch network, got {type(model).__name__}; for scikit-learn's estimators"
+            " there is SecondLook"
         )
     try:
         return copy.deepcopy(getattr(model, "_orig_mod", model))
@@ -232,7 +238,8 @@ def copied(model: nn.Module) -> nn.Module:
         ) from error
 
 
-# -- batches ----------------------------------------------------------------------------------------------------------
+# -- batches
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _ordered(loader: Any) -> Any:
@@ -251,9 +258,10 @@ def _ordered(loader: Any) -> Any:
     else:
         if not isinstance(sampler, SequentialSampler):
             warnings.warn(
-                f"expected a loader that returns each sample once, in the order of the data or shuffled; a "
-                f"{type(sampler if sampler is not None else loader.batch_sampler).__name__} may repeat samples, whose "
-                "copies then look known, and weights come in its order",
+                "expected a loader that returns each sample once, in the order of the data or"
+                " shuffled; a"
+                f" {type(sampler if sampler is not None else loader.batch_sampler).__name__} may"
+                " repeat samples, whose copies then look known, and weights come in its order",
                 ScdroWarning,
                 stacklevel=4,
             )
@@ -268,30 +276,20 @@ def _ordered(loader: Any) -> Any:
     )
 
 
-def _read(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Array]:
-    """The model's arguments and the labels of a batch."""
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if hasattr(batch, "keys"):
-        key = next((k for k in ("labels", "label") if k in batch), None)
-        if key is None:
-            raise DataError(f'expected batches with "labels", got {sorted(batch)}')
-        y, kwargs = batch[key], {k: v for k, v in batch.items() if k != key}
-    elif isinstance(batch, list | tuple) and len(batch) >= 2:
-        *inputs, y = batch
-        if len(inputs) == 1 and hasattr(inputs[0], "keys"):
-            kwargs = dict(inputs[0].items())
-        else:
-            args = tuple(inputs)
-    else:
-        raise DataError(f'expected batches (inputs, labels) or dictionaries with "labels", got {type(batch).__name__}')
+def _class_numbers(labels: Any) -> Array:
+    """The labels of a batch as class numbers, (n,)."""
     try:
-        y = torch.as_tensor(y)
+        y = torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"expected class numbers 0, 1, ... as labels, got {type(y).__name__}: {error}") from error
+        raise DataError(
+            f"expected class numbers 0, 1, ... as labels, got {type(labels).__name__}: {error}"
+        ) from error
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:
-        raise DataError(f"expected one class number per sample, got labels of shape {tuple(y.shape)}")
+        raise DataError(
+            f"expected one class number per sample, got labels of shape {tuple(y.shape)}; the"
+            ' labels are the second item of a batch, or its "labels"'
+        )
     if y.is_floating_point() and not bool((y == y.round()).all()):
         raise DataError("expected class numbers as labels, got fractions")
-    return args, kwargs, y.long().cpu().numpy()
+    return y.long().cpu().numpy()

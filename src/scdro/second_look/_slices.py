@@ -1,7 +1,8 @@
 """Slices: the few descriptions, in the user's own columns, that cover most of the weight added by a second look.
 
-Descriptions are found on one half of the samples and tested on the other, for many random halves. The test compares
-ranks of the weights within each class, so it is not misled by class balancing or by a single large weight.
+Descriptions are found on one half of the samples and tested on the other, for many random halves.
+The test compares ranks of the weights within each class, so it is not misled by class balancing or
+by a single large weight.
 """
 
 from __future__ import annotations
@@ -28,16 +29,49 @@ from scdro._validation import (
 from scdro.errors import DataError
 from scdro.second_look._conditions import Condition, conditions_of, read_columns
 
-__all__ = ["Slice", "Slices", "find_slices"]
+__all__ = ["Members", "Slice", "Slices", "find_slices"]
 
 Array = npt.NDArray[Any]
-CANDIDATES = 5  # descriptions from one half that are tested on the other; the test is corrected for their number
-SIMPLER = 1.2  # one more condition must raise the added weight over the root of the share by this factor
-SPLITS, QUANTILE, ENOUGH = 10, 0.25, 200_000  # random splits; quantile of their p-values; samples above which fewer do
+# descriptions from one half that are tested on the other; the test is corrected for their number
+CANDIDATES = 5
+SIMPLER = (
+    1.2  # one more condition must raise the added weight over the root of the share by this factor
+)
+SPLITS, QUANTILE, ENOUGH = (
+    10,
+    0.25,
+    200_000,
+)  # random splits; quantile of their p-values; samples above which fewer do
 PAIRED = 300  # conditions that are tried in conjunctions: those that stand out most by themselves
 LONGER = 50  # conjunctions that are extended by one more condition
 EXACT = 12  # the test is exact up to this many members
 BLOCK = 65_536  # samples per block of the products that count pairs
+
+
+class Members:
+    """Which rows, (n,) of booleans, as `np.asarray(members)`, and their description; equal if all rows are.
+
+    Example:
+        >>> members = Members(np.array([True, False, True]), "place = water")
+        >>> members, members.text, np.asarray(members).tolist()
+        (<2 of 3 rows>, 'place = water', [True, False, True])
+    """
+
+    def __init__(self, rows: Array, text: str) -> None:
+        self._rows, self.text = rows, text
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+        found: Array = np.array(self._rows, dtype=dtype or bool)
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Members) and np.array_equal(self._rows, other._rows)
+
+    def __hash__(self) -> int:
+        return hash(self._rows.tobytes())
+
+    def __repr__(self) -> str:
+        return f"<{int(self._rows.sum())} of {len(self._rows)} rows>"
 
 
 class Slice(NamedTuple):
@@ -48,11 +82,14 @@ class Slice(NamedTuple):
         size: number of samples.
         share: their share of all samples.
         lift: their mean weight divided by the mean weight of their classes.
-        added: the weight that they have beyond the mean weight of their classes, as a share of all weight.
+        added: the weight that they have beyond the mean weight of their classes, as a share of all
+            weight.
         p_value: p-value of the rank test, corrected for the number of descriptions tested.
         before: accuracy of the first model, or mean absolute error for regressors; NaN if unknown.
         after: the same for the new model.
         loss: whether before and after are errors.
+        members: which rows meet the conditions on columns, that on the label left out, as
+            `Members`; `SecondLook(groups=...)` and `repair(groups=...)` read it.
 
     Example:
         >>> print(Slice(("place = water", "label = 0"), 184, 0.038, 4.9, 0.15, 1e-12, 0.74, 0.9))
@@ -69,16 +106,25 @@ class Slice(NamedTuple):
     before: float
     after: float
     loss: bool = False
+    members: Any = None
 
     def __str__(self) -> str:
-        text = f"{' and '.join(self.conditions)}: {self.size:,} samples ({100 * self.share:.2g}%) with "
-        text += f"{self.lift:.1f} times the {'usual weight' if self.loss else 'weight usual in their class'}"
+        text = (
+            f"{' and '.join(self.conditions)}: {self.size:,} samples ({100 * self.share:.2g}%)"
+            " with "
+        )
+        text += (
+            f"{self.lift:.1f} times the"
+            f" {'usual weight' if self.loss else 'weight usual in their class'}"
+        )
         known = [
-            f"{100 * value:.0f}% {when}"
-            if not self.loss
-            else f"{value:,.0f} {when}"
-            if value >= 1000
-            else f"{value:.3g} {when}"
+            (
+                f"{100 * value:.0f}% {when}"
+                if not self.loss
+                else f"{value:,.0f} {when}"
+                if value >= 1000
+                else f"{value:.3g} {when}"
+            )
             for value, when in ((self.before, "before"), (self.after, "after"))
             if not math.isnan(value)
         ]
@@ -92,19 +138,19 @@ class Slices(tuple[Slice, ...]):
 
     Example:
         >>> print(Slices())
-        No description of these samples holds more weight than chance would give it.
+        No subgroup found.
     """
 
     backend: Any = None
 
     def __str__(self) -> str:
         if not self:
-            return "No description of these samples holds more weight than chance would give it."
+            return "No subgroup found."
         return "\n".join(str(one) for one in self)
 
     def to_frame(self, backend: Any = None) -> Any:
         """A DataFrame with one row per slice, of the same library as `frame`, or of "pandas", "polars" or "pyarrow"."""
-        columns = {name: [getattr(one, name) for one in self] for name in Slice._fields[:-1]}
+        columns = {name: [getattr(one, name) for one in self] for name in Slice._fields[:-2]}
         columns["conditions"] = [" and ".join(one.conditions) for one in self]
         return frame_of(columns, backend or self.backend)
 
@@ -147,16 +193,18 @@ def find_slices(
 ) -> Slices:
     """Find conditions on columns that cover most of the added weight, each tested on samples not used to find it.
 
-    `SecondLook` and the result of `repair` have a method of this name that fills in weights, labels and scores.
+    `SecondLook` and the result of `repair` have a method of this name that fills in weights, labels
+    and scores.
 
     Args:
         weights: the weights of a second look, (n,).
-        frame: columns that describe the samples, ideally ones that no model was trained on: a DataFrame of pandas,
-            polars or Arrow, a dictionary of columns, or one column. Numbers and dates are split at quantiles, names by
-            value, and texts by the words they have. For images see `gallery`.
+        frame: columns that describe the samples, ideally ones that no model was trained on: a
+            DataFrame of pandas, polars or Arrow, a dictionary of columns, or one column. Numbers
+            and dates are split at quantiles, names by value, and texts by the words they have. For
+            images see `gallery`.
         y: labels; they become a column, named by `label`, and weights are compared within classes.
-        proba: the reference's out-of-fold probabilities of the labels, (n,), or of all classes, (n, k); or whether
-            it is right, as booleans.
+        proba: the reference's out-of-fold probabilities of the labels, (n,), or of all classes, (n,
+            k); or whether it is right, as booleans.
         after: the same for the new model.
         errors: whether `proba` and `after` are errors of a regressor, one number per sample.
         depth: largest number of conditions in a conjunction, 1 to 3.
@@ -164,7 +212,8 @@ def find_slices(
         min_size: smallest number of members of a slice in each half.
         alpha: the probability of any false description if weights and columns are independent.
         seed: seed of the halves.
-        label: what the labels are called in the descriptions, such as the name of the column that they come from.
+        label: what the labels are called in the descriptions, such as the name of the column that
+            they come from.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -182,36 +231,47 @@ def find_slices(
     """
     w = as_floats(weights, "weights", as_array)
     labels = read_labels(y)
-    scores = [_errors(p, len(w)) if errors else right_or_wrong(p, labels, len(w)) for p in (proba, after)]
-    return described(
-        w,
-        frame,
-        labels,
-        *scores,
-        loss=errors,
-        depth=depth,
-        max_slices=max_slices,
-        min_size=min_size,
-        alpha=alpha,
-        seed=seed,
-        label=label,
+    before, then = (
+        _errors(p, len(w)) if errors else right_or_wrong(p, labels, len(w)) for p in (proba, after)
     )
+    rows = WeightedRows(w, labels, before, then, errors)
+    return described(rows, frame, SliceSearch(depth, max_slices, min_size, alpha, seed, label))
 
 
-def described(
-    weights: Array, frame: Any, labels: Array | None, before: Array | None, after: Array | None, **options: Any
-) -> Slices:
-    """`find_slices` with a score of each sample, before and after. The options are those of `described_rows`."""
-    slices = Slices(one for one, _ in described_rows(weights, frame, labels, before, after, **options))
+class WeightedRows(NamedTuple):
+    """What is known about each row, (n,), besides its columns."""
+
+    weights: Array
+    labels: Array | None
+    before: Array | None  # a score of the first model
+    after: Array | None  # the same of the new model
+    loss: bool = False  # whether scores are errors
+
+
+class SliceSearch(NamedTuple):
+    """The options of `find_slices`."""
+
+    depth: int = 2
+    max_slices: int = 5
+    min_size: int = 3
+    alpha: float = 0.01
+    seed: int = 0
+    label: str = "label"
+
+
+def described(known: WeightedRows, frame: Any, search: SliceSearch) -> Slices:
+    """`find_slices` of rows whose scores are known."""
+    slices = Slices(one for one, _ in described_rows(known, frame, search))
     slices.backend = backend_of(frame)
     return slices
 
 
 def described_rows(
-    weights: Array, frame: Any, labels: Array | None, before: Array | None, after: Array | None, *, loss: bool = False,
-    depth: int = 2, max_slices: int = 5, min_size: int = 3, alpha: float = 0.01, seed: int = 0, label: str = "label",
-) -> list[tuple[Slice, Array]]:  # fmt: skip
+    known: WeightedRows, frame: Any, search: SliceSearch
+) -> list[tuple[Slice, Array]]:
     """The slices, each with its members, as booleans, (n,)."""
+    weights, labels, before, after, loss = known
+    depth, max_slices, min_size, alpha, seed, label = search
     if weights.ndim != 1:
         raise DataError(f"expected weights as a vector, got shape {weights.shape}")
     n = len(weights)
@@ -225,7 +285,9 @@ def described_rows(
         while label in columns:
             label = f"given {label}"
         columns |= read_columns({label: as_names(labels) if _are_classes(labels) else labels}, n)
-    conditions = [one for name, values in columns.items() for one in conditions_of(name, values, 2 * min_size)]
+    conditions = [
+        one for name, values in columns.items() for one in conditions_of(name, values, 2 * min_size)
+    ]
     classes = labels if labels is not None and _are_classes(labels) else np.zeros(n)
     ranks, usual = _in_classes(w, classes)
     more = w - usual
@@ -235,10 +297,14 @@ def described_rows(
         candidates = _search(conditions, more, ranks, here, depth, min_size)
         for numbers in candidates:
             rows = _rows(conditions, numbers) & ~here
-            p = _p_value(ranks[rows], int((~here).sum())) if min_size <= rows.sum() and more[rows].sum() > 0 else 1.0
-            known = tried.setdefault(numbers, _Tried([], np.zeros(n)))
-            known.p_values.append(min(1.0, p * len(candidates)))
-            known.counts[rows] += 1
+            p = (
+                _p_value(ranks[rows], int((~here).sum()))
+                if min_size <= rows.sum() and more[rows].sum() > 0
+                else 1.0
+            )
+            attempt = tried.setdefault(numbers, _Tried([], np.zeros(n)))
+            attempt.p_values.append(min(1.0, p * len(candidates)))
+            attempt.counts[rows] += 1
     found = []
     for numbers, (p_values, counts) in tried.items():
         p_value = _joined(p_values, len(halves))
@@ -249,7 +315,15 @@ def described_rows(
         added, lift = float(counts @ more) / held_out, float(counts @ w / (counts @ usual))
         first, then = (_mean(each, counts) for each in (before, after))
         names = tuple(conditions[k].text for k in numbers)
-        one = Slice(names, int(rows.sum()), float(rows.mean()), lift, added, p_value, first, then, loss)
+        on_columns = tuple(k for k in numbers if not conditions[k].text.startswith(f"{label} "))
+        members = Members(
+            _rows(conditions, on_columns) if on_columns else rows,
+            " and ".join(conditions[k].text for k in on_columns or numbers),
+        )
+        one = Slice(
+            names, int(rows.sum()), float(rows.mean()), lift, added, p_value, first, then, loss,
+            members,
+        )  # fmt: skip
         found.append((added / math.sqrt(one.share), one, rows))
     return _distinct(sorted(found, key=lambda entry: -entry[0]), more)[:max_slices]
 
@@ -265,7 +339,9 @@ def read_labels(y: Any) -> Array | None:
 def as_names(labels: Array) -> Array:
     """Classes as names, so that they are not split at quantiles."""
     names = np.empty(len(labels), dtype=object)
-    names[:] = [f"{label:.12g}" if isinstance(label, float) else str(label) for label in labels.tolist()]
+    names[:] = [
+        f"{label:.12g}" if isinstance(label, float) else str(label) for label in labels.tolist()
+    ]
     return names
 
 
@@ -331,7 +407,8 @@ class _Half(NamedTuple):
     def scores(self, sizes: Any, more: Any, ranks: Any) -> Any:
         """Added weight over the root of the share, from sums over the members; 0 if the rank test sees little.
 
-        Up to a constant, this is the number of standard errors that the mean weight is above its class's.
+        Up to a constant, this is the number of standard errors that the mean weight is above its
+        class's.
         """
         n = len(self.more)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -358,7 +435,9 @@ def _search(
     on = _Half(more[half], ranks[half], min_size)
     masks = np.stack([condition.rows[half] for condition in conditions])
     alone = on.scores(masks.sum(1), masks @ on.more, masks @ on.ranks)
-    scored: dict[tuple[int, ...], float] = {(int(i),): float(alone[i]) for i in np.flatnonzero(alone > 0)}
+    scored: dict[tuple[int, ...], float] = {
+        (int(i),): float(alone[i]) for i in np.flatnonzero(alone > 0)
+    }
     if depth > 1:
         away = np.abs(np.nan_to_num(_z(masks @ on.ranks, masks.sum(1), len(on.more))))
         kept = np.sort(np.argsort(-away, kind="stable")[:PAIRED])
@@ -367,12 +446,16 @@ def _search(
             if pairs[i, j] > SIMPLER * max(alone[kept[i]], alone[kept[j]]):
                 scored[int(kept[i]), int(kept[j])] = float(pairs[i, j])
         if depth > 2:
-            best = sorted((numbers for numbers in scored if len(numbers) == 2), key=lambda p: -scored[p])[:LONGER]
+            best = sorted(
+                (numbers for numbers in scored if len(numbers) == 2), key=lambda p: -scored[p]
+            )[:LONGER]
             if best:
                 triples = on.sums(np.stack([masks[i] & masks[j] for i, j in best]), masks[kept])
             for (i, j), row in zip(best, triples if best else (), strict=True):
                 for k, score in zip(kept.tolist(), row, strict=True):
-                    inside = (scored.get(tuple(sorted(pair)), 0.0) for pair in ((i, j), (i, k), (j, k)))
+                    inside = (
+                        scored.get(tuple(sorted(pair)), 0.0) for pair in ((i, j), (i, k), (j, k))
+                    )
                     if k not in (i, j) and score > SIMPLER * max(*inside, alone[k]):
                         a, b, c = sorted((i, j, k))
                         scored[a, b, c] = float(score)
@@ -389,13 +472,17 @@ def _z(rank_sum: Any, size: Any, n: int) -> Any:
 def _p_value(ranks: Array, n: int) -> float:
     """Probability of a sum of ranks this large, for members drawn at random from n samples.
 
-    Few members: the sum of m uniform numbers is at least s with probability sum_k (-1)^k (m - s - k)_+^m/(k! (m - k)!).
-    Many: the normal distribution, with the variance of draws without replacement.
+    Few members: the sum of m uniform numbers is at least s with probability sum_k (-1)^k (m - s -
+    k)_+^m/(k! (m - k)!). Many: the normal distribution, with the variance of draws without
+    replacement.
     """
     m, left = len(ranks), float((1 - ranks).sum())
     if m > EXACT:
         return float(norm.sf(_z(ranks.sum(), m, n)))
-    terms = ((-1) ** k * max(left - k, 0.0) ** m / math.factorial(k) / math.factorial(m - k) for k in range(m + 1))
+    terms = (
+        (-1) ** k * max(left - k, 0.0) ** m / math.factorial(k) / math.factorial(m - k)
+        for k in range(m + 1)
+    )
     return min(1.0, max(math.fsum(terms), 0.0))
 
 
@@ -404,7 +491,9 @@ def _distinct(found: list[tuple[float, Slice, Array]], more: Array) -> list[tupl
     kept: list[tuple[Slice, Array]] = []
     seen: Any = False
     for _, one, rows in found:
-        if (rows & seen).sum() <= rows.sum() / 2 and more[rows & seen].sum() <= more[rows].sum() / 2:
+        if (rows & seen).sum() <= rows.sum() / 2 and more[rows & seen].sum() <= more[
+            rows
+        ].sum() / 2:
             kept.append((one, rows))
             seen = rows | seen
     return kept
@@ -427,12 +516,21 @@ def right_or_wrong(proba: Any, labels: Array | None, n: int) -> Array | None:
     if p.ndim == 2 and labels is not None and len(p) == n:
         names = np.unique(labels)
         if len(names) > p.shape[1]:
-            raise DataError(f"expected probabilities of {len(names)} classes, got {p.shape[1]} columns")
-        numbers = labels if labels.dtype.kind in "iu" and labels.max() < p.shape[1] else np.searchsorted(names, labels)
+            raise DataError(
+                f"expected probabilities of {len(names)} classes, got {p.shape[1]} columns"
+            )
+        numbers = (
+            labels
+            if labels.dtype.kind in "iu" and labels.max() < p.shape[1]
+            else np.searchsorted(names, labels)
+        )
         right: Array = (p.argmax(1) == numbers).astype(float)
         return right
     if p.shape != (n,):
-        raise DataError(f"expected one probability per sample, ({n},), got shape {p.shape}; y is needed for (n, k)")
+        raise DataError(
+            f"expected one probability per sample, ({n},), got shape {p.shape}; y is needed for"
+            " (n, k)"
+        )
     check_probabilities(p, may_be_nan=True)
     sure: Array = np.where(np.isnan(p), np.nan, p > 0.5)
     return sure

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
-import os
 import shutil
-import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from scdro._files import write_file
 from scdro.errors import CheckpointError, DataError, MissingDataError
 from scdro.tables._read import shown
 
-__all__ = ["Fits", "locked", "open_run", "read_json", "same_run", "seal"]
+__all__ = ["Fits", "check_zip", "locked", "open_run", "read_json", "same_run", "seal"]
 
-MANIFEST, STARTED, FITS = "manifest.json", "started.json", "fits"
+MANIFEST, STARTED, FITS, MODELS = "manifest.json", "started.json", "fits", "models"
 LARGEST = 1 << 30  # bytes of a file that is read whole
-ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+# of files whose content is not what it should be
+ERRORS = KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError
 
 
 def read_json(path: Path) -> Any:
@@ -30,14 +31,20 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(_bytes(path).decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"expected JSON in {shown(path)}, got a damaged file: {error}") from error
+        raise CheckpointError(
+            f"expected JSON in {shown(path)}, got a damaged file: {error}"
+        ) from error
 
 
 def _bytes(path: Path) -> bytes:
     if not path.is_file():
-        raise CheckpointError(f"expected the file {shown(path)}, found none: the run is damaged or not finished")
+        raise CheckpointError(
+            f"expected the file {shown(path)}, found none: the run is damaged or not finished"
+        )
     if path.stat().st_size > LARGEST:
-        raise CheckpointError(f"expected a file of at most {LARGEST:,} bytes, got more, {shown(path)}")
+        raise CheckpointError(
+            f"expected a file of at most {LARGEST:,} bytes, got more, {shown(path)}"
+        )
     return path.read_bytes()
 
 
@@ -54,10 +61,13 @@ def locked(folder: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise CheckpointError(
-            f"expected a folder that no other run is using, got {shown(folder)}; wait, or choose another --out"
+            f"expected a folder that no other run is using, got {shown(folder)}; wait, or choose"
+            " another --out"
         ) from None
     except OSError as error:
-        raise DataError(f"expected a folder that can be written, got {shown(folder)}: {error.strerror}") from error
+        raise DataError(
+            f"expected a folder that can be written, got {shown(folder)}: {error.strerror}"
+        ) from error
     try:
         yield
     finally:
@@ -72,14 +82,19 @@ def same_run(folder: Path, about: dict[str, Any]) -> None:
         before = before if isinstance(before, dict) else {}
         other = [key for key in {**about, **before} if before.get(key) != about.get(key)]
         if other:
-            what = ", ".join(f"{key} was {shown(before.get(key))}, is now {shown(about.get(key))}" for key in other[:4])
+            what = ", ".join(
+                f"{key} was {shown(before.get(key))}, is now {shown(about.get(key))}"
+                for key in other[:4]
+            )
             raise CheckpointError(
-                f"expected the run that began in {shown(folder)}, got another: {what}; choose another --out"
+                f"expected the run that began in {shown(folder)}, got another: {what}; choose"
+                " another --out"
             )
         return
     if any(not entry.name.startswith(".") for entry in folder.iterdir()):
         raise CheckpointError(
-            f"expected an empty folder or a run, got {shown(folder)}, which has other files; choose another --out"
+            f"expected an empty folder or a run, got {shown(folder)}, which has other files; choose"
+            " another --out"
         )
     write_file(path, json.dumps(about, indent=1))
 
@@ -101,11 +116,9 @@ class Fits:
         if path.exists():
             with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as stored:
                 return {key: stored[key] for key in stored.files}  # a damaged one is computed again
-        found = compute()
-        handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".npz.part")
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **found)
-        os.replace(temporary, path)
+        found, content = compute(), io.BytesIO()
+        np.savez(content, **found)
+        write_file(path, content.getvalue())
         return found
 
     def clear(self) -> None:
@@ -118,33 +131,77 @@ def seal(folder: Path) -> None:
     files = {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in (MANIFEST, ".lock", "report.html") and path.parent.name != FITS
+        if path.is_file()
+        and path.name not in (MANIFEST, ".lock", "report.html")
+        and path.parent.name != FITS
     }
     write_file(folder / MANIFEST, json.dumps({"format": 1, "files": files}, indent=1))
 
 
-def open_run(folder: Path) -> None:
-    """Check every file against its checksum."""
-    if not folder.is_dir():
-        raise MissingDataError(f"expected the folder of a run, got {shown(folder)}, which is not a folder")
-    if not (folder / MANIFEST).is_file():
-        begun = (folder / STARTED).is_file()
-        what = "has not finished: run the same command again" if begun else "is not one: `scdro train` makes one"
-        raise MissingDataError(f"expected the folder of a run, got {shown(folder)}, which {what}")
-    manifest = read_json(folder / MANIFEST)
+def check_zip(path: Path) -> None:
+    """Refuse an archive whose content is larger than itself: what scdro writes is not compressed.
+
+    A few megabytes could otherwise take all memory before anything in them is looked at.
+    """
     try:
-        format, files = manifest["format"], dict(manifest["files"])
-        entries = [(str(name), str(digest)) for name, digest in files.items()]
-    except ERRORS as error:
-        raise CheckpointError(f"expected checksums in {shown(folder / MANIFEST)}, got a damaged file") from error
-    if format != 1:
-        raise CheckpointError(f"expected a run of format 1, got {shown(format)}; use the scdro that made it")
-    if not {"summary.json", "model.json"} <= {name for name, _ in entries}:
-        raise CheckpointError(f"expected summary.json and model.json among the files of {shown(folder)}")
+        with zipfile.ZipFile(path) as archive:
+            packed = any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist())
+            claimed = sum(one.file_size for one in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise CheckpointError(f"expected a zip archive in {shown(path)}, got: {error}") from error
+    if packed or claimed > path.stat().st_size:
+        raise CheckpointError(
+            f"expected an archive without compression, as scdro writes it, in {shown(path)}, got"
+            f" one of {claimed:,} bytes in {path.stat().st_size:,}"
+        )
+
+
+def open_run(folder: Path) -> None:
+    """Check every file against its checksum; a file among the models without one is an error."""
+    if not folder.is_dir():
+        raise MissingDataError(
+            f"expected the folder of a run, got {shown(folder)}, which is not a folder"
+        )
+    if not (folder / MANIFEST).is_file():
+        what = "is not one: `scdro train` makes one"
+        if (folder / STARTED).is_file():
+            what = "has not finished: run the same command again"
+        raise MissingDataError(f"expected the folder of a run, got {shown(folder)}, which {what}")
+    files = _read_manifest(folder)
     root = folder.resolve()
-    for name, digest in entries:
+    for name, digest in files.items():
         path = folder / name
         if root not in path.resolve().parents:
             raise CheckpointError(f"expected files inside {shown(folder)}, got {shown(name)}")
         if hashlib.sha256(_bytes(path)).hexdigest() != digest:
-            raise CheckpointError(f"expected {shown(path)} as the run wrote it, got a changed or damaged file")
+            raise CheckpointError(
+                f"expected {shown(path)} as the run wrote it, got a changed or damaged file"
+            )
+    for path in (folder / MODELS).rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if name not in files and (path.is_symlink() or not path.is_dir()):
+            raise CheckpointError(
+                f"expected only files of {MANIFEST} among the models of {shown(folder)}, got"
+                f" {shown(name)}, which is not in it; remove it"
+            )
+
+
+def _read_manifest(folder: Path) -> dict[str, str]:
+    """The checksums of the files, by name."""
+    manifest = read_json(folder / MANIFEST)
+    try:
+        form = manifest["format"]
+        files = {str(name): str(digest) for name, digest in dict(manifest["files"]).items()}
+    except ERRORS as error:
+        raise CheckpointError(
+            f"expected checksums in {shown(folder / MANIFEST)}, got a damaged file"
+        ) from error
+    if form != 1:
+        raise CheckpointError(
+            f"expected a run of format 1, got {shown(form)}; use the scdro that made it"
+        )
+    if not {"summary.json", "model.json"} <= set(files):
+        raise CheckpointError(
+            f"expected summary.json and model.json among the files of {shown(folder)}"
+        )
+    return files

@@ -1,251 +1,358 @@
-"""Three kinds of models behind one interface: boosted trees, exact linear models, a small network.
+"""Models of a table: boosted trees and exact linear models, and how they are fitted on its rows.
 
-A model is fitted on an encoded table (`Columns.encode`) with weights and a radius rho, stops early on rows held out,
-predicts probabilities of class numbers (n, k) or numbers (n,), and is saved in files that hold no code.
+`Learner` encodes a table once and fits one kind of model: on folds, so that every row is predicted
+by a model that did not see it, and at last on all rows. A model predicts probabilities of class
+numbers, (n, k), or the standardised target, (n,), and is saved in files that hold no code.
+
+    out of fold    each fold is predicted by a model of the others. When boosting stops is decided
+                   by the other folds too: a fold that chose for itself would look too good.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from scdro.errors import CheckpointError, MissingDataError
+from scdro.errors import CheckpointError, DataError
 from scdro.tables._columns import Columns
+from scdro.tables._read import shown
 
-__all__ = ["Family", "Linear", "Model", "Part", "Trees", "load_skops", "save_skops"]
+if TYPE_CHECKING:
+    from scdro.tables._options import TableOptions
+    from scdro.tables._problem import TableProblem
+
+__all__ = ["MODELS", "Learner", "Linear", "Model", "Part", "Trees", "mean_rounds", "row_losses"]
 
 Array = npt.NDArray[Any]
 ROUNDS, PATIENCE = 500, 20  # of boosting
+MANY_ROWS, SAMPLE = 100_000, 50_000  # with more rows, settings are chosen on this many
+PARALLEL = 20_000  # rows from which on threads make trees faster
 
 
 class Part(NamedTuple):
-    """Rows: encoded columns, labels (class numbers, or the standardised target), weights."""
+    """Some rows, as a model sees them."""
 
-    X: Array
-    y: Array
-    weight: Array
+    X: Array  # (n, columns), encoded
+    y: Array  # (n,), class numbers, or the standardised target
+    weight: Array  # (n,)
 
     def take(self, rows: Array) -> Part:
         return Part(self.X[rows], self.y[rows], self.weight[rows])
 
 
-class Model(Protocol):
-    """A fitted model."""
+class Learner:
+    """Fits models of one kind on a table: its rows encoded once, and folds of them.
 
-    rounds: int  # best number of rounds or epochs; 0 if the model has none
+    Attributes:
+        columns: how columns are encoded, from the training rows alone.
+        X, y: all rows of the table; a quantity is standardised by the training rows.
+        scale: mean and deviation of the target, (0, 1) for classes.
+        sample: numbers of the rows that settings are chosen on: the training rows, or some of them
+            if there are many.
+        folds: pairs of positions in `sample`: to fit on, to predict.
+    """
+
+    def __init__(
+        self, problem: TableProblem, options: TableOptions, rows: Array, seed: int
+    ) -> None:
+        self.kind, self.seed, self.classes = MODELS[options.model], seed, len(problem.classes)
+        few = len(problem.y) < PARALLEL
+        self.threads = options.threads or (1 if few else _idle_cores())
+        self.columns = Columns.fit(problem.frame[rows], problem.features(), problem.categories())
+        self.X = self.columns.encode(problem.frame)
+        self.y, self.scale = problem.y, (0.0, 1.0)
+        if not self.classes:
+            seen = self.y[rows]
+            self.scale = float(seen.mean()), float(seen.std()) or 1.0
+            self.y = (self.y - self.scale[0]) / self.scale[1]
+        self.sample = rows if len(rows) <= MANY_ROWS else problem.sample(rows, SAMPLE, seed)
+        self.folds = problem.folds(self.sample, options.folds, seed)
+        self._check(problem)
+
+    def _check(self, problem: TableProblem) -> None:
+        """Raise for what only the folds and the encoded columns show."""
+        for seen, _ in self.folds if self.classes else ():
+            present = np.unique(self.y[self.sample[seen]])
+            if len(present) < 2:
+                only, column = problem.classes[present[0]], problem.split["column"]
+                raise DataError(
+                    f"expected two classes to learn from in every fold, got only {shown(only)} in"
+                    f" one: the others are in too few values of {shown(column)}"
+                )
+        for name, column in zip(self.columns.names, self.X.T, strict=True):
+            largest = np.nanmax(np.abs(column), initial=0.0) if self.kind.scales else 0.0
+            if largest > 1e100:
+                raise DataError(
+                    f"expected numbers that can be scaled in column {shown(name)}, got one of"
+                    f" size {largest:g}; leave the column out, or use trees"
+                )
+
+    def candidates(self, most: int) -> list[dict[str, Any]]:
+        """Settings to choose among, the most common first."""
+        return self.kind.candidates(len(self.sample))[:most]
+
+    def fit(self, part: Part, settings: dict[str, Any], held_out: Part | None = None) -> Model:
+        """A model that stops early by the held-out rows, or after the "rounds" of its settings."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the libraries warn about things that are fine here
+            return self.kind.fit(self, part, settings, held_out)
+
+    def fit_rows(self, rows: Array, weights: Array, settings: dict[str, Any], rounds: int) -> Model:
+        """A model of all of these rows, boosted as long as the folds say."""
+        part = Part(self.X[rows], self.y[rows], weights)
+        return self.fit(part, {**settings, "rounds": max(rounds, 1)})
+
+    def cross_fit(self, settings: dict[str, Any], weights: Array) -> dict[str, Any]:
+        """ "predicted": the sample, out of fold; "rounds": the best number for each fold, (folds,)."""
+        whole = Part(self.X[self.sample], self.y[self.sample], weights)
+        models = [
+            self.fit(whole.take(seen), settings, whole.take(unseen)) for seen, unseen in self.folds
+        ]
+        rounds = np.array([model.rounds for model in models])
+        predicted = np.zeros((len(whole.y), self.classes) if self.classes else len(whole.y))
+        for fold, (model, (_, unseen)) in enumerate(zip(models, self.folds, strict=True)):
+            if rounds.any():
+                model.stop_at(max(mean_rounds(np.delete(rounds, fold)), 1))
+            predicted[unseen] = model.predict(whole.X[unseen])
+        return {"predicted": predicted, "rounds": rounds}
+
+    def mean_loss(self, predicted: Array) -> float:
+        """Of predictions for the sample."""
+        return float(row_losses(predicted, self.y[self.sample]).mean())
+
+
+def row_losses(predicted: Array, y: Array) -> Array:
+    """Log losses of (n, k) probabilities, or half of the squared errors, (n,)."""
+    if predicted.ndim == 2:
+        losses: Array = -np.log(np.maximum(predicted[np.arange(len(y)), y], 1e-15))
+        return losses
+    half: Array = (predicted - y) ** 2 / 2
+    return half
+
+
+def mean_rounds(rounds: Array) -> int:
+    return int(np.ceil(np.mean(rounds)))
+
+
+def _idle_cores() -> int:
+    """LightGBM's threads wait for each other, and two on one core are slower than one."""
+    busy = int(os.getloadavg()[0]) if hasattr(os, "getloadavg") else 0
+    return max(1, (os.cpu_count() or 1) - busy)
+
+
+class Model(ABC):
+    """A fitted model, and how models of its kind are made."""
+
+    rounds = 0  # the best number of boosting; 0 if the model has none
     classes: int  # 0 for regression
+    scales: ClassVar[bool] = False  # whether columns are scaled, which huge numbers cannot be
 
+    @staticmethod
+    @abstractmethod
+    def candidates(rows: int) -> list[dict[str, Any]]:
+        """Settings to choose among for a table of that many rows, the most common first."""
+
+    @classmethod
+    @abstractmethod
+    def fit(
+        cls, learner: Learner, part: Part, settings: dict[str, Any], held_out: Part | None
+    ) -> Model:
+        """`settings` may have a "rho": then the model is fitted to the worst case."""
+
+    @abstractmethod
     def predict(self, X: Array) -> Array:
         """(n, k) or (n,)."""
 
-    def stop_at(self, rounds: int) -> None:
+    def stop_at(self, rounds: int) -> None:  # noqa: B027
         """Predict as after this many rounds, or after the last one that was trained."""
 
+    @abstractmethod
     def save(self, folder: Path) -> None:
         """Write its files into a folder that exists."""
 
-
-class Family(Protocol):
-    """How models of one kind are made."""
-
-    inputs: Any  # how their data are read: `Columns`, or pictures
-
-    def candidates(self, rows: int) -> list[dict[str, Any]]:
-        """Settings to choose among for a table of that many rows, the most common first."""
-
-    def fit(
-        self, columns: Columns, part: Part, held_out: Part | None, settings: dict[str, Any], classes: int, seed: int
-    ) -> Model:
-        """`settings` may have a "rho"; without `held_out` its "rounds" say how long. `classes` is 0 for regression."""
-
-    def load(self, folder: Path) -> Model:
+    @classmethod
+    @abstractmethod
+    def load(cls, folder: Path) -> Model:
         """What `save` wrote."""
 
-
-def without(settings: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in names}
-
-
-def _all_classes(found: Array, present: Sequence[int], classes: int) -> Array:
-    """Probabilities of all classes, zero for those that the model has not seen."""
-    if len(present) == classes:
-        return found
-    whole = np.zeros((len(found), classes))
-    whole[:, present] = found
-    return whole
+    def _with_all_classes(self, found: Array, present: Sequence[int]) -> Array:
+        """Probabilities of all classes, zero for those that the model has not seen."""
+        whole = np.zeros((len(found), self.classes))
+        whole[:, present] = found
+        return whole
 
 
-# -- trees ------------------------------------------------------------------------------------------------------------
-
-
-class Trees:
+class Trees(Model):
     """LightGBM on the mean or, with rho, on the worst case."""
 
-    inputs = Columns
+    def __init__(
+        self, booster: Any, rounds: int, present: list[int], classes: int, threads: int = 1,
+        prepare: Any = None,
+    ) -> None:  # fmt: skip
+        """present: numbers of the classes that it has seen. prepare: replaces categories with many values."""
+        self.booster, self.rounds, self.present = booster, rounds, present
+        self.classes, self.threads, self.prepare = classes, threads, prepare
 
-    def __init__(self, threads: int = 1) -> None:
-        self.threads = threads
+    @staticmethod
+    def candidates(rows: int) -> list[dict[str, Any]]:
+        # least sizes of a leaf so that small tables can be split too
+        small, large = min(20, max(rows // 10, 2)), min(100, max(rows // 4, 5))
+        sizes = [(k, least) for least in (small, large) for k in (31, 15, 63)]
+        return [{"num_leaves": leaves, "min_child_samples": least} for leaves, least in sizes]
 
-    def candidates(self, rows: int) -> list[dict[str, Any]]:
-        small, large = min(20, max(rows // 10, 2)), min(100, max(rows // 4, 5))  # so that small tables can be split too
-        return [
-            {"num_leaves": leaves, "min_child_samples": least}
-            for leaves, least in (
-                (31, small), (15, small), (63, small), (31, large), (15, large), (63, large)
-            )
-        ]  # fmt: skip
-
+    @classmethod
     def fit(
-        self, columns: Columns, part: Part, held_out: Part | None, settings: dict[str, Any], classes: int, seed: int
-    ) -> TreesModel:
-        try:
-            import lightgbm
+        cls, learner: Learner, part: Part, settings: dict[str, Any], held_out: Part | None
+    ) -> Trees:
+        import lightgbm
 
-            from scdro.boosting import KLDROLGBMClassifier, KLDROLGBMRegressor
-        except ModuleNotFoundError as error:
-            raise MissingDataError("expected lightgbm, which grows the trees; pip install 'scdro[tables]'") from error
-        model = (KLDROLGBMClassifier if classes else KLDROLGBMRegressor)(
-            rho=settings.get("rho", 0.0),
-            n_estimators=settings.get("rounds", ROUNDS),
-            learning_rate=0.1,
-            deterministic=True,
-            force_row_wise=True,
-            n_jobs=self.threads,
-            random_state=seed,
-            verbose=-1,
-            **without(settings, "rho", "rounds"),
-        )
+        rho, classes = settings.get("rho", 0.0), learner.classes
+        own = {name: settings[name] for name in ("num_leaves", "min_child_samples")}
+        package: Any = lightgbm
+        if rho:
+            import scdro.boosting as package
+
+            own["rho"] = rho
+        name = f"{'KLDRO' if rho else ''}LGBM{'Classifier' if classes else 'Regressor'}"
+        model = getattr(package, name)(
+            n_estimators=settings.get("rounds", ROUNDS), learning_rate=0.1, deterministic=True,
+            force_row_wise=True, n_jobs=learner.threads, random_state=learner.seed, verbose=-1, **own,
+        )  # fmt: skip
+        prepare, categorical = learner.columns.without_many_values(classes)
+        X = part.X if prepare is None else prepare.fit_transform(part.X, part.y)
         stopping: dict[str, Any] = {}
-        if held_out is not None and classes:  # LightGBM rejects classes that are not in the training rows
+        if held_out is not None and classes:  # LightGBM refuses classes that it does not train on
             held_out = held_out.take(np.isin(held_out.y, np.unique(part.y)))
         if held_out is not None and len(held_out.y):
+            unseen = held_out.X if prepare is None else prepare.transform(held_out.X)
             stopping = {
-                "eval_set": [(held_out.X, held_out.y)],
+                "eval_set": [(unseen, held_out.y)],
                 "eval_sample_weight": [held_out.weight],
                 "callbacks": [lightgbm.early_stopping(PATIENCE, verbose=False)],
             }
-        model.fit(part.X, part.y, sample_weight=part.weight, categorical_feature=columns.categorical, **stopping)
+        model.fit(X, part.y, sample_weight=part.weight, categorical_feature=categorical, **stopping)
         present = [int(k) for k in model.classes_] if classes else []
         rounds = int(model.best_iteration_ or model.n_estimators)
-        return TreesModel(model.booster_, rounds, present, classes, self.threads)
+        return cls(model.booster_, rounds, present, classes, learner.threads, prepare)
 
-    def load(self, folder: Path) -> TreesModel:
+    def stop_at(self, rounds: int) -> None:
+        trained = self.booster.num_trees() // self.booster.num_model_per_iteration()
+        self.rounds = min(rounds, trained)
+
+    def predict(self, X: Array) -> Array:
+        X = X if self.prepare is None else self.prepare.transform(X)
+        found: Array = self.booster.predict(X, num_iteration=self.rounds, num_threads=self.threads)
+        if not self.classes:
+            return found
+        each = np.stack([1.0 - found, found], 1) if found.ndim == 1 else found
+        return self._with_all_classes(each, self.present)
+
+    def save(self, folder: Path) -> None:
+        text = self.booster.model_to_string(num_iteration=self.rounds)
+        (folder / "trees.txt").write_text(text, "utf-8")
+        about = {
+            "rounds": self.rounds, "present": self.present, "classes": self.classes,
+            "prepared": self.prepare is not None,
+        }  # fmt: skip
+        if self.prepare is not None:
+            _save_skops(self.prepare, folder / "columns.skops")
+        (folder / "model.json").write_text(json.dumps(about), "utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Trees:
         import lightgbm
 
         about = json.loads((folder / "model.json").read_text("utf-8"))
         try:
             booster = lightgbm.Booster(model_str=(folder / "trees.txt").read_text("utf-8"))
         except lightgbm.basic.LightGBMError as error:
-            raise CheckpointError(f"expected LightGBM's trees in {folder / 'trees.txt'}: {error}") from error
-        return TreesModel(booster, about["rounds"], about["present"], about["classes"], self.threads)
+            raise CheckpointError(
+                f"expected LightGBM's trees in {folder / 'trees.txt'}: {error}"
+            ) from error
+        prepare = _load_skops(folder / "columns.skops") if about.get("prepared") else None
+        return cls(booster, about["rounds"], about["present"], about["classes"], prepare=prepare)
 
 
-class TreesModel:
-    """LightGBM's booster."""
-
-    def __init__(self, booster: Any, rounds: int, present: list[int], classes: int, threads: int) -> None:
-        self.booster, self.rounds, self.present, self.classes, self.threads = booster, rounds, present, classes, threads
-
-    def stop_at(self, rounds: int) -> None:
-        self.rounds = min(rounds, self.booster.num_trees() // self.booster.num_model_per_iteration())
-
-    def predict(self, X: Array) -> Array:
-        found: Array = self.booster.predict(X, num_iteration=self.rounds, num_threads=self.threads)
-        if not self.classes:
-            return found
-        if found.ndim == 1:
-            found = np.stack([1.0 - found, found], 1)
-        return _all_classes(found, self.present, self.classes)
-
-    def save(self, folder: Path) -> None:
-        (folder / "trees.txt").write_text(self.booster.model_to_string(num_iteration=self.rounds), "utf-8")
-        about = {"rounds": self.rounds, "present": self.present, "classes": self.classes}
-        (folder / "model.json").write_text(json.dumps(about), "utf-8")
-
-
-# -- linear -----------------------------------------------------------------------------------------------------------
-
-TRUSTED = [
-    "numpy.dtype",
-    "scdro.linear_model._classifier.KLDROClassifier",
-    "scdro.linear_model._regressor.KLDRORegressor",
-]
-
-
-class Linear:
+class Linear(Model):
     """Logistic or least-squares regression on scaled columns, solved exactly, with rho on the worst case."""
 
-    inputs = Columns
-
-    def __init__(self, threads: int = 1) -> None:
-        self.threads = threads
-
-    def candidates(self, rows: int) -> list[dict[str, Any]]:
-        return [{"C": C} for C in (1.0, 0.1, 0.01, 10.0, 0.001, 100.0)]
-
-    def fit(
-        self, columns: Columns, part: Part, held_out: Part | None, settings: dict[str, Any], classes: int, seed: int
-    ) -> LinearModel:
-        from sklearn.pipeline import Pipeline
-
-        from scdro.linear_model import KLDROClassifier, KLDRORegressor
-
-        chosen = {"rho": 0.0, **without(settings, "rounds")}
-        model = (KLDROClassifier if classes else KLDRORegressor)(**chosen)
-        whole = Pipeline([("columns", columns.features()), ("model", model)])
-        whole.fit(part.X, part.y, model__sample_weight=part.weight)
-        return LinearModel(whole, classes)
-
-    def load(self, folder: Path) -> LinearModel:
-        about = json.loads((folder / "model.json").read_text("utf-8"))
-        return LinearModel(load_skops(folder / "linear.skops"), about["classes"])
-
-
-class LinearModel:
-    """A Pipeline of scikit-learn."""
-
-    rounds = 0
+    scales = True
 
     def __init__(self, pipeline: Any, classes: int) -> None:
         self.pipeline, self.classes = pipeline, classes
 
-    def stop_at(self, rounds: int) -> None:
-        pass
+    @staticmethod
+    def candidates(rows: int) -> list[dict[str, Any]]:
+        return [{"C": C} for C in (1.0, 0.1, 0.01, 10.0, 0.001, 100.0)]
+
+    @classmethod
+    def fit(
+        cls, learner: Learner, part: Part, settings: dict[str, Any], held_out: Part | None
+    ) -> Linear:
+        from sklearn.pipeline import Pipeline
+
+        from scdro.linear_model import KLDROClassifier, KLDRORegressor
+
+        kind = KLDROClassifier if learner.classes else KLDRORegressor
+        model = kind(rho=settings.get("rho", 0.0), C=settings["C"])
+        columns = learner.columns.features(learner.classes)
+        pipeline = Pipeline([("columns", columns), ("model", model)])
+        pipeline.fit(part.X, part.y, model__sample_weight=part.weight)
+        return cls(pipeline, learner.classes)
 
     def predict(self, X: Array) -> Array:
         if not self.classes:
             values: Array = self.pipeline.predict(X)
             return values
         present = [int(k) for k in self.pipeline.classes_]
-        return _all_classes(self.pipeline.predict_proba(X), present, self.classes)
+        return self._with_all_classes(self.pipeline.predict_proba(X), present)
 
     def save(self, folder: Path) -> None:
-        save_skops(self.pipeline, folder / "linear.skops")
+        _save_skops(self.pipeline, folder / "linear.skops")
         (folder / "model.json").write_text(json.dumps({"classes": self.classes}), "utf-8")
 
+    @classmethod
+    def load(cls, folder: Path) -> Linear:
+        about = json.loads((folder / "model.json").read_text("utf-8"))
+        return cls(_load_skops(folder / "linear.skops"), about["classes"])
 
-def save_skops(value: Any, path: Path) -> None:
+
+MODELS: dict[str, type[Model]] = {"trees": Trees, "linear": Linear}
+
+TRUSTED = [  # types that a file may hold besides those of NumPy and scikit-learn that skops knows
+    "numpy.dtype",
+    "scdro.linear_model._classifier.KLDROClassifier",
+    "scdro.linear_model._regressor.KLDRORegressor",
+    "sklearn.model_selection._split.KFold",
+    "sklearn.model_selection._split.StratifiedKFold",
+]
+
+
+def _save_skops(value: Any, path: Path) -> None:
     """A part of scikit-learn, without pickle."""
-    _skops().dump(value, path)
+    import skops.io
+
+    skops.io.dump(value, path)
 
 
-def load_skops(path: Path) -> Any:
-    """What `save_skops` wrote. Only types of NumPy, scikit-learn and our estimators are created."""
-    skops = _skops()
+def _load_skops(path: Path) -> Any:
+    """What `_save_skops` wrote. Only trusted types are created."""
+    import skops.io
+
+    from scdro.tables._folder import check_zip
+
+    check_zip(path)
     try:
-        return skops.load(path, trusted=TRUSTED)
-    except Exception as error:  # skops has no error type of its own: a damaged file can raise anything
-        raise CheckpointError(f"expected parts of scikit-learn in {path}, got: {str(error)[:200]}") from error
-
-
-def _skops() -> Any:
-    try:
-        import skops.io
-    except ModuleNotFoundError as error:
-        raise MissingDataError("expected skops, which saves models; pip install 'scdro[tables]'") from error
-    return skops.io
+        return skops.io.load(path, trusted=TRUSTED)
+    except Exception as error:  # skops has no error type: a damaged file can raise anything
+        raise CheckpointError(
+            f"expected parts of scikit-learn in {path}, got: {str(error)[:200]}"
+        ) from error

@@ -1,30 +1,53 @@
-"""A table as a learning problem: the task, the rows of each part, the groups, and the options of a run on it."""
+"""A table as a learning problem: the task, the test rows, the groups, and what is odd about it.
+
+All that can be wrong with a table or its options is told here, before anything is trained:
+
+    read -> join the rows of the test file -> leave out rows without a target -> numbers with signs
+    -> the task and its classes -> the split -> columns -> sizes -> notes
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.model_selection import GroupKFold, GroupShuffleSplit, KFold, StratifiedKFold, train_test_split
+import polars as pl
+from sklearn.model_selection import (
+    GroupKFold,
+    GroupShuffleSplit,
+    KFold,
+    StratifiedKFold,
+    train_test_split,
+)
 
-from scdro._validation import check_names, check_whole
 from scdro.errors import DataError, HyperparameterError
-from scdro.tables._columns import describe
-from scdro.tables._read import as_table, column_of, listed, polars, shown, where
+from scdro.tables._columns import describe, variants
+from scdro.tables._oddities import find_copies, find_leaks
+from scdro.tables._options import TrainOptions
+from scdro.tables._read import (
+    FileOptions,
+    RawTable,
+    as_table,
+    column_of,
+    dates,
+    listed,
+    numbers_as_written,
+    shown,
+    where,
+)
 
 if TYPE_CHECKING:
-    import polars as pl
+    from scdro.tables._summary import ColumnSummary, SplitSummary
 
-    from scdro.tables._summary import ColumnSummary, Method, SplitSummary
-
-__all__ = ["Options", "TableProblem", "TrainTest", "make_problem"]
+__all__ = ["TableProblem", "TrainTest", "make_problem"]
 
 Array = npt.NDArray[Any]
 MANY = 20  # different numbers beyond which a target is taken as a quantity
 LEAST = 5  # rows that a class must have
+ROWS_NEEDED = 40
 TEST = 0.2
 
 
@@ -35,28 +58,6 @@ class TrainTest(NamedTuple):
     test: Array
 
 
-@dataclass(frozen=True)
-class Options:
-    """Checked options of a run."""
-
-    model: str
-    methods: tuple[Method, ...]
-    rho: float
-    budget: float
-    folds: int
-    candidates: int
-    seed: int
-    seeds: int
-    least_group: int
-    threads: int
-    audit: bool
-
-    def as_json(self) -> dict[str, Any]:
-        """What the results depend on: all but the number of threads."""
-        known = {name: value for name, value in self.__dict__.items() if name != "threads"}
-        return {**known, "methods": list(self.methods)}
-
-
 @dataclass
 class TableProblem:
     """Everything that is known before training."""
@@ -64,11 +65,13 @@ class TableProblem:
     frame: pl.DataFrame
     target: str
     classes: list[str]  # [] for regression
-    y: Array  # class numbers, or the target itself
+    values: pl.Series | None  # of the classes, as the table has them; None for regression
+    given: Any  # the target's type before the table was read; None in a text file
+    y: Array  # (rows,) class numbers, or the target itself
     columns: list[ColumnSummary]
+    group: list[str]  # columns of groups; the target's classes are reported anyway
     groups: Array | None  # (rows,) names of combinations, None without group columns
-    group: list[str]
-    split_by: Array | None  # (rows,) numbers
+    split_by: Array | None  # (rows,) numbers of what stays together
     split: SplitSummary
     fixed: TrainTest | None  # if the test rows are given, by a file or by time
     warnings: list[str]
@@ -76,15 +79,26 @@ class TableProblem:
     def features(self) -> list[str]:
         return [c["name"] for c in self.columns if c["kind"] in ("number", "category")]
 
+    def categories(self) -> list[str]:
+        return [c["name"] for c in self.columns if c["kind"] == "category"]
+
+    def described(self, rows: Array) -> dict[str, pl.Series]:
+        """The columns that rows are described by: features and groups."""
+        frame, kinds = self.frame[rows], ("number", "category", "group")
+        return {c["name"]: frame[c["name"]] for c in self.columns if c["kind"] in kinds}
+
     def counts(self) -> list[int]:
         """Rows of each class; [] for regression."""
-        counts: list[int] = np.bincount(self.y, minlength=len(self.classes)).tolist() if self.classes else []
+        counts: list[int] = np.bincount(self.y, minlength=len(self.classes)).tolist()
         return counts
+
+    def _stratify(self, rows: Array) -> Array | None:
+        return self.y[rows] if self.classes else None
 
     def sample(self, rows: Array, size: int, seed: int) -> Array:
         """That many of these rows, at random, with the same shares of the classes."""
-        stratify = self.y[rows] if self.classes else None
-        chosen: Array = np.sort(train_test_split(rows, train_size=size, random_state=seed, stratify=stratify)[0])
+        own = {"train_size": size, "random_state": seed, "stratify": self._stratify(rows)}
+        chosen: Array = np.sort(train_test_split(rows, **own)[0])
         return chosen
 
     def cut(self, seed: int) -> TrainTest:
@@ -92,249 +106,355 @@ class TableProblem:
         if self.fixed is not None:
             return self.fixed
         rows = np.arange(len(self.y))
+        own: Any = {"test_size": TEST, "random_state": seed}
         if self.split_by is not None:
-            splitter = GroupShuffleSplit(1, test_size=TEST, random_state=seed)
-            return TrainTest(*next(iter(splitter.split(rows, groups=self.split_by))))
-        stratify = self.y if self.classes else None
-        train, test = train_test_split(rows, test_size=TEST, random_state=seed, stratify=stratify)
+            return TrainTest(*next(GroupShuffleSplit(1, **own).split(rows, groups=self.split_by)))
+        train, test = train_test_split(rows, stratify=self._stratify(rows), **own)
         return TrainTest(np.sort(train), np.sort(test))
 
     def folds(self, rows: Array, folds: int, seed: int) -> list[tuple[Array, Array]]:
         """Folds of these rows, as positions in `rows`."""
+        own: Any = {"n_splits": folds, "shuffle": True, "random_state": seed}
         if self.split_by is not None:
-            splitter: Any = GroupKFold(folds, shuffle=True, random_state=seed)
-            return list(splitter.split(rows, groups=self.split_by[rows]))
-        if self.classes:
-            return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(rows, self.y[rows]))
-        return list(KFold(folds, shuffle=True, random_state=seed).split(rows))
+            return list(GroupKFold(**own).split(rows, groups=self.split_by[rows]))
+        splitter = StratifiedKFold(**own) if self.classes else KFold(**own)
+        return list(splitter.split(rows, self.y[rows]))
 
 
 def make_problem(
     data: Any,
     target: str,
-    *,
-    task: str | None = None,
-    group: Sequence[str] = (),
-    drop: Sequence[str] = (),
-    categorical: Sequence[str] = (),
-    ids: Sequence[str] = (),
-    split_by: str | None = None,
-    split_after: str | tuple[str, Any] | None = None,
-    test: Any = None,
-    folds: int = 3,
+    options: TrainOptions = TrainOptions(),  # noqa: B008
 ) -> TableProblem:
     """Read the data, find the task, and check everything before training."""
-    pl = polars()
-    check_whole("folds", folds, 2, 20)
-    time = split_after if split_after is None or isinstance(split_after, str) else split_after[0]
-    for role, names in (("group", group), ("drop", drop), ("categorical", categorical), ("ids", ids)):
-        check_names(role, names)
-    _check_roles(target, drop, {
-        "group": group, "categorical": categorical, "ids": ids, "split_by": [split_by], "split_after": [time],
-    })  # fmt: skip
-    frame = as_table(data)
-    fixed, split = None, _split("random", None, None, "A fifth of the rows is kept for the test.")
-    if test is not None:
-        if split_by is not None or split_after is not None:
-            raise HyperparameterError("expected test rows from one place, got test and split_by or split_after")
-        other = as_table(test, [name for name in frame.columns if frame[name].dtype == pl.String])
-        for name in frame.columns:
-            if name not in drop:
-                column_of(other, name, "which the training data have, in the test data")
-        n = frame.height
-        frame = _joined(frame, other)
-        fixed = TrainTest(np.arange(n), np.arange(n, frame.height))
-        split = _split("file", None, None, "The test rows are those of the given file.")
-    y = column_of(frame, target, "the target")
-    for what, names in (("for groups", group), ("an id", ids)):
+    if target in options.group:
+        group = [name for name in options.group if name != target]
+        found = make_problem(data, target, replace(options, group=group))
+        if not found.classes:
+            raise HyperparameterError(
+                f"expected a target with classes to report them, got the quantity {shown(target)} in group"
+            )
+        return found
+    _check_roles(target, options)
+    file, warnings = FileOptions(options.encoding, options.decimal, options.sheet), list[str]()
+    raw = RawTable.read(data, file)
+    frame, is_test = _join_test_rows(raw.tidy((), file), options, file)
+    known = _find_targets(column_of(frame, target, "the target"), options.drop_missing, warnings)
+    if known is not None:
+        frame, is_test = frame.filter(known), is_test[known.to_numpy()]
+    for what, names in (("for groups", options.group), ("an id", options.ids)):
         for name in names:
             column_of(frame, name, what)
-    special = {**dict.fromkeys(ids, "id"), **dict.fromkeys(group, "group")}
-    if y.null_count():
-        raise DataError(
-            f"expected a value of {shown(target)} in every row, got none in {y.null_count():,}; the first is "
-            f"{where(y.is_null())}; remove them"
-        )
-    groups = _combined(frame, group)
-    together = None
-    if split_by is not None:
-        together = column_of(frame, split_by, "to split by").cast(pl.String).fill_null("").rank("dense").to_numpy()
-        special[split_by] = "split"
-        split = _split(
-            "by", split_by, None, f"Rows with the same {split_by} stay together; a fifth of them is for the test."
-        )
-    if split_after is not None:
-        if split_by is not None:
-            raise HyperparameterError("expected split_by or split_after, got both")
-        fixed, split = _after(frame, split_after)
-        special[str(split["column"])] = "split"
-    special[target] = "target"
-    warnings: list[str] = []
-    classes, labels = _labels(y, task, warnings)
-    if classes and split["how"] == "random":
-        split["text"] = "A fifth of the rows of each class is kept for the test."
-    columns = describe(frame, special, drop, categorical)
-    warnings += _notes(columns)
-    found = TableProblem(frame, target, classes, labels, columns, groups, list(group), together, split, fixed, warnings)
-    _check_sizes(found, folds)
+    frame = _read_numbers(frame, target, options, warnings)
+    values, y = _read_classes(frame[target], options.task, warnings)
+    split, fixed, split_by = _split_rows(frame, is_test, values is not None, options)
+    special = {**dict.fromkeys(options.ids, "id"), **dict.fromkeys(options.group, "group")}
+    if split["column"] is not None:
+        special[split["column"]] = "split"
+    columns = describe(frame, {**special, target: "target"}, options.drop, options.categorical)
+    warnings += _join_notes(columns)
+    found = TableProblem(
+        frame=frame,
+        target=target,
+        classes=[] if values is None else [_name_class(value) for value in values],
+        values=values,
+        given=raw.type_of(target),
+        y=y,
+        columns=columns,
+        group=list(options.group),
+        groups=_name_groups(frame, options.group),
+        split_by=split_by,
+        split=split,
+        fixed=fixed,
+        warnings=warnings,
+    )
+    _check_sizes(found, options.folds)
+    warnings += find_leaks(frame, found.features(), found.categories(), y, len(found.classes))
+    if split_by is None:
+        tested = None if fixed is None else fixed.test
+        warnings += find_copies(frame, found.features(), target, tested)
     return found
 
 
-def _check_roles(target: str, drop: Sequence[str], roles: dict[str, Sequence[str | None]]) -> None:
+# -- the rows
+
+
+def _check_roles(target: str, options: TrainOptions) -> None:
     """A column with two roles is an error: one of them would be ignored."""
-    for role, names in {"drop": drop, **roles}.items():
+    after = options.split_after
+    if options.split_by is not None and after is not None:
+        raise HyperparameterError("expected split_by or split_after, got both")
+    if options.test is not None and (options.split_by is not None or after is not None):
+        raise HyperparameterError(
+            "expected test rows from one place, got test and split_by or split_after"
+        )
+    roles: dict[str, Sequence[str | None]] = {
+        "drop": options.drop, "group": options.group, "categorical": options.categorical,
+        "ids": options.ids, "split_by": [options.split_by],
+        "split_after": [after if after is None or isinstance(after, str) else after[0]],
+    }  # fmt: skip
+    advice = {
+        "categorical": "; for classes, ask for classification",
+    }
+    for role, names in roles.items():
         if target in names:
-            more = "; for classes, ask for classification" if role == "categorical" else ""
-            raise HyperparameterError(f"expected columns other than the target in {role}, got {shown(target)}{more}")
-        both = [name for name in names if name in drop and role != "drop"]
+            raise HyperparameterError(
+                f"expected columns other than the target in {role}, got {shown(target)}"
+                f"{advice.get(role, '')}"
+            )
+        both = [name for name in names if name in options.drop and role != "drop"]
         if both:
-            raise HyperparameterError(f"expected a column in drop or in {role}, got {shown(both[0])} in both")
+            raise HyperparameterError(
+                f"expected a column in drop or in {role}, got {shown(both[0])} in both"
+            )
 
 
-def _notes(columns: list[ColumnSummary]) -> list[str]:
-    """One line for each oddity, with its columns."""
-    odd: dict[str, list[str]] = {}
-    for column in columns:
-        if column["note"] and column["note"] != "as asked":
-            what = f"{column['note']}; left out" if column["kind"] == "left out" else column["note"]
-            odd.setdefault(what, []).append(column["name"])
-    return [
-        f"Column {shown(names[0])}: {what}."
-        if len(names) == 1
-        else f"{len(names):,} columns ({listed(names)}): {what}."
-        for what, names in odd.items()
-    ][:20]
-
-
-def _split(how: Any, column: str | None, value: str | None, text: str) -> SplitSummary:
-    return {"how": how, "column": column, "value": value, "text": text}
-
-
-def _joined(frame: Any, other: Any) -> Any:
-    """Both, one below the other; a column of numbers in one and texts in the other becomes text."""
-    pl = polars()
-    absent = [name for name in frame.columns if name not in other.columns]  # of those to leave out
-    other = other.with_columns(pl.lit(None).alias(name) for name in absent).select(frame.columns)
+def _join_test_rows(
+    frame: pl.DataFrame, options: TrainOptions, file: FileOptions
+) -> tuple[pl.DataFrame, Array]:
+    """The table with the rows of the test file below, if there is one; and which rows these are."""
+    if options.test is None:
+        return frame, np.zeros(frame.height, bool)
+    texts = [name for name, kind in frame.schema.items() if kind == pl.String]
+    other = as_table(options.test, texts, file.for_file(options.test))
     for name in frame.columns:
-        if frame[name].dtype != other[name].dtype:
-            both = frame[name].dtype.is_numeric() and other[name].dtype.is_numeric()
-            kind = pl.Float64 if both else pl.String
-            frame, other = frame.with_columns(pl.col(name).cast(kind)), other.with_columns(pl.col(name).cast(kind))
-    return pl.concat([frame, other])
+        if name not in options.drop:
+            column_of(other, name, "which the training data have, in the test data")
+    absent = set(frame.columns) - set(other.columns)  # of those to leave out
+    other = other.with_columns(pl.lit(None).alias(name) for name in absent).select(frame.columns)
+    # numbers in one and texts in the other become texts
+    kinds = {
+        name: pl.Float64 if kind.is_numeric() and other.schema[name].is_numeric() else pl.String
+        for name, kind in frame.schema.items()
+        if kind != other.schema[name]
+    }
+    is_test = np.repeat([False, True], [frame.height, other.height])
+    return pl.concat([frame.cast(kinds), other.cast(kinds)]), is_test
 
 
-def _after(frame: Any, split_after: str | tuple[str, Any]) -> tuple[TrainTest, SplitSummary]:
+def _find_targets(y: pl.Series, drop_missing: bool, warnings: list[str]) -> pl.Series | None:
+    """Which rows have a target, None for all; an error if some have none, unless they are to be dropped."""
+    missing = y.null_count()
+    if not missing:
+        return None
+    if not drop_missing or missing == len(y):
+        raise DataError(
+            f"expected a value of {shown(y.name)} in every row, got none in {missing:,} of"
+            f" {len(y):,} rows; the first is {where(y.is_null())}; leave these rows out with"
+            " --drop-missing (drop_missing=True in Python)"
+        )
+    warnings.append(
+        f"{missing:,} of {len(y):,} rows have no value of {shown(y.name)}: left out, as asked."
+    )
+    return y.is_not_null()
+
+
+def _split_rows(
+    frame: pl.DataFrame, is_test: Array, classes: bool, options: TrainOptions
+) -> tuple[SplitSummary, TrainTest | None, Array | None]:
+    """How the test rows are chosen; both parts if they are given; what stays together, (rows,)."""
+    if options.test is not None:
+        text = "The test rows are those of the given file."
+        fixed = TrainTest(np.flatnonzero(~is_test), np.flatnonzero(is_test))
+        return {"how": "file", "column": None, "value": None, "text": text}, fixed, None
+    if options.split_by is not None:
+        name = options.split_by
+        units = column_of(frame, name, "to split by").cast(pl.String).fill_null("")
+        text = f"Rows with the same {name} stay together; a fifth of them is for the test."
+        split: SplitSummary = {"how": "by", "column": name, "value": None, "text": text}
+        return split, None, units.rank("dense").to_numpy()
+    if options.split_after is not None:
+        return *_split_after(frame, options.split_after), None
+    of_each = " of each class" if classes else ""
+    text = f"A fifth of the rows{of_each} is kept for the test."
+    return {"how": "random", "column": None, "value": None, "text": text}, None, None
+
+
+def _split_after(
+    frame: pl.DataFrame, split_after: str | tuple[str, Any]
+) -> tuple[SplitSummary, TrainTest]:
     """Rows after a value are the test; without a value, the last fifth."""
-    pl = polars()
-    name, bound = (split_after, None) if isinstance(split_after, str) else split_after
+    name, given = (split_after, None) if isinstance(split_after, str) else split_after
     column = column_of(frame, name, "to split after")
     if column.null_count():
         raise DataError(
-            f"expected a value of {shown(name)} in every row to split after, got none in {column.null_count():,}; the "
-            f"first is {where(column.is_null())}"
+            f"expected a value of {shown(name)} in every row to split after, got none in"
+            f" {column.null_count():,}; the first is {where(column.is_null())}"
         )
-    if column.dtype == pl.String and bound is None:
+    if column.dtype == pl.String and given is None:
         raise DataError(
-            f"expected numbers or dates in {shown(name)} to split after, got texts such as {shown(column[0])}"
+            f"expected numbers or dates in {shown(name)} to split after, got texts such as"
+            f" {shown(column[0])}"
         )
-    if bound is None:
+    if given is None:
         bound = column.sort()[int(len(column) * (1 - TEST)) - 1]
         if bound == column.max() and column.n_unique() > 1:  # the last value has more than a fifth
             bound = column.filter(column < bound).max()
     else:
-        text, given = pl.Series([str(bound)]), bound
-        try:
-            days, times = column.dtype == pl.Date, column.dtype == pl.Datetime
-            read = text.str.to_date(strict=False) if days else text.str.to_datetime(strict=False) if times else text
-            bound = read.cast(column.dtype)[0]
-        except pl.exceptions.PolarsError:
-            bound = None
+        bound = _read_bound(str(given), column.dtype)
         if bound is None:
-            raise DataError(f"expected a value like those of {shown(name)} ({shown(column[0])}), got {shown(given)}")
+            raise DataError(
+                f"expected a value like those of {shown(name)} ({shown(column[0])}), got"
+                f" {shown(given)}"
+            )
     late = (column > bound).to_numpy()
     if late.all() or not late.any():
-        raise DataError(f"expected rows before and after {shown(name)} = {shown(bound)}, got only one kind")
+        raise DataError(
+            f"expected rows before and after {shown(name)} = {shown(bound)}, got only one kind"
+        )
     text = f"The test rows are those with {name} above {bound}."
-    return TrainTest(np.flatnonzero(~late), np.flatnonzero(late)), _split("after", name, str(bound), text)
+    fixed = TrainTest(np.flatnonzero(~late), np.flatnonzero(late))
+    return {"how": "after", "column": name, "value": str(bound), "text": text}, fixed
 
 
-def _labels(y: Any, task: str | None, warnings: list[str]) -> tuple[list[str], Array]:
-    pl = polars()
-    if task not in (None, "classification", "regression"):
-        raise HyperparameterError(f"expected task to be 'classification' or 'regression', got {task!r}")
+def _read_bound(text: str, kind: Any) -> Any:
+    """A value of a column's type; None if it is no such value."""
+    series = pl.Series([text])
+    try:
+        read = dates(series) if kind in (pl.Date, pl.Datetime) else series
+        return None if read is None else read.cast(kind)[0]
+    except pl.exceptions.PolarsError:
+        return None
+
+
+# -- columns
+
+
+def _read_numbers(
+    frame: pl.DataFrame, target: str, options: TrainOptions, warnings: list[str]
+) -> pl.DataFrame:
+    """Texts such as $5.0, 37,000.00 or 35% as numbers, if all of a column are and nobody wants them as texts."""
+    kept: Collection[str | None] = {
+        *options.group, *options.categorical, *options.ids, *options.drop, options.split_by,
+        target if options.task == "classification" else None,
+    }  # fmt: skip
+    found = {
+        name: numbers
+        for name, kind in frame.schema.items()
+        if kind == pl.String and name not in kept
+        if (numbers := numbers_as_written(frame[name])) is not None
+    }
+    if not found:
+        return frame
+    one = next(iter(found))
+    at = int(frame[one].is_not_null().arg_max() or 0)
+    what = f"Column {shown(one)} has" if len(found) == 1 else f"Columns {listed(list(found))} have"
+    warnings.append(
+        f"{what} numbers with signs or separators of thousands: {shown(frame[one][at])} is read as"
+        f" {found[one][at]:.15g}."
+    )
+    # not with_columns: a name may be empty
+    return pl.DataFrame({c.name: found.get(c.name, c) for c in frame.get_columns()})
+
+
+def _join_notes(columns: list[ColumnSummary]) -> list[str]:
+    """One line for each oddity, with its columns."""
+    odd: dict[str, list[str]] = {}
+    for column in columns:
+        if column["note"] and column["note"] != "as asked":
+            out = "; left out" if column["kind"] == "left out" else ""
+            odd.setdefault(f"{column['note']}{out}", []).append(column["name"])
+    notes = []
+    for what, names in list(odd.items())[:20]:
+        several = f"{len(names):,} columns ({listed(names)})"
+        notes.append(f"{several if len(names) > 1 else f'Column {shown(names[0])}'}: {what}.")
+    return notes
+
+
+def _name_groups(frame: pl.DataFrame, group: Sequence[str]) -> Array | None:
+    """Names such as "sex = Female, race = Black"."""
+    if not group:
+        return None
+    parts = [
+        pl.lit(f"{name} = ") + pl.col(name).cast(pl.String).fill_null("missing") for name in group
+    ]
+    names: Array = frame.select(group=pl.concat_str(parts, separator=", "))["group"].to_numpy()
+    return names
+
+
+# -- the task
+
+
+def _read_classes(
+    y: pl.Series, task: str | None, warnings: list[str]
+) -> tuple[pl.Series | None, Array]:
+    """The different values of a target that is classes, and the number of each row's; or None and the numbers."""
     number, distinct = y.dtype.is_numeric(), y.n_unique()
     if task == "regression" and not number:
-        raise DataError(f"expected numbers in {shown(y.name)} for regression, got texts such as {shown(y[0])}")
+        raise DataError(
+            f"expected numbers in {shown(y.name)} for regression, got texts such as {shown(y[0])}"
+        )
     if distinct < 2:
         raise DataError(f"expected at least two values of {shown(y.name)}, got only {shown(y[0])}")
     if task is None and number and distinct > MANY:
         warnings.append(
-            f"{shown(y.name)} has {distinct:,} different numbers: taken as a quantity (regression). For classes, ask "
-            "for classification."
+            f"{shown(y.name)} has {distinct:,} different numbers: taken as a quantity (regression)."
+            " For classes, ask for classification (--task classification)."
         )
         task = "regression"
+    elif task is None and number and distinct > 2:
+        warnings.append(
+            f"{shown(y.name)} has {distinct:,} different numbers, {y.min():g} to {y.max():g}: taken"
+            " as classes. For a quantity, ask for regression (--task regression)."
+        )
     if task == "regression":
         values = y.cast(pl.Float64).to_numpy().copy()
         if not 1e-100 < np.ptp(values) < 1e100:
             raise DataError(
-                f"expected numbers of {shown(y.name)} that can be squared, got {values.min():g} to {values.max():g}; "
-                "use another unit"
+                f"expected numbers of {shown(y.name)} that can be squared, got {values.min():g} to"
+                f" {values.max():g}; use another unit"
             )
-        return [], values
+        return None, values
     values = y.unique().sort()
+    same = [] if number else variants(y)
+    if same:
+        warnings.append(
+            f"Classes of {shown(y.name)} differ only in case or spaces ({listed(same)}): are they"
+            " one? Then write them in one way."
+        )
     if distinct > max(MANY, len(y) / LEAST):
         raise DataError(
-            f"expected classes in {shown(y.name)}, got {distinct:,} different texts in {len(y):,} rows; is it a name?"
+            f"expected classes in {shown(y.name)}, got {distinct:,} different texts in {len(y):,}"
+            " rows; is it a name?"
         )
-    names = [_class_name(value) for value in values]
-    codes = y.replace_strict(values.to_list(), list(range(len(values))), return_dtype=pl.Int64).to_numpy().copy()
-    return names, codes
+    return values, y.rank("dense").to_numpy().astype(np.int64) - 1
 
 
-def _class_name(value: Any) -> str:
+def _name_class(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
 
 
-def _combined(frame: Any, group: Sequence[str]) -> Array | None:
-    """Names such as "sex = Female, race = Black"."""
-    if not group:
-        return None
-    pl = polars()
-    parts = [pl.lit(f"{name} = ") + pl.col(name).cast(pl.String).fill_null("missing") for name in group]
-    names: Array = frame.select(pl.concat_str(parts, separator=", ").alias("group"))["group"].to_numpy()
-    return names
-
-
 def _check_sizes(problem: TableProblem, folds: int) -> None:
-    n = len(problem.y)
+    """Raise if there is too little of anything."""
+    n, target, fixed = len(problem.y), shown(problem.target), problem.fixed
+    least = max(LEAST, 2 * folds)
     if problem.classes:
-        counts = np.bincount(problem.y, minlength=len(problem.classes))
-        least = int(counts.argmin())
-        if counts[least] < max(LEAST, 2 * folds):
+        counts = problem.counts()
+        rare = int(np.argmin(counts))
+        if counts[rare] < least:
+            same = variants(problem.frame[problem.target])
+            more = f"; {listed(same)} differ only in case or spaces" if same else ""
             raise DataError(
-                f"expected at least {max(LEAST, 2 * folds)} rows of every class of {shown(problem.target)}, got "
-                f"{counts[least]} of {shown(problem.classes[least])}; remove these rows, or join classes"
+                f"expected at least {least} rows of every class of {target}, got {counts[rare]} of"
+                f" {shown(problem.classes[rare])}; remove these rows, or join classes{more}"
             )
-    if n < 40:
-        raise DataError(f"expected at least 40 rows, got {n}")
+    if n < ROWS_NEEDED:
+        raise DataError(f"expected at least {ROWS_NEEDED} rows, got {n}")
     if problem.split_by is not None and len(np.unique(problem.split_by)) < 2 * folds:
         raise DataError(
-            f"expected at least {2 * folds} different values of {shown(problem.split['column'])} to split by"
+            f"expected at least {2 * folds} different values of {shown(problem.split['column'])} to"
+            " split by"
         )
-    if problem.fixed is not None and len(problem.fixed.test) < 2:
-        raise DataError(f"expected at least 2 test rows, got {len(problem.fixed.test)}")
-    if problem.fixed is not None and problem.classes:
-        seen = set(problem.y[problem.fixed.train].tolist())
-        new = [name for k, name in enumerate(problem.classes) if k not in seen]
-        if new:
+    if fixed is not None and len(fixed.test) < 2:
+        raise DataError(f"expected at least 2 test rows, got {len(fixed.test)}")
+    if fixed is not None and problem.classes:
+        counts = np.bincount(problem.y[fixed.train], minlength=len(problem.classes)).tolist()
+        rare = int(np.argmin(counts))
+        if counts[rare] < folds:
             raise DataError(
-                f"expected every class among the training rows, got {shown(new[0])} only among the test rows"
-            )
-        counts = np.bincount(problem.y[problem.fixed.train], minlength=len(problem.classes))
-        if counts.min() < folds:
-            raise DataError(
-                f"expected at least {folds} training rows of {shown(problem.classes[int(counts.argmin())])}"
+                f"expected at least {folds} training rows of every class of {target}, got"
+                f" {counts[rare]} of {shown(problem.classes[rare])}: the others are test rows"
             )

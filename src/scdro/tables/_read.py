@@ -1,35 +1,43 @@
-"""Tables from files: a damaged file is an error that names the line."""
+"""Tables from files and from memory, as polars DataFrames of numbers, texts and dates.
+
+    file -> its format by the ending -> texts as they are written -> columns that are all numbers or
+    all dates become such -> `plain`: only numbers, texts and dates are left
+
+No row is lost: a file that does not fit is an error that names the line.
+"""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
+import json
+import re
+import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from scdro.errors import DataError, MissingDataError
+import polars as pl
 
-if TYPE_CHECKING:
-    import polars as pl
+from scdro.errors import DataError, HyperparameterError, MissingDataError
 
-__all__ = ["as_table", "column_of", "listed", "polars", "read_table", "shown", "where"]
+__all__ = [
+    "NUMBER_AS_WRITTEN", "FileOptions", "RawTable", "as_table", "column_of", "dates", "has_decimal_commas", "listed",
+    "numbers_as_written", "plain", "points", "read_csv", "read_table", "seconds", "shown", "table_and_ids", "where",
+]  # fmt: skip
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?")
 DELIMITERS = ",\t;|"
 LISTED = 8  # names in a message
-
-
-def polars() -> Any:
-    """The package, or an error that says how to install it."""
-    try:
-        import polars
-    except ModuleNotFoundError as error:
-        raise MissingDataError("expected polars, which reads tables; pip install 'scdro[tables]'") from error
-    return polars
+LOOKED_AT = 20  # rows that must agree on the delimiter
+SWALLOWED = 10  # delimiters inside one text, as many in each of its lines as a row has: rows behind an open quote
+CHUNK = 2**22  # fields that are texts of Python at a time
 
 
 def shown(text: Any, most: int = 60) -> str:
@@ -46,31 +54,80 @@ def where(mask: pl.Series) -> str:
 
 def column_of(frame: pl.DataFrame, name: str, what: str) -> pl.Series:
     """A column by name; the error suggests the one you may have meant, and never lists thousands."""
-    if name in frame.columns:
-        return frame[name]
-    close = get_close_matches(name, frame.columns, 1, cutoff=0.6)
+    try:
+        return frame.get_column(name)
+    except pl.exceptions.ColumnNotFoundError:
+        names = frame.columns
+    close = get_close_matches(name, names, 1, cutoff=0.6)
     if not close:
-        close = [c for c in frame.columns if c.strip().lower() == name.strip().lower()][:1]
-    meant = f"did you mean {shown(close[0])}?" if close else f"there are {listed(frame.columns)}"
-    raise DataError(f"expected a column {shown(name)}, {what}, among the {frame.width} columns; {meant}")
+        close = [c for c in names if c.strip().lower() == name.strip().lower()][:1]
+    meant = f"did you mean {shown(close[0])}?" if close else f"there are {listed(names)}"
+    raise DataError(
+        f"expected a column {shown(name)}, {what}, among the {frame.width} columns; {meant}"
+    )
 
 
-def listed(names: list[str]) -> str:
+def listed(names: Sequence[str], most: int = LISTED) -> str:
     """The first names, and how many more there are."""
-    more = f" and {len(names) - LISTED:,} more" if len(names) > LISTED else ""
-    return f"{', '.join(shown(n, 30) for n in names[:LISTED])}{more}"
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(shown(n, 30) for n in names[:most])}{more}"
 
 
-def read_table(path: Any, texts: Sequence[str] = ()) -> pl.DataFrame:
-    """A CSV (.csv, .tsv, .txt, also with .gz) or Parquet file as a polars DataFrame.
+class FileOptions(NamedTuple):
+    """What a file does not say about itself."""
 
-    In a CSV file, columns whose values are all numbers become numbers, and those of dates become dates;
-    "", NA, NaN, null, None and ? are missing. Rows that do not fit, quotes that are not closed, bytes that are not
-    UTF-8 and NULs are errors with the number of the line.
+    encoding: str | None = None  # of a CSV file; None: UTF-8
+    decimal: str = "."  # in the numbers of a CSV or Excel file
+    sheet: str | None = None  # of an Excel file; None: its only one
+
+    def check(self, data: Any) -> None:
+        """An option that would be ignored is an error."""
+        if self.decimal not in (".", ","):
+            raise HyperparameterError(
+                f"expected decimal to be '.' or ',', got {shown(self.decimal)}"
+            )
+        for name, kinds in SAID_OF.items():
+            if getattr(self, name) == self._field_defaults[name]:
+                continue
+            is_path = isinstance(data, str | Path)
+            kind = _format_of(Path(data)) if is_path else f"a {type(data).__name__}"
+            if kind not in (*kinds, "zip"):
+                raise HyperparameterError(
+                    f"expected {name} only for {' or '.join(kinds)} files, got it for {kind}"
+                )
+
+    def for_file(self, data: Any) -> FileOptions:
+        """Only those that say something about this file: test rows may be in one of another kind."""
+        kind = _format_of(Path(data)) if isinstance(data, str | Path) else None
+        others = [name for name, kinds in SAID_OF.items() if kind not in (*kinds, "zip")]
+        return self._replace(**{name: self._field_defaults[name] for name in others})
+
+
+SAID_OF = {"encoding": ("CSV",), "decimal": ("CSV", "Excel"), "sheet": ("Excel",)}
+
+
+def read_table(
+    path: Any,
+    texts: Sequence[str] = (),
+    *,
+    encoding: str | None = None,
+    decimal: str = ".",
+    sheet: str | None = None,
+) -> pl.DataFrame:
+    """A CSV, Excel, Parquet, Feather or JSON lines file as a polars DataFrame.
+
+    CSV files (.csv, .tsv, .txt, .data) may be packed (.gz); any file may be the only one in a .zip.
+    In a CSV or Excel file, columns whose values are all numbers become numbers, and those of dates
+    (2024-01-31 or 31.1.2024) become dates; "", NA, NaN, null, None and ? are missing; blank lines
+    are skipped. Rows that do not fit, quotes that are not closed, bytes that are not of the
+    encoding and NULs are errors with the number of the line.
 
     Args:
         path: path of the file.
-        texts: columns of a CSV file whose values stay as they are written, even numbers.
+        texts: columns of a CSV or Excel file that are texts even if all values are numbers.
+        encoding: of a CSV file, such as "cp1252" or "utf-16"; None: UTF-8.
+        decimal: "," if numbers of a CSV or Excel file are written as 3,5.
+        sheet: name of the sheet of an Excel file that has several.
 
     Example:
         >>> import tempfile, pathlib
@@ -79,37 +136,95 @@ def read_table(path: Any, texts: Sequence[str] = ()) -> pl.DataFrame:
         >>> read_table(path).rows()
         [(31, 'Oslo'), (None, 'Rome')]
     """
-    path = Path(path)
-    if not path.exists():
-        raise MissingDataError(f"expected a file {shown(path)}, found none")
-    if not path.is_file():
-        raise DataError(f"expected a CSV or Parquet file, got {shown(path)}, which is not a file")
-    if path.suffix.lower() in (".parquet", ".pq"):
-        return _tidy(_parquet(path), path)
-    ending = path.suffixes[-2:-1] if path.suffix.lower() == ".gz" else path.suffixes[-1:]
-    if not ending or ending[0].lower() not in (".csv", ".tsv", ".txt", ".data"):
-        raise DataError(
-            f"expected a file that ends with .csv, .tsv, .txt (each also with .gz) or .parquet, got {shown(path)}; "
-            "from Python, give a DataFrame"
-        )
-    return _csv(path, texts)
+    return as_table(Path(path), texts, FileOptions(encoding, decimal, sheet))
 
 
-def as_table(data: Any, texts: Sequence[str] = ()) -> pl.DataFrame:
+def as_table(
+    data: Any,
+    texts: Sequence[str] = (),
+    options: FileOptions = FileOptions(),  # noqa: B008
+) -> pl.DataFrame:
     """A DataFrame of pandas, polars or Arrow, a dictionary of columns, or a path, as a polars DataFrame."""
-    pl = polars()
-    if isinstance(data, str | Path):
-        return read_table(data, texts)
+    return table_and_ids(data, texts, (), options)[0]
+
+
+def table_and_ids(
+    data: Any,
+    texts: Sequence[str] = (),
+    ids: Sequence[str] = (),
+    options: FileOptions = FileOptions(),  # noqa: B008
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The table, and those columns of ids that it has as they are written: 00042 is not 42, NA not missing."""
+    raw = RawTable.read(data, options)
+    copied = raw.frame.select(name for name in dict.fromkeys(ids) if name in raw.frame.schema)
+    return raw.tidy(texts, options), copied
+
+
+class RawTable(NamedTuple):
+    """A table before its values are read."""
+
+    frame: pl.DataFrame
+    kind: str  # of the file, such as "CSV"; "" for data in memory
+    path: Path | None
+
+    @classmethod
+    def read(cls, data: Any, options: FileOptions) -> RawTable:
+        """Of a DataFrame of pandas, polars or Arrow, a dictionary of columns, or a path."""
+        options.check(data)
+        if isinstance(data, str | Path):
+            return cls(*_read_file(Path(data), options), Path(data))
+        return cls(_frame_of_memory(data), "", None)
+
+    def tidy(self, texts: Sequence[str], options: FileOptions) -> pl.DataFrame:
+        """Only numbers, texts and dates; `texts` stay texts. Infinite numbers count as missing."""
+        frame = self.frame
+        if self.kind in ("CSV", "Excel"):
+            frame = _read_values(frame, set(texts), options.decimal)
+        if frame.height == 0 or frame.width == 0:
+            where = "" if self.path is None else f" in {shown(self.path)}"
+            raise DataError(f"expected rows and columns{where}, got {frame.shape}")
+        return plain(frame)
+
+    def type_of(self, name: str) -> Any:
+        """The type of a column, which `tidy` may make a text; None in a text file, which has no types."""
+        if self.kind in ("CSV", "Excel", "JSON lines"):
+            return None
+        kind = self.frame.schema[name]
+        if kind == pl.Object:
+            first = next((one for one in self.frame[name].to_list() if one is not None), None)
+            return pl.Boolean if type(first).__name__ in ("bool", "bool_") else pl.String
+        return kind
+
+
+def _frame_of_memory(data: Any) -> pl.DataFrame:
     if isinstance(data, pl.DataFrame):
-        return _tidy(data)
+        return data
     if isinstance(data, pl.LazyFrame):
-        return _tidy(data.collect())
+        return data.collect()
     if type(data).__module__.startswith("pyarrow"):
-        return _tidy(pl.from_arrow(data))
+        return pl.from_arrow(data)
     if hasattr(data, "keys"):  # pandas, or a dictionary
         columns = {str(name): _plain_column(data[name]) for name in data.keys()}  # noqa: SIM118
-        return _tidy(pl.DataFrame(columns))
-    raise DataError(f"expected a DataFrame, a dictionary of columns or a path, got {type(data).__name__}")
+        try:
+            return pl.DataFrame(columns)
+        except TypeError:
+            return pl.DataFrame({name: _make_one_kind(values) for name, values in columns.items()})
+    raise DataError(
+        f"expected a DataFrame, a dictionary of columns or a path, got {type(data).__name__}"
+    )
+
+
+def _make_one_kind(values: Any) -> Any:
+    """A list of numbers and texts as texts, one of different numbers as floats."""
+    if not isinstance(values, list | tuple):
+        return values
+    try:
+        return pl.Series(values)
+    except TypeError:
+        known = [value for value in values if value is not None]
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
+        kind: Any = _as_float if numbers else str
+        return pl.Series([None if value is None else kind(value) for value in values])
 
 
 def _plain_column(values: Any) -> Any:
@@ -118,121 +233,320 @@ def _plain_column(values: Any) -> Any:
         return values
     if getattr(values.dtype, "kind", "O") in "iufbM" and not hasattr(values.dtype, "na_value"):
         return values.to_numpy()
-    return [None if gone else value for value, gone in zip(values.tolist(), values.isna().tolist(), strict=True)]
+    return [
+        None if gone else value
+        for value, gone in zip(values.tolist(), values.isna().tolist(), strict=True)
+    ]
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- files
+
+FORMATS = {
+    ".csv": "CSV", ".tsv": "CSV", ".txt": "CSV", ".data": "CSV",
+    ".xlsx": "Excel", ".xlsm": "Excel", ".xlsb": "Excel", ".xls": "Excel", ".ods": "Excel",
+    ".parquet": "Parquet", ".pq": "Parquet", ".feather": "Feather", ".arrow": "Feather",
+    ".jsonl": "JSON lines", ".ndjson": "JSON lines", ".zip": "zip",
+}  # fmt: skip
 
 
-def _parquet(path: Path) -> Any:
-    pl = polars()
+def _format_of(path: Path) -> str:
+    """By the ending; .gz says nothing about what is in it."""
+    ending = path.suffixes[-2:-1] if path.suffix.lower() == ".gz" else path.suffixes[-1:]
+    found = FORMATS.get(ending[0].lower()) if ending else None
+    if found is None or (path.suffix.lower() == ".gz" and found not in ("CSV", "JSON lines")):
+        raise DataError(
+            "expected a file that ends with .csv, .tsv, .txt (each also with .gz), .xlsx,"
+            f" .parquet, .feather, .jsonl or .zip, got {shown(path)}; from Python, give a DataFrame"
+        )
+    return found
+
+
+def _read_file(path: Path, options: FileOptions) -> tuple[pl.DataFrame, str]:
+    """The table of a file and its format; of CSV and Excel, texts are as they are written."""
+    if not path.exists():
+        raise MissingDataError(f"expected a file {shown(path)}, found none")
+    if not path.is_file():
+        raise DataError(f"expected a file of a table, got {shown(path)}, which is not a file")
+    name, kind, content = path, _format_of(path), None
+    if kind == "zip":
+        name, content = _unzip(path)
+        kind = _format_of(name)
+        options.check(name)
+    if kind == "Parquet":
+        return _read_binary(kind, path if content is None else content, path), kind
+    raw = path.read_bytes() if content is None else content
+    if kind == "Feather":
+        return _read_binary(kind, raw, path), kind
+    if kind == "Excel":
+        return _read_excel(raw, options.sheet, path), kind
+    if name.suffix.lower() == ".gz":
+        with _refusing("a gzip file", path, EOFError, zlib.error, gzip.BadGzipFile):
+            raw = gzip.decompress(raw)
+    if kind == "JSON lines":
+        return _read_json_lines(raw, path), kind
+    tabs = ".tsv" in (suffix.lower() for suffix in name.suffixes)
+    return read_csv(raw, options.encoding, tabs, path), kind
+
+
+@contextmanager
+def _refusing(what: str, path: Path, *errors: type[BaseException]) -> Iterator[None]:
+    """Errors of whoever reads the file as one of ours, which says what file it is."""
     try:
-        return pl.read_parquet(path)
-    except (pl.exceptions.PolarsError, OSError, pl.exceptions.PanicException) as error:
-        raise DataError(f"expected a Parquet file, got {shown(path)}: {_first_line(error)}") from error
+        yield
+    except errors as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise DataError(f"expected {what}, got a damaged one, {shown(path)}: {said}") from error
 
 
-def _csv(path: Path, texts: Sequence[str]) -> Any:
-    pl = polars()
+def _unzip(path: Path) -> tuple[Path, bytes]:
+    """The name and the content of the only file in a zip."""
+    encrypted = (RuntimeError, NotImplementedError)
+    with (
+        _refusing("a zip file that is not encrypted", path, zipfile.BadZipFile, zlib.error, EOFError, *encrypted),
+        zipfile.ZipFile(path) as packed,
+    ):  # fmt: skip
+        hidden = ("__MACOSX/", ".")
+        files = [
+            one for one in packed.namelist() if not one.endswith("/") and not one.startswith(hidden)
+        ]
+        if len(files) != 1:
+            found = f"{len(files)}: {listed(files)}" if files else "none"
+            raise DataError(f"expected one file in {shown(path)}, got {found}; unpack it")
+        if files[0].lower().endswith(".zip"):
+            raise DataError(
+                f"expected a table in {shown(path)}, got another zip, {shown(files[0])}"
+            )
+        return Path(files[0]), packed.read(files[0])
+
+
+def _read_binary(kind: str, source: Any, path: Path) -> pl.DataFrame:
+    errors = pl.exceptions.PolarsError, OSError, pl.exceptions.PanicException
+    with _refusing(f"a {kind} file", path, *errors):
+        return pl.read_parquet(source) if kind == "Parquet" else pl.read_ipc(source)
+
+
+def _read_excel(raw: bytes, sheet: str | None, path: Path) -> Any:
+    """A sheet; each column's whole length decides about its type."""
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix.lower() == ".gz" else path.read_bytes()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"expected a gzip file, got a damaged one, {shown(path)}: {error}") from error
-    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise DataError(f"expected UTF-8 text in {shown(path)}, got UTF-16 from line 1 on; save it as UTF-8")
-    if b"\r" in raw and b"\n" not in raw:  # line ends of old spreadsheets
-        raw = raw.replace(b"\r", b"\n")
-    delimiter = _delimiter(raw, path)
-    blank = _check(raw, delimiter, path)
+        import fastexcel  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingDataError(
+            f"expected fastexcel, which reads Excel files such as {shown(path)}; pip install"
+            " 'scdro[excel]', or save the table as CSV"
+        ) from error
+    with _refusing("an Excel file", path, Exception):  # fastexcel has errors of its own
+        sheets = pl.read_excel(
+            io.BytesIO(raw), sheet_id=0, infer_schema_length=None, raise_if_empty=False
+        )
+    if sheet is not None:
+        if sheet not in sheets:
+            raise DataError(
+                f"expected a sheet {shown(sheet)} in {shown(path)}, there are"
+                f" {listed(list(sheets))}"
+            )
+        return sheets[sheet]
+    filled = [name for name, frame in sheets.items() if frame.width]
+    if len(filled) > 1:
+        raise DataError(
+            f"expected one sheet in {shown(path)}, got {listed(filled)}; say which with --sheet"
+            " NAME (sheet= in Python)"
+        )
+    return sheets[filled[0]] if filled else pl.DataFrame()
+
+
+def _read_json_lines(raw: bytes, path: Path) -> pl.DataFrame:
+    """An object in every line; a name that a line lacks is missing there."""
+    rows = []
+    for number, line in enumerate(io.BytesIO(raw), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_json_object)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"expected JSON in every line of {shown(path)}, got other text in line {number}:"
+                f" {error}"
+            ) from None
+        wrong = "none"
+        if isinstance(row, dict):
+            nested = [name for name, value in row.items() if isinstance(value, dict | list)]
+            wrong = f"a nested one in {shown(nested[0])}" if nested else ""
+        if wrong:
+            raise DataError(
+                f"expected an object of numbers and texts in every line of {shown(path)}, got"
+                f" {wrong} in line {number}"
+            )
+        rows.append(row)
+    names = dict.fromkeys(name for row in rows for name in row)
     try:
-        frame = pl.read_csv(raw, separator=delimiter, infer_schema_length=0, raise_if_empty=False)
-    except pl.exceptions.PolarsError:  # quotes inside of a field, as in 5" pipe: slower, but they are read
-        names, *rows = (row for row in _rows(raw, delimiter) if row)
-        frame = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row")
-    del raw
-    if blank:
-        frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
-    return _tidy(pl.DataFrame([_typed(frame[name], name in texts) for name in frame.columns]), path)
+        return _make_frame(_make_json_column(one, [row.get(one) for row in rows]) for one in names)
+    except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON may have
+        raise DataError(
+            f"expected texts of Unicode in {shown(path)}, got {shown(error.object)}"
+        ) from None
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A name that is there twice would lose a value."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for k, name in enumerate(names) if name in names[:k])
+        raise ValueError(f"the name {shown(twice)} twice")
+    return found
 
 
-def _delimiter(raw: bytes, path: Path) -> str:
-    """A tab for .tsv, else the most frequent one in the first line."""
-    if ".tsv" in (suffix.lower() for suffix in path.suffixes):
-        return "\t"
-    first = raw.split(b"\n", 1)[0].decode("utf-8", "replace")
-    return max(DELIMITERS, key=first.count)
+def _make_json_column(name: str, values: list[Any]) -> pl.Series:
+    """Whole numbers, numbers, dates or texts; of mixed values, texts."""
+    known = [value for value in values if value is not None]
+    kinds = {type(value) for value in known}
+    if kinds == {int}:
+        for dtype, least, most in ((pl.Int64, -(2**63), 2**63), (pl.UInt64, 0, 2**64)):
+            if least <= min(known) and max(known) < most:
+                return pl.Series(name, values, dtype=dtype)
+    if kinds and kinds <= {int, float}:
+        return pl.Series(name, [_as_float(value) for value in values], dtype=pl.Float64)
+    texts = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
+    found = pl.Series(name, texts, dtype=pl.String)
+    days = dates(found)
+    return found if days is None else days
 
 
-def _check(raw: bytes, delimiter: str, path: Path) -> bool:
-    """Check the fields of every line, the quotes and the encoding; return whether there are blank lines."""
-    at = raw.find(b"\0")
-    if at >= 0:
-        line = raw.count(b"\n", 0, at) + 1
-        raise DataError(f"expected text in {shown(path)}, got a NUL in line {line}")
-    reader = _rows(raw, delimiter)
-    rows, width, blank, line = 0, 0, False, 0
+def _as_float(value: float | None) -> float | None:
     try:
+        return None if value is None else float(value)
+    except OverflowError:  # a whole number beyond 1e308
+        return float("inf")
+
+
+# -- CSV: Python's reader decides what a row is, and no other one reads the file
+
+
+def read_csv(raw: bytes, encoding: str | None, tabs: bool, path: Path) -> Any:
+    """Columns of texts, as written. Blank lines are skipped."""
+    if encoding is None and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(
+            f"expected UTF-8 text in {shown(path)}, got UTF-16 from line 1 on; say so with"
+            " --encoding utf-16 (encoding= in Python), or save it as UTF-8"
+        )
+    known = _check_encoding(encoding)
+    parts: list[list[Any]] = []  # of each chunk of rows its columns
+    rows: list[list[str]] = []
+    names: list[str] = []
+    line = 0  # the last of the rows so far
+
+    def finish_chunk() -> None:
+        parts.append([pl.Series(values, dtype=pl.String) for values in zip(*rows, strict=True)])
+        rows.clear()
+
+    try:
+        delimiter = "\t" if tabs else _find_delimiter(raw, known)
+        reader = csv.reader(_iterate_lines(raw, known, path), delimiter=delimiter, strict=True)
         for row in reader:
-            rows += 1
-            if rows == 1:
-                width = _check_names(row, path)
-            elif not row:
-                blank = True
-            elif len(row) != width:
+            if reader.line_num > line + 2:
+                _check_swallowed(row, delimiter, path, line + 1)
+            if not line:
+                names = _check_names(row, path)
+            elif len(row) == len(names):
+                rows.append(row)
+                if len(rows) * len(names) >= CHUNK:
+                    finish_chunk()
+            elif row:
                 raise DataError(
-                    f"expected {width} fields in every row of {shown(path)}, as in its first line, got {len(row)} in "
-                    f"line {line + 1}"
+                    f"expected {len(names)} fields in every row of {shown(path)}, as in its first"
+                    f" line, got {len(row)} in line {line + 1}"
                 )
             line = reader.line_num
-    except UnicodeDecodeError:
-        raise DataError(f"expected UTF-8 text in {shown(path)}, got other bytes in line {_bad_line(raw)}") from None
-    except csv.Error as error:
-        most = f"fields of at most {csv.field_size_limit():,} characters and " * ("limit" in str(error))
+    except UnicodeError:
         raise DataError(
-            f"expected {most}quotes that are closed in {shown(path)}, got {error} in the row that starts in line "
-            f"{line + 1}"
+            f"expected {encoding or 'UTF-8'} text in {shown(path)}, got other bytes in line"
+            f" {_find_bad_line(raw, known)}; if it has another encoding, say which: --encoding cp1252"
+            " (encoding= in Python)"
         ) from None
-    if rows < 2:
-        raise DataError(f"expected a line of column names and rows below it in {shown(path)}, got {rows} line(s)")
-    return blank
+    except csv.Error as error:
+        most = f"fields of at most {csv.field_size_limit():,} characters and " * (
+            "limit" in str(error)
+        )
+        raise DataError(
+            f"expected {most}quotes that are closed in {shown(path)}, got {error} in the row that"
+            f" starts in line {line + 1}"
+        ) from None
+    if rows:
+        finish_chunk()
+    if not parts:
+        raise DataError(
+            f"expected a line of column names and rows below it in {shown(path)}, got"
+            f" {int(bool(names))} line(s)"
+        )
+    columns = [pl.concat(own) if len(parts) > 1 else own[0] for own in zip(*parts, strict=True)]
+    return _make_frame(column.alias(name) for column, name in zip(columns, names, strict=True))
 
 
-def _rows(raw: bytes, delimiter: str) -> Any:
-    text = io.TextIOWrapper(io.BufferedReader(_Chunks(raw)), "utf-8-sig", newline="")
-    return csv.reader(text, delimiter=delimiter, strict=True)
+def _check_swallowed(row: list[str], delimiter: str, path: Path, line: int) -> None:
+    """A text may have many lines; if each of them looks like a row, a quote was opened and never closed."""
+    for text in row:
+        inside = re.split(r"\r\n|\r|\n", text)[1:-1]
+        counts = {one.count(delimiter) for one in inside}
+        if counts == {len(row) - 1} and len(inside) * (len(row) - 1) >= SWALLOWED:
+            raise DataError(
+                f"expected quotes that are closed in {shown(path)}, got a text over {len(inside) + 2:,}"
+                f" lines, each like a row, in the row that starts in line {line}; close the quote, or"
+                " write it twice within quotes"
+            )
 
 
-class _Chunks(io.RawIOBase):
-    """Bytes without a copy of them all."""
-
-    def __init__(self, raw: bytes) -> None:
-        self.view, self.at = memoryview(raw), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        part = self.view[self.at : self.at + len(buffer)]
-        buffer[: len(part)] = part
-        self.at += len(part)
-        return len(part)
+def _check_encoding(name: str | None) -> str:
+    """Checked; UTF-8 with or without its mark."""
+    try:
+        found = codecs.lookup(name or "utf-8").name
+        "".encode(found)  # fails for codecs of Python that are not of texts
+    except (LookupError, UnicodeError):
+        raise HyperparameterError(
+            "expected an encoding that Python knows, such as utf-8, cp1252, latin-1 or utf-16, got"
+            f" {shown(name)}"
+        ) from None
+    return "utf-8-sig" if found == "utf-8" else found
 
 
-def _check_names(names: list[str], path: Path) -> int:
+def _iterate_lines(raw: bytes, encoding: str, path: Path) -> Iterator[str]:
+    """Line ends stay as they are: inside quotes they belong to the value."""
+    for number, line in enumerate(io.TextIOWrapper(io.BytesIO(raw), encoding, newline=""), 1):
+        if "\0" in line:
+            raise DataError(f"expected text in {shown(path)}, got a NUL in line {number}")
+        yield line
+
+
+def _find_delimiter(raw: bytes, encoding: str) -> str:
+    """The one with the most fields in the first line; above all, with as many in the next rows."""
+
+    def judged(delimiter: str) -> tuple[bool, int]:
+        text = io.TextIOWrapper(io.BytesIO(raw), encoding, newline="")
+        try:
+            names, *rows = islice(csv.reader(text, delimiter=delimiter, strict=True), LOOKED_AT)
+        except (csv.Error, ValueError):  # no line, or another encoding: refused later
+            return False, first.count(delimiter)
+        return all(len(row) in (0, len(names)) for row in rows) and len(names) > 1, len(names) - 1
+
+    first = io.TextIOWrapper(io.BytesIO(raw), encoding, "replace").readline()
+    return max(DELIMITERS, key=judged)
+
+
+def _check_names(names: list[str], path: Path) -> list[str]:
     if not names:
         raise DataError(f"expected names of columns in line 1 of {shown(path)}, got an empty line")
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise DataError(f"expected different names of columns in line 1 of {shown(path)}, got {shown(name)} twice")
+            raise DataError(
+                f"expected different names of columns in line 1 of {shown(path)}, got {shown(name)}"
+                " twice"
+            )
         seen.add(name)
     if all(_is_number(name) for name in names):
-        raise DataError(f"expected names of columns in line 1 of {shown(path)}, got numbers: add a first line")
-    return len(names)
+        raise DataError(
+            f"expected names of columns in line 1 of {shown(path)}, got numbers: add a first line"
+        )
+    return names
 
 
 def _is_number(text: str) -> bool:
@@ -243,58 +557,157 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _bad_line(raw: bytes) -> int:
-    """The first line that is not UTF-8."""
+def _find_bad_line(raw: bytes, encoding: str) -> int:
+    """The first line that is not of the encoding."""
     try:
-        raw.decode("utf-8")
+        raw.decode(encoding)
     except UnicodeDecodeError as error:
-        return raw.count(b"\n", 0, error.start) + 1
+        before = raw[: error.start].decode(encoding, "replace")
+        return len(re.findall(r"\r\n|\r|\n", before)) + 1
+    except UnicodeError:
+        pass
     return 1
 
 
-def _typed(texts: Any, as_written: bool) -> Any:
-    """Numbers or dates if all values are; spaces around texts are dropped."""
-    pl = polars()
-    texts = texts.str.strip_chars()
-    texts = texts.set(texts.is_in(MISSING), None)
-    if as_written:
-        return texts
-    known = texts.null_count()
+# -- columns of texts
+
+
+def _read_values(frame: Any, texts: Set[str], decimal: str) -> Any:
+    """Numbers or dates where all values of a column are; spaces around texts are dropped.
+
+    All columns at a time: one call of polars takes longer than the work on a small column, and
+    there may be 100,000.
+    """
+    own = [c.name for c in frame.get_columns() if c.dtype == pl.String]  # Excel knows the others
+    found = frame.select(pl.col(own).str.strip_chars())
+    found = found.select(pl.when(~pl.all().is_in(MISSING)).then(pl.all()))
+    gaps = dict(zip(own, found.null_count().row(0), strict=True)) if own else {}
+    typed: dict[str, Any] = {}
     for kind in (pl.Int64, pl.Float64):
-        found = texts.cast(kind, strict=False)
-        if found.null_count() == known:
+        left = [name for name in own if name not in typed and name not in texts]
+        if not left:
+            break
+        numbers = found.select(points(pl.col(left)) if decimal == "," else pl.col(left))
+        numbers = numbers.select(pl.all().cast(kind, strict=False))
+        typed |= {
+            column.name: column
+            for column in numbers.get_columns()
+            if column.null_count() == gaps[column.name]
+        }
+    for column in found.get_columns():
+        if decimal == "," and column.name not in {*typed, *texts} and has_decimal_commas(column):
+            plain = column.str.replace_all(".", "", literal=True)  # 1.234,56
+            typed[column.name] = plain.str.replace(",", ".", literal=True).cast(pl.Float64)
+        if column.name not in typed:
+            days = None if column.name in texts else dates(column)
+            typed[column.name] = column if days is None else days
+    return _make_frame(typed.get(column.name, column) for column in frame.get_columns())
+
+
+def points(texts: pl.Expr) -> pl.Expr:
+    """Numbers with a decimal comma as the same with a point; missing where a text is none."""
+    number = texts.str.contains(r"^[+-]?(\d+,?\d*|,\d+)([eE][+-]?\d+)?$")
+    return pl.when(number).then(texts.str.replace(",", ".", literal=True))
+
+
+NUMBER_AS_WRITTEN = (  # 37,000.00 or $5.0 or -5 € or 35%; a group of thousands does not begin with 0
+    r"^[+-]?\s?[$€£¥]?\s?[+-]?([1-9]\d{0,2}([,\s\u{a0}\u{202f}']\d{3})+|\d+)?(\.\d+)?"
+    r"\s?[%$€£¥]?$"
+)
+NO_DIGIT = r"[^\d.+-]"  # signs and separators of numbers that match it
+
+
+def numbers_as_written(texts: pl.Series) -> pl.Series | None:
+    """Texts as numbers if all are: with separators of thousands, and one sign of currency or percent.
+
+    35% becomes 35. None for anything else, such as percents among plain numbers, two currencies,
+    a decimal comma, or plain numbers only: who has those as texts wants texts.
+
+    Example:
+        >>> import polars as pl
+        >>> numbers_as_written(pl.Series(["$5.0", None, "-37,000.25"])).to_list()
+        [5.0, None, -37000.25]
+        >>> numbers_as_written(pl.Series(["3,5", "12"])) is None
+        True
+    """
+    known = texts.drop_nulls()
+    if not len(known) or not known.head(100).str.contains(NUMBER_AS_WRITTEN).all():
+        return None
+    if not (known.str.contains(NUMBER_AS_WRITTEN) & known.str.contains(r"\d")).all():
+        return None
+    if not known.cast(pl.Float64, strict=False).null_count():
+        return None
+    signs = known.str.extract(r"([%$€£¥])").unique()
+    percents = "%" in signs.to_list()
+    if len(signs if percents else signs.drop_nulls()) > 1 or known.str.count_matches(
+        r"[%$€£¥]"
+    ).max() not in (0, 1):
+        return None
+    found: Any = texts.str.replace_all(NO_DIGIT, "").cast(pl.Float64, strict=False)
+    return found if found.null_count() == texts.null_count() else None
+
+
+def has_decimal_commas(texts: pl.Series) -> bool:
+    """Whether all are numbers, and some have a decimal comma: 3,5 or 1.234,56."""
+    known = texts.drop_nulls()
+    form = r"^[+-]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?$"
+    return (
+        len(known) > 0
+        and bool(known.head(100).str.contains(form).all())
+        and bool(known.str.contains(form).all() and known.str.contains(",", literal=True).any())
+    )
+
+
+def dates(texts: Any) -> Any:
+    """Texts as dates, or dates with times, if all of them are: 2024-01-31 or 31.1.2024. Else None."""
+    sample, gaps = texts.drop_nulls().head(100), texts.null_count()
+    if not len(sample):
+        return None
+    tried: list[tuple[Any, str | None]]
+    if sample.str.contains(r"^\d{4}-\d\d-\d\d").all():
+        tried = [(texts.str.to_date, None), (texts.str.to_datetime, None)]
+    elif sample.str.contains(r"^\d{1,2}\.\d{1,2}\.\d{4}").all():
+        times = [(texts.str.to_datetime, f"%d.%m.%Y %H:%M{seconds}") for seconds in (":%S", "")]
+        tried = [(texts.str.to_date, "%d.%m.%Y"), *times]
+    else:
+        return None
+    for convert, form in tried:
+        found = convert(form, strict=False)
+        if found.null_count() == gaps:
             return found
-    sample = texts.drop_nulls().head(100)
-    if len(sample) and sample.str.contains(r"^\d{4}-\d\d-\d\d").all():
-        for convert in (texts.str.to_date, texts.str.to_datetime):
-            found = convert(strict=False)
-            if found.null_count() == known:
-                return found
-    return texts
+    return None
 
 
-def _tidy(frame: Any, path: Path | None = None) -> Any:
-    """Only numbers, texts and dates; infinite numbers count as missing."""
-    pl = polars()
-    if frame.height == 0 or frame.width == 0:
-        raise DataError(f"expected rows and columns{f' in {shown(path)}' if path else ''}, got {frame.shape}")
-    return pl.DataFrame(list(_plain(frame[name] for name in frame.columns)))
+def _make_frame(columns: Iterable[Any]) -> Any:
+    """A name may be empty, as that of pandas' index is: polars would replace it in a list of columns."""
+    return pl.DataFrame({column.name: column for column in columns})
 
 
-def _plain(columns: Iterable[Any]) -> Iterator[Any]:
-    pl = polars()
-    for column in columns:
-        if column.dtype.is_float() or column.dtype.is_decimal():
-            column = column.cast(pl.Float64)
-            yield column.set(~column.is_finite().fill_null(True), None)
-        elif column.dtype in (pl.Categorical, pl.Enum, pl.Boolean, pl.Object, pl.Null):
-            yield column.cast(pl.String) if column.dtype != pl.Object else _texts(column)
-        elif column.dtype.is_nested() or column.dtype == pl.Binary:
-            raise DataError(f"expected numbers, texts or dates, got {column.dtype} in column {shown(column.name)}")
-        else:
-            yield column
+def plain(frame: Any) -> Any:
+    """A DataFrame or LazyFrame of numbers, texts and dates alone; infinite numbers count as missing."""
+    floats, texts = [], []
+    for name, kind in frame.collect_schema().items():
+        if kind.is_float() or kind.is_decimal():
+            floats.append(name)
+        elif kind in (pl.Categorical, pl.Enum, pl.Boolean, pl.Null):
+            texts.append(name)
+        elif kind == pl.Duration:
+            frame = frame.with_columns(seconds(pl.col(name)))
+        elif kind == pl.Object:
+            frame = frame.with_columns(_texts(frame[name]))
+        elif kind.is_nested() or kind == pl.Binary:
+            raise DataError(f"expected numbers, texts or dates, got {kind} in column {shown(name)}")
+    numbers = pl.col(floats).cast(pl.Float64)
+    if floats:
+        frame = frame.with_columns(pl.when(numbers.is_finite()).then(numbers))
+    return frame.with_columns(pl.col(texts).cast(pl.String)) if texts else frame
+
+
+def seconds(durations: pl.Expr) -> pl.Expr:
+    """Durations as numbers."""
+    return durations.dt.total_microseconds() / 1e6
 
 
 def _texts(column: Any) -> Any:
     values = [None if value is None or value != value else str(value) for value in column.to_list()]
-    return polars().Series(column.name, values, dtype=polars().String)
+    return pl.Series(column.name, values, dtype=pl.String)

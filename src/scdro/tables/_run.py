@@ -1,8 +1,13 @@
-"""A finished run: its summary, its models, its folder."""
+"""A finished run: its summary, its models that predict for new rows, and its folder.
+
+summary.json   what was found, `Summary`        model.json   columns, labels, scale
+models/NAME/   LightGBM's text, or skops        manifest.json   the checksum of every file
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,15 +15,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from scdro._files import write_file
-from scdro.errors import CheckpointError, HyperparameterError
+from scdro._html import card
+from scdro.errors import CheckpointError, HyperparameterError, MissingDataError
 from scdro.tables import _folder
 from scdro.tables._columns import Columns
-from scdro.tables._families import FAMILIES
-from scdro.tables._models import Model
+from scdro.tables._labels import Labels
+from scdro.tables._models import MODELS, Model
 from scdro.tables._page import render
-from scdro.tables._read import column_of, polars, shown
+from scdro.tables._read import FileOptions, column_of, shown
 from scdro.tables._summary import FORMAT, METHODS, Summary, mismatch
 
 __all__ = ["Run", "load"]
@@ -27,25 +34,31 @@ Array = npt.NDArray[Any]
 
 
 class Run:
-    """What `train` and `audit` return, and `load` opens.
+    """What `train` returns and `load` opens.
 
     Attributes:
-        summary: plain data: the task, the methods with their scores, who is failed, the verdict.
-        models: names of the models that can predict: "plain", and the robust method if it was saved.
+        summary: plain data: the task, the methods with their scores, where the plain one fails, the verdict.
+        models: names of the models that can predict: "plain", and the robust method if it was
+            saved.
         kept: the one that predicts by default; "none" if no model learned anything.
+        classes: the target's different values, in its own type; [] for regression.
+        reopened: whether `train` found the finished run in its folder and trained nothing.
 
     Example:
         >>> import scdro
         >>> x = np.arange(200) % 17
         >>> run = scdro.tables.train({"x": x, "y": x > 8}, "y", model="linear", candidates=1, seeds=1)
         >>> run.predict_proba({"x": [2, 15]}).argmax(1).tolist(), run.classes
-        ([0, 1], ['false', 'true'])
+        ([0, 1], [False, True])
     """
 
     def __init__(
-        self, summary: Summary, fitted: dict[str, Model], inputs: Any, scale: tuple[float, float] = (0.0, 1.0)
-    ) -> None:
-        self.summary, self._fitted, self._inputs, self._scale = summary, fitted, inputs, scale
+        self, summary: Summary, fitted: dict[str, Model], inputs: Columns, labels: Labels | None,
+        scale: tuple[float, float] = (0.0, 1.0),
+    ) -> None:  # fmt: skip
+        """labels: of the classes; None for regression, whose target has this mean and deviation."""
+        self.summary, self._fitted, self._inputs = summary, fitted, inputs
+        self._labels, self._scale, self.reopened = labels, scale, False
 
     @property
     def models(self) -> list[str]:
@@ -56,64 +69,107 @@ class Run:
         return self.summary["verdict"]["kept"]
 
     @property
-    def classes(self) -> list[str]:
-        return self.summary["task"]["classes"]
+    def classes(self) -> list[Any]:
+        return [] if self._labels is None else self._labels.values.to_list()
 
-    def _scores(self, X: Array, model: str | None) -> Array:
+    def _predict_scores(self, X: Array, model: str | None) -> Array:
+        """Probabilities, (rows, classes), or standardised numbers, (rows,)."""
         if not self._fitted:
-            why = "an audit keeps none" if self.summary["kind"] == "audit" else self.summary["verdict"]["headline"]
+            why = self.summary["verdict"]["headline"]
             raise HyperparameterError(f"expected a run with a model, got one without: {why}")
         name = self.kept if model is None else model
         if name == "robust":
             name = next((n for n in self._fitted if n != "plain"), name)
         if name not in self._fitted:
-            raise HyperparameterError(f"expected one of the models {', '.join(self._fitted)}, got {shown(name)}")
+            raise HyperparameterError(
+                f"expected one of the models {', '.join(self._fitted)}, got {shown(name)}"
+            )
         return self._fitted[name].predict(X)
 
-    def predict(self, data: Any, model: str | None = None) -> Array:
-        """Classes by name, or numbers, for rows with the columns of training; `model`: "plain" or "robust"."""
-        return self._answers(self._scores(self._inputs.open(data)[1], model))
-
-    def _answers(self, scores: Array) -> Array:
-        if self.classes:
-            names: Array = np.array(self.classes, dtype=object)[scores.argmax(1)]
-            return names
+    def _answer(self, scores: Array) -> pl.Series:
+        if self._labels is not None:
+            return self._labels.of(scores.argmax(1))
         mean, std = self._scale
-        numbers: Array = mean + std * scores
-        return numbers
+        return pl.Series("prediction", mean + std * scores)
+
+    def predict(self, data: Any, model: str | None = None) -> Array:
+        """For rows with the columns of training; `model`: "plain" or "robust".
+
+        Classes have the target's own values and type: whole numbers, floats, booleans, dates or
+        texts.
+        """
+        scores = self._predict_scores(self._inputs.open(data)[1], model)
+        answers: Array = self._answer(scores).to_numpy()
+        return answers
 
     def predict_proba(self, data: Any, model: str | None = None) -> Array:
         """(rows, classes), in the order of `classes`."""
-        if not self.classes:
-            raise HyperparameterError("expected a run of classification for probabilities, got regression; use predict")
-        return self._scores(self._inputs.open(data)[1], model)
+        if self._labels is None:
+            raise HyperparameterError(
+                "expected a run of classification for probabilities, got regression; use predict"
+            )
+        return self._predict_scores(self._inputs.open(data)[1], model)
 
     def predictions(self, data: Any, model: str | None = None, ids: Sequence[str] = ()) -> Any:
         """A polars DataFrame: the row's number, columns of ids, the prediction, and probabilities of the classes.
 
-        Texts that a spreadsheet would take for a formula begin with an apostrophe. A name that is taken, such as that
-        of an id called "row", gets an underscore.
+        Values are the table's own; `write_predictions` makes them safe for a spreadsheet. A name
+        that is taken, such as that of an id called "row", gets an underscore.
         """
-        pl = polars()
-        frame, X = self._inputs.open(data)
-        scores = self._scores(X, model)
-        known = [c["name"] for c in self.summary["data"]["columns"] if c["kind"] == "id" and c["name"] in frame.columns]
+        return self._list_predictions(data, model, ids, FileOptions())
+
+    def write_predictions(
+        self, path: Any, data: Any, model: str | None = None, ids: Sequence[str] = (), *,
+        encoding: str | None = None, decimal: str = ".", sheet: str | None = None,
+    ) -> None:  # fmt: skip
+        """`predictions` as a file: Parquet, with every type, if it ends with .parquet or .pq, and CSV otherwise.
+
+        Ids of a text file are copied as they are written: 00042 stays 00042. In CSV, booleans are
+        spelled as the training data spelled them, and texts that a spreadsheet would take for a
+        formula begin with an apostrophe. `encoding`, `decimal` and `sheet` are of the file with
+        the data, as for `read_table`.
+        """
+        typed = Path(path).suffix.lower() in (".parquet", ".pq")
+        options = FileOptions(encoding, decimal, sheet)
+        found = self._list_predictions(data, model, ids, options, spell_booleans=not typed)
+        if typed:
+            content = io.BytesIO()
+            found.write_parquet(content)
+            write_file(Path(path), content.getvalue())
+            return
+        safe = pl.DataFrame([_as_harmless(one) for one in found.get_columns()])
+        write_file(Path(path), safe.write_csv())
+
+    def _list_predictions(
+        self, data: Any, model: str | None, ids: Sequence[str], options: FileOptions,
+        spell_booleans: bool = False,
+    ) -> pl.DataFrame:  # fmt: skip
+        own = [c["name"] for c in self.summary["data"]["columns"] if c["kind"] == "id"]
+        frame, X = self._inputs.open(data, [*own, *ids], options)
+        scores = self._predict_scores(X, model)
+        answers = self._answer(scores)
+        if spell_booleans and answers.dtype == pl.Boolean:
+            answers = Labels.of_texts(self.summary["task"]["classes"]).of(scores.argmax(1))
+        wanted = dict.fromkeys([*(name for name in own if name in frame.schema), *ids])
         columns = [pl.int_range(1, frame.height + 1, eager=True).alias("row")]
-        columns += [_harmless(column_of(frame, name, "an id")) for name in dict.fromkeys([*known, *ids])]
-        columns.append(_harmless(pl.Series("prediction", list(self._answers(scores)))))
-        if self.classes:
-            columns += [pl.Series(f"p({name})", scores[:, k].round(6)) for k, name in enumerate(self.classes)]
-        names: list[str] = []
+        columns += [column_of(frame, name, "an id") for name in wanted]
+        columns.append(answers)
+        for k, name in enumerate(self.summary["task"]["classes"]):
+            columns.append(pl.Series(f"p({name})", scores[:, k].round(6)))
+        found: dict[str, pl.Series] = {}
         for column in columns:
-            name = _quoted(column.name)
-            while name in names:
+            name = column.name
+            while name in found:
                 name += "_"
-            names.append(name)
-        return pl.DataFrame([column.alias(name) for column, name in zip(columns, names, strict=True)])
+            found[name] = column
+        return pl.DataFrame(found)
 
     def __str__(self) -> str:
         verdict = self.summary["verdict"]
         return _printable(" ".join([verdict["headline"], *verdict["sentences"]]))
+
+    def _repr_html_(self) -> str:
+        return card(self.summary["verdict"]["answer"], str(self))
 
     def report(self) -> str:
         """The page, as HTML."""
@@ -124,10 +180,13 @@ class Run:
         folder = Path(folder)
         with _folder.locked(folder) if lock else contextlib.nullcontext():
             if lock and any(not entry.name.startswith(".") for entry in folder.iterdir()):
-                raise CheckpointError(f"expected an empty folder to save a run, got files in {shown(folder)}")
+                raise CheckpointError(
+                    f"expected an empty folder to save a run, got files in {shown(folder)}"
+                )
             about = {
                 "model": self.summary["settings"]["model"],
                 "inputs": self._inputs.as_json(),
+                "labels": None if self._labels is None else self._labels.as_json(),
                 "scale": list(self._scale),
                 "models": self.models,
             }
@@ -141,9 +200,7 @@ class Run:
             _folder.seal(folder)
 
     @classmethod
-    def in_folder(
-        cls, out: Any, about: dict[str, Any], make: Callable[[_folder.Fits], Run], features: Any = None
-    ) -> Run:
+    def in_folder(cls, out: Any, about: dict[str, Any], make: Callable[[_folder.Fits], Run]) -> Run:
         """Load the run if it has finished in this folder; otherwise make it, resuming where it stopped, and save it.
 
         `about` identifies the run. Without a folder it is made and not saved.
@@ -155,7 +212,8 @@ class Run:
             _folder.same_run(folder, about)
             fits = _folder.Fits(folder)
             if (folder / _folder.MANIFEST).exists():
-                run = cls.load(folder, features)
+                run = cls.load(folder)
+                run.reopened = True
             else:
                 run = make(fits)
                 run.save(folder, lock=False)
@@ -163,46 +221,70 @@ class Run:
             return run
 
     @classmethod
-    def load(cls, folder: Any, features: Any = None) -> Run:
+    def load(cls, folder: Any) -> Run:
         """Open a run; every file is checked against its checksum, and nothing in it is executed."""
         folder = Path(folder)
         _folder.open_run(folder)
-        summary, about = _folder.read_json(folder / "summary.json"), _folder.read_json(folder / "model.json")
+        summary, about = (
+            _folder.read_json(folder / name) for name in ("summary.json", "model.json")
+        )
         try:
-            if summary["format"] != FORMAT:
-                raise CheckpointError(f"expected a summary of format {FORMAT}, got {shown(summary['format'])}")
-            wrong = mismatch(summary, Summary)
-            if wrong is not None:
-                raise CheckpointError(f"expected the summary of a run in {shown(folder)}, got {shown(wrong, 200)}")
-            family = FAMILIES[about["model"]](1)
-            if features is not None:
-                family.features = features
-            inputs = family.inputs.from_json(about["inputs"])
-            mean, std = (float(value) for value in about["scale"])
+            _check_summary(summary, folder)
+            kind, classes = MODELS[about["model"]], summary["task"]["classes"]
+            inputs, (mean, std) = Columns.from_json(about["inputs"]), map(float, about["scale"])
             names = [str(name) for name in about["models"]]
             if any(name not in METHODS for name in names):
                 raise CheckpointError(f"expected names of methods, got {shown(names)}")
             if names and summary["verdict"]["kept"] not in names:
                 raise CheckpointError(f"expected the model that was kept, got only {shown(names)}")
-            models = {name: family.load(folder / "models" / name) for name in names}
-            if any(model.classes != len(summary["task"]["classes"]) for model in models.values()):
-                raise CheckpointError("expected models of the classes in summary.json, got models of others")
-            if isinstance(inputs, Columns):
-                _try(models, len(inputs.names))
-            return cls(summary, models, inputs, (mean, std))
-        except _folder.ERRORS as error:
-            if isinstance(error, CheckpointError):
+            models = {name: kind.load(folder / "models" / name) for name in names}
+            if any(model.classes != len(classes) for model in models.values()):
+                raise CheckpointError(
+                    "expected models of the classes in summary.json, got models of others"
+                )
+            _try_models(models, len(inputs.names))
+            return cls(summary, models, inputs, _read_labels(about, classes), (mean, std))
+        except (*_folder.ERRORS, OSError) as error:
+            if isinstance(error, CheckpointError | MissingDataError):
                 raise
-            raise CheckpointError(f"expected a run in {shown(folder)}, got damaged files: {error!r}") from error
+            raise CheckpointError(
+                f"expected a run in {shown(folder)}, got damaged files: {error!r}"
+            ) from error
 
 
-def _try(models: dict[str, Model], columns: int) -> None:
+def _check_summary(summary: Any, folder: Path) -> None:
+    if summary["format"] != FORMAT:
+        raise CheckpointError(
+            f"expected a summary of format {FORMAT}, got {shown(summary['format'])}"
+        )
+    wrong = mismatch(summary, Summary)
+    if wrong is not None:
+        raise CheckpointError(
+            f"expected the summary of a run in {shown(folder)}, got {shown(wrong, 200)}"
+        )
+
+
+def _read_labels(about: dict[str, Any], names: list[str]) -> Labels | None:
+    """Those of model.json; a run of scdro 0.1 has none, and gives names."""
+    if not names:
+        return None
+    labels = Labels.from_json(about["labels"]) if "labels" in about else Labels.of_texts(names)
+    if len(labels.values) != len(names):
+        raise CheckpointError(
+            f"expected {len(names)} labels in model.json, got {len(labels.values)}"
+        )
+    return labels
+
+
+def _try_models(models: dict[str, Model], columns: int) -> None:
     """Fail here, not at the first prediction, if the models do not fit the columns in model.json."""
     try:
         for model in models.values():
             model.predict(np.zeros((1, columns)))
     except Exception as error:  # each library has errors of its own
-        raise CheckpointError(f"expected models of the {columns} columns in model.json, got others") from error
+        raise CheckpointError(
+            f"expected models of the {columns} columns in model.json, got others"
+        ) from error
 
 
 def _printable(text: str) -> str:
@@ -210,27 +292,29 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def _quoted(text: str) -> str:
+def _escape(text: str) -> str:
     """Harmless in a spreadsheet and on a terminal."""
     text = _printable(text)
-    risky = text[:1] in ("=", "+", "@") or (text[:1] == "-" and not text[1:].replace(".", "", 1).isdigit())
+    risky = text[:1] in ("=", "+", "@") or (
+        text[:1] == "-" and not text[1:].replace(".", "", 1).isdigit()
+    )
     return f"'{text}" if risky else text
 
 
-def _harmless(column: Any) -> Any:
-    if column.dtype != polars().String:
-        return column
-    return polars().Series(column.name, [None if v is None else _quoted(v) for v in column.to_list()])
+def _as_harmless(column: pl.Series) -> pl.Series:
+    if column.dtype == pl.String:
+        texts = [None if text is None else _escape(text) for text in column.to_list()]
+        column = pl.Series(column.name, texts, dtype=pl.String)
+    return column.alias(_escape(column.name))
 
 
-def load(folder: Any, features: Any = None) -> Run:
+def load(folder: Any) -> Run:
     """Open the run that `scdro train` or `Run.save` left in a folder.
 
     Every file is checked against its checksum; opening a run executes nothing from it.
 
     Args:
         folder: the folder of the run.
-        features: the network, if the run is on images and its features came from a network given as an object.
 
     Example:
         >>> import scdro, tempfile
@@ -238,6 +322,6 @@ def load(folder: Any, features: Any = None) -> Run:
         >>> folder = tempfile.mkdtemp() + "/run"
         >>> _ = scdro.tables.train({"x": x, "y": x > 8}, "y", model="linear", candidates=1, seeds=1, out=folder)
         >>> scdro.load(folder).predict({"x": [2, 15]}).tolist()
-        ['false', 'true']
+        [False, True]
     """
-    return Run.load(folder, features)
+    return Run.load(folder)

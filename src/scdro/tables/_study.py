@@ -1,93 +1,73 @@
-"""Train plain and robust models, choose settings by cross-validation, compare on test rows, keep the better model."""
+"""Train plain and robust models, choose settings by cross-validation, compare on test rows, keep the better model.
+
+for each split of the table (seed, seed + 1, ...):
+    every method: its candidates out of fold, the best one fitted to all training rows, tested
+robust method = the one with the lowest worst-case loss out of fold, within half of the budget
+verdict = robust against plain on the test rows of all splits, after the plain one's free moves
+the models of the first split are those of the run
+"""
 
 from __future__ import annotations
 
 import hashlib
-import os
+import importlib.metadata
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scdro._validation import check_budget, check_choice, check_names, check_number, check_whole
+from scdro import __version__
+from scdro._validation import check_budget
 from scdro.errors import HyperparameterError
 from scdro.integrations.loggers import Logger
-from scdro.tables import _folder, _split_study
+from scdro.tables import _models
 from scdro.tables._columns import Columns
-from scdro.tables._logs import Logs
-from scdro.tables._models import Model
-from scdro.tables._problem import Options, TableProblem, make_problem
+from scdro.tables._fix import Fix, make_fix
+from scdro.tables._folder import Fits
+from scdro.tables._labels import Labels
+from scdro.tables._logs import OnProgress, StudyLog
+from scdro.tables._oddities import worse_than_constant
+from scdro.tables._options import TrainOptions, takes
+from scdro.tables._problem import TableProblem, make_problem
 from scdro.tables._run import Run
+from scdro.tables._scores import scores_of
 from scdro.tables._split_study import SplitStudy
-from scdro.tables._summary import METHODS, Found, make_summary
-from scdro.tables._verdict import Offer, judge
+from scdro.tables._summary import FORMAT, METHODS, MethodSummary, SettingsSummary, Summary
+from scdro.tables._verdict import LEAST_GROUP, Judge
 
-__all__ = ["audit", "train"]
-
-OnProgress = Callable[[int, int, str], None]
+__all__ = ["train"]
 
 
+@takes(TrainOptions)
 def train(
-    data: Any,
-    target: str,
-    *,
-    model: str = "trees",
-    methods: Sequence[str] | None = None,
-    task: str | None = None,
-    rho: float = 0.5,
-    budget: float = 0.002,
-    group: Sequence[str] = (),
-    drop: Sequence[str] = (),
-    categorical: Sequence[str] = (),
-    ids: Sequence[str] = (),
-    split_by: str | None = None,
-    split_after: str | tuple[str, Any] | None = None,
-    test: Any = None,
-    seed: int = 0,
-    seeds: int | None = None,
-    folds: int = 3,
-    candidates: int = 4,
-    least_group: int = 30,
-    threads: int | None = None,
-    out: Any = None,
-    title: str = "",
-    progress: OnProgress | None = None,
-    loggers: Sequence[Logger] = (),
-) -> Run:
-    r"""Train a plain and a robust model on a table, and say who is failed, whether robustness helps, and its price.
+    data: Any, target: str, *, out: Any = None, progress: OnProgress | None = None,
+    loggers: Sequence[Logger] = (), **options: Any,
+) -> Run:  # fmt: skip
+    r"""Train a plain and a robust model on a table: where the model fails, whether robustness helps, and its price.
 
-    Every method gets the same number of candidate settings, evaluated out of fold. A robust candidate counts if its
-    score is at most `budget` / 2 below plain training's; the lowest robust value, max_{KL(p) <= rho} sum p_i l_i, wins.
-    It is kept if the test rows confirm it at no more than `budget`, otherwise the plain model is.
+    Every method gets the same number of candidate settings, evaluated out of fold. A robust
+    candidate counts if its score is at most `budget` / 2 below plain training's; the lowest robust
+    value, max_{KL(p) <= rho} sum p_i l_i, wins. It is kept if on the test rows it gains what the
+    plain model cannot have by other thresholds or a temperature, at no more than `budget`;
+    otherwise the plain model is.
+
+    With `fix` the question is another one: these rows matter, serve them. The conditions divide
+    every class; both parts get equal weights within it, settings are chosen by the worst cell (class
+    x condition) out of fold, and what counts is the slice's own score before and after.
 
     Args:
-        data: a DataFrame of pandas, polars or Arrow, a dictionary of columns, or the path of a CSV or Parquet file.
+        data: a DataFrame of pandas, polars or Arrow, a dictionary of columns, or the path of a
+            file that `read_table` reads.
         target: the column to predict.
-        model: "trees" (LightGBM), "linear" (exact) or "network".
-        methods: some of "plain", "class-weighted" (not for regression), "worst-case" and "second-look"; plain is always
-            among them. None: all of them.
-        task: "classification" or "regression"; None decides: more than 20 different numbers are a quantity.
-        rho: radius at which models are compared.
-        budget: the most accuracy (or R^2), as a share, that robust training may cost.
-        group: columns whose combinations are evaluated separately; no model sees them.
-        drop, categorical, ids: columns to leave out, to treat as categories although they are numbers, to copy to
-            the predictions.
-        split_by: rows with the same value in this column are either all for training or all for the test.
-        split_after: a column of times: its last fifth is the test; ("year", 2000): rows after 2000 are.
-        test: other data for the test.
-        seed: seed of the splits, the folds and the models.
-        seeds: splits to repeat everything on; None: 3 up to 5,000 rows, 1 beyond.
-        folds: number of folds of the cross-validation.
-        candidates: settings to try for every method, 1 to 6.
-        least_group: groups with fewer test rows are shown, but do not affect the decision.
-        threads: number of threads of the models; None: 1 below 20,000 rows, all idle cores beyond.
         out: folder of the run; an interrupted run resumes where it stopped.
-        title: title of the report.
         progress: called with (done, total, text).
-        loggers: get the numbers of every candidate as it is evaluated, at the end the scores, groups and slices;
-            see `scdro.integrations.loggers`.
+        loggers: get the numbers of every candidate as it is evaluated, at the end the scores,
+            groups and slices; see `scdro.integrations.loggers`.
+        **options: as below.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -97,218 +77,180 @@ def train(
         >>> run.summary["verdict"]["kept"], run.predict({"age": [25, 58], "place": ["land", "land"]}).tolist()
         ('plain', ['no', 'yes'])
     """
-    problem = make_problem(
-        data, target, task=task, group=group, drop=drop, categorical=categorical, ids=ids,
-        split_by=split_by, split_after=split_after, test=test, folds=folds,
-    )  # fmt: skip
-    options, notes = _options(
-        problem, model, methods, rho, budget, folds, candidates, seed, seeds, least_group, threads, audit=False
-    )
-    return _start(problem, options, notes, out, title or _title(data), progress, Logs(loggers))
+    asked = TrainOptions(**options)
+    check_budget(0.0 if asked.budget is None else asked.budget)
+    problem = make_problem(data, target, asked)
+    filled = _fill_defaults(problem, asked)
+    fix = None if asked.fix is None else make_fix(problem, asked.fix)
+    title = Path(data).name if isinstance(data, str | Path) else ""
+
+    def study(fits: Fits) -> Run:
+        of_each = filled.candidates + 1  # the last is the final fit
+        total = filled.seeds * (len(filled.methods) * of_each + (fix is not None))
+        return _study(problem, filled, fix, fits, StudyLog(progress, loggers, total), title)
+
+    return Run.in_folder(out, {**_identify(filled), "data": _digest(problem)}, study)
 
 
-def audit(
-    data: Any,
-    target: str,
-    *,
-    model: str = "trees",
-    methods: Sequence[str] | None = None,
-    task: str | None = None,
-    rho: float = 0.5,
-    budget: float = 0.002,
-    group: Sequence[str] = (),
-    drop: Sequence[str] = (),
-    categorical: Sequence[str] = (),
-    ids: Sequence[str] = (),
-    split_by: str | None = None,
-    seed: int = 0,
-    folds: int = 3,
-    candidates: int = 4,
-    least_group: int = 30,
-    threads: int | None = None,
-    out: Any = None,
-    title: str = "",
-    progress: OnProgress | None = None,
-    loggers: Sequence[Logger] = (),
-) -> Run:
-    """Whom a plain model fails, and what a second look would gain at what price, for a range of rho; no model is kept.
-
-    All rows are evaluated out of fold. Arguments as for `train`; without `methods`, all but "worst-case".
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> age = rng.integers(20, 60, 300)
-        >>> run = audit({"age": age, "old": np.where(age > 40, "yes", "no")}, "old", model="linear", candidates=2)
-        >>> run.summary["kind"], run.summary["methods"][0]["name"]
-        ('audit', 'plain')
-    """
-    problem = make_problem(
-        data,
-        target,
-        task=task,
-        group=group,
-        drop=drop,
-        categorical=categorical,
-        ids=ids,
-        split_by=split_by,
-        folds=folds,
-    )
-    problem.split = {
-        **problem.split,
-        "how": "out of fold",
-        "text": "Every row is judged by a model that did not see it.",
-    }
-    options, notes = _options(
-        problem, model, methods, rho, budget, folds, candidates, seed, 1, least_group, threads, audit=True
-    )
-    return _start(problem, options, notes, out, title or _title(data), progress, Logs(loggers))
-
-
-def _title(data: Any) -> str:
-    return Path(data).name if isinstance(data, str | Path) else ""
-
-
-def _options(
-    problem: TableProblem, model: str, methods: Sequence[str] | None, rho: float, budget: float, folds: int,
-    candidates: int, seed: int, seeds: int | None, least_group: int, threads: int | None, audit: bool,
-) -> tuple[Options, list[str]]:  # fmt: skip
-    """Checked, with the defaults filled in, and notes on what differs from what was asked for."""
-    n = len(problem.y)
-    check_choice("model", model, ("trees", "linear", "network"))
-    possible = [name for name in METHODS if problem.classes or name != "class-weighted"]
-    if methods is not None:
-        check_names("methods", methods)
-    for name in methods or ():
+def _fill_defaults(problem: TableProblem, asked: TrainOptions) -> TrainOptions:
+    """The options with their defaults for this table; a note if they differ from what was asked for."""
+    n, fix = len(problem.y), asked.fix is not None
+    few = 50_000 if fix else 5000  # a slice has few test rows
+    seeds = asked.seeds or (3 if n <= few else 1)
+    if n > _models.MANY_ROWS and seeds > 1:
+        problem.warnings.append(f"{n:,} rows: one seed instead of {seeds}.")
+        seeds = 1
+    possible = [m for m in METHODS[:4] if problem.classes or m != "class-weighted"]
+    for name in asked.methods or ():
         if name not in possible:
             task = "classification" if problem.classes else "regression"
-            raise HyperparameterError(f"expected methods for {task} among {', '.join(possible)}, got {name!r}")
-    check_number("rho", rho, ">= 0", "the radius at which models are compared")
-    check_budget(budget)
-    seeds = (3 if n <= 5000 else 1) if seeds is None else seeds
-    cores = os.cpu_count() or 1
-    threads = (1 if n < 20_000 else _free(cores)) if threads is None else threads
-    for what, value, most in (
-        ("candidates", candidates, 6), ("seed", seed, 2**31 - 1), ("seeds", seeds, 100),
-        ("least_group", least_group, n), ("threads", threads, 4 * cores),
-    ):  # fmt: skip
-        check_whole(what, value, 0 if what == "seed" else 1, most)
-    notes = []
-    if n > _split_study.MANY_ROWS and seeds > 1:
-        notes.append(f"{n:,} rows: one seed instead of {seeds}.")
-        seeds = 1
-    if methods is None:
-        methods = [name for name in possible if not audit or name != "worst-case"]
-    wanted = [name for name in possible if name in methods or name == "plain"]
-    options = Options(
-        model, tuple(wanted), float(rho), float(budget), folds, candidates, seed, seeds, least_group, threads, audit
-    )
-    return options, notes
+            raise HyperparameterError(
+                f"expected methods for {task} among {', '.join(possible)}, got {name!r}"
+            )
+    if fix and asked.methods is not None:
+        raise HyperparameterError("expected methods or fix, which is one of its own, got both")
+    wanted = possible if asked.methods is None else ["plain", *asked.methods]
+    methods = ["plain", "group-weighted"] if fix else [m for m in possible if m in wanted]
+    budget = (0.1 if fix else 0.002) if asked.budget is None else float(asked.budget)
+    return replace(asked, methods=methods, seeds=seeds, budget=budget, rho=float(asked.rho))
 
 
-def _free(cores: int) -> int:
-    """Idle cores: LightGBM's threads wait for each other, and two on one core are slower than one."""
-    busy = int(os.getloadavg()[0]) if hasattr(os, "getloadavg") else 0
-    return max(1, cores - busy)
-
-
-def _start(
-    problem: TableProblem, options: Options, notes: list[str], out: Any, title: str, progress: OnProgress | None,
-    logs: Logs,
-) -> Run:  # fmt: skip
-    about = {**options.as_json(), "data": _digest(problem)}
-    return Run.in_folder(out, about, lambda fits: _make_run(problem, options, notes, fits, title, progress, logs))
+def _identify(options: TrainOptions) -> dict[str, Any]:
+    """The options that the results depend on besides the table."""
+    names = (
+        "model", "methods", "rho", "budget", "folds", "candidates", "seed", "seeds", "fix",
+    )  # fmt: skip
+    return {name: getattr(options, name) for name in names}
 
 
 def _digest(problem: TableProblem) -> str:
-    """Hash of everything that the results depend on."""
+    """Hash of everything in the table that the results depend on."""
     digest = hashlib.sha256()
-    parts = [problem.target, problem.split, problem.columns, problem.classes, problem.group]
-    digest.update(repr(parts).encode())
     everything = Columns.fit(problem.frame, problem.features(), [])
-    digest.update(repr(everything).encode())
-    for array in (everything.encode(problem.frame), problem.y, problem.split_by):
+    for part in (
+        problem.target, problem.split, problem.columns, problem.classes, problem.given, everything,
+    ):  # fmt: skip
+        digest.update(repr(part).encode())
+    test = None if problem.fixed is None else problem.fixed.test
+    for array in (everything.encode(problem.frame), problem.y, problem.split_by, test):
         if array is not None:
             digest.update(np.ascontiguousarray(array).tobytes())
     if problem.groups is not None:
         digest.update("\0".join(problem.groups.tolist()).encode())
-    if problem.fixed is not None:
-        digest.update(problem.fixed.test.tobytes())
     return digest.hexdigest()
 
 
-def _make_run(
-    problem: TableProblem, options: Options, notes: list[str], fits: _folder.Fits, title: str,
-    progress: OnProgress | None, logs: Logs,
+def _study(
+    problem: TableProblem, options: TrainOptions, fix: Fix | None, fits: Fits, log: StudyLog, title: str
 ) -> Run:  # fmt: skip
     """Study every split, and compare the best robust method with plain training."""
     began = time.monotonic()
-    rounds = options.seeds * (len(options.methods) * (options.candidates + (0 if options.audit else 1)) + 1)
-    step = [0]
-
-    def tell(text: str) -> None:
-        step[0] += 1
-        if progress is not None:
-            progress(min(step[0], rounds), rounds, text)
-
     seeds = range(options.seed, options.seed + options.seeds)
-    studies = [SplitStudy(problem, options, fits, seed, tell, logs) for seed in seeds]
-    for study in studies:
-        study.run()
-    robust = _best_robust(studies, options)
-    cheapest = _cheapest(studies[0]) if robust == "worst-case" and all(s.is_plain(robust) for s in studies) else None
-    robust = robust if cheapest is None else None
-    look = studies[0].second_look()
-    slices = studies[0].slices(robust)
-    predictions = [study.predictions(name) for study in studies for name in options.methods]
-    verdict, groups, methods = judge(
-        problem, predictions, options, robust, slices, look, studies[0].over_budget(robust), cheapest
+    splits = [SplitStudy(problem, options, fix, fits, log, seed) for seed in seeds]
+    for split in splits:
+        split.run()
+    first, robust = splits[0], _best_robust(splits, options)
+    slices = first.slices(robust)
+    verdict, groups = Judge(problem, splits, fix, options.rho, options.budget).decide(
+        robust, slices
     )
-    for row in methods:
-        own = [study.methods[row["name"]] for study in studies]
-        row["settings"] = {**own[0].best.settings, **({"rounds": own[0].best.rounds} if own[0].best.rounds else {})}
-        names = own[0].best.measures
-        row["out_of_fold"] = {k: float(np.mean([m.best.measures[k] for m in own])) for k in names}
-        row["seconds"] = round(sum(m.seconds for m in own), 2)
-    first = studies[0]
-    chosen_on = len(first.sample)
-    notes = [*problem.warnings, *notes]
-    if options.audit and chosen_on < len(problem.y):
-        notes.append(f"{chosen_on:,} of the {len(problem.y):,} rows, drawn at random, were used.")
-    if chosen_on < len(first.cut.train):
+    summary: Summary = {
+        "format": FORMAT,
+        "title": title,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - began, 1),
+        "versions": _versions(options.model),
+        "task": {
+            "type": "classification" if problem.classes else "regression",
+            "target": problem.target,
+            "classes": problem.classes,
+            "counts": problem.counts() if problem.classes else [],
+            "score": "accuracy" if problem.classes else "R2",
+            "loss": "log loss" if problem.classes else "squared error",
+        },
+        "data": {
+            "rows": len(problem.y),
+            "train": len(first.train),
+            "test": len(first.test),
+            "tested": len(np.unique(np.concatenate([split.test for split in splits]))),
+            "chosen_on": len(first.sample),
+            "columns": problem.columns,
+            "split": problem.split,
+        },
+        "settings": _as_settings(problem, options),
+        "methods": [_method_row(name, splits, options.rho) for name in options.methods],
+        "groups": groups,
+        "slices": slices,
+        "verdict": verdict,
+        "warnings": [*problem.warnings, *_notes_on_tests(problem, first)],
+    }
+    log.end(summary)
+    fitted = {name: first.methods[name].model for name in verdict["saved"]}
+    models = {name: model for name, model in fitted.items() if model is not None}
+    labels = None
+    if problem.values is not None:
+        labels = Labels.of_target(problem.values, problem.given)
+    return Run(summary, models, first.learner.columns, labels, first.scale)
+
+
+def _as_settings(problem: TableProblem, options: TrainOptions) -> SettingsSummary:
+    return {
+        "model": options.model,  # type: ignore[typeddict-item]
+        "methods": list(options.methods),
+        "rho": options.rho,
+        "budget": options.budget,
+        "folds": options.folds,
+        "candidates": options.candidates,
+        "seeds": options.seeds,
+        "least_group": LEAST_GROUP,
+        "group": problem.group,
+        "fix": options.fix,
+    }
+
+
+def _versions(model: str) -> dict[str, str]:
+    names = ["scikit-learn", "polars", *(["lightgbm"] if model == "trees" else [])]
+    return {"scdro": __version__} | {name: importlib.metadata.version(name) for name in names}
+
+
+def _method_row(name: Any, splits: list[SplitStudy], rho: float) -> MethodSummary:
+    first = splits[0]
+    best = first.methods[name].best
+    return {
+        "name": name,
+        "settings": best.settings | ({"rounds": best.rounds} if best.rounds else {}),
+        "scores": scores_of(name, splits, rho),
+        "candidates": first.candidates(name),
+        "seconds": round(sum(split.methods[name].seconds for split in splits), 2),
+    }
+
+
+def _notes_on_tests(problem: TableProblem, split: SplitStudy) -> list[str]:
+    """Notes on a plain model that is worse on the test rows than one answer, and on settings chosen on a sample."""
+    predicted, (mean, unit) = split.on_test("plain"), split.scale
+    task = "classification" if problem.classes else "regression"
+    notes = worse_than_constant(
+        problem.y[split.train], problem.y[split.test],
+        predicted.argmax(1) if problem.classes else mean + unit * predicted, task, problem.split["how"],
+    )  # fmt: skip
+    if len(split.sample) < len(split.train):
         notes.append(
-            f"Settings were chosen on {chosen_on:,} of {len(first.cut.train):,} training rows, with one seed; the "
-            "final models were trained on all of them."
+            f"Settings were chosen on {len(split.sample):,} of {len(split.train):,} training rows,"
+            " with one seed; the final models were trained on all of them."
         )
-    curves = [first.curve(name) for name in options.methods]
-    found = Found(methods, curves, groups, slices, verdict, notes)
-    tested = len(np.unique(np.concatenate([study.cut.test for study in studies])))
-    summary = make_summary(problem, options, found, first.cut, tested, chosen_on, title, time.monotonic() - began)
-    logs.end(summary)
-    models: dict[str, Model] = {}
-    if not options.audit:
-        models = {name: m.model for name in verdict["saved"] if (m := first.methods[name]).model is not None}
-    return Run(summary, models, first.columns, first.scale)
+    return notes
 
 
-def _best_robust(studies: list[SplitStudy], options: Options) -> str | None:
-    """The method with the lowest robust value out of fold, of those within the budget; over all seeds."""
-    others = [name for name in options.methods if name != "plain"]
-    if not others:
-        return None
+def _best_robust(splits: list[SplitStudy], options: TrainOptions) -> str | None:
+    """The method that serves a slice to fix; else that of the lowest robust value out of fold, of those
+    within the budget, over all splits."""
+    others = [name for name in options.methods or () if name != "plain"]
+    if not others or options.fix is not None:
+        return others[0] if others else None
 
     def mean(name: str, what: str) -> float:
-        return float(np.mean([study.methods[name].best.measures[what] for study in studies]))
+        return float(np.mean([split.methods[name].best.measures[what] for split in splits]))
 
-    within = [name for name in others if mean(name, "score") >= mean("plain", "score") - options.budget / 2]
+    least = mean("plain", "score") - options.budget / 2
+    within = [name for name in others if mean(name, "score") >= least]
     return min(within or others, key=lambda name: mean(name, "robust_value"))
-
-
-def _cheapest(study: SplitStudy) -> Offer | None:
-    """The cheapest of the rejected radii; None if only 0 was tried."""
-    tried = [c for c in study.methods["worst-case"].candidates if c.settings["rho"] > 0]
-    if not tried:
-        return None
-    plain = study.methods["plain"].best.measures
-    better = [c for c in tried if c.measures["robust_value"] < plain["robust_value"]]
-    best = max(better or tried, key=lambda c: c.measures["score"])
-    return Offer(best.settings["rho"], plain, best.measures, bool(better))

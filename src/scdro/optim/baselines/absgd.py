@@ -11,9 +11,10 @@ from torch import Tensor
 from scdro._buffers import Modules
 from scdro._scalar import logaddexp, unpacked
 from scdro._state import Batch, MethodState
-from scdro._validation import check_number, check_same_temperature
+from scdro._validation import check_number
 from scdro.distributed import Group
 from scdro.functional import objective
+from scdro.optim._settings import check_same_temperature
 from scdro.optim.baselines.erm import Weighed, WeightingOptimizer, tilted_at
 
 __all__ = [
@@ -37,12 +38,14 @@ class _AbsgdState(MethodState):
 class ABSGD(WeightingOptimizer):
     r"""Attentional biased SGD (Qi, Xu, Jin, Yin, Yang, 2020): KL-regularised DRO at a fixed temperature.
 
-    u <- (1-gamma) u + gamma mean exp(l/lam), u_0 = 0; weights exp(l/lam)/(n u). gamma = 1 is TERM (Li et al., 2021).
+    u <- (1-gamma) u + gamma mean exp(l/lam), u_0 = 0; weights exp(l/lam)/(n u). gamma = 1 is TERM
+    (Li et al., 2021).
 
     Args:
         lam: the temperature, in units of the loss; tune it.
         gamma: weight of the new batch in u, in (0, 1].
-        params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for `ERM`.
+        params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for
+        `ERM`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -71,7 +74,13 @@ class ABSGD(WeightingOptimizer):
         self._lam, self._gamma = lam, gamma
         method_state = _AbsgdState(skip_nonfinite, process_group)
         super().__init__(
-            params, lr, method_state, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+            params,
+            lr,
+            method_state,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            radius=radius,
+            module=module,
         )
 
     def _weigh(self, batch: Batch) -> Weighed:
@@ -80,7 +89,9 @@ class ABSGD(WeightingOptimizer):
         if self._gamma < 1.0:
             (past,) = unpacked(self._method_state.log_u)
             log_u = logaddexp(past + math.log1p(-self._gamma), log_u + math.log(self._gamma))
-        return Weighed(point.weights(log_u), self._lam * log_u, [(self._method_state.log_u, [log_u])])
+        return Weighed(
+            point.weights(log_u), self._lam * log_u, [(self._method_state.log_u, [log_u])]
+        )
 
     def _extra_state(self) -> dict[str, Any]:
         return {"lam": self._lam}

@@ -57,7 +57,9 @@ class WeightingOptimizer(ClosureOptimizer):
         """A function that checks and returns one integer per sample, for methods that need it."""
         return None
 
-    def _step(self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None) -> Scalar | None:
+    def _step(
+        self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None
+    ) -> Scalar | None:
         losses = self._losses(closure)
         batch = self._method_state.read(losses, sample_weight, read_ids=self._ids(losses, index))
         if self._skips(batch.finite):
@@ -70,7 +72,9 @@ class WeightingOptimizer(ClosureOptimizer):
             for group in self.param_groups:
                 self._momentum_step(group, group["momentum"], 1.0, group["weight_decay"])
             self._project()
-        self._method_state.store([(buffer, vector(values, buffer)) for buffer, values in new], batch)
+        self._method_state.store(
+            [(buffer, vector(values, buffer)) for buffer, values in new], batch
+        )
         return value
 
 
@@ -103,7 +107,13 @@ class ERM(WeightingOptimizer):
     ) -> None:
         method_state = MethodState(skip_nonfinite=skip_nonfinite, process_group=process_group)
         super().__init__(
-            params, lr, method_state, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+            params,
+            lr,
+            method_state,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            radius=radius,
+            module=module,
         )
 
     def _weigh(self, batch: Batch) -> Weighed:
@@ -124,4 +134,6 @@ def base_weights(batch: Batch) -> Tensor:
 
 def tilted_at(batch: Batch, lam: Scalar) -> TiltedBatch:
     joint = batch.losses / lam
-    return TiltedBatch.of(joint if batch.log_weight is None else joint + batch.log_weight, batch.log_mass)
+    return TiltedBatch.of(
+        joint if batch.log_weight is None else joint + batch.log_weight, batch.log_mass
+    )

@@ -15,7 +15,14 @@ from scdro._state import Batch, MethodState
 from scdro._validation import check_is, check_samples, check_whole
 from scdro.distributed import ALONE, Group
 from scdro.errors import HyperparameterError, LossError
-from scdro.functional import BestResponse, WorstCase, chi2_constrained, chi2_penalized, cvar, worst_case
+from scdro.functional import (
+    BestResponse,
+    WorstCase,
+    chi2_constrained,
+    chi2_penalized,
+    cvar,
+    worst_case,
+)
 from scdro.optim.baselines.erm import Weighed, WeightingOptimizer
 from scdro.optim.samplers import DrawnBatches
 
@@ -107,8 +114,8 @@ class Chi2Penalty:
 class Multilevel(NamedTuple):
     """Batch sizes of the multi-level Monte Carlo variant: `smallest` times 2, 4, 8, ... up to `largest`.
 
-    The size 2^j smallest, j = 1, 2, ..., has probability 2^-j, and the largest the rest. If R is the worst case of a
-    batch,
+    The size 2^j smallest, j = 1, 2, ..., has probability 2^-j, and the largest the rest. If R is
+    the worst case of a batch,
 
         R(first `smallest`) + (R(all) - (R(first half) + R(second half))/2) / chance
 
@@ -137,12 +144,17 @@ class Multilevel(NamedTuple):
         check_whole("smallest", self.smallest, meaning="a batch size")
         check_whole("largest", self.largest, 2 * self.smallest, meaning="a batch size")
         if self.sizes[-1] != self.largest:
-            raise HyperparameterError(f"expected a largest batch of smallest times 2, 4, 8 ..., got {self}")
+            raise HyperparameterError(
+                f"expected a largest batch of smallest times 2, 4, 8 ..., got {self}"
+            )
 
     def chance(self, size: int) -> float:
         """The probability of this batch size."""
         if size not in self.sizes:
-            raise LossError(f"expected a batch of {self.sizes} losses, got {size}; draw it with batch_sampler(...)")
+            raise LossError(
+                f"expected a batch of {self.sizes} losses, got {size}; draw it with"
+                " batch_sampler(...)"
+            )
         j = self.sizes.index(size) + 1
         return 2.0 ** -min(j, self.levels - 1)
 
@@ -156,13 +168,15 @@ class Multilevel(NamedTuple):
 class FastDRO(WeightingOptimizer):
     r"""The exact worst case of each single batch (Levy, Carmon, Duchi, Sidford, NeurIPS 2020).
 
-    No gradient flows through p. On average the worst case of a batch is smaller than that of the data; this bias falls
-    with the batch size. With `multilevel`, batch sizes are random, and the bias is that of the largest size.
+    No gradient flows through p. On average the worst case of a batch is smaller than that of the
+    data; this bias falls with the batch size. With `multilevel`, batch sizes are random, and the
+    bias is that of the largest size.
 
     Args:
         geometry: `KLBall(rho)` (0.5 by default), `CVaR(alpha)`, `Chi2(rho)` or `Chi2Penalty(reg)`.
         multilevel: `Multilevel(smallest, largest)`; batches then come from `batch_sampler`.
-        params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for `ERM`.
+        params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for
+        `ERM`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -187,7 +201,9 @@ class FastDRO(WeightingOptimizer):
     ) -> None:
         self.geometry = KLBall(0.5) if geometry is None else geometry
         if isinstance(self.geometry, type) or not callable(self.geometry):
-            raise HyperparameterError(f"expected a geometry such as KLBall(0.5) or CVaR(0.1), got {geometry!r}")
+            raise HyperparameterError(
+                f"expected a geometry such as KLBall(0.5) or CVaR(0.1), got {geometry!r}"
+            )
         self.geometry(torch.zeros(1))  # Raises for bad settings now instead of at the first step.
         self.multilevel = multilevel
         if multilevel is not None:
@@ -195,18 +211,29 @@ class FastDRO(WeightingOptimizer):
             multilevel.check()
         method_state = MethodState(skip_nonfinite=skip_nonfinite, process_group=process_group)
         super().__init__(
-            params, lr, method_state, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+            params,
+            lr,
+            method_state,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            radius=radius,
+            module=module,
         )
 
-    def batch_sampler(self, *, n: int, steps: int | None = None, seed: int = 0, joint: bool = False) -> DrawnBatches:
+    def batch_sampler(
+        self, *, n: int, steps: int | None = None, seed: int = 0, joint: bool = False
+    ) -> DrawnBatches:
         """Batches of random sizes from n samples, for `DataLoader(batch_sampler=...)`; for `multilevel` only.
 
-        An epoch has `steps` batches, by default enough to cover n samples on average. With several processes, each gets
-        its part of the batch; with `joint` each gets the whole batch, to be split later.
+        An epoch has `steps` batches, by default enough to cover n samples on average. With several
+        processes, each gets its part of the batch; with `joint` each gets the whole batch, to be
+        split later.
         """
         multilevel = self.multilevel
         if multilevel is None:
-            raise HyperparameterError("expected FastDRO(multilevel=...), got fixed batch sizes; use any loader")
+            raise HyperparameterError(
+                "expected FastDRO(multilevel=...), got fixed batch sizes; use any loader"
+            )
         check_samples(n)
         mean_size = sum(size * multilevel.chance(size) for size in multilevel.sizes)
         steps = math.ceil(n / mean_size) if steps is None else steps
@@ -218,7 +245,9 @@ class FastDRO(WeightingOptimizer):
             ALONE if joint else self.ranks,
         )
 
-    def draws(self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False) -> DrawnBatches | None:
+    def draws(
+        self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False
+    ) -> DrawnBatches | None:
         return None if self.multilevel is None else self.batch_sampler(n=n, seed=seed, joint=joint)
 
     def _weigh(self, batch: Batch) -> Weighed:
@@ -227,7 +256,11 @@ class FastDRO(WeightingOptimizer):
             return Weighed(weights, scalar(value), [])
         size, small = len(batch.losses), self.multilevel.smallest
         scale = 1.0 / self.multilevel.chance(size)
-        parts = [(slice(0, small), 1.0), (slice(0, size // 2), -scale / 2), (slice(size // 2, size), -scale / 2)]
+        parts = [
+            (slice(0, small), 1.0),
+            (slice(0, size // 2), -scale / 2),
+            (slice(size // 2, size), -scale / 2),
+        ]
         value, weights = value * scale, weights * scale
         for part, factor in parts:
             of_part, weights_of_part = self._response(batch, part)

@@ -19,7 +19,7 @@ from scdro.distributed import ALONE, Group
 from scdro.errors import ClosureError, HyperparameterError
 from scdro.optim._base import Closure
 from scdro.optim.baselines.erm import Weighed, WeightingOptimizer, base_weights
-from scdro.optim.samplers import DrawnBatches, GroupsAlike
+from scdro.optim.samplers import DrawnBatches, EqualGroupDraws
 
 __all__ = [
     "GroupDRO",
@@ -46,17 +46,21 @@ class GroupDRO(WeightingOptimizer):
     r"""The largest of the groups' mean losses (Sagawa, Koh, Hashimoto, Liang, ICLR 2020).
 
     1. L_g is the mean loss of the batch's samples in group g.
-    2. q_g <- q_g exp(dual_lr L_g), normalised, in the log domain. L_g = 0 for groups that are not in the batch.
+    2. q_g <- q_g exp(dual_lr L_g), normalised, in the log domain. L_g = 0 for groups that are not
+       in the batch.
     3. The gradient is that of sum_g q_g L_g.
 
-    Batches come from `batch_sampler`, or from your own loader if it draws all groups equally often. If it only
-    shuffles, a rare group is often missing, so its q_g is raised too rarely and ends up too small.
+    Batches come from `batch_sampler`, or from your own loader if it draws all groups equally often.
+    If it only shuffles, a rare group is often missing, so its q_g is raised too rarely and ends up
+    too small.
 
     Args:
-        groups: the group of every training sample, integers starting at 0; call `step(closure, index)` to look them
-            up. Or the number of groups; then call `step(closure, groups=...)` with those of the batch.
+        groups: the group of every training sample, integers starting at 0; call
+            `step(closure, index)` to look them up. Or the number of groups; then call
+            `step(closure, groups=...)` with those of the batch.
         dual_lr: step size of q. Schedulers change only lr.
-        params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for `ERM`.
+        params, lr, momentum, weight_decay, radius, skip_nonfinite, module, process_group: as for
+        `ERM`.
 
     Example:
         >>> model = torch.nn.Linear(3, 2)
@@ -89,14 +93,22 @@ class GroupDRO(WeightingOptimizer):
         check_number("dual_lr", dual_lr, ">= 0")
         self._dual_lr = dual_lr
         if isinstance(groups, Integral):
-            check_whole("groups", groups, meaning="the number of groups, or the groups of all samples")
+            check_whole(
+                "groups", groups, meaning="the number of groups, or the groups of all samples"
+            )
             self._groups, count = None, int(groups)
         else:
             self._groups = as_labels(groups, what="the groups of all samples", least=0)
             count = int(self._groups.max()) + 1
         method_state = _GroupState(count, skip_nonfinite, process_group)
         super().__init__(
-            params, lr, method_state, momentum=momentum, weight_decay=weight_decay, radius=radius, module=module
+            params,
+            lr,
+            method_state,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            radius=radius,
+            module=module,
         )
 
     @torch.no_grad()
@@ -126,15 +138,22 @@ class GroupDRO(WeightingOptimizer):
     ) -> DrawnBatches:
         """Batches with all groups equally often, for `DataLoader(batch_sampler=...)`.
 
-        An epoch has `steps` batches, by default enough to cover n samples. With several processes, each gets
-        `batch_size` samples of one joint draw; with `joint` all get the same `batch_size` samples, to be split later.
+        An epoch has `steps` batches, by default enough to cover n samples. With several processes,
+        each gets `batch_size` samples of one joint draw; with `joint` all get the same `batch_size`
+        samples, to be split later.
         """
         groups = self._all_groups()
         ranks = ALONE if joint else self.ranks
-        return DrawnBatches.of_size(batch_size, GroupsAlike(groups).draw, len(groups), steps, seed, ranks)
+        return DrawnBatches.of_size(
+            batch_size, EqualGroupDraws(groups).draw, len(groups), steps, seed, ranks
+        )
 
-    def draws(self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False) -> DrawnBatches | None:
-        return None if self._groups is None else self.batch_sampler(batch_size, seed=seed, joint=joint)
+    def draws(
+        self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False
+    ) -> DrawnBatches | None:
+        return (
+            None if self._groups is None else self.batch_sampler(batch_size, seed=seed, joint=joint)
+        )
 
     def _ids(self, losses: Tensor, index: Tensor | None) -> Callable[[], Tensor]:
         return partial(self._group_of_each, losses, index)
@@ -157,16 +176,22 @@ class GroupDRO(WeightingOptimizer):
         means = torch.zeros_like(log_q).index_add(0, member, within * batch.losses)
         moved = torch.log_softmax(log_q + self._dual_lr * means, 0)
         weights = torch.exp(moved)[member] * within
-        return Weighed(weights, scalar(torch.dot(weights, batch.losses)), [(log_q, list(moved.unbind()))])
+        return Weighed(
+            weights, scalar(torch.dot(weights, batch.losses)), [(log_q, list(moved.unbind()))]
+        )
 
     def full_objective(self, losses: Tensor) -> Tensor:
         """The largest mean loss of a group, given the losses of all training samples."""
         groups = self._all_groups()
-        return torch.stack([losses[(groups == g).to(losses.device)].mean() for g in torch.unique(groups)]).amax()
+        return torch.stack(
+            [losses[(groups == g).to(losses.device)].mean() for g in torch.unique(groups)]
+        ).amax()
 
     def _all_groups(self) -> Tensor:
         if self._groups is None:
-            raise HyperparameterError("expected GroupDRO created with the groups of all samples, got only their number")
+            raise HyperparameterError(
+                "expected GroupDRO created with the groups of all samples, got only their number"
+            )
         return self._groups
 
     @property

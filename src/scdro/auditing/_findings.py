@@ -1,0 +1,595 @@
+"""Findings: whom a model fails, of which kind, with numbers; few, and each told once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
+from scipy.stats import rankdata
+from sklearn.isotonic import IsotonicRegression
+
+from scdro.auditing._codes import CodedColumn, SliceCondition, code_columns, read_frame
+from scdro.auditing._effective import effective_slices
+from scdro.auditing._outcomes import Outcomes
+from scdro.auditing._questions import Answer, Question, answer, probability
+from scdro.auditing._scan import SliceIndex
+
+__all__ = ["Finding", "FindingSearch", "wilson"]
+
+Array = npt.NDArray[Any]
+MOST_CLASSES = 50  # classes whose probabilities are tested, the most frequent ones
+RESERVED = 3  # places kept for hard slices, and for thresholds, among the findings
+GAP, RATIO = 0.01, 1.5  # gaps below both are not worth telling
+HARDER, HARDER_BY = (
+    1.3,
+    0.03,
+)  # a hard slice's error: at least this many times, and this far above, usual
+MISSED_BY = 0.1  # a class is missed in a slice at least this much more often than elsewhere
+SAME = 0.5  # share of the rows of either of two slices above which the clearer one is told
+DOUBT = 2.0  # standard errors of a gap above which a slice's probabilities are not called right
+DOUBT_OF_ANSWERS = 3.0  # the same, where answers are wrong more often than the model admits
+SHARES = {"wrong": 0.5, "threshold": 0.25, "hard": 0.25}  # of alpha
+
+
+@dataclass(frozen=True, repr=False)
+class Finding:
+    """People whom the model fails.
+
+    Attributes:
+        kind: "wrong probabilities", "hard" or "threshold"; "errors" if only classes are known;
+            "bias", "spread" or "coverage" of a regression.
+        slice: who they are, in the columns given.
+        conditions: the same, one by one; () for all rows, and for a range of probabilities.
+        where: the same as objects with their `column`, which `rows_of` applies to any table.
+        label: the class that it is about; "" for none.
+        rows: how many.
+        share: of all rows, by weight.
+        predicted: mean probability of the class that the model gave, or mean prediction.
+        observed: share of the class, or mean target.
+        low, high: interval of `observed`; at 95% it holds for all slices looked at, at once.
+        error: share of wrong decisions, or mean absolute error.
+        error_elsewhere: the same for all other rows.
+        loss: mean log loss, or squared error; NaN if only classes are known.
+        loss_elsewhere: the same for all other rows.
+        missed: of the class's members in the slice, the share not predicted as such; NaN if it is
+            about no class.
+        missed_elsewhere: the same for all other rows.
+        p_value: probability of a finding this clear by chance, corrected for everything looked at.
+        members: which rows, (n,).
+
+    Example:
+        >>> import scdro
+        >>> p, city = np.full(1000, 0.5), np.array(["Oslo"] * 500 + ["Rome"] * 500)
+        >>> y = np.r_[np.arange(500) % 10 == 0, np.arange(500) % 10 != 0]
+        >>> [f"{one.slice}: {one.predicted} {one.observed}" for one in scdro.audit(y, p, {"city": city}).findings][:2]
+        ['city = Oslo: 0.5 0.1', 'city = Rome: 0.5 0.9']
+    """
+
+    kind: str
+    slice: str
+    conditions: tuple[str, ...]
+    label: str
+    rows: int
+    share: float
+    predicted: float
+    observed: float
+    low: float
+    high: float
+    error: float
+    error_elsewhere: float
+    loss: float
+    loss_elsewhere: float
+    missed: float
+    missed_elsewhere: float
+    p_value: float
+    members: Array
+    where: tuple[SliceCondition, ...] = ()
+
+    def rows_of(self, frame: Any) -> Array:
+        """For which rows of another table the conditions hold, (n,), booleans.
+
+        Args:
+            frame: a table with the columns of the conditions: pandas, polars, Arrow, or a
+                dictionary. A finding about a range of probabilities needs a column "predicted
+                probability".
+
+        Example:
+            >>> import scdro
+            >>> p, city = np.full(1000, 0.5), np.array(["Oslo"] * 500 + ["Rome"] * 500)
+            >>> y = np.r_[np.arange(500) % 10 == 0, np.arange(500) % 10 != 0]
+            >>> first = scdro.audit(y, p, {"city": city}).findings[0]
+            >>> first.slice, first.rows_of({"city": ["Rome", "Oslo", None]}).tolist()
+            ('city = Oslo', [False, True, False])
+        """
+        columns = read_frame(frame)
+        number = len(next(iter(columns.values()), ()))
+        rows = np.ones(number, bool)
+        for condition in self.where:
+            rows &= condition.rows(columns)
+        return rows
+
+    def __str__(self) -> str:
+        who = f"{self.slice}: {self.rows:,} rows ({_percent(self.share)})."
+        said = f"{_percent(self.predicted)} predicted, {_percent(self.observed)} observed"
+        name = f" {self.label!r}" if self.label else ""
+        if self.kind == "wrong probabilities" and not self.label:
+            text = (
+                f"The model is sure of its answers to {_percent(self.predicted)} on average;"
+                f" {_percent(self.observed)} are right ({_percent(self.low)} to"
+                f" {_percent(self.high)})."
+            )
+        elif self.kind == "wrong probabilities":
+            text = (
+                f"The model gives{name} {_percent(self.predicted)}; it is {_percent(self.observed)}"
+                f" ({_percent(self.low)} to {_percent(self.high)})."
+            )
+        elif self.kind == "hard":
+            text = (
+                f"{_percent(self.error)} of the decisions are wrong"
+                f" ({_percent(self.error_elsewhere)} elsewhere), above all for{name}"
+                f" ({_percent(self.missed)} missed, {_percent(self.missed_elsewhere)} elsewhere)."
+                f" The probabilities are right ({said}): these columns cannot tell."
+            )
+        elif self.kind == "threshold":
+            elsewhere = (
+                ""
+                if math.isnan(self.missed_elsewhere)
+                else f" ({_percent(self.missed_elsewhere)} elsewhere)"
+            )
+            text = (
+                f"{_percent(self.missed)} of{name} are missed{elsewhere}, but the probabilities are"
+                f" right ({said}): the threshold fails them."
+            )
+        elif self.kind == "errors":
+            text = (
+                f"{_percent(self.error)} of the decisions are wrong"
+                f" ({_percent(self.error_elsewhere)} elsewhere), above all for{name}"
+                f" ({_percent(self.missed)} missed, {_percent(self.missed_elsewhere)} elsewhere)."
+            )
+        elif self.kind == "bias":
+            between = f"({self.low:.4g} to {self.high:.4g})"
+            text = (
+                f"Mean prediction {self.predicted:.4g}, mean target {self.observed:.4g} {between}."
+            )
+        elif self.kind == "spread":
+            text = f"Mean absolute error {self.error:.4g} ({self.error_elsewhere:.4g} elsewhere)."
+        else:
+            text = (
+                f"{_percent(self.missed)} outside of their intervals"
+                f" ({_percent(self.missed_elsewhere)} elsewhere)."
+            )
+        return f"{who} {text}"
+
+    def __repr__(self) -> str:
+        return f"<{self.kind}: {self}>"
+
+
+def _percent(share: float) -> str:
+    """With a digit more where it is below one per cent."""
+    plain = share >= 0.01 or share < 5e-5  # a bound of an interval may be 1e-17: that is 0.0%
+    return f"{100 * share:.1f}%" if plain else f"{100 * share:.2g}%"
+
+
+def wilson(share: float, size: float, z: float) -> tuple[float, float]:
+    """Wilson's interval of a share of `size` rows."""
+    if size <= 0:
+        return 0.0, 1.0
+    middle = (share + z * z / (2 * size)) / (1 + z * z / size)
+    half = (
+        z * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size)) / (1 + z * z / size)
+    )
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def anything(mass: Array, left: Array) -> Array:
+    """Every candidate is worth telling."""
+    return np.ones(len(mass), bool)
+
+
+def once(found: list[Finding]) -> list[Finding]:
+    """Of the findings about the same people and different classes, the first: the clearest one."""
+    told: list[Finding] = []
+    for one in found:
+        others = [x for x in told if x.label != one.label and bool(x.where) == bool(one.where)]
+        if not any(_overlap(one.members, x.members) > SAME for x in others):
+            told.append(one)
+    return told
+
+
+def _overlap(a: Array, b: Array) -> float:
+    return float((a & b).sum() / max(int((a | b).sum()), 1))
+
+
+class FindingSearch:
+    """Look for findings of every kind in one table of predictions.
+
+    Attributes:
+        index: the slices looked at.
+        checked: for each kind, the effective number of slices times questions.
+        recalibrated: classes whose probabilities are wrong as a whole.
+    """
+
+    def __init__(
+        self, data: Outcomes, columns: list[CodedColumn], *, weight: Array, clusters: Array | None,
+        alpha: float, depth: int, min_rows: int, n_jobs: int | None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.data, self.weight, self.clusters, self.alpha = data, weight, clusters, alpha
+        self.errors = self._errors()
+        self.losses = data.losses()
+        self.index = SliceIndex(
+            columns,
+            len(data.y),
+            min_rows=min_rows,
+            depth=depth,
+            n_jobs=n_jobs,
+            order=self._order(columns),
+            tell=tell,
+        )
+        self.checked: dict[str, float] = {}
+        self.recalibrated: list[str] = []
+
+    def run(self, most: int) -> list[Finding]:
+        """All findings: wrong probabilities first, then thresholds, then hard ones."""
+        if not self.data.classes:
+            return self._regression(most)
+        if self.data.proba is None:
+            return self._hard("errors", most, np.zeros(len(self.weight), bool), 1.0)
+        wrong, doubtful = self._wrong(most)
+        taken: Array = np.zeros(len(self.weight), bool)
+        for one in wrong:
+            taken |= one.members if one.conditions else False
+        hard = self._hard("hard", RESERVED, taken, SHARES["hard"], doubtful)
+        for one in hard:
+            taken |= one.members
+        missed = self._thresholds(RESERVED, taken, doubtful)
+        return [*wrong[: max(most - len(missed) - len(hard), 0)], *missed, *hard][:most]
+
+    # -- wrong probabilities ------------------------------------------------------------------
+
+    def _wrong(self, most: int) -> tuple[list[Finding], Array]:
+        """Findings, and which slices of the index may be wrong although they were not told.
+
+        Two questions. Does a class happen as often as the model says? And is its most likely answer
+        wrong more often than the model admits? A slice where high probabilities should be low, and
+        low ones high, passes the first on average and fails the second.
+        """
+        data, weight = self.data, self.weight
+        assert data.proba is not None
+        counts = np.bincount(data.y, weights=weight, minlength=len(data.classes))
+        asked = [1] if len(data.classes) == 2 else list(np.argsort(-counts)[:MOST_CLASSES])
+        alpha = SHARES["wrong"] * self.alpha
+        levels = {k: self._level_index(data.proba[:, k]) for k in asked}
+        spreads = [weight**2 * p * (1 - p) for p in (data.proba[:, k] for k in asked)]
+        slices = effective_slices(self.index, spreads, alpha)
+        tests = slices * (len(asked) + 1) + sum(level.tests + 1 for level in levels.values())
+        self.checked["wrong probabilities"] = tests
+        found: list[tuple[float, Finding]] = []
+        doubtful = np.zeros(len(self.index), bool)
+        taken: Array = np.zeros(len(weight), bool)  # rows of the slices told so far
+        explained: list[Array] = []
+        for k in (*asked, None):
+            if k is None:
+                event, p = 1 - self._right(), 1 - data.proba.max(1)
+            else:
+                event, p = (data.y == k).astype(float), data.proba[:, k]
+            label = "" if k is None else data.classes[k]
+            question = Question(
+                "wrong probabilities", label, event, p.copy(), weight, k is None, True, True
+            )
+            whole = None if k is None else self._overall(question, levels[k], tests, alpha)
+            if whole is not None:
+                found.append(whole)
+                self.recalibrated.append(label)
+            if whole is not None or (k is None and self.recalibrated):
+                curve = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
+                question.expected = curve.fit(p, event, sample_weight=weight).predict(p)
+            question.match_everyone()
+            for rows in explained if k is None else ():
+                question.explain(rows)  # what was told of the classes is also why answers are wrong
+            told, unsure = self._wrong_slices(
+                question, p, tests, alpha, most, taken if k is None else None
+            )
+            doubtful |= unsure
+            for one in told:
+                found.append((abs(one.z), self._tell(one, k)))
+                explained.append(one.rows)
+                taken |= one.rows
+        found.sort(key=lambda entry: -entry[0])
+        return once([one for _, one in found])[:most], doubtful
+
+    def _wrong_slices(
+        self,
+        question: Question,
+        p: Array,
+        tests: float,
+        alpha: float,
+        most: int,
+        taken: Array | None,
+    ) -> tuple[list[Answer], Array]:
+        """Slices where events and the model's own probabilities p differ, and those where they may."""
+        weight = self.weight
+        happened, meant, spread = self.index.sums(
+            np.array([weight * question.event, weight * p, weight**2 * p * (1 - p)])
+        )
+        raw = happened - meant  # the gap in the model's own probabilities
+        error = np.sqrt(np.maximum(spread, 1e-300))
+        limit = -ndtri(0.5 * min(0.5, alpha / tests))  # in standard errors
+        clear = np.abs(raw) > limit * error
+        ratio = np.maximum(happened, meant) >= RATIO * np.minimum(happened, meant)
+
+        def worth(mass: Array, left: Array) -> Array:
+            """The gap must be clear in the model's own probabilities, not only in what is left."""
+            gap = np.minimum(np.abs(left), np.abs(raw)) / np.maximum(mass, 1e-300)
+            good: Array = clear & (left * raw > 0) & ((gap >= GAP) | ratio)
+            return good
+
+        def holds(rows: Array) -> bool:
+            """Whether that is so for a slice whose ends were moved."""
+            had, said = (float(weight[rows] @ x[rows]) for x in (question.event, p))
+            more, mass = float(question.residuals()[rows].sum()), float(weight[rows].sum())
+            large = min(abs(more), abs(had - said)) >= GAP * mass
+            return more * (had - said) > 0 and (large or max(had, said) >= RATIO * min(had, said))
+
+        answers = answer(
+            question, self.index, tests=tests, alpha=alpha, most=most, good=worth, holds=holds,
+            candidates=clear, taken=taken, clusters=self.clusters,
+        )  # fmt: skip
+        if question.upward:
+            return answers, raw > DOUBT_OF_ANSWERS * error
+        return answers, np.abs(raw) > DOUBT * error
+
+    def _right(self) -> Array:
+        """1 where the most likely class is the label, (n,)."""
+        assert self.data.proba is not None
+        right: Array = (self.data.proba.argmax(1) == self.data.y).astype(float)
+        return right
+
+    def _level_index(self, p: Array) -> SliceIndex:
+        """Slices by the probability itself: where it is low, or high."""
+        return SliceIndex(
+            code_columns({"predicted probability": p}),
+            len(p),
+            min_rows=self.index.min_rows,
+            depth=1,
+        )
+
+    def _overall(
+        self, question: Question, levels: SliceIndex, tests: float, alpha: float
+    ) -> tuple[float, Finding] | None:
+        """Whether the probabilities of a class are wrong as a whole, or wherever they are high or low."""
+        everyone = np.ones(len(self.weight), bool)
+        left = float(question.residuals().sum())
+        z = left / math.sqrt(max(float(question.variances().sum()), 1e-300))
+        k = self.data.classes.index(question.label)
+        p = min(1.0, tests * probability(question, everyone, left, z, self.clusters))
+        gap = abs(left) / float(self.weight.sum())
+        usual = float(np.average(question.event, weights=self.weight))
+        if p <= alpha and gap >= min(GAP, 0.2 * max(usual, 1e-12)):
+            return abs(z), self._describe("wrong probabilities", "all rows", (), k, everyone, p)
+        copy = Question(
+            question.kind,
+            question.label,
+            question.event,
+            question.expected.copy(),
+            self.weight,
+            False,
+            True,
+            True,
+        )
+
+        def worth(mass: Array, left: Array) -> Array:
+            good: Array = np.abs(left) >= GAP * mass
+            return good
+
+        first = answer(
+            copy, levels, tests=tests, alpha=alpha, most=1, good=worth, clusters=self.clusters
+        )
+        if not first:
+            return None
+        one = first[0]
+        text = " and ".join(condition.text for condition in one.where)
+        told = self._describe("wrong probabilities", text, (), k, one.rows, one.p_value)
+        return abs(one.z), replace(told, where=one.where)
+
+    # -- thresholds and hard slices -----------------------------------------------------------
+
+    def _thresholds(self, most: int, taken: Array, doubtful: Array) -> list[Finding]:
+        data, weight = self.data, self.weight
+        found: list[tuple[float, Finding]] = []
+        counts = np.bincount(data.y, minlength=len(data.classes))
+        asked = [
+            int(k)
+            for k in np.argsort(-counts)[:MOST_CLASSES]
+            if counts[k] >= 2 * self.index.min_rows
+        ]
+        self.checked["threshold"] = tests = self.index.tests * max(len(asked), 1)
+        for k in asked:
+            own = weight * (data.y == k)
+            missed = (data.decided != k).astype(float)
+            usual = float(np.average(missed, weights=own))
+            decided, observed = (
+                float(weight @ (v == k) / weight.sum()) for v in (data.decided, data.y)
+            )
+            if usual > 0.5 and decided < observed / 2:
+                everyone = np.ones(len(weight), bool)
+                found.append(
+                    (math.inf, self._describe("threshold", "all rows", (), k, everyone, 0.0))
+                )
+                continue
+            question = Question.about_mean("threshold", data.classes[k], missed, own)
+            more = self.index.sums((own * (missed - max(usual + MISSED_BY, 1.5 * usual)))[None])[0]
+
+            answers = answer(
+                question, self.index, tests=tests, alpha=SHARES["threshold"] * self.alpha, most=most,
+                good=anything, candidates=(more >= 0) & ~doubtful, taken=taken.copy(), clusters=self.clusters,
+            )  # fmt: skip
+            found += [(one.z, self._tell(one, k)) for one in answers]
+        found.sort(key=lambda entry: -entry[0])
+        return [one for _, one in found[:most]]
+
+    def _hard(
+        self, kind: str, most: int, taken: Array, share: float, doubtful: Any = False
+    ) -> list[Finding]:
+        """Slices with many wrong decisions; those whose probabilities may be wrong are left out."""
+        usual = float(np.average(self.errors, weights=self.weight))
+        if usual <= 0 or usual >= 1:
+            return []
+        question = Question.about_mean(kind, "", self.errors, self.weight)
+        self.checked[kind] = tests = self.index.tests
+        limit = max(usual + HARDER_BY, HARDER * usual)
+        more = self.index.sums((self.weight * (self.errors - limit))[None])[0]
+        answers = answer(
+            question, self.index, tests=tests, alpha=share * self.alpha, most=most, good=anything,
+            candidates=(more >= 0) & ~np.asarray(doubtful), taken=taken.copy(), clusters=self.clusters,
+        )  # fmt: skip
+        return [self._tell(one, self._most_missed(one.rows)) for one in answers]
+
+    def _most_missed(self, rows: Array) -> int:
+        """The class whose members are missed in these rows more often than elsewhere, by most rows."""
+        data, missed = self.data, self.weight * self.errors
+        classes = len(data.classes)
+
+        def shares(where: Array) -> tuple[Array, Array]:
+            mass = np.bincount(data.y[where], weights=self.weight[where], minlength=classes)
+            lost = np.bincount(data.y[where], weights=missed[where], minlength=classes)
+            return mass, lost / np.maximum(mass, 1e-300)
+
+        mass, here = shares(rows)
+        return int(np.argmax(mass * (here - shares(~rows)[1])))
+
+    # -- regression ---------------------------------------------------------------------------
+
+    def _regression(self, most: int) -> list[Finding]:
+        """Ranks have no outliers: one residual of a million does not make a slice."""
+        data, n = self.data, len(self.weight)
+        left = data.y - data.decided
+        asked: list[tuple[str, Array, bool, bool]] = [
+            ("bias", (rankdata(left) - 0.5) / n, False, False),
+            ("spread", (rankdata(np.abs(left - np.median(left))) - 0.5) / n, True, False),
+        ]
+        if data.low is not None and data.high is not None:
+            outside = ((data.y < data.low) | (data.y > data.high)).astype(float)
+            if 0 < outside.mean() < 1:
+                asked.append(("coverage", outside, True, True))
+        places = {"bias": most - RESERVED * (len(asked) - 1)}
+        tests = effective_slices(self.index, [self.weight**2], self.alpha / len(asked))
+        found = []
+        for kind, event, upward, coins in asked:
+            question = Question.about_mean(kind, "", event, self.weight, upward=upward, coins=coins)
+            self.checked[kind] = tests
+
+            raw = self.index.sums(question.residuals()[None])[0]
+
+            def worth(mass: Array, left: Array, raw: Array = raw, upward: bool = upward) -> Array:
+                """What an earlier finding overstates is no finding of its own."""
+                gap = left / np.maximum(mass, 1e-300)
+                good: Array = (gap if upward else np.abs(gap)) >= 0.05
+                return good & (left * raw > 0)
+
+            def holds(rows: Array, question: Question = question, upward: bool = upward) -> bool:
+                gap = float(question.residuals()[rows].sum() / self.weight[rows].sum())
+                return (gap if upward else abs(gap)) >= 0.05
+
+            taken = np.zeros(n, bool) if upward else None
+            answers = answer(
+                question, self.index, tests=tests, alpha=self.alpha / len(asked),
+                most=places.get(kind, RESERVED), good=worth, holds=holds, taken=taken,
+                clusters=self.clusters,
+            )  # fmt: skip
+            found += [self._tell(one, None) for one in answers]
+        return found
+
+    # -- numbers of a slice -------------------------------------------------------------------
+
+    def _tell(self, one: Answer, label: int | None) -> Finding:
+        texts = tuple(condition.text for condition in one.where)
+        told = self._describe(
+            one.question.kind, " and ".join(texts), texts, label, one.rows, one.p_value
+        )
+        return replace(told, where=one.where)
+
+    def _describe(
+        self,
+        kind: str,
+        text: str,
+        conditions: tuple[str, ...],
+        label: int | None,
+        rows: Array,
+        p_value: float,
+    ) -> Finding:
+        data, w = self.data, self.weight
+        others = ~rows
+
+        def mean(values: Array | None, where: Array) -> float:
+            mass = w[where].sum()
+            return (
+                float(w[where] @ values[where] / mass)
+                if values is not None and mass > 0
+                else math.nan
+            )
+
+        if not data.classes:
+            predicted, observed = mean(data.decided, rows), mean(data.y, rows)
+            event: Array | None = None
+            error: Array = np.abs(data.y - data.decided)
+            size = max(int(rows.sum()), 2)
+            half = (
+                self.half_width() * float(np.std((data.y - data.decided)[rows])) / math.sqrt(size)
+            )
+            low, high = observed - half, observed + half
+            if kind == "coverage" and data.low is not None and data.high is not None:
+                event = ((data.y < data.low) | (data.y > data.high)).astype(float)
+            missed, elsewhere = mean(event, rows), mean(event, others)
+        else:
+            error = self.errors
+            k = label
+            happens: Array | None = None if k is None else (data.y == k).astype(float)
+            proba = None if data.proba is None or k is None else data.proba[:, k]
+            if k is None and data.proba is not None:  # about the model's answers, not about a class
+                happens, proba = self._right(), data.proba.max(1)
+            observed, predicted = mean(happens, rows), mean(proba, rows)
+            size_effective = float(w[rows].sum() ** 2 / (w[rows] ** 2).sum()) if rows.any() else 0.0
+            low, high = (
+                (math.nan, math.nan)
+                if happens is None
+                else wilson(observed, size_effective, self.half_width())
+            )
+            own = np.zeros(len(w), bool) if k is None else data.y == k
+            not_found: Array = (data.decided != k).astype(float)
+            missed, elsewhere = mean(not_found, rows & own), mean(not_found, others & own)
+        return Finding(
+            kind, text, conditions, "" if label is None or not data.classes else data.classes[label], int(rows.sum()),
+            float(w[rows].sum() / w.sum()), predicted, observed, low, high, mean(error, rows), mean(error, others),
+            mean(self.losses, rows), mean(self.losses, others), missed, elsewhere, p_value, rows,
+        )  # fmt: skip
+
+    def half_width(self) -> float:
+        """In standard errors, of intervals that hold at 95% for all slices that could be told, at once."""
+        return float(-ndtri(0.025 / max(self.index.describable, 1)))
+
+    def _errors(self) -> Array:
+        errors: Array = (
+            (self.data.decided != self.data.y).astype(float)
+            if self.data.classes
+            else np.abs(self.data.y - self.data.decided)
+        )
+        return errors
+
+    def _order(self, columns: list[CodedColumn]) -> Any:
+        """Of wide tables, the columns first whose values have the most different errors."""
+
+        def order(usable: Array) -> list[int]:
+            spread = []
+            for i in usable:
+                counts = np.bincount(columns[i].codes)
+                means = np.bincount(columns[i].codes, weights=self.errors) / np.maximum(counts, 1)
+                spread.append(float((counts * (means - self.errors.mean()) ** 2).sum()))
+            return [int(usable[k]) for k in np.argsort(-np.array(spread), kind="stable")]
+
+        return order

@@ -1,0 +1,290 @@
+"""What a user has: labels, and probabilities, classes or numbers that some model predicted for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scdro._frames import as_array, columns_of, is_missing
+from scdro.errors import DataError, HyperparameterError
+
+__all__ = ["Outcomes", "read_outcomes", "read_units", "read_vector", "read_weight"]
+
+Array = npt.NDArray[Any]
+LEAST_ROWS = 30  # rows below which nothing can be told
+QUANTITY = 20  # more different numbers than this are a quantity, not classes
+SUM = 1e-3  # how far probabilities may be from adding up to one
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Labels and predictions, checked.
+
+    Attributes:
+        classes: names of the classes; () for regression.
+        y: numbers of the classes, or the target itself, (n,).
+        proba: probabilities, (n, classes); None if only classes, or numbers, are known.
+        decided: numbers of the predicted classes, or predicted numbers, (n,).
+        low, high: ends of the prediction intervals of a regression, (n,); None if not given.
+    """
+
+    classes: tuple[str, ...]
+    y: Array
+    proba: Array | None
+    decided: Array
+    low: Array | None = None
+    high: Array | None = None
+
+    def losses(self) -> Array | None:
+        """Log losses, or squared errors; None if only classes are known."""
+        if not self.classes:
+            squared: Array = (self.y - self.decided) ** 2
+            return squared
+        if self.proba is None:
+            return None
+        given = self.proba[np.arange(len(self.y)), self.y]
+        logs: Array = -np.log(np.maximum(given, 1e-15))
+        return logs
+
+
+def read_outcomes(
+    y: Any,
+    predictions: Any,
+    *,
+    classes: Sequence[Any] | None = None,
+    threshold: float = 0.5,
+    intervals: Any = None,
+    task: str | None = None,
+) -> Outcomes:
+    """Find out what the predictions are, and refuse what they cannot be."""
+    labels = read_vector(y, "labels")
+    n = len(labels)
+    given = _read_given(predictions, n)
+    if n < LEAST_ROWS:
+        raise DataError(
+            f"expected at least {LEAST_ROWS} rows, to tell anything from chance, got {n}"
+        )
+    if task not in (None, "classification", "regression"):
+        raise HyperparameterError(f"expected task 'classification' or 'regression', got {task!r}")
+    if not 0 < threshold < 1:
+        raise HyperparameterError(f"expected a threshold between 0 and 1, got {threshold}")
+    if task == "regression" or (task is None and classes is None and _is_quantity(labels, given)):
+        return _read_regression(labels, given, intervals)
+    if intervals is not None:
+        raise DataError("expected intervals for a regression only, got classes as labels")
+    known = [_as_plain_value(value) for value in classes] if classes is not None else None
+    if given.ndim == 2:
+        return _read_probabilities(labels, given, known)
+    return _read_one_column(labels, given, known, threshold)
+
+
+def read_vector(values: Any, what: str) -> Array:
+    """One value for each row; none may be missing."""
+    array = as_array(values)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise DataError(f"expected {what} as one column, got shape {array.shape}")
+    if array.dtype == object:
+        array = np.array([_as_plain_value(value) for value in array.tolist()], dtype=object)
+        gone = sum(map(is_missing, array))
+    else:
+        gone = int(np.isnan(array).sum()) if array.dtype.kind == "f" else 0
+    if gone:
+        raise DataError(
+            f"expected {what} without missing values, got {gone:,} of {len(array):,} missing; leave"
+            " these rows out"
+        )
+    return array
+
+
+def read_weight(sample_weight: Any, n: int) -> Array:
+    """Sample weights, scaled to one on average; all 1 if there are none."""
+    if sample_weight is None:
+        return np.ones(n)
+    given = read_vector(sample_weight, "sample weights")
+    try:
+        weight = given.astype(float)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"expected numbers as sample weights, got values such as {given.tolist()[0]!r}"
+        ) from None
+    if len(weight) != n:
+        raise DataError(f"expected {n:,} sample weights, one for each row, got {len(weight):,}")
+    if not np.isfinite(weight).all() or (weight < 0).any() or weight.sum() == 0:
+        raise DataError("expected finite sample weights >= 0, not all 0")
+    scaled: Array = weight * (n / weight.sum())
+    return scaled
+
+
+def read_units(groups: Any, n: int) -> Array:
+    """The number of the unit of each row."""
+    units = read_vector(groups, "groups")
+    if len(units) != n:
+        raise DataError(f"expected {n:,} groups, one for each row, got {len(units):,}")
+    known = units.astype(str) if units.dtype == object else units
+    numbers: Array = np.unique(known, return_inverse=True)[1]
+    return numbers
+
+
+def _as_plain_value(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _read_given(predictions: Any, n: int) -> Array:
+    columns = columns_of(predictions)
+    array = as_array(predictions) if columns is None else np.column_stack(list(columns.values()))
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim not in (1, 2):
+        raise DataError(f"expected predictions (n,) or (n, classes), got shape {array.shape}")
+    if len(array) != n:
+        raise DataError(f"expected {n:,} predictions, one for each label, got {len(array):,}")
+    if array.dtype == object:
+        if array.ndim == 1:
+            return read_vector(array, "predictions")
+        try:
+            array = array.astype(float)
+        except (TypeError, ValueError) as error:
+            raise DataError("expected numbers as probabilities, got other values") from error
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        gone = int(np.isnan(array).any(axis=-1).sum() if array.ndim == 2 else np.isnan(array).sum())
+        raise DataError(
+            f"expected predictions without NaN, got {gone:,} of {n:,} rows with NaN; leave these"
+            " rows out"
+        )
+    return array
+
+
+def _is_quantity(labels: Array, given: Array) -> bool:
+    """Whether labels are numbers to predict: many different ones, or predicted by other numbers."""
+    if given.ndim == 2 or labels.dtype.kind not in "fiu" or given.dtype.kind not in "fiu":
+        return False
+    distinct = np.unique(labels)
+    if len(distinct) > QUANTITY:
+        return True
+    return len(distinct) > 2 and not np.isin(given, distinct).all()
+
+
+def _read_regression(labels: Array, given: Array, intervals: Any) -> Outcomes:
+    if given.ndim != 1 or given.dtype.kind not in "fiub" or labels.dtype.kind not in "fiub":
+        raise DataError("expected one number for each row, for regression, got other predictions")
+    y, predicted = labels.astype(float), given.astype(float)
+    if not (np.isfinite(y).all() and np.isfinite(predicted).all()):
+        raise DataError("expected finite numbers, got infinite ones")
+    if np.ptp(y) == 0:
+        raise DataError(f"expected different targets, got {y[0]:g} in every row")
+    low = high = None
+    if intervals is not None:
+        ends = np.asarray(intervals, dtype=float)
+        ends = ends.T if ends.shape == (len(y), 2) else ends
+        if ends.shape != (2, len(y)) or not (ends[0] <= ends[1]).all():
+            raise DataError(
+                "expected intervals as (low, high), each with one number for each row and low <="
+                f" high, got shape {ends.shape}"
+            )
+        low, high = ends
+    return Outcomes((), y, None, predicted, low, high)
+
+
+def _read_probabilities(labels: Array, given: Array, known: list[Any] | None) -> Outcomes:
+    present = _values(labels)
+    k = given.shape[1]
+    if known is None:
+        whole = all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < k for v in present)
+        known = list(range(k)) if whole and len(present) != k else present
+    if len(known) != k:
+        raise DataError(
+            f"expected probabilities of {len(known)} classes, ({_listed(known)}), got {k} columns;"
+            " if the model knows other classes, give them in order as classes="
+        )
+    _check_range(given.min(), given.max())
+    sums = given.sum(1)
+    off = np.abs(sums - 1) > SUM
+    if off.any():
+        row = int(off.argmax())
+        raise DataError(
+            f"expected probabilities that add up to 1 in every row, got {sums[row]:.4g} in row"
+            f" {row + 1} and {int(off.sum()):,} such rows; of logits, take the softmax first"
+        )
+    y = _label_numbers(labels, known)
+    proba = np.asarray(given, dtype=float)
+    return Outcomes(tuple(map(str, known)), y, proba, proba.argmax(1))
+
+
+def _read_one_column(
+    labels: Array, given: Array, known: list[Any] | None, threshold: float
+) -> Outcomes:
+    present = _values(labels)
+    names = known if known is not None else present
+    if given.dtype.kind == "f" and len(names) <= 2 and not np.isin(given, labels).all():
+        _check_range(given.min(), given.max())
+        _require_two(names)
+        positive = np.asarray(given, dtype=float)
+        proba = np.column_stack([1 - positive, positive])
+        decided = (positive > threshold).astype(int)
+        return Outcomes(tuple(map(str, names)), _label_numbers(labels, names), proba, decided)
+    predicted = _values(given)
+    if known is None:
+        if not set(predicted) & set(present):
+            raise DataError(
+                f"expected predictions among the labels ({_listed(present)}), or probabilities, got"
+                f" {_listed(predicted)}"
+            )
+        names = _sorted(set(present) | set(predicted))
+    _require_two(names)
+    decided = _label_numbers(given, names)
+    return Outcomes(tuple(map(str, names)), _label_numbers(labels, names), None, decided)
+
+
+def _check_range(low: float, high: float) -> None:
+    if low < -1e-6 or high > 1 + 1e-6:
+        out = low if low < 0 else high
+        raise DataError(
+            f"expected probabilities between 0 and 1, got {out:.4g}; of logits, take the sigmoid or"
+            " softmax first; for the predictions of a regressor, set task='regression'"
+        )
+
+
+def _require_two(names: list[Any]) -> None:
+    if len(names) < 2:
+        raise DataError(
+            f"expected labels of at least two classes, got only {_listed(names)}; if the model"
+            " knows another one, give both, in order, as classes="
+        )
+
+
+def _values(array: Array) -> list[Any]:
+    return _sorted(set((array if array.dtype == object else np.unique(array)).tolist()))
+
+
+def _sorted(values: set[Any]) -> list[Any]:
+    try:
+        return sorted(values)
+    except TypeError:  # values of several types
+        return sorted(values, key=lambda value: (type(value).__name__, str(value)))
+
+
+def _label_numbers(labels: Array, names: list[Any]) -> Array:
+    lookup = {name: k for k, name in enumerate(names)}
+    if labels.dtype == object:
+        found = np.array([lookup.get(value, -1) for value in labels.tolist()], dtype=int)
+    else:  # one look-up for each value, not for each row
+        distinct, inverse = np.unique(labels, return_inverse=True)
+        found = np.array([lookup.get(value, -1) for value in distinct.tolist()], dtype=int)[inverse]
+    if (found < 0).any():
+        odd = labels.tolist()[int((found < 0).argmax())]
+        raise DataError(
+            f"expected labels that the model knows ({_listed(names)}), got {odd!r} in"
+            f" {int((found < 0).sum()):,} rows"
+        )
+    return found
+
+
+def _listed(names: Sequence[Any]) -> str:
+    shown = ", ".join(repr(name) for name in names[:5])
+    return shown + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")

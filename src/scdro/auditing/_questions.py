@@ -1,0 +1,298 @@
+"""What is asked of every slice, and how the slices that answer are chosen, each told once.
+
+A question has an event e_i for each row and its expectation m_i. A slice answers it if the sum of
+e_i - m_i over its rows is larger than chance allows:
+
+    wrong probabilities   e: the class happens    m: the probability that the model gave it
+    hard                  e: the decision is wrong    m: how often that happens to everybody
+    threshold             e: a member of the class is missed    m: how often, over the class
+    bias, spread          e: rank of the residual, or of its size    m: 1/2
+    coverage              e: the value is outside of its interval    m: how often, over all
+
+For the first the null hypothesis is exact: labels drawn from the model's own probabilities. For
+the others it is that columns say nothing about the event, as if they were shuffled.
+
+Slices overlap: if the married are failed, so are the married men, and people who own a house. The
+slice with the clearest evidence is told first; then m is corrected on its rows, so that what it
+explains is explained, and the next one is searched for in what is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit, logit
+from scipy.stats import t as student
+
+from scdro.auditing._codes import SliceCondition
+from scdro.auditing._refine import refine
+from scdro.auditing._scan import SliceIndex
+from scdro.auditing._tails import bernoulli_tail, normal_tail
+
+__all__ = ["Answer", "Question", "answer", "probability"]
+
+Array = npt.NDArray[Any]
+SIMPLER = 0.9  # a single condition is told instead of a pair if it has this share of its evidence
+TRIES = 40  # slices whose exact probability is computed before a search gives up
+SCREEN = 3.0  # standard errors below which nothing is computed exactly
+OVERLAP = 0.5  # of a hard slice's rows that may belong to slices already told
+NESTED = 0.9  # share of a slice's rows inside of another that makes it a part of that one
+TINY = 1e-6  # probabilities are at least this where log odds are shifted
+
+
+@dataclass
+class Question:
+    """An event and its expectation, for every row.
+
+    Attributes:
+        kind: one of those above.
+        label: the class that it is about; "" if none.
+        event: (n,), 0 or 1, or a rank in (0, 1).
+        expected: (n,); changes as findings are explained.
+        weight: (n,); 0 for rows that the question is not about.
+        upward: whether only more events than expected count.
+        coins: whether events are 0 or 1; else they are ranks.
+        shifts: whether a finding shifts the log odds of its rows (else it gets their mean).
+    """
+
+    kind: str
+    label: str
+    event: Array
+    expected: Array
+    weight: Array
+    upward: bool = True
+    coins: bool = True
+    shifts: bool = False
+    unit: bool = field(init=False)  # whether all weights are 0 or 1
+
+    def __post_init__(self) -> None:
+        self.unit = bool(np.isin(self.weight, (0.0, 1.0)).all())
+        self._explained: Array = np.zeros(len(self.event), bool)
+        self._start: Array | None = None  # log odds before everybody was matched
+        self._offset = 0.0  # what those whom no finding explains were shifted by
+
+    def residuals(self) -> Array:
+        left: Array = self.weight * (self.event - self.expected)
+        return left
+
+    def variances(self) -> Array:
+        spread = (
+            self.expected * (1 - self.expected) if self.coins else np.full(len(self.event), 1 / 12)
+        )
+        each: Array = self.weight**2 * spread
+        return each
+
+    def explain(self, rows: Array) -> None:
+        """Correct the expectation on these rows, so that nothing is left of the finding."""
+        asked = rows & (self.weight > 0)
+        w, e = self.weight[asked], self.event[asked]
+        if self.shifts:
+            self._explained |= rows
+            start = logit(np.clip(self.expected[asked], TINY, 1 - TINY))
+            self.expected[asked] = expit(start + _shift(start, w, float(w @ e)))
+            self._match_others()
+            return
+        self.expected[asked] = np.average(e, weights=w)
+        others = ~rows & (self.weight > 0)
+        untouched = others & (self.expected == self._usual)
+        if untouched.any():
+            self._usual = float(np.average(self.event[untouched], weights=self.weight[untouched]))
+            self.expected[untouched] = self._usual
+
+    def match_everyone(self) -> None:
+        """Shift all log odds, so that as many events are expected as there are.
+
+        A small error of the whole must not be told as that of any large slice.
+        """
+        self._start = logit(np.clip(self.expected, TINY, 1 - TINY))
+        self._offset = np.inf
+        self._match_others()
+
+    def _match_others(self) -> None:
+        """Shift those whom no finding explains as little as possible.
+
+        If the finding was the reason for the error of the whole, the others need no shift any more;
+        if it was not, a shift that hides what is wrong about them must not become larger.
+        """
+        rows = ~self._explained & (self.weight > 0)
+        if rows.any() and self._start is not None:
+            w, start = self.weight[rows], self._start[rows]
+            needed = _shift(start, w, float(w @ self.event[rows]))
+            self._offset = min(self._offset, needed, key=abs)
+            self.expected[rows] = expit(start + self._offset)
+
+    _usual: float = field(default=np.nan)
+
+    @classmethod
+    def about_mean(
+        cls, kind: str, label: str, event: Array, weight: Array, **options: Any
+    ) -> Question:
+        """One whose expectation is the mean of the event over the rows it is about."""
+        usual = float(np.average(event, weights=weight))
+        return cls(kind, label, event, np.full(len(event), usual), weight, _usual=usual, **options)
+
+
+def _shift(start: Array, weight: Array, events: float) -> float:
+    """d such that the probabilities expit(start + d) add up to the events."""
+    total = float(weight.sum())
+    events = min(max(events, TINY * total), (1 - TINY) * total)
+    low, high = -40.0, 40.0
+    d = 0.0
+    for _ in range(200):
+        p = expit(start + d)
+        value, slope = float(weight @ p) - events, float(weight @ (p * (1 - p)))
+        low, high = (low, d) if value > 0 else (d, high)
+        new = d - value / slope if slope > 0 else low
+        new = new if low < new < high else (low + high) / 2
+        if abs(new - d) < 1e-12 * max(1.0, abs(d)):
+            return new
+        d = new
+    return d
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A slice that answers a question: its conditions and rows, and how sure that is."""
+
+    question: Question
+    where: tuple[SliceCondition, ...]
+    rows: Array
+    p_value: float  # corrected for the number of slices and questions
+    z: float
+    slice: int  # the number in the index of the slice that was tested
+
+
+def answer(
+    question: Question,
+    index: SliceIndex,
+    *,
+    tests: float,
+    alpha: float,
+    most: int,
+    good: Any,
+    holds: Any = None,
+    candidates: Array | None = None,
+    taken: Array | None = None,
+    clusters: Array | None = None,
+) -> list[Answer]:
+    """The slices that answer a question, clearest first, each in what the earlier ones leave.
+
+    Args:
+        tests: effective number of slices times questions, which p-values are multiplied by.
+        alpha: largest corrected p-value.
+        most: largest number of slices.
+        good: called with the sums of the weights and of the residuals over the slices; says which
+            are large enough to be worth telling.
+        holds: called with the rows of a slice whose ends were moved; says whether it is still worth
+            telling. None: ends are not moved.
+        candidates: slices that may answer at all, booleans; None: all. Sums over others are not
+            computed.
+        taken: rows that belong to earlier findings; slices with most of their rows among them are
+            left out, and found ones are added. None: overlaps are handled by `explain` alone.
+        clusters: numbers of the units that rows belong to, for standard errors.
+    """
+    found: list[Answer] = []
+    candidates = np.ones(len(index), bool) if candidates is None else candidates
+    if not candidates.any():
+        return found
+    mass = index.sums(question.weight[None], candidates)[0]
+    # slices whose people were told already: events above, or below, what was expected
+    covered_above, covered_below = np.zeros((2, len(index)), bool)
+    while len(found) < most:
+        asked = [question.residuals(), question.variances()]
+        asked += [question.weight * taken] if taken is not None else []
+        left, variance, *inside = index.sums(np.array(asked), candidates)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            z = np.where(variance > 0, left / np.sqrt(variance), 0.0)
+        evidence = z if question.upward else np.abs(z)
+        usable = candidates & (mass > 0) & good(mass, left)
+        if inside:
+            usable &= inside[0] <= OVERLAP * mass
+        usable &= ~(covered_above & (left > 0)) & ~(covered_below & (left < 0))
+        evidence = np.where(usable, evidence, 0.0)
+        best = _first_sure(question, index, evidence, left, z, tests, alpha, clusters)
+        if best is None:
+            break
+        (covered_above if best.z > 0 else covered_below)[best.slice] = True
+        if holds is not None:
+            best = _with_better_ends(best, index, asked[0], asked[1], holds)
+            told = [one.rows for one in found if one.z * best.z > 0]
+            told += [] if taken is None else [taken]
+            if any(_mostly(best.rows, rows) for rows in told):
+                continue
+        found.append(best)
+        question.explain(best.rows)
+        same = _same_people(index, best.rows, candidates)
+        (covered_above if best.z > 0 else covered_below)[same] = True
+        if taken is not None:
+            taken |= best.rows
+    return found
+
+
+def _mostly(rows: Array, told: Array) -> bool:
+    """Whether most of these rows belong to people who were told already."""
+    return bool((rows & told).sum() > OVERLAP * rows.sum())
+
+
+def _same_people(index: SliceIndex, rows: Array, candidates: Array) -> Array:
+    """Candidates nested in these rows, or with mostly the same ones."""
+    inside = index.sums(rows[None].astype(float), candidates)[0]
+    either = index.counts + rows.sum() - inside
+    same: Array = (inside >= NESTED * index.counts) | (inside >= OVERLAP * either)
+    return same
+
+
+def _first_sure(
+    question: Question, index: SliceIndex, evidence: Array, left: Array, z: Array, tests: float,
+    alpha: float, clusters: Array | None,
+) -> Answer | None:  # fmt: skip
+    """The slice with the most evidence whose exact probability is small enough."""
+    for k in np.argsort(-evidence, kind="stable")[:TRIES]:
+        if evidence[k] < SCREEN:
+            return None
+        k = _simplify(int(k), index, evidence, z)
+        rows = index.rows(k)
+        p = min(1.0, tests * probability(question, rows, float(left[k]), float(z[k]), clusters))
+        if p <= alpha:
+            return Answer(question, index.conditions_of(k), rows, p, float(z[k]), k)
+    return None
+
+
+def _with_better_ends(
+    best: Answer, index: SliceIndex, left: Array, variance: Array, holds: Any
+) -> Answer:
+    """The answer with the ends of its ranges moved, if it is still worth telling."""
+    where = refine(index, best.slice, left, variance)
+    rows = index.holding(best.slice, where)
+    return replace(best, where=where, rows=rows) if holds(rows) else best
+
+
+def _simplify(k: int, index: SliceIndex, evidence: Array, z: Array) -> int:
+    """One of a pair's two conditions instead of the pair, if it has nearly as much evidence."""
+    if index.second[k] < 0:
+        return k
+    parts = [int(index.first[k]), int(index.second[k])]  # singles come first: number = condition
+    simpler = [c for c in parts if evidence[c] >= SIMPLER * evidence[k] and z[c] * z[k] > 0]
+    return max(simpler, key=lambda c: evidence[c], default=k)
+
+
+def probability(
+    question: Question, rows: Array, left: float, z: float, clusters: Array | None
+) -> float:
+    asked = rows & (question.weight > 0)
+    if question.coins:
+        weights = None if question.unit else question.weight[asked]
+        p = bernoulli_tail(left, question.expected[asked], weights)
+    else:
+        p = normal_tail(z)
+    if clusters is not None:
+        sums = np.bincount(clusters[asked], weights=question.residuals()[asked])
+        error = float(np.sqrt((sums**2).sum()))
+        units = int((np.bincount(clusters[asked]) > 0).sum())
+        if units < 2 or error == 0:
+            return 1.0
+        p = max(p, float(2 * student.sf(abs(left) / error, units - 1)))
+    return p

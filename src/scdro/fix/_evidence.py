@@ -1,0 +1,198 @@
+"""The evidence: out-of-fold predictions of every remedy, in the same folds.
+
+Half of the partitions make the weights of a second look and the other half score, both ways: rows
+that a model gets wrong by the chance of its folds are right in others, and would look like a gain.
+
+Fits of a verdict with 5 folds, `repeats` = 3 and c settings to choose from: 30 of the reference
+(it makes the weights, 3 partitions for each way), 10 of the plain model, 10 for each setting of a
+remedy (one partition for each way), 10 more for each setting without its weights, and 30 for the
+one that is chosen, if there was a choice: weights are an average over partitions, and so is the
+verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import clone
+
+from scdro.fix._criteria import Criterion, RowScores, surely_right
+from scdro.fix._folds import FoldPlan, Split, predict_out_of_fold
+from scdro.fix._free_moves import TINY, best_offsets, best_temperature, chosen_out_of_fold
+from scdro.fix._weights import FEW, balanced
+
+__all__ = ["FoldedRows", "Remedy"]
+
+Array = npt.NDArray[Any]
+Predictions = list[list[Array]]  # [way][partition], (n, k) or (n,)
+
+
+class Remedy(NamedTuple):
+    """One way to fit: a rung of the ladder, or a setting of one."""
+
+    name: str
+    estimator: Any  # not fitted
+    settings: dict[str, Any]  # of the estimator
+    weights: list[Array]  # of all rows, for each way
+    balance: bool  # whether classes get equal totals in every training part
+
+
+@dataclass
+class FoldedRows:
+    """The rows, the folds, and how fits are run.
+
+    Attributes:
+        X: the rows, of any kind that the estimator takes.
+        labels: as given, (n,).
+        y: class numbers, or the target as floats, (n,).
+        classes: the labels of the class numbers; None for a regression.
+        base: weights of the rows, (n,).
+        ways: for each way, the partitions that make weights and those that score.
+        n_jobs: processes.
+        tell: called after each fit with the name of its remedy.
+        fits: the number of fits so far.
+    """
+
+    X: Any
+    labels: Array
+    y: Array
+    classes: Array | None
+    base: Array
+    ways: list[tuple[list[list[Split]], list[list[Split]]]]
+    n_jobs: int | None = None
+    tell: Callable[[str], None] = lambda what: None
+    fits: int = field(default=0)
+
+    def predict(self, remedies: Sequence[Remedy], times: int | None = None) -> list[Predictions]:
+        """Predictions in the partitions that score; at most `times` of each way."""
+        plans = [
+            [
+                [self._plan(remedy, folds, way) for folds in scoring[:times]]
+                for way, (_, scoring) in enumerate(self.ways)
+            ]
+            for remedy in remedies
+        ]
+        flat = [plan for one in plans for way in one for plan in way]
+        done = iter(self._run(flat))
+        return [[[next(done) for _ in way] for way in one] for one in plans]
+
+    def predict_first(self, remedy: Remedy) -> Predictions:
+        """Predictions in the partitions that make weights."""
+        plans = [
+            [self._plan(remedy, folds, way) for folds in making]
+            for way, (making, _) in enumerate(self.ways)
+        ]
+        if self.ways[0][0] is self.ways[0][1]:  # one partition makes weights and scores
+            plans = plans[:1]
+        done = iter(self._run([plan for way in plans for plan in way]))
+        return [[next(done) for _ in way] for way in plans]
+
+    def _plan(self, remedy: Remedy, folds: list[Split], way: int) -> FoldPlan:
+        model = clone(remedy.estimator).set_params(**remedy.settings)
+        weights, y, n = remedy.weights[way], self.y, len(self.y)
+
+        def in_balance(rows: Array) -> Array:
+            return balanced(weights[rows], y[rows], FEW * len(rows) / n)
+
+        def as_they_are(rows: Array) -> Array:
+            part: Array = weights[rows]
+            return part
+
+        return FoldPlan(model, folds, in_balance if remedy.balance else as_they_are, remedy.name)
+
+    def _run(self, plans: list[FoldPlan]) -> list[Array]:
+        self.fits += sum(len(plan.splits) for plan in plans)
+        return predict_out_of_fold(plans, self.X, self.labels, self.classes, self.n_jobs, self.tell)
+
+    def scores(self, predictions: Predictions) -> RowScores:
+        """Averaged over the partitions of each way."""
+        y = self.y
+        if self.classes is None:
+            errors = [np.mean([-np.abs(one - y) for one in way], axis=0) for way in predictions]
+            each = np.nan_to_num(np.mean(errors, axis=0))
+            return RowScores(each, np.nan_to_num(np.array(errors)))
+        right = [np.mean([_right(one, y) for one in way], axis=0) for way in predictions]
+        surely = [np.mean([surely_right(one, y) for one in way], axis=0) for way in predictions]
+        of_label = np.array([one[np.arange(len(y)), y] for way in predictions for one in way])
+        losses = -np.log(np.maximum(of_label, TINY)).mean(0)
+        tested = ~np.isnan(losses) & (self.base > 0)
+        log_loss = (
+            float(np.average(losses[tested], weights=self.base[tested]))
+            if tested.any()
+            else math.nan
+        )
+        return RowScores(
+            np.nan_to_num(np.mean(right, axis=0)),
+            np.nan_to_num(np.array(surely)),
+            log_loss,
+            np.nan_to_num(losses),
+        )
+
+    def with_temperature(self, predictions: Predictions) -> Predictions:
+        """The same predictions after the free move for log losses: the temperature that the other folds choose."""
+
+        def recalibrated(proba: Array, folds: list[Split]) -> Array:
+            tested = ~np.isnan(proba[:, 0])
+
+            def choose(seen: Array) -> dict[str, Any]:
+                rows = seen[tested[seen]]
+                if not len(rows):
+                    return {}
+                return {"temperature": best_temperature(proba[rows], self.y[rows], _mean)}
+
+            found = chosen_out_of_fold(np.where(tested[:, None], proba, 1.0), folds, choose)
+            found[~tested] = np.nan
+            return found
+
+        return [
+            [recalibrated(proba, folds) for folds, proba in zip(scoring, own, strict=False)]
+            for (_, scoring), own in zip(self.ways, predictions, strict=True)
+        ]
+
+    def with_thresholds(
+        self, predictions: Predictions, criterion: Criterion, least_accuracy: float = 0.0
+    ) -> Predictions:
+        """The same predictions after the free move: offsets that the other folds choose for the criterion.
+
+        Their accuracy over all rows stays at `least_accuracy` or above: two models are compared at
+        one price. Without it, one answer for everybody is as good as any on the hard rows, where
+        all models guess.
+        """
+        found: Predictions = []
+        for way, ((_, scoring), own) in enumerate(zip(self.ways, predictions, strict=True)):
+            parts = criterion.parts(way)
+            found.append([
+                self._moved(proba, folds, parts, least_accuracy) for folds, proba in zip(scoring, own, strict=False)
+            ])  # fmt: skip
+        return found
+
+    def _moved(self, proba: Array, folds: list[Split], parts: Array, least: float) -> Array:
+        tested = ~np.isnan(proba[:, 0])
+
+        def choose(seen: Array) -> dict[str, Any]:
+            rows = seen[tested[seen]]
+            own = parts[:, rows]
+            own = own[own.sum(1) > 0]
+            if not len(own) or not len(rows):
+                return {}
+            return {"offsets": best_offsets(proba[rows], self.y[rows], own, least)}
+
+        moved = chosen_out_of_fold(np.where(tested[:, None], proba, 1.0), folds, choose)
+        moved[~tested] = np.nan
+        return moved
+
+
+def _mean(losses: Array) -> float:
+    return float(losses.mean())
+
+
+def _right(proba: Array, y: Array) -> Array:
+    """1 or 0; NaN for samples in no test fold."""
+    right: Array = (proba.argmax(1) == y).astype(float)
+    right[np.isnan(proba[:, 0])] = np.nan
+    return right
