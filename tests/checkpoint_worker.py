@@ -43,11 +43,15 @@ def continued(world, name, folder):
     model, optimizer = get_state_dict(t.model, t.opt)
     state = {"model": model, "optimizer": optimizer}
     dcp.load(state, checkpoint_id=folder / f"one {name}")
-    set_state_dict(t.model, t.opt, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    set_state_dict(
+        t.model, t.opt, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
     found = {"loaded": copy.deepcopy(gathered(get_optimizer_state_dict(t.model, t.opt)))}
     t.step(drawn[3], 3)
     model, optimizer = get_state_dict(t.model, t.opt)
-    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=folder / f"{world.wrapper} {name}")
+    dcp.save(
+        {"model": model, "optimizer": optimizer}, checkpoint_id=folder / f"{world.wrapper} {name}"
+    )
     found["saved"] = copy.deepcopy(gathered(get_optimizer_state_dict(t.model, t.opt)))
     weights = [p.detach().clone() for p in t.model.parameters()]
     for options in (WHOLE, FROM_FIRST, FLAT):
@@ -55,7 +59,10 @@ def continued(world, name, folder):
         state = get_optimizer_state_dict(t.model, t.opt, options=options)
         assert bool(state) == (world.rank == 0 or options is not FROM_FIRST)
         set_optimizer_state_dict(other.model, other.opt, state, options=options)
-        assert differences(found["saved"], gathered(get_optimizer_state_dict(other.model, other.opt))) == []
+        assert (
+            differences(found["saved"], gathered(get_optimizer_state_dict(other.model, other.opt)))
+            == []
+        )
         with torch.no_grad():
             for p, value in zip(other.model.parameters(), weights, strict=True):
                 p.copy_(value)
@@ -106,11 +113,15 @@ def continued_loss(world, folder):
 def main(rank, folder, names):
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=120)
+    )
     for wrapper in ("ddp", "fsdp"):
         for name in names:
             world = World(None, wrapper)
-            found = continued_loss(world, folder) if name == "loss" else continued(world, name, folder)
+            found = (
+                continued_loss(world, folder) if name == "loss" else continued(world, name, folder)
+            )
             if rank == 0:
                 torch.save(found, folder / f"{wrapper} {name}.pt")
     finish()

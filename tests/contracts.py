@@ -6,7 +6,8 @@ from torch import nn
 from checkpoint_worker import sizes_for
 from ranks import N, Training, World, batches
 from scdro import KLRobustLoss
-from scdro.temperature import PrintedTemperature, WindowTemperature
+from scdro.printed import PrintedTemperature
+from scdro.temperature import WindowTemperature
 
 
 def training(name, steps=0, dtype=torch.float32, **settings):
@@ -52,7 +53,9 @@ def losses_at(step, count=20):
 LOSSES = {
     "default": lambda **where: KLRobustLoss(0.5, **where),
     "initial": lambda **where: KLRobustLoss(0.5, temperature=WindowTemperature(0.7), **where),
-    "printed": lambda **where: KLRobustLoss(0.5, temperature=PrintedTemperature(0.7, lr=0.1), **where),
+    "printed": lambda **where: KLRobustLoss(
+        0.5, temperature=PrintedTemperature(0.7, lr=0.1), **where
+    ),
     "trim": lambda **where: KLRobustLoss(0.5, trim=0.1, **where),
     "rho = 0": lambda **where: KLRobustLoss(0.0, **where),
 }

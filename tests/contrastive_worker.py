@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import scdro
 from ranks import message
+from reproduction.baselines import SPD
 from scdro.contrastive import RobustContrastiveLoss
 from scdro.distributed import finish
 
@@ -99,7 +99,12 @@ def moved(pair, four, towers, folder):
     loss.load_state_dict(saved["loss"])
     values = saved["values"] + train(whole, model.parameters(), four.take, HALF)
     kept.append(len(loss.state.anchors))
-    return {"values": values, "model": model.state_dict(), "loss": loss.full_state_dict(), "kept": kept}
+    return {
+        "values": values,
+        "model": model.state_dict(),
+        "loss": loss.full_state_dict(),
+        "kept": kept,
+    }
 
 
 def early(four, loss):
@@ -129,7 +134,9 @@ def errors(four, early_spd):
         "NaN": message(lambda: call(scale=math.nan if bad else 1.0)),
         "same": message(lambda: call(index=torch.zeros_like(mine))),
         "part": message(lambda: loss.load_state_dict(states[0])),  # of the first process
-        "early SPD": message(lambda: early_spd.step(lambda: model(x[0, mine]).square().sum(1), mine)),
+        "early SPD": message(
+            lambda: early_spd.step(lambda: model(x[0, mine]).square().sum(1), mine)
+        ),
     }
     untouched = loss.tau.isnan().all().item() if four.rank else True
     skipping = new_loss(1, skip_nonfinite=True)
@@ -153,7 +160,7 @@ def alone(four):
 
 def main(rank, folder):
     torch.set_num_threads(1)
-    before, early_spd = new_loss(1), scdro.optim.SPD(network().parameters(), n=N, uniform=True)
+    before, early_spd = new_loss(1), SPD(network().parameters(), n=N, uniform=True)
     store = dist.FileStore(str(folder / "store"), 4)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
     group = dist.new_group([0, 1])

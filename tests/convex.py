@@ -1,5 +1,6 @@
-"""One convex problem for every method, and the optimum of each method's own objective by cvxpy."""
+"""One convex problem for every method, its settings there, and the optimum of its own objective by cvxpy."""
 
+import copy
 import math
 from functools import cache
 
@@ -8,9 +9,47 @@ import numpy as np
 import torch
 from torch import nn
 
-from scdro.optim import REGISTRY
+from reproduction.baselines import REGISTRY
+from scdro.optim.samplers import DrawnBatches
 
 N, D, K, BATCH, RHO, DECAY = 240, 4, 3, 32, 0.2, 0.02
+
+# What the common suites run. A method of the library that no experiment of the paper uses is added
+# here: `| {"Mine": Method("Mine", Mine)}`.
+METHODS = dict(REGISTRY)
+
+# One entry for each piece of code. The others are one of these with another temperature, geometry,
+# constant or loss: they only run to their own optimum.
+DISTINCT = (
+    *("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO", "SCDRO-printed", "ASCDRO-printed"),
+    *("ERM", "FastDRO", "FastDRO-MLMC", "ABSGD", "GroupDRO"),
+    *("DualSGM", "SPD", "PGSMD2", "AccMDA", "RECOVER"),
+)
+
+# Step sizes for batches of 32 out of 240 samples.
+SETTINGS = {
+    **{name: {"lr": 0.3, "beta": 0.1} for name in ("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO")},
+    "SCDRO-printed": {"lr": 0.1, "beta": 0.5, "lam": 1.0},
+    "ASCDRO-printed": {"lr": 0.1, "beta": 0.9, "lam": 1.0},
+    "RSCDRO-printed": {"lr": 0.1, "beta": 0.5, "lam": 1.0},
+    "RASCDRO-printed": {"lr": 0.1, "beta": 0.9, "lam": 1.0},
+    "ERM": {"lr": 0.05},
+    "FastDRO": {"lr": 0.05},
+    "FastDRO-MLMC": {"lr": 0.01, "smallest": 16, "largest": 64},
+    "FastDRO-CVaR": {"lr": 0.03, "alpha": 0.5},
+    "FastDRO-chi2": {"lr": 0.05},
+    "FastDRO-chi2-penalty": {"lr": 0.05, "reg": 1.0},
+    "DualSGM": {"lr": 0.03, "lam": 1.0},
+    "SPD": {"lr": 0.2, "dual_lr": 2e-3},
+    "PGSMD2": {"lr": 0.4, "dual_lr": 2e-3, "stage_steps": 20},
+    "AccMDA": {"lr": 1.0, "dual_lr": 1e-3},
+    "RECOVER": {"lr": 0.1, "beta": 0.5, "lam": 1.0},
+    "ABSGD": {"lr": 0.03, "lam": 1.0, "gamma": 0.5},
+    "TERM": {"lr": 0.03, "lam": 1.0, "gamma": 1.0},
+    "GroupDRO": {"lr": 0.01, "dual_lr": 0.01},
+    "Focal": {"lr": 0.1, "gamma": 1.0},
+    "ClassBalanced": {"lr": 0.05, "balance": 0.999},
+}
 
 
 @cache
@@ -38,7 +77,7 @@ def new_model():
 
 def task(model, per_sample=None):
     x, y = data()
-    per_sample = per_sample or REGISTRY["ERM"].per_sample(counts())
+    per_sample = per_sample or METHODS["ERM"].per_sample(counts())
     return {
         "rho": RHO,
         "n": N,
@@ -51,6 +90,65 @@ def task(model, per_sample=None):
 
 def penalty(model):
     return DECAY / 2 * sum((p.detach() ** 2).sum() for p in model.parameters())
+
+
+class Training:
+    """A model, a method and its batches."""
+
+    def __init__(self, name, modules=(), **settings):
+        self.settings = SETTINGS[name] | settings
+        self.name, self.model, self.method = name, new_model(), METHODS[name]
+        self.per_sample = self.method.per_sample(counts(), **self.settings)
+        facts = task(self.model, self.per_sample)
+        own = {"weight_decay": DECAY} | self.settings
+        if modules:
+            known = [self.model, *modules]
+            facts, own = (
+                facts | {"module": known},
+                own if "module" in self.method.needs else own | {"module": known},
+            )
+        self.opt = self.method.build(self.model.parameters(), facts, **own)
+        sampler = self.method.batches(self.opt, N, BATCH)
+        self.sampler = sampler if isinstance(sampler, DrawnBatches) else None
+        self.drawn = iter(self.sampler) if self.sampler else None
+        self.generator = torch.Generator().manual_seed(0)
+
+    def batch(self):
+        if self.drawn is None:
+            return torch.randperm(N, generator=self.generator)[:BATCH]
+        index = next(self.drawn, None)
+        if index is None:
+            self.drawn = iter(self.sampler)
+            index = next(self.drawn)
+        return torch.tensor(index)
+
+    def losses(self, index):
+        x, y = data()
+        return self.per_sample(self.model(x[index]), y[index])
+
+    def step(self):
+        index = self.batch()
+        return self.opt.step(lambda: self.losses(index), index)
+
+    def value(self):
+        """The method's own objective on all samples, and the decay that was asked for."""
+        with torch.no_grad():
+            return float(self.opt.full_objective(self.losses(slice(None))) + penalty(self.model))
+
+    def state(self):
+        sampler = self.sampler.state_dict() if self.sampler else None
+        return copy.deepcopy(
+            (self.model.state_dict(), self.opt.state_dict(), sampler, self.generator.get_state())
+        )
+
+    def load(self, state):
+        model, opt, sampler, generator = copy.deepcopy(state)
+        self.model.load_state_dict(model)
+        self.opt.load_state_dict(opt)
+        if self.sampler:
+            self.sampler.load_state_dict(sampler)
+            self.drawn = iter(self.sampler)
+        self.generator.set_state(generator)
 
 
 def optimum(name, settings):
@@ -95,7 +193,10 @@ def _mean(l, y, settings):
 
 
 def _worst_group(l, y, settings):
-    return cp.max(cp.hstack([cp.sum(l[np.nonzero(y == g)[0]]) / (y == g).sum() for g in range(K)])), []
+    return (
+        cp.max(cp.hstack([cp.sum(l[np.nonzero(y == g)[0]]) / (y == g).sum() for g in range(K)])),
+        [],
+    )
 
 
 def _cvar(l, y, settings):
@@ -114,7 +215,11 @@ def _chi2_penalty(l, y, settings):
 
 
 def _balanced(l, y, settings):
-    weights = REGISTRY["ClassBalanced"].per_sample(counts(), **settings)(torch.zeros(N, K), torch.tensor(y)).numpy()
+    weights = (
+        METHODS["ClassBalanced"]
+        .per_sample(counts(), **settings)(torch.zeros(N, K), torch.tensor(y))
+        .numpy()
+    )
     return (weights / math.log(K)) @ l / N, []
 
 

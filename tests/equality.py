@@ -20,7 +20,11 @@ def leaves(state, path=""):
     known = [(key, value) for key, value in items if key != "differentiable"]
     if not known:
         return {path: "empty"}
-    return {place: leaf for key, value in known for place, leaf in leaves(value, f"{path}/{key}").items()}
+    return {
+        place: leaf
+        for key, value in known
+        for place, leaf in leaves(value, f"{path}/{key}").items()
+    }
 
 
 def differences(a, b):
@@ -34,8 +38,13 @@ def differences(a, b):
                 found.append((path, mine, theirs))
             else:
                 unequal = (mine != theirs) & ~((mine != mine) & (theirs != theirs))
-                found += [(f"{path}{i.tolist()}", mine[tuple(i)], theirs[tuple(i)]) for i in unequal.nonzero()]
-        elif type(mine) is not type(theirs) or (mine != theirs and not (mine != mine and theirs != theirs)):
+                found += [
+                    (f"{path}{i.tolist()}", mine[tuple(i)], theirs[tuple(i)])
+                    for i in unequal.nonzero()
+                ]
+        elif type(mine) is not type(theirs) or (
+            mine != theirs and not (mine != mine and theirs != theirs)
+        ):
             found.append((path, mine, theirs))
     return found
 

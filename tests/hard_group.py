@@ -16,7 +16,10 @@ def problem(seed=0, rare=12):
     """Logistic regression with a small hard group; the same in NumPy with gradients by hand."""
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(N, D, generator=g, dtype=torch.float64)
-    y = (x @ torch.randn(D, K, generator=g, dtype=x.dtype) + torch.randn(N, K, generator=g, dtype=x.dtype)).argmax(1)
+    y = (
+        x @ torch.randn(D, K, generator=g, dtype=x.dtype)
+        + torch.randn(N, K, generator=g, dtype=x.dtype)
+    ).argmax(1)
     y[:rare] = (y[:rare] + 1) % K
     model = nn.Linear(D, K, dtype=torch.float64)
     with torch.no_grad():

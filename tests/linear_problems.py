@@ -29,7 +29,9 @@ def data(kind, n=200, d=4, seed=0):
 def model(kind, **settings):
     if kind in ("binary", "multinomial"):
         return KLDROClassifier(**settings)
-    return KLDRORegressor(loss=kind, **({"quantile": 0.8} if kind == "quantile" else {}), **settings)
+    return KLDRORegressor(
+        loss=kind, **({"quantile": 0.8} if kind == "quantile" else {}), **settings
+    )
 
 
 def losses(kind, X, y, W):
@@ -54,7 +56,9 @@ def packed(fitted):
 
 def objective(kind, fitted, X, y, weight=None):
     weight = np.ones(len(y)) if weight is None else weight
-    robust = oracles.by_root(losses(kind, X, y, packed(fitted)), fitted.rho, fitted.lam0, weight).value
+    robust = oracles.by_root(
+        losses(kind, X, y, packed(fitted)), fitted.rho, fitted.lam0, weight
+    ).value
     return robust + np.sum(fitted.coef_**2) / (2 * fitted.C * weight.sum())
 
 
@@ -85,7 +89,8 @@ def cone_program(kind, X, y, rho, C=1.0, weight=None):
         lam, t, s, bound = cp.Variable(), cp.Variable(), cp.Variable(n), cp.Variable(n)
         cone = cp.constraints.ExpCone(bound - t, lam * np.ones(n), s)  # lam exp((l - t)/lam) <= s
         problem = cp.Problem(
-            cp.Minimize(t + (lam - LAM0) * rho + penalty), [bound >= l, cone, q @ s <= lam, lam >= LAM0]
+            cp.Minimize(t + (lam - LAM0) * rho + penalty),
+            [bound >= l, cone, q @ s <= lam, lam >= LAM0],
         )
     for tol in (1e-10, 1e-9, 1e-8):  # the sharpest that the cone solver manages
         with warnings.catch_warnings():

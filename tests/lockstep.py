@@ -26,7 +26,9 @@ def assert_close(opt, model, twin, tolerance, t):
         ("lam", opt.lam.item(), twin.lam),
         ("log s", opt.log_s.item(), twin.log_s),
     ):
-        assert distance(ours, theirs) <= tolerance, f"{name} differs by {distance(ours, theirs):.1e} after step {t}"
+        assert distance(ours, theirs) <= tolerance, (
+            f"{name} differs by {distance(ours, theirs):.1e} after step {t}"
+        )
 
 
 def run_in_lockstep(make, make_twin, *, weighted=False, indices=None, tolerance=1e-9, seed=0):
@@ -35,8 +37,15 @@ def run_in_lockstep(make, make_twin, *, weighted=False, indices=None, tolerance=
     opt, twin = make(model), make_twin(flat(model))
     history, rng = [], np.random.default_rng(2)
     for t, index in enumerate(batches() if indices is None else indices, 1):
-        weight = rng.uniform(0.0, 2.0, len(index)) * (rng.random(len(index)) < 0.8) + 1e-3 if weighted else None
-        opt.step(losses_of(model, x, y, index), sample_weight=None if weight is None else torch.tensor(weight))
+        weight = (
+            rng.uniform(0.0, 2.0, len(index)) * (rng.random(len(index)) < 0.8) + 1e-3
+            if weighted
+            else None
+        )
+        opt.step(
+            losses_of(model, x, y, index),
+            sample_weight=None if weight is None else torch.tensor(weight),
+        )
         twin.step(by_hand.batch(index), weight)
         assert_close(opt, model, twin, tolerance, t)
         assert opt.resets.item() == twin.resets
@@ -50,5 +59,9 @@ SETTINGS = {
     "mu": ({"mu": 0.05}, {"mu": 0.05}, False),
     "radius": ({"radius": 0.5}, {"radius": 0.5}, False),
     "sample_weight": ({}, {}, True),
-    "everything": ({"weight_decay": 0.02, "mu": 0.03, "radius": 0.6}, {"wd": 0.02, "mu": 0.03, "radius": 0.6}, True),
+    "everything": (
+        {"weight_decay": 0.02, "mu": 0.03, "radius": 0.6},
+        {"wd": 0.02, "mu": 0.03, "radius": 0.6},
+        True,
+    ),
 }

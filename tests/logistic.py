@@ -13,7 +13,10 @@ def problem(seed=0, dtype=torch.float64):
     """A linear model in torch, and the same problem with gradients by hand."""
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(N, D, generator=g, dtype=torch.float64)
-    y = (x @ torch.randn(D, K, generator=g, dtype=x.dtype) + torch.randn(N, K, generator=g, dtype=x.dtype)).argmax(1)
+    y = (
+        x @ torch.randn(D, K, generator=g, dtype=x.dtype)
+        + torch.randn(N, K, generator=g, dtype=x.dtype)
+    ).argmax(1)
     model = nn.Linear(D, K, dtype=dtype)
     with torch.no_grad():
         for p in model.parameters():

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from scdro.temperature import PrintedTemperature, WindowTemperature
+from scdro.printed import PrintedTemperature
+from scdro.temperature import WindowTemperature
 
 D, K = 5, 3
 TEMPERATURES = {
@@ -53,7 +54,9 @@ def assert_same_state(a, b):
 def assert_close_state(a, b, tolerance):
     a, b = a.state_dict(), b.state_dict()
     for key in a:
-        torch.testing.assert_close(a[key], b[key], rtol=tolerance, atol=tolerance, equal_nan=True, msg=key)
+        torch.testing.assert_close(
+            a[key], b[key], rtol=tolerance, atol=tolerance, equal_nan=True, msg=key
+        )
 
 
 def train_step(model, robust, optimizer, x, y, **how):

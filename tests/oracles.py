@@ -1,6 +1,7 @@
 """Answers found by other means than the library's: scipy, cvxpy, and mpmath with 50 digits. Imports nothing of scdro.
 
-Everywhere l is a sequence of losses, q the base probabilities (uniform if None, any positive factor is divided out).
+Everywhere l is a sequence of losses, q the base probabilities (uniform if None, any positive factor
+is divided out).
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def by_minimising(l: Vector, rho: float, lam0: float = 1e-3, q: Vector | None = 
     def f(log_lam: float) -> float:
         return objective(l, math.exp(log_lam), rho, lam0, q)
 
-    inner = minimize_scalar(f, bounds=(low, high), method="bounded", options={"xatol": 1e-10, "maxiter": 500})
+    inner = minimize_scalar(
+        f, bounds=(low, high), method="bounded", options={"xatol": 1e-10, "maxiter": 500}
+    )
     return float(min(inner.fun, f(low), f(high)))
 
 
@@ -109,7 +112,8 @@ def trimmed(l: Vector, trim: Fraction, q: Sequence[Fraction | int] | None = None
     return np.array([float(m / (1 - trim)) for m in mass])
 
 
-# -- 50 digits --------------------------------------------------------------------------------------------------------
+# -- 50 digits
+# --------------------------------------------------------------------------------------------------------
 
 
 class HighPrecision(NamedTuple):
@@ -124,7 +128,9 @@ class HighPrecision(NamedTuple):
 
 def _mp_base(l: Vector, q: Vector | None) -> tuple[list, list]:
     losses = [mpmath.mpf(float(x)) for x in l]
-    weights = [mpmath.mpf(1 if q is None else float(w)) for w in ([1] * len(losses) if q is None else q)]
+    weights = [
+        mpmath.mpf(1 if q is None else float(w)) for w in ([1] * len(losses) if q is None else q)
+    ]
     total = mpmath.fsum(weights)
     return losses, [w / total for w in weights]
 
@@ -137,7 +143,9 @@ def _mp_tilt(losses: list, q: list, lam: mpmath.mpf) -> tuple[mpmath.mpf, list, 
     return mpmath.log(g), p, kl
 
 
-def high_precision(l: Vector, lam: float, rho: float, lam0: float = 1e-3, q: Vector | None = None) -> HighPrecision:
+def high_precision(
+    l: Vector, lam: float, rho: float, lam0: float = 1e-3, q: Vector | None = None
+) -> HighPrecision:
     """F and its gradients by the formulas of g = mean exp(l/lam), the naive way: 50 digits and no overflow."""
     with mpmath.workdps(DIGITS):
         losses, q = _mp_base(l, q)
@@ -146,10 +154,14 @@ def high_precision(l: Vector, lam: float, rho: float, lam0: float = 1e-3, q: Vec
         d_lam_g_over_g = -mpmath.fsum(a * x for a, x in zip(p, losses, strict=True)) / lam**2
         value = lam * log_g + (lam - mpmath.mpf(lam0)) * mpmath.mpf(rho)
         d_lam = lam * d_lam_g_over_g + log_g + mpmath.mpf(rho)
-        return HighPrecision(float(value), float(log_g), np.array([float(a) for a in p]), float(d_lam), float(kl))
+        return HighPrecision(
+            float(value), float(log_g), np.array([float(a) for a in p]), float(d_lam), float(kl)
+        )
 
 
-def high_precision_solution(l: Vector, rho: float, lam0: float = 1e-3, q: Vector | None = None) -> Robust:
+def high_precision_solution(
+    l: Vector, rho: float, lam0: float = 1e-3, q: Vector | None = None
+) -> Robust:
     """lam* by bisection in log lam to 40 digits."""
     with mpmath.workdps(DIGITS):
         losses, q = _mp_base(l, q)
@@ -202,5 +214,9 @@ def kl_of_weights(p: Vector, q: Vector | None = None) -> float:
         weights = [mpmath.mpf(float(a)) for a in p]
         total = mpmath.fsum(weights)
         return float(
-            mpmath.fsum(a / total * mpmath.log(a / total / w) for a, w in zip(weights, q, strict=True) if a > 0)
+            mpmath.fsum(
+                a / total * mpmath.log(a / total / w)
+                for a, w in zip(weights, q, strict=True)
+                if a > 0
+            )
         )

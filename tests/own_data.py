@@ -53,5 +53,7 @@ def write_images(folder, each=16, seed=0, sizes=((24, 24), (30, 20), (17, 40))):
             width, height = sizes[i % len(sizes)]
             pixels = rng.integers(-50, 50, size=(height, width, 3)) + np.array(colour)
             ending = "png" if i % 2 else "jpg"
-            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / name / f"{i:02d}.{ending}")
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(
+                folder / name / f"{i:02d}.{ending}"
+            )
     return folder

@@ -21,12 +21,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 import scdro
+from convex import DISTINCT, METHODS
+from reproduction.baselines import SPD
 from scdro.distributed import RankBatches, finish, gathered, shard
-from scdro.optim import ERM, REGISTRY, SPD, FastDRO
+from scdro.optim import ERM, FastDRO
 from scdro.optim.baselines.fastdro import Multilevel
 
 N, D, K, RHO, STEPS = 60, 4, 3, 0.05, 6
-SIZES = (16, 16, 11, 16, 5, 8)  # of the joined batches; the fourth leaves a process without a sample
+SIZES = (
+    16,
+    16,
+    11,
+    16,
+    5,
+    8,
+)  # of the joined batches; the fourth leaves a process without a sample
 
 
 class World:
@@ -119,7 +128,7 @@ class Training:
     def __init__(self, world, name, ddp=None, dtype=torch.float64, named=False, **settings):
         self.world, self.name, self.inner = world, name, new_model().to(dtype)
         self.model = world.wrap(self.inner, **(ddp or {}))
-        method, own = REGISTRY[name], own_settings(name)
+        method, own = METHODS[name], own_settings(name)
         x, y = data()
         x = x.to(dtype)
         self.per_sample = method.per_sample(torch.bincount(y), **own)
@@ -142,7 +151,10 @@ class Training:
         return self.opt.step(lambda: self.losses(index), index, **settings)
 
     def outcome(self, values):
-        found = {"w": flat(self.model), "values": torch.stack([torch.as_tensor(v).double() for v in values])}
+        found = {
+            "w": flat(self.model),
+            "values": torch.stack([torch.as_tensor(v).double() for v in values]),
+        }
         for name in ("lam", "log_s", "kl", "weights", "group_weights"):
             if hasattr(self.opt, name):
                 found[name] = torch.as_tensor(getattr(self.opt, name)).clone()
@@ -152,7 +164,8 @@ class Training:
 def train(world, name, ddp=None, looks=False, **settings):
     """Six steps on batches of unequal parts; `looks` evaluates the model in between.
 
-    FSDP2 keeps the parameters that the root gathered for that, though the optimizer may change them since.
+    FSDP2 keeps the parameters that the root gathered for that, though the optimizer may change them
+    since.
     """
     world.layers = not looks
     t, values = Training(world, name, ddp, **settings), []
@@ -176,7 +189,9 @@ def skipping(world, name):
     for number, joined in enumerate(batches()):
         index = world.part(joined, number)
         bad = number == 1 and world.rank == world.size - 1
-        values.append(t.opt.step(lambda i=index, bad=bad: t.losses(i) * (math.nan if bad else 1.0), index))
+        values.append(
+            t.opt.step(lambda i=index, bad=bad: t.losses(i) * (math.nan if bad else 1.0), index)
+        )
     assert t.opt.skipped == 1
     return t.outcome(values)
 
@@ -195,7 +210,16 @@ def resumed(world, name):
     return second.outcome(values)
 
 
-def robust_loss(world, weighted=False, grouped=False, parts=1, sync=True, compiled=False, sizes=SIZES, **settings):
+def robust_loss(
+    world,
+    weighted=False,
+    grouped=False,
+    parts=1,
+    sync=True,
+    compiled=False,
+    sizes=SIZES,
+    **settings,
+):
     """KLRobustLoss with SGD; `parts` micro-batches to a step."""
     model = world.wrap(new_model())
     robust = scdro.KLRobustLoss(rho=0.3, beta=0.3, process_group=world.group, **settings)
@@ -217,7 +241,12 @@ def robust_loss(world, weighted=False, grouped=False, parts=1, sync=True, compil
                 (loss / parts).backward()
         values.append(loss.detach())
         opt.step()
-    return {"w": flat(model), "values": torch.stack(values), "lam": robust.lam, "recent": robust.state.recent.clone()}
+    return {
+        "w": flat(model),
+        "values": torch.stack(values),
+        "lam": robust.lam,
+        "recent": robust.state.recent.clone(),
+    }
 
 
 def drawn(world):
@@ -228,7 +257,9 @@ def drawn(world):
     seen = list(t.opt.batch_sampler(8000 // world.size, steps=2, seed=1))
     levels = FastDRO(t.model.parameters(), multilevel=Multilevel(2, 8), process_group=world.group)
     small = list(levels.batch_sampler(n=N, steps=20, seed=1))
-    plain = REGISTRY["ERM"].batches(ERM(t.model.parameters(), process_group=world.group), N, 5, seed=2)
+    plain = METHODS["ERM"].batches(
+        ERM(t.model.parameters(), process_group=world.group), N, 5, seed=2
+    )
     return {
         "weights": t.opt.weights,
         "seen": torch.tensor(seen),
@@ -244,7 +275,9 @@ def evaluated(world):
     mine = slice(cuts[world.rank], cuts[world.rank + 1])
     loader = list(zip(x[mine].split(7), y[mine].split(7), strict=True))
     loss = nn.CrossEntropyLoss(reduction="none")
-    report = scdro.evaluate(new_model(), loader, loss, rho=0.5, hardest=9, process_group=world.group)
+    report = scdro.evaluate(
+        new_model(), loader, loss, rho=0.5, hardest=9, process_group=world.group
+    )
     names = ("value", "mean", "lam", "kl", "ess", "hardest", "losses", "weights")
     return {name: torch.as_tensor(getattr(report, name)) for name in names}
 
@@ -291,15 +324,27 @@ def errors(world):
     labels = {"groups": four % 2} if bad else {}
     seen = {
         "NaN": message(lambda: t.opt.step(lambda: t.losses(four) * (math.nan if bad else 1.0))),
-        "shape": message(lambda: t.opt.step(lambda: t.losses(four).reshape((2, 2) if bad else (4,)))),
-        "detached": message(lambda: t.opt.step(lambda: t.losses(four).detach() if bad else t.losses(four))),
-        "weights": message(lambda: robust(t.losses(four), sample_weight=torch.full((4,), -1.0 if bad else 1.0))),
-        "groups": message(lambda: robust(t.losses(four), groups=torch.zeros(3 if bad else 4, dtype=torch.int64))),
-        "detached loss": message(lambda: robust(t.losses(four).detach() if bad else t.losses(four))),
+        "shape": message(
+            lambda: t.opt.step(lambda: t.losses(four).reshape((2, 2) if bad else (4,)))
+        ),
+        "detached": message(
+            lambda: t.opt.step(lambda: t.losses(four).detach() if bad else t.losses(four))
+        ),
+        "weights": message(
+            lambda: robust(t.losses(four), sample_weight=torch.full((4,), -1.0 if bad else 1.0))
+        ),
+        "groups": message(
+            lambda: robust(t.losses(four), groups=torch.zeros(3 if bad else 4, dtype=torch.int64))
+        ),
+        "detached loss": message(
+            lambda: robust(t.losses(four).detach() if bad else t.losses(four))
+        ),
         "labels": message(lambda: robust(t.losses(four), **labels)),
         "empty": message(lambda: robust(t.losses(torch.arange(0)))),
     }
-    loader = DataLoader(TensorDataset(x), batch_sampler=RankBatches(BatchSampler(range(9), 8, False), world.group))
+    loader = DataLoader(
+        TensorDataset(x), batch_sampler=RankBatches(BatchSampler(range(9), 8, False), world.group)
+    )
     seen["small batch"] = message(lambda: list(loader))
     lists = RankBatches([[0, 1, 2, 3], [4]], world.group)
     seen["small list"] = message(lambda: list(lists))
@@ -307,9 +352,15 @@ def errors(world):
     plain = nn.Linear(D, K).double()  # not wrapped: nobody averages its gradients
     opt = scdro.SCDRO(plain.parameters(), process_group=world.group)
     mine = four + world.rank
-    seen["plain"] = message(lambda: opt.step(lambda: F.cross_entropy(plain(x[mine]), y[mine], reduction="none")))
+    seen["plain"] = message(
+        lambda: opt.step(lambda: F.cross_entropy(plain(x[mine]), y[mine], reduction="none"))
+    )
     value = t.step(torch.arange(8), 0)
-    for name, buffer, place in (("log s", "scalars", 2), ("window", "recent", (0, -3)), ("lam", "scalars", 0)):
+    for name, buffer, place in (
+        ("log s", "scalars", 2),
+        ("window", "recent", (0, -3)),
+        ("lam", "scalars", 0),
+    ):
         numbers = getattr(t.opt._method_state, buffer)
         before = numbers[place].clone()
         numbers[place] *= 2.0 if bad else 1.0  # as if it alone had loaded a checkpoint
@@ -319,20 +370,28 @@ def errors(world):
     return {"seen": seen, "value": value, "untouched": untouched}
 
 
-HALVES = {"sizes": (16, 12, 10, 16, 6, 8), "temperature": scdro.temperature.WindowTemperature(initial=0.5)}
+HALVES = {
+    "sizes": (16, 12, 10, 16, 6, 8),
+    "temperature": scdro.temperature.WindowTemperature(initial=0.5),
+}
 TWO_POINTS = ("ASCDRO", "ASCDRO-printed", "AccMDA", "RECOVER")
 FEW = ("SCDRO", "ASCDRO", "SPD", "AccMDA")
 EVERYWHERE = {
-    **{f"train {name}": partial(train, name=name) for name in REGISTRY},
+    **{f"train {name}": partial(train, name=name) for name in DISTINCT},
     **{f"clipped {name}": partial(clipped, name=name) for name in ("SCDRO", "ASCDRO", "AccMDA")},
     **{f"resumed {name}": partial(resumed, name=name) for name in (*FEW, "PGSMD2")},
     **{f"scaled {name}": partial(scaled, name=name) for name in FEW},
-    **{f"looks {name}": partial(train, name=name, looks=True) for name in ("ASCDRO", "AccMDA", "PGSMD2")},
+    **{
+        f"looks {name}": partial(train, name=name, looks=True)
+        for name in ("ASCDRO", "AccMDA", "PGSMD2")
+    },
     **{f"skipping {name}": partial(skipping, name=name) for name in FEW},
     "loss": robust_loss,
     "loss, weights": partial(robust_loss, weighted=True),
     "loss, trim": partial(robust_loss, trim=0.2),
-    "loss, printed": partial(robust_loss, temperature=scdro.temperature.PrintedTemperature(1.0, lr=0.1)),
+    "loss, printed": partial(
+        robust_loss, temperature=scdro.printed.PrintedTemperature(1.0, lr=0.1)
+    ),
     "loss, groups": partial(robust_loss, grouped=True),
     "loss, weights and groups": partial(robust_loss, weighted=True, grouped=True),
     "loss, parts": partial(robust_loss, parts=2),
@@ -341,14 +400,15 @@ EVERYWHERE = {
 }
 WITH_DDP = {
     "loss, parts, no_sync": partial(robust_loss, parts=2, sync=False),
-    **{f"views {name}": partial(train, name=name, ddp={"gradient_as_bucket_view": True}) for name in TWO_POINTS},
+    **{
+        f"views {name}": partial(train, name=name, ddp={"gradient_as_bucket_view": True})
+        for name in TWO_POINTS
+    },
     "drawn": drawn,
     "evaluated": evaluated,
 }
-# Another geometry, loss or stage of an optimizer that is there: how parameters are sharded makes no difference to it.
-SAME = ("RSCDRO-printed", "RASCDRO-printed", "FastDRO-MLMC", "FastDRO-CVaR", "FastDRO-chi2", "FastDRO-chi2-penalty")
-SAME += ("TERM", "Focal", "ClassBalanced")
-WITH_FSDP = {name: case for name, case in EVERYWHERE.items() if name.removeprefix("train ") not in SAME}
+# Only its batches differ from FastDRO's: how parameters are sharded makes no difference to it.
+WITH_FSDP = {name: case for name, case in EVERYWHERE.items() if name != "train FastDRO-MLMC"}
 CASES = {"ddp": EVERYWHERE | WITH_DDP, "fsdp": WITH_FSDP}
 COMPILED = {"ddp": {"loss, compiled": partial(robust_loss, compiled=True), "loss": robust_loss}}
 
@@ -356,7 +416,9 @@ COMPILED = {"ddp": {"loss, compiled": partial(robust_loss, compiled=True), "loss
 def main(rank, folder, all_cases):
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), 4)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=4, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=4, timeout=timedelta(seconds=120)
+    )
     pair = dist.new_group([0, 1])
     for group, size in ((None, 4), (pair, 2)):
         if rank >= size:

@@ -13,23 +13,43 @@ from torch import nn
 
 import scdro
 from equality import differences
-from loops import TEMPERATURES, assert_close_state, assert_same_state, data, flat, linear, losses_of, train_step
+from loops import (
+    TEMPERATURES,
+    assert_close_state,
+    assert_same_state,
+    data,
+    flat,
+    linear,
+    losses_of,
+    train_step,
+)
 from refusals import BAD_LOSSES, Problem, refuses
 from scdro import KLRobustLoss
 from scdro.errors import CheckpointError, HyperparameterError
-from scdro.temperature import PrintedTemperature, WindowTemperature
+from scdro.printed import PrintedTemperature
+from scdro.temperature import WindowTemperature
 
 # -- gradient accumulation ---
 
 
 OPTIMIZERS = {
-    "sgd": lambda params: torch.optim.SGD(params, 0.1, momentum=0.7, dampening=0.7, weight_decay=0.01),
+    "sgd": lambda params: torch.optim.SGD(
+        params, 0.1, momentum=0.7, dampening=0.7, weight_decay=0.01
+    ),
     "adam": lambda params: torch.optim.Adam(params, 0.02),
 }
 
 
 def accumulated_steps(
-    batches, parts, make_optimizer, temperature, *, clip=None, scale=None, weighted=False, **settings
+    batches,
+    parts,
+    make_optimizer,
+    temperature,
+    *,
+    clip=None,
+    scale=None,
+    weighted=False,
+    **settings,
 ):
     """Train with each batch in `parts` micro-batches; yields model, loss and the parameters after each step."""
     model, robust = linear(), KLRobustLoss(**{"rho": 0.4, "temperature": temperature, **settings})
@@ -38,10 +58,16 @@ def accumulated_steps(
     for t, (x, y) in enumerate(batches):
         optimizer.zero_grad()
         factors = torch.ones(len(y), dtype=x.dtype) if scale is None else scale[t]
-        weight = torch.linspace(0.5, 1.5, len(y) // parts, dtype=x.dtype).repeat(parts) if weighted else None
+        weight = (
+            torch.linspace(0.5, 1.5, len(y) // parts, dtype=x.dtype).repeat(parts)
+            if weighted
+            else None
+        )
         for rows in torch.arange(len(y)).chunk(parts):
             losses = factors[rows] * losses_of(model, x[rows], y[rows])
-            (robust(losses, sample_weight=None if weight is None else weight[rows]) / parts).backward()
+            (
+                robust(losses, sample_weight=None if weight is None else weight[rows]) / parts
+            ).backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
@@ -61,7 +87,9 @@ def test_micro_batches_equal_one_large_batch(parts, temperature, optimizer, clip
         assert_close_state(robust, reference, 1e-10)
 
 
-@pytest.mark.parametrize("settings", [{"trim": 0.13}, {"window": 8}, {"beta": 1.0}, {"loss_bound": 30.0}, {"rho": 0.0}])
+@pytest.mark.parametrize(
+    "settings", [{"trim": 0.13}, {"window": 8}, {"beta": 1.0}, {"loss_bound": 30.0}, {"rho": 0.0}]
+)
 def test_micro_batches_with_other_settings(settings):
     batches, make = data(20), OPTIMIZERS["sgd"]
     small = accumulated_steps(batches, 3, make, WindowTemperature(), **settings)
@@ -83,7 +111,7 @@ def test_micro_batches_while_losses_fall(beta):
     for (a, robust), (b, reference) in zip(small, large, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
         assert_close_state(robust, reference, 1e-8)
-        _, _, lam_log_s, _, most, _ = robust.state.numbers()
+        _, _, lam_log_s, _, most = robust.state.numbers()
         late += lam_log_s > most
     assert late > 0
 
@@ -211,13 +239,45 @@ def test_detached_again_it_is_as_if_never_attached():
         robust.detach()
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("sizes", [[1, 1], [1, 7, 3], [16, 1], [5] * 9, [100, 400]])
+def test_rate_of_s_is_that_of_all_parts(sizes, weighted):
+    """Parts of any sizes move s as the whole batch does: its rate depends on how many samples there are in all."""
+    generator = torch.Generator().manual_seed(0)
+    whole, parts = (KLRobustLoss(0.5, temperature=WindowTemperature(1.0)) for _ in range(2))
+    w = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([w], 0.0)
+    parts.attach(optimizer)
+    for _ in range(5):
+        losses = torch.rand(sum(sizes), generator=generator, dtype=torch.float64)
+        weight = (
+            torch.rand(sum(sizes), generator=generator, dtype=torch.float64) if weighted else None
+        )
+        optimizer.zero_grad()
+        whole(losses + w, sample_weight=weight)
+        split = [None] * len(sizes) if weight is None else weight.split(sizes)
+        for part, own in zip(losses.split(sizes), split, strict=True):
+            parts(part + w, sample_weight=own).backward()
+        optimizer.step()
+        assert_close_state(parts, whole, 1e-12)
+
+
 def test_micro_batches_with_sample_weights():
     batches, make = data(20), OPTIMIZERS["sgd"]
-    *_, (accumulated, _) = accumulated_steps(batches, 4, make, WindowTemperature(0.5), weighted=True)
+    *_, (accumulated, _) = accumulated_steps(
+        batches, 4, make, WindowTemperature(0.5), weighted=True
+    )
     model, robust = linear(), KLRobustLoss(0.4, temperature=WindowTemperature(0.5))
     optimizer = make(model.parameters())
     for x, y in batches:
-        train_step(model, robust, optimizer, x, y, sample_weight=torch.linspace(0.5, 1.5, 3).double().repeat(4))
+        train_step(
+            model,
+            robust,
+            optimizer,
+            x,
+            y,
+            sample_weight=torch.linspace(0.5, 1.5, 3).double().repeat(4),
+        )
     torch.testing.assert_close(accumulated, flat(model), rtol=0, atol=1e-10)
 
 
@@ -249,7 +309,12 @@ def test_first_attached_step_weighs_all_samples_the_same():
 def test_micro_batches_whose_losses_jump(order, lam_lr):
     """By 1e4 at lam near 1e-3: exp(1e7) is never formed, and part by part is still all at once."""
     temperatures = [
-        WindowTemperature(1.5e-3) if lam_lr is None else PrintedTemperature(initial=1.5e-3, lr=lam_lr) for _ in range(2)
+        (
+            WindowTemperature(1.5e-3)
+            if lam_lr is None
+            else PrintedTemperature(initial=1.5e-3, lr=lam_lr)
+        )
+        for _ in range(2)
     ]
     runs = []
     for parts, temperature in zip((2, 1), temperatures, strict=True):
@@ -395,7 +460,9 @@ def test_a_wrapped_optimizer():
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("bad_step", [0, 7])
 @pytest.mark.parametrize("late", [False, True], ids=["", "zero_grad after the forward"])
-def test_a_step_that_the_grad_scaler_skips_leaves_no_trace(temperature, parts, bad_step, fused, late):
+def test_a_step_that_the_grad_scaler_skips_leaves_no_trace(
+    temperature, parts, bad_step, fused, late
+):
     """The scaled gradient of one batch overflows; the run then equals one that never saw that batch.
 
     A fused optimizer is called all the same, and skips the step itself.
@@ -479,7 +546,8 @@ def test_loading_drops_the_parts_of_an_attached_batch():
     assert differences(robust.state_dict(), plain.state_dict()) == []
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- what is refused
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", BAD_LOSSES)

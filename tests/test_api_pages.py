@@ -25,7 +25,9 @@ def documented(page):
     """Names with a description of their own, and those that lead to one on another page, with its address."""
     text = PAGES[page].read_text()
     own = re.findall(rf"^::: {re.escape(module_of(page))}\.(\w+)$", text, re.M)
-    assert len(own) == len(re.findall(r"^::: ", text, re.M)), f"{page}: a description of another module's name"
+    assert len(own) == len(re.findall(r"^::: ", text, re.M)), (
+        f"{page}: a description of another module's name"
+    )
     return own, dict(re.findall(r"\[`(\w+)`\]\[([\w.]+)\]", text))
 
 
@@ -44,7 +46,11 @@ def test_a_page_has_every_public_name(page):
 @pytest.mark.parametrize("page", OPTIONAL)
 def test_a_page_of_an_optional_package_has_every_public_name(page):
     tree = ast.parse((ROOT / "src" / (module_of(page).replace(".", "/") + ".py")).read_text())
-    assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    assigned = {
+        ast.unparse(node.targets[0]): node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+    }
     own, elsewhere = documented(page)
     assert set(own) == set(ast.literal_eval(assigned["__all__"]))
     assert not elsewhere
@@ -71,4 +77,6 @@ def test_every_public_module_has_a_page():
     private = ("scdro.cli",)
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for module in re.findall(r"^\s*from (scdro[\w.]*) import", page.read_text(), re.M):
-            assert module.startswith(private) or module.removeprefix("scdro.") in PAGES, f"{page.name}: {module}"
+            assert module.startswith(private) or module.removeprefix("scdro.") in PAGES, (
+                f"{page.name}: {module}"
+            )

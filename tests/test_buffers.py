@@ -46,14 +46,17 @@ def test_ascdro_leaves_running_statistics_alone_at_a_bad_batch(skips):
     assert opt.skipped == int(skips)
 
 
-# -- what a batch that was left out did to the model ------------------------------------------------------------------
+# -- what a batch that was left out did to the model
+# ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_batch_left_out_leaves_running_statistics_as_they_were(name, first):
     problem = spoilt(problem_with(normalised(nn.BatchNorm1d(4))), 4)
-    optimizer = problem.optimizer(name, started=not first, skip_nonfinite=True, module=problem.model)
+    optimizer = problem.optimizer(
+        name, started=not first, skip_nonfinite=True, module=problem.model
+    )
     before = problem.snapshot()
     optimizer.step(lambda: problem.losses(4))
     assert optimizer.skipped == 1
@@ -89,7 +92,13 @@ def test_statistics_that_a_batch_left_out_would_spoil_are_asked_for(name):
 def test_an_error_leaves_running_statistics_as_they_were(name):
     problem = spoilt(problem_with(normalised(nn.BatchNorm1d(4))), 4)
     optimizer = problem.optimizer(name, started=True, module=problem.model)
-    refuses(problem, lambda: optimizer.step(lambda: problem.losses(4)), NonFiniteLossError, "NaN", optimizer)
+    refuses(
+        problem,
+        lambda: optimizer.step(lambda: problem.losses(4)),
+        NonFiniteLossError,
+        "NaN",
+        optimizer,
+    )
 
 
 @pytest.mark.parametrize("skips", [True, False])
@@ -152,7 +161,8 @@ def test_watching_a_model_that_holds_the_loss():
     assert copied._watched == []
 
 
-# -- ASCDRO's two evaluations -----------------------------------------------------------------------------------------
+# -- ASCDRO's two evaluations
+# -----------------------------------------------------------------------------------------
 
 
 HIDDEN = {
@@ -161,7 +171,10 @@ HIDDEN = {
     "nested": lambda: nn.Sequential(normalised(nn.Sequential(nn.ReLU(), nn.BatchNorm1d(4)))),
     "SyncBatchNorm": lambda: nn.SyncBatchNorm.convert_sync_batchnorm(normalised(nn.BatchNorm1d(4))),
     "InstanceNorm1d": lambda: nn.Sequential(
-        nn.Unflatten(1, (1, 3)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten(), nn.Linear(3, 1)
+        nn.Unflatten(1, (1, 3)),
+        nn.InstanceNorm1d(1, track_running_stats=True),
+        nn.Flatten(),
+        nn.Linear(3, 1),
     ),
 }
 
@@ -172,7 +185,9 @@ HIDDEN = {
 def test_hidden_statistics(name, kind, elsewhere):
     problem = problem_with(HIDDEN[kind]())
     optimizer = problem.optimizer(name, module=nn.BatchNorm1d(4) if elsewhere else None)
-    what = {"SyncBatchNorm": "SyncBatchNorm", "InstanceNorm1d": "InstanceNorm1d"}.get(kind, "BatchNorm1d")
+    what = {"SyncBatchNorm": "SyncBatchNorm", "InstanceNorm1d": "InstanceNorm1d"}.get(
+        kind, "BatchNorm1d"
+    )
     match = f"{what}.*module=model"
     for _ in range(2):
         refuses(problem, lambda: optimizer.step(problem.losses), ClosureError, match, optimizer)
@@ -191,7 +206,9 @@ def test_statistics_hidden_in_a_second_model():
     tracked = [m[1].num_batches_tracked.item() for m in (problem.model, second)]
     for _ in range(3):
         optimizer.step(closure)
-    assert [m[1].num_batches_tracked.item() for m in (problem.model, second)] == [t + 3 for t in tracked]
+    assert [m[1].num_batches_tracked.item() for m in (problem.model, second)] == [
+        t + 3 for t in tracked
+    ]
 
 
 @pytest.mark.parametrize("name", TWO_POINT)
@@ -201,13 +218,23 @@ def test_hidden_statistics_that_start_to_move_later(name):
     problem.model.eval()
     optimizer.step(problem.losses)
     problem.model.train()
-    refuses(problem, lambda: optimizer.step(problem.losses), ClosureError, "BatchNorm1d.*module=model", optimizer)
+    refuses(
+        problem,
+        lambda: optimizer.step(problem.losses),
+        ClosureError,
+        "BatchNorm1d.*module=model",
+        optimizer,
+    )
 
 
 def test_layers_without_moving_statistics_are_fine():
     frozen = normalised(nn.BatchNorm1d(4))
     frozen[1].eval()
-    for model in (frozen, normalised(nn.BatchNorm1d(4, track_running_stats=False)), normalised(nn.LayerNorm(4))):
+    for model in (
+        frozen,
+        normalised(nn.BatchNorm1d(4, track_running_stats=False)),
+        normalised(nn.LayerNorm(4)),
+    ):
         problem = problem_with(model)
         problem.optimizer("ASCDRO", started=True)
 

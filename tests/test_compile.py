@@ -61,7 +61,9 @@ def assert_compiled_equals_eager(*how):
     assert_close_state(b, a, 1e-9)
 
 
-@pytest.mark.parametrize(("whole", "attached"), [(False, False), (True, True)], ids=["loss", "model, attached loss"])
+@pytest.mark.parametrize(
+    ("whole", "attached"), [(False, False), (True, True)], ids=["loss", "model, attached loss"]
+)
 @pytest.mark.parametrize("temperature", ["default", "printed"])
 def test_captured_in_one_graph(whole, attached, temperature):
     """The graph and what it does to buffers, without generating code."""
@@ -73,7 +75,10 @@ def test_captured_in_one_graph(whole, attached, temperature):
     ("whole", "attached"),
     [
         (True, False),
-        *(pytest.param(*how, marks=pytest.mark.slow) for how in ((False, False), (False, True), (True, True))),
+        *(
+            pytest.param(*how, marks=pytest.mark.slow)
+            for how in ((False, False), (False, True), (True, True))
+        ),
     ],
 )
 def test_compiled_to_code(whole, attached):
@@ -81,14 +86,17 @@ def test_compiled_to_code(whole, attached):
     assert_compiled_equals_eager("inductor", whole, attached, "default")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_evaluation(backend):
     robust = KLRobustLoss(0.4).eval()
     compiled = torch.compile(robust, fullgraph=True, backend=backend)
     before = copy.deepcopy(robust)
     for size in (12, 30, 12, 21):
-        losses = torch.rand(size, dtype=torch.float64, generator=torch.Generator().manual_seed(size)) * 3
+        losses = (
+            torch.rand(size, dtype=torch.float64, generator=torch.Generator().manual_seed(size)) * 3
+        )
         with torch.no_grad():
             assert compiled(losses).item() == pytest.approx(robust(losses).item(), rel=1e-9)
     assert_same_state(robust, before)
@@ -103,7 +111,9 @@ def test_captured_with_sample_weight_mask_trim_and_bound():
         for i in range(4):
             g = torch.Generator().manual_seed(i)
             losses = (3 * torch.rand(9, dtype=torch.float64, generator=g)).requires_grad_()
-            value = loss(losses, torch.rand(9, generator=g, dtype=torch.float64), torch.arange(9) != i)
+            value = loss(
+                losses, torch.rand(9, generator=g, dtype=torch.float64), torch.arange(9) != i
+            )
             value.backward()
             values.append((value.detach(), losses.grad))
         runs.append((values, robust))
@@ -113,7 +123,8 @@ def test_captured_with_sample_weight_mask_trim_and_bound():
     assert_close_state(runs[0][1], runs[1][1], 1e-9)
 
 
-# -- changing sizes ---------------------------------------------------------------------------------------------------
+# -- changing sizes
+# ---------------------------------------------------------------------------------------------------
 
 
 def graphs_for(call, sizes):
@@ -138,7 +149,9 @@ def test_compiled_once_for_changing_sizes():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("kind", "backend"), [("default", "inductor"), *((kind, "aot_eager") for kind in LOSSES)])
+@pytest.mark.parametrize(
+    ("kind", "backend"), [("default", "inductor"), *((kind, "aot_eager") for kind in LOSSES)]
+)
 def test_every_loss_is_compiled_once_for_changing_sizes(kind, backend):
     """Gradients too."""
     make = LOSSES[kind]
@@ -148,7 +161,9 @@ def test_every_loss_is_compiled_once_for_changing_sizes(kind, backend):
     with torch._dynamo.config.patch(error_on_recompile=False, recompile_limit=3):
         for k, size in enumerate([*SIZES, *range(2, 60, 3)]):
             ours, theirs = losses_at(k, size), losses_at(k, size)
-            values = [robust_loss(losses) for robust_loss, losses in ((compiled, ours), (eager, theirs))]
+            values = [
+                robust_loss(losses) for robust_loss, losses in ((compiled, ours), (eager, theirs))
+            ]
             torch.testing.assert_close(*values)
             for losses, value in zip((ours, theirs), values, strict=True):
                 losses.retain_grad()

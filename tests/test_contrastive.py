@@ -12,15 +12,21 @@ from torch.nn.functional import cosine_similarity
 
 from scdro import worst_case
 from scdro.contrastive import (
+    AnchorBatch,
     Anchors,
     FixedTemperatures,
     Negatives,
     NewtonTemperatures,
     PrintedTemperatures,
     RobustContrastiveLoss,
-    Seen,
 )
-from scdro.errors import CheckpointError, ClosureError, HyperparameterError, LossError, NonFiniteLossError
+from scdro.errors import (
+    CheckpointError,
+    ClosureError,
+    HyperparameterError,
+    LossError,
+    NonFiniteLossError,
+)
 from scdro.temperature import MovingAverage
 
 N, D, TAU0 = 12, 5, 1e-3
@@ -41,11 +47,22 @@ def losses_by_hand(first, second, towers, index=None):
         for i in range(len(first)):
             positive = cosine_similarity(first[i], second[i], dim=0)
             if towers == 1:
-                pairs = [(a[i], b[j]) for a in (first, second) for b in (first, second) for j in range(len(first))]
+                pairs = [
+                    (a[i], b[j])
+                    for a in (first, second)
+                    for b in (first, second)
+                    for j in range(len(first))
+                ]
             else:
                 pairs = [(anchors[i], others[j]) for j in range(len(first))]
             own = [index[j] != index[i] for j in range(len(first))] * (4 if towers == 1 else 1)
-            rows.append([cosine_similarity(a, b, dim=0) - positive for (a, b), k in zip(pairs, own, strict=True) if k])
+            rows.append(
+                [
+                    cosine_similarity(a, b, dim=0) - positive
+                    for (a, b), k in zip(pairs, own, strict=True)
+                    if k
+                ]
+            )
     return torch.stack([torch.stack(row) for row in rows])
 
 
@@ -59,7 +76,9 @@ def plain(h, tau):
 @pytest.mark.parametrize("beta", [0.3, 1.0])
 def test_fixed_temperature_and_full_batch_are_the_global_contrastive_loss(towers, tau, beta):
     """For every beta: u starts exact, and stays so."""
-    loss = RobustContrastiveLoss(N, 0.0, towers=towers, beta=beta, temperature=FixedTemperatures(tau))
+    loss = RobustContrastiveLoss(
+        N, 0.0, towers=towers, beta=beta, temperature=FixedTemperatures(tau)
+    )
     first, second = (x.requires_grad_() for x in embeddings())
     expected = plain(losses_by_hand(first, second, towers), tau)
     gradients = torch.autograd.grad(expected, (first, second))
@@ -75,7 +94,9 @@ def test_fixed_temperature_and_full_batch_are_the_global_contrastive_loss(towers
 def test_gradcheck(towers, tau):
     index = torch.arange(6)
     pair = tuple(x[:6].requires_grad_() for x in embeddings())
-    fixed = RobustContrastiveLoss(6, 0.0, towers=towers, beta=1.0, temperature=FixedTemperatures(tau))
+    fixed = RobustContrastiveLoss(
+        6, 0.0, towers=towers, beta=1.0, temperature=FixedTemperatures(tau)
+    )
     assert torch.autograd.gradcheck(lambda a, b: fixed(a, b, index), pair)
     learned = RobustContrastiveLoss(6, 0.7, towers=towers).eval()
     assert torch.autograd.gradcheck(lambda a, b: learned(a, b, index), pair)
@@ -88,7 +109,9 @@ def test_alone_each_anchor_is_the_exact_worst_case(towers, rho):
     loss = RobustContrastiveLoss(N, rho, towers=towers, tau0=TAU0).eval()
     rows = losses_by_hand(first, second, towers)
     expected = np.mean([float(worst_case(row, rho, TAU0).value) for row in rows])
-    assert float(loss(first, second, torch.arange(N))) == pytest.approx(expected, rel=1e-8, abs=1e-10)
+    assert float(loss(first, second, torch.arange(N))) == pytest.approx(
+        expected, rel=1e-8, abs=1e-10
+    )
     assert loss.tau.isnan().all()
 
 
@@ -100,7 +123,9 @@ def best_temperature(h, rho, tau0):
         return tau * (logsumexp(h / tau) - math.log(len(h))) + (tau - tau0) * rho
 
     return math.exp(
-        minimize_scalar(objective, bounds=(math.log(tau0), 5.0), method="bounded", options={"xatol": 1e-10}).x
+        minimize_scalar(
+            objective, bounds=(math.log(tau0), 5.0), method="bounded", options={"xatol": 1e-10}
+        ).x
     )
 
 
@@ -192,26 +217,38 @@ def test_printed_update_in_lockstep_with_its_twin(towers):
         h = losses_by_hand(first, second, towers, index)
         steps = [
             twins[i + k * N].step(row)
-            for (k, i), row in zip([(k, int(i)) for k in range(towers) for i in index], h.detach().numpy(), strict=True)
+            for (k, i), row in zip(
+                [(k, int(i)) for k in range(towers) for i in index], h.detach().numpy(), strict=True
+            )
         ]
         value = loss(first, second, index)
         assert float(value) == pytest.approx(np.mean([v for v, _ in steps]), rel=1e-9)
-        expected = torch.autograd.grad(h, first, torch.tensor(np.stack([w for _, w in steps]) / len(steps)))
-        torch.testing.assert_close(torch.autograd.grad(value, first), expected, rtol=1e-8, atol=1e-10)
+        expected = torch.autograd.grad(
+            h, first, torch.tensor(np.stack([w for _, w in steps]) / len(steps))
+        )
+        torch.testing.assert_close(
+            torch.autograd.grad(value, first), expected, rtol=1e-8, atol=1e-10
+        )
     seen = ~loss.tau.isnan()
-    np.testing.assert_allclose(loss.tau[seen].numpy(), np.array([twin.tau for twin in twins])[seen.numpy()], rtol=1e-9)
+    np.testing.assert_allclose(
+        loss.tau[seen].numpy(), np.array([twin.tau for twin in twins])[seen.numpy()], rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("beta", [0.05, 0.2, 0.5, 1.0])
 @pytest.mark.parametrize("gap", [-0.2, 0.0, 0.1, 1.0])
 def test_pooled_numbers_are_those_of_the_mixture(beta, gap):
     """Two visits at one temperature, the second harder by a gap: KL and Var of all their negatives, those of the first
-    with weight 1 - w and those of the second with w, which is beta, or as much as `cap` makes a visit count."""
+    with weight 1 - w and those of the second with w, which is beta, or as much as `cap` makes a
+    visit count."""
     tau, cap = 0.05, 2.0
     rng = np.random.default_rng(0)
     visits = [rng.normal(size=(3, 20)) * 0.1 + shift for shift in (-gap, 0.0)]
     kept = Anchors(
-        *(torch.full((3,), value, dtype=torch.float64) for value in (tau, math.nan, math.nan, math.nan, 1.0))
+        *(
+            torch.full((3,), value, dtype=torch.float64)
+            for value in (tau, math.nan, math.nan, math.nan, 1.0)
+        )
     )
     log_past = None
     for h in visits:
@@ -220,7 +257,7 @@ def test_pooled_numbers_are_those_of_the_mixture(beta, gap):
         log_u = at.log_mean
         if log_past is not None:
             log_u = torch.as_tensor(MovingAverage(cap).log_s(log_past, at.log_mean, beta))
-        seen = Seen(kept, kept.tau, at, log_u, negatives.number, beta, 0.5, TAU0)
+        seen = AnchorBatch(kept, kept.tau, at, log_u, negatives.number, beta, 0.5, TAU0)
         kept, log_past = FixedTemperatures(tau).advance(seen), log_u
     for i in range(3):
         g, past = (np.exp(h[i] / tau).mean() for h in reversed(visits))
@@ -237,13 +274,19 @@ def test_pooled_numbers_are_those_of_the_mixture(beta, gap):
 
 @TOWERS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("temperature", [None, FixedTemperatures(1e-3), PrintedTemperatures(1e-3, lr=1e-4)])
+@pytest.mark.parametrize(
+    "temperature", [None, FixedTemperatures(1e-3), PrintedTemperatures(1e-3, lr=1e-4)]
+)
 @pytest.mark.parametrize("beta", [0.05, 0.5])
 def test_stable_at_the_smallest_temperatures(towers, dtype, temperature, beta):
     """rho beyond what any batch can show drives tau to 1e-3; similarities of 1 are then 1,000 apart."""
-    loss = RobustContrastiveLoss(64, 30.0, towers=towers, beta=beta, tau0=1e-3, temperature=temperature)
+    loss = RobustContrastiveLoss(
+        64, 30.0, towers=towers, beta=beta, tau0=1e-3, temperature=temperature
+    )
     for t in range(25):
-        first, second = (x.to(dtype).requires_grad_() for x in embeddings(64, seed=t, noise=0.01 * t))
+        first, second = (
+            x.to(dtype).requires_grad_() for x in embeddings(64, seed=t, noise=0.01 * t)
+        )
         value = loss(first, second, torch.arange(64))
         gradients = torch.autograd.grad(value, (first, second))
         assert value.dtype == dtype
@@ -279,7 +322,9 @@ def test_a_sample_is_no_negative_of_itself():
     loss = RobustContrastiveLoss(N, 0.0, towers=2, temperature=FixedTemperatures(0.2))
     rows = losses_by_hand(first, second, 2)
     keep = (index[:, None] != index)[~torch.eye(4, dtype=torch.bool)].view(4, 3).repeat(2, 1)
-    expected = torch.stack([plain(row[k][None], 0.2) for row, k in zip(rows, keep, strict=True)]).mean()
+    expected = torch.stack(
+        [plain(row[k][None], 0.2) for row, k in zip(rows, keep, strict=True)]
+    ).mean()
     torch.testing.assert_close(loss(first, second, index), expected, rtol=1e-10, atol=0)
 
 
@@ -320,7 +365,9 @@ def run(loss, weight, start, stop):
         optimizer.step()
 
 
-@pytest.mark.parametrize("temperature", [NewtonTemperatures(), PrintedTemperatures(0.2), FixedTemperatures(0.2)])
+@pytest.mark.parametrize(
+    "temperature", [NewtonTemperatures(), PrintedTemperatures(0.2), FixedTemperatures(0.2)]
+)
 def test_resumed_equals_uninterrupted(temperature):
     def fresh():
         return RobustContrastiveLoss(N, 0.5, temperature=temperature)
@@ -343,7 +390,9 @@ def test_resumed_equals_uninterrupted(temperature):
 def test_state_of_another_make_is_refused(other):
     n, towers = other
     with pytest.raises(CheckpointError, match=r"12.*1 tower"):
-        RobustContrastiveLoss(N, 0.5).load_state_dict(RobustContrastiveLoss(n, 0.5, towers=towers).state_dict())
+        RobustContrastiveLoss(N, 0.5).load_state_dict(
+            RobustContrastiveLoss(n, 0.5, towers=towers).state_dict()
+        )
 
 
 def test_a_state_without_its_anchors_is_refused():
@@ -369,7 +418,11 @@ def bad(**changes):
         ({"index": torch.arange(N) + 1}, ClosureError, "positions in"),
         ({"index": torch.zeros(N, dtype=torch.int64)}, LossError, "no negatives"),
         ({"first": torch.randn(N, D), "second": torch.randn(N, D)}, LossError, "require grad"),
-        ({"first": torch.full((N, D), math.nan, dtype=torch.float64)}, NonFiniteLossError, "finite"),
+        (
+            {"first": torch.full((N, D), math.nan, dtype=torch.float64)},
+            NonFiniteLossError,
+            "finite",
+        ),
     ],
 )
 def test_bad_batches_are_refused_and_leave_no_trace(changes, error, match):
@@ -387,7 +440,9 @@ def test_skip_nonfinite():
     assert value == 0.0
     assert loss.skipped == 1
     assert loss.tau.isnan().all()
-    assert loss.eval()(first, second, torch.arange(N)).isnan()  # a zero would be taken for the best model
+    assert loss.eval()(
+        first, second, torch.arange(N)
+    ).isnan()  # a zero would be taken for the best model
     assert loss.skipped == 1
 
 
@@ -428,7 +483,9 @@ def test_bad_temperatures(make):
         (lambda: RobustContrastiveLoss(N, 0.5, tau0=0.0), "tau0 >= 1e-15"),
         (lambda: FixedTemperatures(1e-46), "1e-15"),
         (
-            lambda: RobustContrastiveLoss(N, 0.5, temperature=PrintedTemperatures(initial=0.005, tau_max=0.006)),
+            lambda: RobustContrastiveLoss(
+                N, 0.5, temperature=PrintedTemperatures(initial=0.005, tau_max=0.006)
+            ),
             "tau_max >= tau0",
         ),
     ],

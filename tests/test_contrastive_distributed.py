@@ -29,7 +29,9 @@ def start(folder):
     folder.mkdir()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, str(Path(worker.__file__))]
-    processes = [subprocess.Popen([*command, str(rank), str(folder)], env=environment) for rank in range(4)]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(folder)], env=environment) for rank in range(4)
+    ]
     try:
         assert [process.wait(timeout=240) for process in processes] == [0] * 4
     finally:
@@ -50,10 +52,17 @@ def test_two_processes_and_then_four_equal_one(outcomes, towers):
     for rank, outcome in enumerate(outcomes):
         found = outcome[f"moved {towers}"]
         assert found["values"] == pytest.approx(values, rel=1e-10)
-        sizes = [towers * worker.N * (rank + 1) // size - towers * worker.N * rank // size for size in (2, 4)]
+        sizes = [
+            towers * worker.N * (rank + 1) // size - towers * worker.N * rank // size
+            for size in (2, 4)
+        ]
         assert found["kept"] == sizes[0 if rank < 2 else 1 :]
-        torch.testing.assert_close(found["loss"], dict(loss.state_dict()), rtol=1e-10, atol=1e-12, equal_nan=True)
-        torch.testing.assert_close(found["model"], dict(network.state_dict()), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            found["loss"], dict(loss.state_dict()), rtol=1e-10, atol=1e-12, equal_nan=True
+        )
+        torch.testing.assert_close(
+            found["model"], dict(network.state_dict()), rtol=1e-10, atol=1e-12
+        )
 
 
 def test_made_before_torch_distributed_is_initialised(outcomes):

@@ -10,7 +10,7 @@ import torch
 from convergence import FINER_STEPS, POINTS, SEARCHES, STEPS, Record, compared, searched
 from torch import nn
 
-from scdro.optim import REGISTRY
+from reproduction.baselines import REGISTRY
 
 
 def effective(name, settings):
@@ -19,7 +19,13 @@ def effective(name, settings):
 
 
 def optimizer(name, model, settings):
-    facts = {"rho": 0.5, "n": 16, "groups": torch.zeros(16, dtype=torch.long), "module": model, "milestones": [10**6]}
+    facts = {
+        "rho": 0.5,
+        "n": 16,
+        "groups": torch.zeros(16, dtype=torch.long),
+        "module": model,
+        "milestones": [10**6],
+    }
     facts["all_losses"] = lambda: model(torch.ones(16, 1))[:, 0]
     return REGISTRY[name].build(model.parameters(), facts, **settings)
 
@@ -28,13 +34,15 @@ def optimizer(name, model, settings):
 def test_every_method_has_as_many_trials_at_the_same_effective_steps(name):
     own = SEARCHES[name]
     points = own.coarse()
-    assert len(points) == 3 * len(STEPS)
+    assert len(points) == 6 * len(STEPS)
     assert sorted(effective(name, own.settings(*point)) for point in points) == pytest.approx(
-        sorted(3 * STEPS), rel=1e-3
+        sorted(6 * STEPS), rel=1e-3
     )
-    for step, value in points:
-        finer = own.finer(step, value)
-        assert len({*finer, *points}) == len(points) + len(FINER_STEPS) + 2  # six that were not tried yet
+    assert {bound for _, _, bound in points} == {None, 2.0}
+    for point in points:
+        finer = own.finer(*point)
+        # eight that were not tried yet: steps, values and bounds
+        assert len({*finer, *points}) == len(points) + len(FINER_STEPS) + 4
         assert len(own.values) == 7
 
 
@@ -45,7 +53,9 @@ def test_the_step_is_divided_where_the_optimizer_does_not_damp_its_momentum(name
     assert own.damped == ("momentum" not in made.param_groups[0])
 
 
-@pytest.mark.parametrize("name", ["SCDRO", "ASCDRO", "FastDRO", "FastDRO-chi2", "ERM", "TERM", "Focal", "RECOVER"])
+@pytest.mark.parametrize(
+    "name", ["SCDRO", "ASCDRO", "FastDRO", "FastDRO-chi2", "ERM", "TERM", "Focal", "RECOVER"]
+)
 def test_a_constant_gradient_moves_by_the_effective_step(name):
     """Of one sample's loss, a linear function of one weight, the slope is one whatever its weight in the batch."""
     own, model = SEARCHES[name], nn.Linear(1, 1, bias=False)
@@ -54,7 +64,9 @@ def test_a_constant_gradient_moves_by_the_effective_step(name):
     for _ in range(200):
         made.step(lambda: model(torch.ones(1, 1))[:, 0], torch.tensor([0]))
         places.append(model.weight.item())
-    assert places[-2] - places[-1] == pytest.approx(0.1, rel=0.1)  # lam and s of ours are a little late
+    assert places[-2] - places[-1] == pytest.approx(
+        0.1, rel=0.1
+    )  # lam and s of ours are a little late
 
 
 def test_the_search_refines_around_the_best_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
@@ -67,17 +79,23 @@ def test_the_search_refines_around_the_best_and_goes_on_where_it_stopped(tmp_pat
     monkeypatch.setattr(convergence, "run", bowl)
     monkeypatch.setattr(convergence, "task", lambda problem: None)
     best = searched(Record(tmp_path / "trials.jsonl"), "network", "SCDRO")
-    assert len(calls) == 27
-    assert best["settings"] in calls[21:]
+    assert len(calls) == 50
+    assert best["settings"] in calls[42:]
     assert searched(Record(tmp_path / "trials.jsonl"), "network", "SCDRO") == best
-    assert len(calls) == 27
+    assert len(calls) == 50
 
 
 def test_scdro_is_called_better_only_where_the_seeds_show_it(tmp_path):
     def row(name, seed, value):
         settings = {"lr": 0.1}
         curve = [[1, 0.1, value]] * POINTS
-        return {"problem": "network", "method": name, "settings": settings, "seed": seed, "curve": curve}
+        return {
+            "problem": "network",
+            "method": name,
+            "settings": settings,
+            "seed": seed,
+            "curve": curve,
+        }
 
     noise = (0.001, -0.002, 0.0, 0.002, -0.001)
     rows = [row("SCDRO", s + 1, 0.5 + e) for s, e in enumerate(noise)]

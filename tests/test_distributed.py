@@ -35,7 +35,8 @@ def start(folder, *extra):
     folder.mkdir()
     command = [sys.executable, "ranks.py"]
     processes = [
-        subprocess.Popen([*command, str(rank), str(folder), *extra], cwd=HERE, env=environment()) for rank in range(4)
+        subprocess.Popen([*command, str(rank), str(folder), *extra], cwd=HERE, env=environment())
+        for rank in range(4)
     ]
     try:
         assert [process.wait(timeout=1200) for process in processes] == [0] * 4
@@ -46,7 +47,9 @@ def start(folder, *extra):
 
 def read(folder, cases):
     return {
-        (wrapper, size): [torch.load(folder / f"{wrapper}-{size}-{rank}.pt") for rank in range(size)]
+        (wrapper, size): [
+            torch.load(folder / f"{wrapper}-{size}-{rank}.pt") for rank in range(size)
+        ]
         for wrapper in cases
         for size in (2, 4)
     }
@@ -63,7 +66,12 @@ def alone(wrapper, name):
 
 
 runs = pytest.mark.parametrize("size", [2, 4])
-comparable = [(wrapper, name) for wrapper, cases in CASES.items() for name in cases if name not in ("drawn", "errors")]
+comparable = [
+    (wrapper, name)
+    for wrapper, cases in CASES.items()
+    for name in cases
+    if name not in ("drawn", "errors")
+]
 
 
 @runs
@@ -73,7 +81,9 @@ def test_processes_equal_one_on_the_joined_batch(outcomes, wrapper, name, size):
     first = outcomes[wrapper, size][0][name]
     assert first.keys() == expected.keys()
     for key, value in expected.items():
-        np.testing.assert_allclose(first[key].numpy(), value.numpy(), rtol=1e-10, atol=1e-10, err_msg=key)
+        np.testing.assert_allclose(
+            first[key].numpy(), value.numpy(), rtol=1e-10, atol=1e-10, err_msg=key
+        )
 
 
 @runs
@@ -83,7 +93,10 @@ def test_all_processes_agree_to_the_bit(outcomes, wrapper, size):
     for name in CASES[wrapper].keys() - {"drawn", "errors"}:
         for other in others:
             for key, value in first[name].items():
-                assert torch.equal(other[name][key].nan_to_num(7.0), value.nan_to_num(7.0)), (name, key)
+                assert torch.equal(other[name][key].nan_to_num(7.0), value.nan_to_num(7.0)), (
+                    name,
+                    key,
+                )
 
 
 @runs
@@ -92,7 +105,9 @@ def test_accumulated_parts_equal_the_large_batch(outcomes, size):
     for wrapper in CASES:
         parts = outcomes[wrapper, size][0]["loss, halves"]
         for key in ("w", "lam", "recent"):
-            np.testing.assert_allclose(parts[key].numpy(), whole[key].numpy(), rtol=1e-10, atol=1e-10, err_msg=key)
+            np.testing.assert_allclose(
+                parts[key].numpy(), whole[key].numpy(), rtol=1e-10, atol=1e-10, err_msg=key
+            )
 
 
 @runs
@@ -132,7 +147,9 @@ def test_an_error_on_one_process_is_one_on_all(outcomes, wrapper, size):
     *others, last = (outcome["errors"]["seen"] for outcome in outcomes[wrapper, size])
     told = {"shape", "detached", "weights", "groups", "detached loss"}
     for seen in others:
-        assert all(seen[name].startswith("LossError") and f"[{size - 1}]" in seen[name] for name in told)
+        assert all(
+            seen[name].startswith("LossError") and f"[{size - 1}]" in seen[name] for name in told
+        )
     assert "(2, 2)" in last["shape"]
     assert "negative" in last["weights"]
     assert "group" in last["groups"]
@@ -142,7 +159,9 @@ def test_an_error_on_one_process_is_one_on_all(outcomes, wrapper, size):
         assert "groups" in seen["labels"]
         assert "empty" in seen["empty"]
         assert "DistributedDataParallel" in seen["plain"]
-        assert all(f"at least {size} samples" in seen[name] for name in ("small batch", "small list"))
+        assert all(
+            f"at least {size} samples" in seen[name] for name in ("small batch", "small list")
+        )
         assert all(seen[name].startswith("CheckpointError") for name in ("log s", "window", "lam"))
     assert all(outcome["errors"]["untouched"] for outcome in outcomes[wrapper, size])
     values = [outcome["errors"]["value"] for outcome in outcomes[wrapper, size]]
@@ -155,4 +174,6 @@ def test_a_compiled_loss(tmp_path):
     for ranks_of_size in read(tmp_path / "compiled", ranks.COMPILED).values():
         for found in ranks_of_size:
             for key, value in found["loss"].items():
-                np.testing.assert_allclose(found["loss, compiled"][key].numpy(), value.numpy(), rtol=1e-10, atol=1e-10)
+                np.testing.assert_allclose(
+                    found["loss, compiled"][key].numpy(), value.numpy(), rtol=1e-10, atol=1e-10
+                )

@@ -32,7 +32,9 @@ def torchrun(*command, agents=ONE_AGENT):
 
 
 def start(folder, *extra, agents=ONE_AGENT):
-    return torchrun(SCRIPT, "--out", folder, "--steps", STEPS, "--checkpoint-every", 50, *extra, agents=agents)
+    return torchrun(
+        SCRIPT, "--out", folder, "--steps", STEPS, "--checkpoint-every", 50, *extra, agents=agents
+    )
 
 
 def lines(folder):
@@ -44,9 +46,10 @@ def workers(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the workers in /proc")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("extra", [(), pytest.param(("--fsdp",), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("extra", [(), ("--fsdp",)])
 def test_a_killed_worker(tmp_path, extra):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     process, undisturbed = start(broken, *extra), start(whole, *extra)
@@ -66,7 +69,11 @@ def test_a_killed_worker(tmp_path, extra):
 
 def assert_nothing_lost(broken, whole, output):
     found, expected = lines(broken), lines(whole)
-    assert [line["step"] for line in found] == [line["step"] for line in expected] == list(range(STEPS))
+    assert (
+        [line["step"] for line in found]
+        == [line["step"] for line in expected]
+        == list(range(STEPS))
+    )
     resumed = int(re.search(rf"steps (\d+) to {STEPS}", output)[1])
     assert resumed % 50 == 0
     assert resumed >= 100

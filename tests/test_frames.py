@@ -15,7 +15,12 @@ from sklearn.linear_model import LogisticRegression
 
 from scdro import worst_case
 from scdro._frames import as_array, as_vector, backend_of, columns_of, frame_of, name_of
-from scdro.boosting import KLDROLGBMClassifier, KLDROLGBMRegressor, KLDROXGBClassifier, KLDROXGBRegressor
+from scdro.boosting import (
+    KLDROLGBMClassifier,
+    KLDROLGBMRegressor,
+    KLDROXGBClassifier,
+    KLDROXGBRegressor,
+)
 from scdro.errors import DataError
 from scdro.linear_model import KLDROClassifier, KLDRORegressor
 from scdro.metrics import group_table, robust_accuracy, worst_group_accuracy
@@ -33,7 +38,9 @@ NAMES = ["height", "weight", "age of house"]
 
 
 def pandas_frame(columns):
-    return pd.DataFrame(columns).set_index(pd.Index(range(1000, 1000 + len(next(iter(columns.values()))))))
+    return pd.DataFrame(columns).set_index(
+        pd.Index(range(1000, 1000 + len(next(iter(columns.values())))))
+    )
 
 
 KINDS = {
@@ -76,16 +83,24 @@ def test_estimators(kind, model, y):
     found = model.fit(frame, column(y), sample_weight=column(WEIGHT)).predict(frame)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert model.score(frame, column(y)) > 0
-    spaces = isinstance(model, KLDROLGBMClassifier | KLDROLGBMRegressor)  # LightGBM itself replaces them
-    assert list(model.feature_names_in_) == [name.replace(" ", "_") if spaces else name for name in NAMES]
+    spaces = isinstance(
+        model, KLDROLGBMClassifier | KLDROLGBMRegressor
+    )  # LightGBM itself replaces them
+    assert list(model.feature_names_in_) == [
+        name.replace(" ", "_") if spaces else name for name in NAMES
+    ]
 
 
-@pytest.mark.parametrize("model", [KLDROClassifier(rho=0.1), KLDRORegressor(rho=0.1)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "model", [KLDROClassifier(rho=0.1), KLDRORegressor(rho=0.1)], ids=lambda m: type(m).__name__
+)
 def test_other_names_are_refused(kind, model):
     table, _ = kind
     model.fit(table({name: X[:, k] for k, name in enumerate(NAMES)}), Y)
     with pytest.raises(ValueError, match="feature names"):
-        model.predict(table({name: X[:, k] for k, name in enumerate(["height", "weight", "other"])}))
+        model.predict(
+            table({name: X[:, k] for k, name in enumerate(["height", "weight", "other"])})
+        )
 
 
 def test_columns(kind):
@@ -93,7 +108,9 @@ def test_columns(kind):
     frame = table({"place": PLACE, "age": [1.5, None] * (N // 2), "rooms": np.arange(N)})
     found = columns_of(frame)
     assert list(found) == ["place", "age", "rooms"]
-    assert [None if value is None or value != value else value for value in found["place"]] == PLACE.tolist()
+    assert [
+        None if value is None or value != value else value for value in found["place"]
+    ] == PLACE.tolist()
     np.testing.assert_array_equal(found["age"].astype(float), [1.5, np.nan] * (N // 2))
     assert found["rooms"].dtype.kind == "i"
 
@@ -124,12 +141,20 @@ NOON = datetime.datetime(2020, 5, 1, 12, tzinfo=datetime.timezone.utc)
         ([True, None, False], np.array([True, None, False], dtype=object)),
         (["a", None, "b"], np.array(["a", None, "b"], dtype=object)),
         ([Decimal("1.5"), None, Decimal(2)], np.array([1.5, np.nan, 2])),
-        ([NOON, None, NOON], np.array(["2020-05-01T12", None, "2020-05-01T12"], dtype="datetime64[us]")),
-        ([NOON.date(), None, NOON.date()], np.array(["2020-05-01", None, "2020-05-01"], dtype="datetime64[us]")),
+        (
+            [NOON, None, NOON],
+            np.array(["2020-05-01T12", None, "2020-05-01T12"], dtype="datetime64[us]"),
+        ),
+        (
+            [NOON.date(), None, NOON.date()],
+            np.array(["2020-05-01", None, "2020-05-01"], dtype="datetime64[us]"),
+        ),
     ],
     ids=["whole", "booleans", "texts", "decimals", "times", "dates"],
 )
-@pytest.mark.parametrize("make", [pl.Series, lambda v: pa.chunked_array([v])], ids=["polars", "Arrow"])
+@pytest.mark.parametrize(
+    "make", [pl.Series, lambda v: pa.chunked_array([v])], ids=["polars", "Arrow"]
+)
 def test_vectors_are_floats_dates_or_objects(make, values, expected):
     found = as_vector(make(values))
     assert found.dtype == expected.dtype
@@ -169,7 +194,9 @@ def test_what_is_no_table():
 
 def test_a_table_of_the_same_kind(kind):
     table, column = kind
-    made = frame_of({"a": ["x", None], "b": np.array([1.0, 2.0])}, backend_of([1, 2], column([1, 2])))
+    made = frame_of(
+        {"a": ["x", None], "b": np.array([1.0, 2.0])}, backend_of([1, 2], column([1, 2]))
+    )
     assert type(made) is type(table({"a": [1]}))
     assert columns_of(made)["b"].tolist() == [1.0, 2.0]
     assert isinstance(frame_of({"a": [1]}, backend_of(np.zeros(1))), pd.DataFrame)
@@ -180,10 +207,16 @@ def test_functions_of_rows(kind):
     y, guess, p, weight = column(Y), column((P > 0.6).astype(int)), column(P), column(WEIGHT)
     predicted = (P > 0.6).astype(int)
     assert robust_accuracy(y, guess, 0.1, weight) == robust_accuracy(Y, predicted, 0.1, WEIGHT)
-    assert worst_group_accuracy(y, guess, column(PLACE), weight) == worst_group_accuracy(Y, predicted, PLACE, WEIGHT)
-    assert worst_case(p, 0.5, sample_weight=weight).value == worst_case(P, 0.5, sample_weight=WEIGHT).value
+    assert worst_group_accuracy(y, guess, column(PLACE), weight) == worst_group_accuracy(
+        Y, predicted, PLACE, WEIGHT
+    )
+    assert (
+        worst_case(p, 0.5, sample_weight=weight).value
+        == worst_case(P, 0.5, sample_weight=WEIGHT).value
+    )
     np.testing.assert_array_equal(
-        second_look_weights(p, y, sample_weight=weight), second_look_weights(P, Y, sample_weight=WEIGHT)
+        second_look_weights(p, y, sample_weight=weight),
+        second_look_weights(P, Y, sample_weight=WEIGHT),
     )
 
 
@@ -192,15 +225,21 @@ def test_group_table_by_name(kind):
     old = np.where(X[:, 2] > 0, "old", "new")
     groups = table({"place": PLACE, "house": old})
     proba = table({"no": 1 - P, "yes": P})
-    found = group_table(column(Y), proba, groups, column(WEIGHT), metrics=["log_loss", "roc_auc"], bootstrap=0)
+    found = group_table(
+        column(Y), proba, groups, column(WEIGHT), metrics=["log_loss", "roc_auc"], bootstrap=0
+    )
     assert type(found) is type(groups)
     found = columns_of(found)
     assert list(found)[:5] == ["place", "house", "size", "share", "log_loss"]
-    expected = group_table(Y, P, np.stack([PLACE, old], 1), WEIGHT, metrics=["log_loss", "roc_auc"], bootstrap=0)
+    expected = group_table(
+        Y, P, np.stack([PLACE, old], 1), WEIGHT, metrics=["log_loss", "roc_auc"], bootstrap=0
+    )
     assert list(expected)[:2] == ["group 0", "group 1"]
     for name in list(found)[2:]:
         np.testing.assert_array_equal(found[name], expected[name])
-    assert {row.group for row in group_table(Y, Y, groups)} == {(p, o) for p in (None, "land", "sea") for o in set(old)}
+    assert {row.group for row in group_table(Y, Y, groups)} == {
+        (p, o) for p in (None, "land", "sea") for o in set(old)
+    }
     single = group_table(Y, P, pl.Series("house", old), metrics="brier", bootstrap=0)
     assert single.columns == ["house", "size", "share", "brier"]
     with pytest.raises(DataError, match="share"):

@@ -34,7 +34,8 @@ def random_losses(seed, n, scale=1.0):
     return scale * np.random.default_rng(seed).exponential(size=n)
 
 
-# -- section 8 --------------------------------------------------------------------------------------------------------
+# -- section 8
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_identity_1_log_g():
@@ -100,7 +101,10 @@ def test_identity_5_shift(c, rho):
 
 @pytest.mark.parametrize("c", [0.0, 1.0, 1e3])
 def test_identity_5_gradient_of_a_model_ignores_shifts(c):
-    x, y = double(np.random.default_rng(0).normal(size=(9, 3))), double(np.random.default_rng(1).normal(size=9))
+    x, y = (
+        double(np.random.default_rng(0).normal(size=(9, 3))),
+        double(np.random.default_rng(1).normal(size=9)),
+    )
     gradients = []
     for shift in (0.0, c):
         w = double([0.3, -0.2, 0.5], requires_grad=True)
@@ -154,7 +158,8 @@ def test_identity_13_joint_convexity(seed):
             assert middle <= np.mean(ends) + 1e-12 * np.abs(ends).max()
 
 
-# -- against the oracles ----------------------------------------------------------------------------------------------
+# -- against the oracles
+# ----------------------------------------------------------------------------------------------
 
 CASES = {
     "negative": (-np.array([3.0, 1.0, 0.5, 0.0, 8.0]), 0.3, 1e-3),
@@ -177,7 +182,10 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_worst_case_equals_50_digits(name):
     losses, rho, lam0 = CASES[name]
-    found, expected = worst_case(losses, rho, lam0), oracles.high_precision_solution(losses, rho, lam0)
+    found, expected = (
+        worst_case(losses, rho, lam0),
+        oracles.high_precision_solution(losses, rho, lam0),
+    )
     rel = 1e-6 if rho < 1e-6 else 1e-9  # KL of 1e-8 is a difference of numbers near 1
     assert found.value == close(expected.value, rel=1e-12, abs=1e-12 * np.abs(losses).max())
     assert found.lam == close(expected.lam, rel=rel)
@@ -189,8 +197,12 @@ def test_worst_case_equals_50_digits(name):
 def test_worst_case_equals_root_and_minimum(name):
     losses, rho, lam0 = CASES[name]
     found, scale = worst_case(losses, rho, lam0), np.abs(losses).max()
-    assert found.value == close(oracles.by_root(losses, rho, lam0).value, rel=1e-10, abs=1e-10 * scale)
-    assert found.value == close(oracles.by_minimising(losses, rho, lam0), rel=1e-9, abs=1e-9 * scale)
+    assert found.value == close(
+        oracles.by_root(losses, rho, lam0).value, rel=1e-10, abs=1e-10 * scale
+    )
+    assert found.value == close(
+        oracles.by_minimising(losses, rho, lam0), rel=1e-9, abs=1e-9 * scale
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,7 +217,10 @@ def test_worst_case_equals_root_and_minimum(name):
     ],
 )
 def test_worst_case_equals_cone_program(losses, rho, lam0, q):
-    found, expected = worst_case(losses, rho, lam0, sample_weight=q), oracles.by_cone_program(losses, rho, lam0, q)
+    found, expected = (
+        worst_case(losses, rho, lam0, sample_weight=q),
+        oracles.by_cone_program(losses, rho, lam0, q),
+    )
     assert found.value == pytest.approx(expected.value, abs=1e-6)
     np.testing.assert_allclose(found.weights, expected.weights, atol=2e-4)
 
@@ -226,7 +241,9 @@ def test_objective_and_gradients_equal_50_digits(losses, lam, q):
 
 def test_small_rho_spends_exactly_rho():
     for rho in (1e-8, 1e-6, 1e-4):
-        assert oracles.kl_of_weights(worst_case(L, rho).weights) == pytest.approx(rho, rel=1e-15 / rho + 1e-9)
+        assert oracles.kl_of_weights(worst_case(L, rho).weights) == pytest.approx(
+            rho, rel=1e-15 / rho + 1e-9
+        )
 
 
 @pytest.mark.parametrize("rho", [1e-12, 1e-16, 1e-30, 1e-300, 5e-324])
@@ -272,7 +289,10 @@ def test_effective_sample_size():
 
 def test_effective_sample_size_of_weighted_samples_is_that_of_copies():
     counts = [1, 5, 0, 2]
-    weighted, copies = worst_case(L, 0.3, sample_weight=counts), worst_case(np.repeat(L, counts), 0.3)
+    weighted, copies = (
+        worst_case(L, 0.3, sample_weight=counts),
+        worst_case(np.repeat(L, counts), 0.3),
+    )
     assert weighted.ess == close(copies.ess)
     assert 0 < weighted.ess < 1
 
@@ -284,13 +304,16 @@ def test_many_samples():
     assert found.value == close(expected.value, rel=1e-11)
 
 
-# -- kinds of input and output ----------------------------------------------------------------------------------------
+# -- kinds of input and output
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_dtypes(dtype, scale):
-    losses = (scale * torch.rand(64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).to(dtype)
+    losses = (
+        scale * torch.rand(64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ).to(dtype)
     wide = torch.promote_types(dtype, torch.float32)
     leaf = losses.clone().requires_grad_()
     found = worst_case(leaf, 0.5)
@@ -306,7 +329,9 @@ def test_dtypes(dtype, scale):
     torch.testing.assert_close(leaf.grad, found.weights.to(dtype), rtol=1e-6, atol=0)
     value = objective(losses, 0.1, 0.5)
     assert value.dtype == wide
-    assert value.item() == pytest.approx(oracles.objective(losses.double().numpy(), 0.1, 0.5, 1e-3), rel=tolerance)
+    assert value.item() == pytest.approx(
+        oracles.objective(losses.double().numpy(), 0.1, 0.5, 1e-3), rel=tolerance
+    )
 
 
 @pytest.mark.parametrize("make", [list, tuple, np.array, lambda l: np.array(l, dtype=np.float32)])
@@ -346,29 +371,42 @@ def test_works_without_grad():
         assert worst_case(double(L, requires_grad=True), 0.1).value.item() == close(1.994174122)
 
 
-# -- sample weights ---------------------------------------------------------------------------------------------------
+# -- sample weights
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rho", [0.0, 1e-3, 0.3, 1.0, 4.0])
-@pytest.mark.parametrize("repeats", [[1, 1, 1, 1], [2, 1, 3, 1], [1, 5, 1, 2], [0, 2, 3, 1], [3, 1, 2, 0]])
+@pytest.mark.parametrize(
+    "repeats", [[1, 1, 1, 1], [2, 1, 3, 1], [1, 5, 1, 2], [0, 2, 3, 1], [3, 1, 2, 0]]
+)
 def test_weights_equal_repeated_samples(repeats, rho):
-    weighted, repeated = worst_case(L, rho, sample_weight=repeats), worst_case(np.repeat(L, repeats), rho)
+    weighted, repeated = (
+        worst_case(L, rho, sample_weight=repeats),
+        worst_case(np.repeat(L, repeats), rho),
+    )
     assert weighted.value == close(repeated.value)
     assert weighted.lam == close(repeated.lam)
     assert weighted.kl == close(repeated.kl, rel=1e-7, abs=1e-13)
     sums = [repeated.weights[np.repeat(np.arange(4), repeats) == i].sum() for i in range(4)]
     np.testing.assert_allclose(weighted.weights, sums, rtol=EXACT, atol=1e-15)
-    assert objective(L, 0.4, rho, sample_weight=repeats) == close(objective(np.repeat(L, repeats), 0.4, rho))
+    assert objective(L, 0.4, rho, sample_weight=repeats) == close(
+        objective(np.repeat(L, repeats), 0.4, rho)
+    )
 
 
 @pytest.mark.parametrize("factor", [1e-12, 0.1, 7.0, 1e12])
 def test_weights_up_to_a_factor(factor):
     weight = np.array([0.1, 0.2, 0.3, 0.4])
-    plain, scaled = worst_case(L, 0.2, sample_weight=weight), worst_case(L, 0.2, sample_weight=factor * weight)
+    plain, scaled = (
+        worst_case(L, 0.2, sample_weight=weight),
+        worst_case(L, 0.2, sample_weight=factor * weight),
+    )
     assert scaled.value == close(plain.value)
     assert scaled.lam == close(plain.lam)
     assert scaled.kl == close(0.2)
-    assert objective(L, 1.0, 0.2, sample_weight=factor * weight) == close(objective(L, 1.0, 0.2, sample_weight=weight))
+    assert objective(L, 1.0, 0.2, sample_weight=factor * weight) == close(
+        objective(L, 1.0, 0.2, sample_weight=weight)
+    )
 
 
 def test_weight_zero_leaves_out_even_the_hardest():
@@ -376,7 +414,9 @@ def test_weight_zero_leaves_out_even_the_hardest():
     found = worst_case(losses, 5.0, sample_weight=weight)
     assert found.weights[1] == 0.0
     assert found.value == close(2.0 - 1e-3 * math.log(3))
-    assert objective(losses, 0.5, 0.1, sample_weight=weight) == close(objective([0.0, 1.0, 2.0], 0.5, 0.1))
+    assert objective(losses, 0.5, 0.1, sample_weight=weight) == close(
+        objective([0.0, 1.0, 2.0], 0.5, 0.1)
+    )
 
 
 def test_a_single_positive_weight():
@@ -388,12 +428,18 @@ def test_a_single_positive_weight():
 def test_weights_of_any_kind():
     weight = [1.0, 2.0, 3.0, 4.0]
     expected = oracles.by_root(L, 0.3, q=weight).value
-    for kind in (weight, np.array(weight), torch.tensor(weight), torch.tensor(weight, dtype=torch.int64)):
+    for kind in (
+        weight,
+        np.array(weight),
+        torch.tensor(weight),
+        torch.tensor(weight, dtype=torch.int64),
+    ):
         assert worst_case(L, 0.3, sample_weight=kind).value == close(expected)
         assert worst_case(double(L), 0.3, sample_weight=kind).value.item() == close(expected)
 
 
-# -- trim -------------------------------------------------------------------------------------------------------------
+# -- trim
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", range(2, 16))
@@ -412,7 +458,8 @@ def test_trim_drops_whole_samples(n):
 
 
 @pytest.mark.parametrize(
-    ("n", "trim"), [(4, Fraction(3, 8)), (4, Fraction(1, 10)), (7, Fraction(1, 2)), (10, Fraction(17, 40))]
+    ("n", "trim"),
+    [(4, Fraction(3, 8)), (4, Fraction(1, 10)), (7, Fraction(1, 2)), (10, Fraction(17, 40))],
 )
 @pytest.mark.parametrize("rho", [0.0, 0.2, 1.0, 5.0])
 def test_trim_keeps_the_edge_sample_in_part(n, trim, rho):
@@ -453,7 +500,8 @@ def test_trim_is_differentiable():
     assert losses.grad[0] == 0.0
 
 
-# -- differentiability ------------------------------------------------------------------------------------------------
+# -- differentiability
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rho", [0.0, 1e-3, 0.1, 1.0, 3.0])
@@ -477,7 +525,9 @@ def test_gradcheck_of_the_worst_case():
     losses = double([0.3, 1.7, -0.4, 0.9, 2.2], requires_grad=True)
     weight = double([1.0, 2.0, 0.5, 1.0, 0.7])
     for rho in (0.0, 0.05, 0.6, 4.0):
-        assert torch.autograd.gradcheck(lambda l, r=rho: worst_case(l, r, 0.1, sample_weight=weight).value, losses)
+        assert torch.autograd.gradcheck(
+            lambda l, r=rho: worst_case(l, r, 0.1, sample_weight=weight).value, losses
+        )
 
 
 @pytest.mark.parametrize("lam", [0.2, 1.0, 20.0])
@@ -498,7 +548,9 @@ def test_a_learnable_lam_warns_of_nothing():
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            objective(double(L, requires_grad=True), double(1.0, requires_grad=True), 0.1).backward()
+            objective(
+                double(L, requires_grad=True), double(1.0, requires_grad=True), 0.1
+            ).backward()
     finally:
         torch.set_warn_always(False)
 
@@ -507,10 +559,13 @@ def test_gradient_in_lam_is_rho_less_kl():
     for lam in (0.01, 0.3, 2.0):
         temperature = double(lam, requires_grad=True)
         objective(double(L), temperature, 0.25).backward()
-        assert temperature.grad.item() == close(0.25 - oracles.kl_divergence(oracles.tilted(L, lam)), abs=1e-12)
+        assert temperature.grad.item() == close(
+            0.25 - oracles.kl_divergence(oracles.tilted(L, lam)), abs=1e-12
+        )
 
 
-# -- properties -------------------------------------------------------------------------------------------------------
+# -- properties
+# -------------------------------------------------------------------------------------------------------
 
 some = settings(max_examples=50, deadline=None, derandomize=True)
 number = st.floats(-50, 50, allow_subnormal=False)
@@ -551,7 +606,9 @@ def test_duality(losses, rho, lam0):
     found = worst_case(losses, rho, lam0)
     primal = found.weights @ losses - lam0 * oracles.kl_divergence(found.weights)
     assert found.value == pytest.approx(primal, abs=tolerance(losses))
-    assert found.value == pytest.approx(oracles.objective(losses, found.lam, rho, lam0), abs=tolerance(losses))
+    assert found.value == pytest.approx(
+        oracles.objective(losses, found.lam, rho, lam0), abs=tolerance(losses)
+    )
     for factor in (0.5, 0.9, 1.1, 2.0):
         lam = max(lam0, factor * found.lam)
         assert objective(losses, lam, rho, lam0) >= found.value - tolerance(losses)
@@ -578,12 +635,16 @@ def test_value_grows_with_rho(losses, rho, factor, lam0):
 
 
 @some
-@given(vectors, radii, st.floats(-1e3, 1e3, allow_subnormal=False), st.randoms(use_true_random=False))
+@given(
+    vectors, radii, st.floats(-1e3, 1e3, allow_subnormal=False), st.randoms(use_true_random=False)
+)
 def test_permutation_and_shift(losses, rho, shift, random):
     order = list(range(len(losses)))
     random.shuffle(order)
     plain, moved = worst_case(losses, rho, 0.1), worst_case(losses[order] + shift, rho, 0.1)
-    assert moved.value == pytest.approx(plain.value + shift, abs=1e-9 * (1100 + np.abs(losses).max()))
+    assert moved.value == pytest.approx(
+        plain.value + shift, abs=1e-9 * (1100 + np.abs(losses).max())
+    )
     np.testing.assert_allclose(moved.weights, plain.weights[order], atol=1e-8)
 
 
@@ -599,14 +660,19 @@ def test_scale(losses, rho, lam0, scale):
 @some
 @given(vectors, radii, floors, st.data())
 def test_random_weights_equal_the_root(losses, rho, lam0, data):
-    weight = np.array(data.draw(st.lists(st.floats(0, 5), min_size=len(losses), max_size=len(losses))))
+    weight = np.array(
+        data.draw(st.lists(st.floats(0, 5), min_size=len(losses), max_size=len(losses)))
+    )
     weight[weight < 1e-3] = 0.0
     assume(weight.sum() > 0)
     found = worst_case(losses, rho, lam0, sample_weight=weight)
-    assert found.value == pytest.approx(oracles.by_root(losses, rho, lam0, weight).value, abs=tolerance(losses))
+    assert found.value == pytest.approx(
+        oracles.by_root(losses, rho, lam0, weight).value, abs=tolerance(losses)
+    )
 
 
-# -- what rho means ---------------------------------------------------------------------------------------------------
+# -- what rho means
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_rho_for_group():
@@ -639,7 +705,9 @@ def test_rho_for_confidence_is_95_percent_by_default():
 def test_rho_for_confidence_gives_the_normal_bound():
     losses = random_losses(11, 10_000)
     bound = losses.mean() + norm.ppf(0.95) * losses.std() / 100
-    assert worst_case(losses, rho_for_confidence(10_000), 1e-6).value == pytest.approx(bound, rel=1e-3)
+    assert worst_case(losses, rho_for_confidence(10_000), 1e-6).value == pytest.approx(
+        bound, rel=1e-3
+    )
 
 
 def test_rho_for_confidence_covers_the_mean():
@@ -654,4 +722,6 @@ def test_only_ratios_of_weights_matter(scale):
     found, expected = (worst_case(L, 0.3, sample_weight=w) for w in (weight * scale, weight))
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-11)
-    assert objective(L, 0.4, 0.3, sample_weight=weight * scale) == close(objective(L, 0.4, 0.3, sample_weight=weight))
+    assert objective(L, 0.4, 0.3, sample_weight=weight * scale) == close(
+        objective(L, 0.4, 0.3, sample_weight=weight)
+    )

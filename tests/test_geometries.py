@@ -9,7 +9,11 @@ import torch
 from scdro.errors import HyperparameterError, LossError
 from scdro.functional import chi2_constrained, chi2_penalized, cvar
 
-METHODS = {"cvar": (cvar, 0.3), "penalized": (chi2_penalized, 0.7), "constrained": (chi2_constrained, 0.4)}
+METHODS = {
+    "cvar": (cvar, 0.3),
+    "penalized": (chi2_penalized, 0.7),
+    "constrained": (chi2_constrained, 0.4),
+}
 N = 23
 
 
@@ -93,7 +97,9 @@ def test_a_weight_of_zero_leaves_a_sample_out(name):
     whole, part = losses("normal"), losses("normal")[5:]
     whole[:5] = np.nan
     weight = np.r_[np.zeros(5), np.ones(N - 5)]
-    assert method(whole, setting, sample_weight=weight).value == pytest.approx(method(part, setting).value)
+    assert method(whole, setting, sample_weight=weight).value == pytest.approx(
+        method(part, setting).value
+    )
 
 
 def test_the_ends():
@@ -133,7 +139,10 @@ def by_mpmath(name, l, q, setting):
             w = raised(eta)
             if name == "penalized":
                 return mp.fsum(w) > setting
-            return mp.fsum(x * x / a for x, a in zip(w, q, strict=True)) < (1 + 2 * setting) * mp.fsum(w) ** 2
+            return (
+                mp.fsum(x * x / a for x, a in zip(w, q, strict=True))
+                < (1 + 2 * setting) * mp.fsum(w) ** 2
+            )
 
         high = max(l)
         low = high - (high - min(l)) / 2

@@ -10,7 +10,8 @@ from torch import nn
 
 from scdro import SCDRO, KLRobustLoss
 from scdro.errors import LossError
-from scdro.temperature import PrintedTemperature, WindowTemperature
+from scdro.printed import PrintedTemperature
+from scdro.temperature import WindowTemperature
 
 LOSSES = torch.linspace(0.0, 3.0, 12, dtype=torch.float64)
 
@@ -55,7 +56,9 @@ def test_a_default_device_elsewhere():
             value = robust(LOSSES + w)
             step = optimizer.step(lambda: LOSSES + w)
     assert math.isfinite(value.item())
-    assert {value.device.type, step.device.type, robust.kl.device.type, robust.lam.device.type} == {"cpu"}
+    assert {value.device.type, step.device.type, robust.kl.device.type, robust.lam.device.type} == {
+        "cpu"
+    }
 
 
 def test_losses_written_to_after_the_call():
@@ -82,7 +85,9 @@ def test_losses_with_a_negative_bit():
     w = nn.Parameter(torch.zeros((), dtype=torch.float64))
     assert torch.equal(robust(view + 0 * w), reference(LOSSES + 0 * w))
     optimizer = SCDRO([w], 0.1, 0.5)
-    assert math.isfinite(optimizer.step(lambda: torch.complex(0 * LOSSES + w, w - LOSSES).conj().imag))
+    assert math.isfinite(
+        optimizer.step(lambda: torch.complex(0 * LOSSES + w, w - LOSSES).conj().imag)
+    )
 
 
 @pytest.mark.parametrize("number", [np.float32, np.float64, int])
@@ -103,7 +108,10 @@ def test_values_beyond_the_dtype_of_the_losses():
 
 
 def test_skipping_keeps_the_value_in_double_precision():
-    values = [KLRobustLoss(0.5, skip_nonfinite=skip)((LOSSES + 1 / 3).requires_grad_()) for skip in (False, True)]
+    values = [
+        KLRobustLoss(0.5, skip_nonfinite=skip)((LOSSES + 1 / 3).requires_grad_())
+        for skip in (False, True)
+    ]
     assert torch.equal(*values)
 
 
@@ -118,7 +126,9 @@ def test_a_state_loaded_by_assignment_is_a_copy():
     assert {b.dtype for b in other.buffers()} == {torch.float64, torch.int64}
 
 
-@pytest.mark.parametrize(("mask", "says"), [(torch.ones(3) > 0, "mask entry.*12.*3"), (torch.zeros(12) > 0, "mask")])
+@pytest.mark.parametrize(
+    ("mask", "says"), [(torch.ones(3) > 0, "mask entry.*12.*3"), (torch.zeros(12) > 0, "mask")]
+)
 def test_a_bad_mask_is_called_a_mask(mask, says):
     with pytest.raises(LossError, match=says):
         KLRobustLoss(0.5)(LOSSES.clone().requires_grad_(), mask=mask)

@@ -7,17 +7,20 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import brentq
 
 import oracles
 import scdro._kl as kl_module
+from reproduction.baselines.parts import alone
 from scdro import KLRobustLoss, evaluate, worst_case
-from scdro._sharding import alone
 from scdro.contrastive import Negatives
 from scdro.errors import NonFiniteLossError
-from scdro.linear_model._worst import worst
+from scdro.linear_model._worst_case import solve_worst_case
 from scdro.temperature import Window
 
-pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="needs a long double of 80 bits")
+pytestmark = pytest.mark.skipif(
+    np.finfo(np.longdouble).eps > 1e-18, reason="needs a long double of 80 bits"
+)
 
 
 def draw(rng, largest=4.0):
@@ -37,7 +40,9 @@ def draw(rng, largest=4.0):
     elif kind == 3:
         losses = rng.pareto(10 ** rng.uniform(-0.5, 1), n)
     elif kind == 4:
-        losses = rng.normal(size=n) * 10 ** rng.uniform(-3, 3) + rng.normal() * 10 ** rng.uniform(-3, 3)
+        losses = rng.normal(size=n) * 10 ** rng.uniform(-3, 3) + rng.normal() * 10 ** rng.uniform(
+            -3, 3
+        )
         weight = 10 ** rng.uniform(-12, 0, n)
     else:
         losses = rng.integers(0, 4, n) * rng.exponential()
@@ -68,13 +73,19 @@ def solved_by_the_window(losses, rho):
 
 def solved_for_anchors(losses, rho):
     tensor = torch.from_numpy(losses).expand(3, -1)
-    return float(Negatives.of(tensor, torch.ones_like(tensor, dtype=torch.bool)).solve(rho, 1e-3)[1])
+    return float(
+        Negatives.of(tensor, torch.ones_like(tensor, dtype=torch.bool)).solve(rho, 1e-3)[1]
+    )
 
 
 SOLVERS = {
     "worst_case": lambda losses, rho: worst_case(losses, rho).lam,
-    "linear_model": lambda losses, rho: worst(losses, np.full(len(losses), 1 / len(losses)), rho, 1e-3).lam,
-    "linear_model, warm": lambda losses, rho: worst(losses, np.full(len(losses), 1 / len(losses)), rho, 1e-3, 40.0).lam,
+    "linear_model": lambda losses, rho: (
+        solve_worst_case(losses, np.full(len(losses), 1 / len(losses)), rho, 1e-3).lam
+    ),
+    "linear_model, warm": lambda losses, rho: (
+        solve_worst_case(losses, np.full(len(losses), 1 / len(losses)), rho, 1e-3, 40.0).lam
+    ),
     "sharded": solved_by_the_sharded_dual,
     "window": solved_by_the_window,
     "contrastive": solved_for_anchors,
@@ -94,7 +105,9 @@ def test_one_rare_hard_sample_in_evaluation():
     assert (truth.value, truth.kl) == pytest.approx((0.0003756, 1e-3), rel=1e-4)
     losses = torch.from_numpy(RARE)
     assert float(KLRobustLoss(1e-3).eval()(losses)) == pytest.approx(truth.value, rel=1e-9)
-    data = [(losses[i : i + 25_000, None], losses[i : i + 25_000]) for i in range(0, 100_000, 25_000)]
+    data = [
+        (losses[i : i + 25_000, None], losses[i : i + 25_000]) for i in range(0, 100_000, 25_000)
+    ]
     found = evaluate(torch.nn.Identity(), data, lambda out, _: out[:, 0], rho=1e-3)
     assert found.value == pytest.approx(truth.value, rel=1e-9)
     two = worst_case([1.0, 0.0], 1e-3, sample_weight=[1e-5, 1 - 1e-5])
@@ -134,7 +147,8 @@ def test_one_loss_far_above_the_mean_costs_no_digits(losses, weight):
     exact = float(q @ np.array(losses, np.longdouble) / q.sum())
     assert value == pytest.approx(exact, rel=1e-13)
     evaluated = KLRobustLoss(0.0).eval()(
-        torch.tensor(losses, dtype=torch.float64), None if weight is None else torch.tensor(weight, dtype=torch.float64)
+        torch.tensor(losses, dtype=torch.float64),
+        None if weight is None else torch.tensor(weight, dtype=torch.float64),
     )
     assert float(evaluated) == pytest.approx(exact, rel=1e-13)
 
@@ -164,7 +178,11 @@ def test_where_the_host_may_not_look(monkeypatch):
     monkeypatch.setattr("scdro._scalar.host_reads", lambda tensor: False)
     monkeypatch.setattr(kl_module, "host_reads", lambda tensor: False)
     for losses, weight, rho, lam0 in cases:
-        log_q = torch.zeros(len(losses), dtype=torch.float64) if weight is None else torch.from_numpy(np.log(weight))
+        log_q = (
+            torch.zeros(len(losses), dtype=torch.float64)
+            if weight is None
+            else torch.from_numpy(np.log(weight))
+        )
         tensor = torch.from_numpy(losses)
         lam = kl_module.solve_lam(tensor, log_q, rho, lam0)
         assert isinstance(lam, torch.Tensor)
@@ -184,8 +202,17 @@ def test_a_tiny_radius_where_the_host_may_not_look(share, monkeypatch):
 def test_many_vectors_at_once_end_as_each_alone():
     """One vector on a plateau, one at its floor, one with a step: lanes do not disturb each other."""
     rng = np.random.default_rng(4)
-    rows = np.stack([np.r_[1.0, np.zeros(99)], np.full(100, 3.0), rng.exponential(size=100), rng.pareto(0.5, 100)])
-    together = Negatives.of(torch.from_numpy(rows), torch.ones(4, 100, dtype=torch.bool)).solve(0.05, 1e-3)
+    rows = np.stack(
+        [
+            np.r_[1.0, np.zeros(99)],
+            np.full(100, 3.0),
+            rng.exponential(size=100),
+            rng.pareto(0.5, 100),
+        ]
+    )
+    together = Negatives.of(torch.from_numpy(rows), torch.ones(4, 100, dtype=torch.bool)).solve(
+        0.05, 1e-3
+    )
     for row, lam in zip(rows, together, strict=True):
         assert float(lam) == pytest.approx(worst_case(row, 0.05).lam, rel=1e-9)
 
@@ -220,7 +247,11 @@ def test_losses_whose_squares_overflow_are_an_error(size):
     """They gave NaN."""
     losses = torch.tensor([size, 0.0], dtype=torch.float64, requires_grad=True)
     robust = KLRobustLoss(0.5)
-    for attempt in (lambda: worst_case(losses, 0.5), lambda: robust(losses), lambda: robust.eval()(losses)):
+    for attempt in (
+        lambda: worst_case(losses, 0.5),
+        lambda: robust(losses),
+        lambda: robust.eval()(losses),
+    ):
         with pytest.raises(NonFiniteLossError, match="1e100"):
             attempt()
     assert math.isnan(robust.lam)
@@ -230,7 +261,9 @@ def test_losses_as_large_as_allowed():
     losses = np.array([5e99, 0.0, 1.0, -5e99])
     found = worst_case(losses, 0.1, 1e-50)
     assert error(found.value, losses, None, 0.1, 1e-50) <= 1e-9
-    assert float(KLRobustLoss(0.1).eval()(torch.from_numpy(losses))) == pytest.approx(found.value, rel=1e-12)
+    assert float(KLRobustLoss(0.1).eval()(torch.from_numpy(losses))) == pytest.approx(
+        found.value, rel=1e-12
+    )
 
 
 def test_steps_that_are_far_too_short_give_way_to_bisection():
@@ -238,3 +271,35 @@ def test_steps_that_are_far_too_short_give_way_to_bisection():
     slope = 2000.0  # a thousand times that of KL = 1/lam^2
     lam = kl_module.solve_root(lambda lam: (lam**-2, slope * lam**-2), -1e6, 1.0, 1e-6, 1e-3)
     assert lam == pytest.approx(1e3, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("losses", "weight", "short"),
+    [
+        ([0.57, 0.87, 1.4, 3.29, 3.29], [0.047, 0.16, 2e-8, 7e-6, 7e-9], 5e-9),
+        ([3.0, 3.1, 4.3, 8.3, 31.0], [2e-12, 8e-10, 0.5, 9e-12, 5e-11], 3e-9),
+        ([3.7, 28.0, 28.0], [0.081, 3.6e-9, 1.4e-7], 2e-9),
+    ],
+)
+def test_just_below_the_plateau(losses, weight, short):
+    """rho just below the largest KL there is, where Newton's steps are too long: 1e-9 of max l - mean l, as always."""
+    share = math.fsum(
+        w for w, l in zip(weight, losses, strict=True) if l == max(losses)
+    ) / math.fsum(weight)
+    rho = -math.log(share) * (1 - short)
+    found = worst_case(losses, rho, 1e-9, sample_weight=weight)
+    assert found.kl == pytest.approx(rho, rel=1e-9)
+
+
+@pytest.mark.parametrize("share", [1e-305, 1e-308, 1e-310, 1e-320])
+@pytest.mark.parametrize("rho", [1.0, 100.0, 700.0])
+def test_shares_below_the_smallest_normal_number(share, rho):
+    """One sample of 1e-308 of the mass and less: p of it such that p log(p/q) + (1-p) log(1-p) = rho."""
+    found = worst_case([0.0, 5.0], rho, 1e-9, sample_weight=[1.0, share])
+    p = brentq(
+        lambda p: p * (math.log(p) - math.log(share)) + (1 - p) * math.log1p(-p) - rho,
+        1e-9,
+        1 - 1e-9,
+    )
+    assert found.kl == pytest.approx(rho, rel=1e-9)
+    assert found.value == pytest.approx(5.0 * p - 1e-9 * rho, rel=1e-9)

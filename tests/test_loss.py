@@ -17,7 +17,7 @@ from loops import TEMPERATURES, assert_same_state, data, flat, linear, losses_of
 from refusals import BAD_LOSSES, BAD_WEIGHTS, INF, NAN, Problem, refuses
 from scdro import SCDRO, KLRobustLoss, worst_case
 from scdro.errors import CheckpointError, LossError
-from scdro.temperature import PrintedTemperature
+from scdro.printed import PrintedTemperature
 
 # -- the algorithm ---
 
@@ -29,9 +29,16 @@ def test_with_sgd_it_is_scdro(temperature, beta, weight_decay):
     lr, rho = 0.1, 0.4
     model, other = linear(), linear()
     robust = KLRobustLoss(rho, beta=beta, temperature=TEMPERATURES[temperature]())
-    sgd = torch.optim.SGD(model.parameters(), lr, momentum=1 - beta, dampening=1 - beta, weight_decay=weight_decay)
+    sgd = torch.optim.SGD(
+        model.parameters(), lr, momentum=1 - beta, dampening=1 - beta, weight_decay=weight_decay
+    )
     opt = SCDRO(
-        other.parameters(), lr, rho, beta=beta, weight_decay=weight_decay, temperature=TEMPERATURES[temperature]()
+        other.parameters(),
+        lr,
+        rho,
+        beta=beta,
+        weight_decay=weight_decay,
+        temperature=TEMPERATURES[temperature](),
     )
     for t, (x, y) in enumerate(data(50)):
         weight = torch.linspace(0.0, 2.0, len(y)) if t % 3 == 1 else None
@@ -44,10 +51,13 @@ def test_with_sgd_it_is_scdro(temperature, beta, weight_decay):
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_value_is_the_running_objective(temperature):
-    """lam_t log s_t + (lam_t - lam0) rho, with s_t in the linear domain; by default s is carried and capped at two, and
-    no loss counts for more than the hardest before."""
+    """lam_t log s_t + (lam_t - lam0) rho, with s_t in the linear domain; by default s is carried and
+    capped at two, and no loss counts for more than the hardest before."""
     rho, beta, lam0 = 0.4, 0.3, 1e-2
-    model, robust = linear(), KLRobustLoss(rho, beta=beta, lam0=lam0, temperature=TEMPERATURES[temperature]())
+    model, robust = (
+        linear(),
+        KLRobustLoss(rho, beta=beta, lam0=lam0, temperature=TEMPERATURES[temperature]()),
+    )
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     s, lam_past, top = None, None, -math.inf
     for x, y in data(40):
@@ -137,7 +147,11 @@ def test_evaluation_is_exact_and_leaves_no_trace(trained, mode, trim):
         train_step(model, robust, optimizer, x, y)
     before = copy.deepcopy(robust)
     robust.train(mode != "eval")
-    guard = {"eval": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}[mode]
+    guard = {
+        "eval": torch.enable_grad,
+        "no_grad": torch.no_grad,
+        "inference": torch.inference_mode,
+    }[mode]
     for x, y in data(3, size=37, seed=9):
         with guard():
             losses = losses_of(model, x, y)
@@ -244,7 +258,11 @@ def test_scalars_stay_float64_when_the_model_is_cast(cast, nested):
 def test_low_precision_losses_give_float32_values(dtype):
     robust, reference = KLRobustLoss(0.5), KLRobustLoss(0.5)
     for i in range(5):
-        losses = (torch.rand(8, generator=torch.Generator().manual_seed(i)) * 20).to(dtype).requires_grad_()
+        losses = (
+            (torch.rand(8, generator=torch.Generator().manual_seed(i)) * 20)
+            .to(dtype)
+            .requires_grad_()
+        )
         value = robust(losses)
         value.backward()
         expected = reference(losses.detach().double().requires_grad_())
@@ -306,16 +324,28 @@ def test_autocast_changes_only_the_model():
 def test_weights_of_any_size(training, scale):
     answers = []
     for factor in (1.0, scale):
-        robust, p = KLRobustLoss(0.3).train(training), torch.tensor([1.0, 2.0, 4.0, 3.0], dtype=torch.float64)
+        robust, p = (
+            KLRobustLoss(0.3).train(training),
+            torch.tensor([1.0, 2.0, 4.0, 3.0], dtype=torch.float64),
+        )
         p.requires_grad_()
         for k in range(3):
-            value = robust(p * (1 + k), factor * torch.tensor([1.0, 2.0, 1.0, 0.5], dtype=torch.float64))
+            value = robust(
+                p * (1 + k), factor * torch.tensor([1.0, 2.0, 1.0, 0.5], dtype=torch.float64)
+            )
             value.backward()
-        answers.append([value.item(), *p.grad.tolist(), *([robust.kl, robust.ess, robust.lam] if training else [])])
+        answers.append(
+            [
+                value.item(),
+                *p.grad.tolist(),
+                *([robust.kl, robust.ess, robust.lam] if training else []),
+            ]
+        )
     np.testing.assert_allclose(*answers, rtol=1e-9)
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- what is refused
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("started", [False, True], ids=["fresh", "started"])
@@ -381,14 +411,26 @@ def test_bad_weights_of_the_loss_module(kind, training, started):
         robust(problem.losses())
     robust.train(training)
     weight, match = BAD_WEIGHTS[kind]
-    refuses(problem, lambda: robust(problem.losses(1), torch.tensor(weight)), LossError, match, robust)
+    refuses(
+        problem, lambda: robust(problem.losses(1), torch.tensor(weight)), LossError, match, robust
+    )
 
 
 def test_bad_masks():
     problem, robust = Problem(), KLRobustLoss(0.5)
     for mask, match in (([False] * 5, "positive"), ([True] * 4, r"\(5,\).*\(4,\)")):
-        refuses(problem, lambda m=mask: robust(problem.losses(), mask=torch.tensor(m)), LossError, match, robust)
-    for mask, match in (("abc", "mask of booleans.*'abc'"), (["a"] * 5, "mask of booleans"), ({}, "booleans.*{}")):
+        refuses(
+            problem,
+            lambda m=mask: robust(problem.losses(), mask=torch.tensor(m)),
+            LossError,
+            match,
+            robust,
+        )
+    for mask, match in (
+        ("abc", "mask of booleans.*'abc'"),
+        (["a"] * 5, "mask of booleans"),
+        ({}, "booleans.*{}"),
+    ):
         refuses(problem, lambda m=mask: robust(problem.losses(), mask=m), LossError, match, robust)
 
 
@@ -407,7 +449,10 @@ def test_what_is_no_vector_of_losses_is_told_apart():
 
 @pytest.mark.parametrize(
     ("settings", "mine"),
-    [({"window": 32}, {"window": 64}), ({"window": 64, "temperature": PrintedTemperature(lr=0.1)}, {"window": 64})],
+    [
+        ({"window": 32}, {"window": 64}),
+        ({"window": 64, "temperature": PrintedTemperature(lr=0.1)}, {"window": 64}),
+    ],
     ids=["window", "temperature"],
 )
 def test_checkpoint_of_another_loss_module(settings, mine):
@@ -415,4 +460,10 @@ def test_checkpoint_of_another_loss_module(settings, mine):
     robust, other = KLRobustLoss(0.5, **mine), KLRobustLoss(0.5, **settings)
     robust(problem.losses(0))
     other(problem.losses(1))
-    refuses(problem, lambda: robust.load_state_dict(other.state_dict()), CheckpointError, "(?i)window", robust)
+    refuses(
+        problem,
+        lambda: robust.load_state_dict(other.state_dict()),
+        CheckpointError,
+        "(?i)window",
+        robust,
+    )

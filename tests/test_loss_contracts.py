@@ -68,14 +68,22 @@ def test_copies_of_an_attached_loss_and_its_optimizer_go_on(copied):
 
 @pytest.mark.parametrize("copied", [through_deepcopy, through_pickle, through_torch_save])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("algorithm", [SCDRO, scdro.ASCDRO, scdro.optim.RSCDRO, scdro.optim.RASCDRO])
+@pytest.mark.parametrize(
+    "algorithm", [SCDRO, scdro.ASCDRO, scdro.optim.RSCDRO, scdro.optim.RASCDRO]
+)
 def test_copies_of_an_optimizer_keep_its_state(algorithm, temperature, copied):
     model = linear()
     settings = {"temperature": TEMPERATURES[temperature](), "radius": 1.5}
     if algorithm in (SCDRO, scdro.ASCDRO):
         opt = algorithm(model.parameters(), 0.05, 0.4, **settings)
     else:
-        opt = algorithm(model.parameters(), [(0.05, 0.5, 3), (0.02, 0.3, 4), (0.01, 0.2, 0)], 0.4, mu=0.01, **settings)
+        opt = algorithm(
+            model.parameters(),
+            [(0.05, 0.5, 3), (0.02, 0.3, 4), (0.01, 0.2, 0)],
+            0.4,
+            mu=0.01,
+            **settings,
+        )
     for x, y in data(5):
         opt.step(lambda x=x, y=y: losses_of(model, x, y))
     twin_model, twin = copied((model, opt))
@@ -108,7 +116,8 @@ def test_a_copy_of_a_watched_model_is_not_watched():
         copied(torch.randn(4, 2))
 
 
-# -- what a state means -----------------------------------------------------------------------------------------------
+# -- what a state means
+# -----------------------------------------------------------------------------------------------
 
 
 def used(loss, steps=3):
@@ -129,7 +138,13 @@ def test_a_loss_refuses_a_state_that_means_something_else(mine, theirs, says):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"rho": 0.1}, {"rho": 2.0}, {"rho": 0.5, "lam0": 5.0}, {"rho": 0.5, "beta": 0.9}, {"rho": 0.5, "loss_bound": 4.0}],
+    [
+        {"rho": 0.1},
+        {"rho": 2.0},
+        {"rho": 0.5, "lam0": 5.0},
+        {"rho": 0.5, "beta": 0.9},
+        {"rho": 0.5, "loss_bound": 4.0},
+    ],
     ids=str,
 )
 def test_what_may_change_on_resume(settings):
@@ -151,10 +166,13 @@ def test_a_state_without_a_batch_leaves_the_first_lam_to_the_object(saved, initi
     robust, new = (KLRobustLoss(0.5, temperature=WindowTemperature(initial)) for _ in range(2))
     robust.load_state_dict(KLRobustLoss(0.5, temperature=WindowTemperature(saved)).state_dict())
     assert differences(robust.state_dict(), new.state_dict()) == []
-    assert [robust(losses_at(k)).item() for k in range(3)] == [new(losses_at(k)).item() for k in range(3)]
+    assert [robust(losses_at(k)).item() for k in range(3)] == [
+        new(losses_at(k)).item() for k in range(3)
+    ]
 
 
-# -- pickles, devices, threads, hooks ---------------------------------------------------------------------------------
+# -- pickles, devices, threads, hooks
+# ---------------------------------------------------------------------------------
 
 
 every_loss = pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
@@ -192,7 +210,9 @@ def test_a_loss_made_on_the_meta_device(make, resets, monkeypatch):
         model = nn.ModuleDict({"layer": nn.Linear(3, 2), "loss": make()})
     assert all(buffer.is_meta for buffer in model.buffers())
     empty_like = torch.empty_like
-    monkeypatch.setattr(torch, "empty_like", lambda *args, **where: dirty(empty_like(*args, **where)))
+    monkeypatch.setattr(
+        torch, "empty_like", lambda *args, **where: dirty(empty_like(*args, **where))
+    )
     model.to_empty(device="cpu")
     monkeypatch.undo()
     if resets:
@@ -266,7 +286,9 @@ def test_hooks_of_a_loss_run_once():
 @pytest.mark.parametrize("kind", ["complex", "sparse"])
 def test_a_loss_refuses_complex_and_sparse_losses(kind):
     loss = KLRobustLoss(0.5)
-    values = torch.ones(4, dtype=torch.complex64) if kind == "complex" else torch.ones(4).to_sparse()
+    values = (
+        torch.ones(4, dtype=torch.complex64) if kind == "complex" else torch.ones(4).to_sparse()
+    )
     with pytest.raises(scdro.errors.LossError, match="expected"):
         loss(values.requires_grad_())
     assert differences(loss.state_dict(), KLRobustLoss(0.5).state_dict()) == []

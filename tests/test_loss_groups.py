@@ -11,11 +11,16 @@ from scdro.functional import worst_case
 
 
 def test_the_robust_loss_over_groups_takes_weights_and_masks_as_without():
-    losses, groups = torch.tensor([1.0, 2.0, 4.0, 9.0], requires_grad=True), torch.tensor([0, 0, 1, 1])
+    losses, groups = (
+        torch.tensor([1.0, 2.0, 4.0, 9.0], requires_grad=True),
+        torch.tensor([0, 0, 1, 1]),
+    )
     robust = scdro.KLRobustLoss(rho=0.2).eval()
     weight, mask = [1.0, 3.0, 1.0, 1.0], [1, 1, 1, 0]
     value = robust(losses, weight, torch.tensor(mask), groups=groups)
-    by_hand = worst_case(torch.tensor([1.75, 1.75, 4.0]), 0.2, sample_weight=torch.tensor([1.0, 3.0, 1.0])).value
+    by_hand = worst_case(
+        torch.tensor([1.75, 1.75, 4.0]), 0.2, sample_weight=torch.tensor([1.0, 3.0, 1.0])
+    ).value
     torch.testing.assert_close(value, by_hand)
     for bad in ({"sample_weight": torch.ones(3)}, {"mask": torch.ones(3)}):
         with pytest.raises(scdro.errors.LossError, match="shape"):
@@ -37,10 +42,14 @@ def test_the_robust_loss_over_groups_is_the_worst_case_of_group_means(masked):
     value = loss(losses, mask=mask if masked else None, groups=groups)
     value.backward()
     kept = mask.numpy()
-    means = np.array([losses.detach().numpy()[kept & (groups.numpy() == g)].mean() for g in range(3)])
+    means = np.array(
+        [losses.detach().numpy()[kept & (groups.numpy() == g)].mean() for g in range(3)]
+    )
     share = np.array([(kept & (groups.numpy() == g)).sum() for g in range(3)]) / kept.sum()
     p = cp.Variable(3)
-    cp.Problem(cp.Maximize(p @ means), [cp.sum(p) == 1, cp.sum(cp.rel_entr(p, share)) <= 0.2]).solve(cp.CLARABEL)
+    cp.Problem(
+        cp.Maximize(p @ means), [cp.sum(p) == 1, cp.sum(cp.rel_entr(p, share)) <= 0.2]
+    ).solve(cp.CLARABEL)
     assert value.item() == pytest.approx(p.value @ means, abs=1e-4)
     by_group = [losses.grad[groups == g].sum().item() for g in range(3)]
     np.testing.assert_allclose(by_group, p.value, atol=1e-3)

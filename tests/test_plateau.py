@@ -32,7 +32,11 @@ def train(losses_of, model, rho, steps=STEPS, lr=0.1, weight_decay=0.0, wrap=Non
     """Warnings of training by the loss, or by an optimizer that `wrap` makes."""
     g = torch.Generator().manual_seed(1)
     robust = KLRobustLoss(rho) if wrap is None else None
-    optimizer = torch.optim.SGD(model.parameters(), lr, 0.9, weight_decay=weight_decay) if robust else wrap(model)
+    optimizer = (
+        torch.optim.SGD(model.parameters(), lr, 0.9, weight_decay=weight_decay)
+        if robust
+        else wrap(model)
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(steps):
@@ -72,11 +76,17 @@ def test_optimizers_tell_it_too(make, k):
     model = nn.Linear(6, k)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
-    assert len(train(lambda m, i: cross_entropy(m(x[i]), y[i], reduction="none"), model, 1.0, wrap=make)) == 1
+    assert (
+        len(
+            train(
+                lambda m, i: cross_entropy(m(x[i]), y[i], reduction="none"), model, 1.0, wrap=make
+            )
+        )
+        == 1
+    )
 
 
-@pytest.mark.parametrize("k", [2, 5, 10, 50])
-@pytest.mark.parametrize("rho", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize(("k", "rho"), [(2, 0.0), (2, 0.5), (10, 0.1), (50, 0.0), (50, 0.5)])
 def test_training_that_learns_is_left_alone(k, rho):
     x, y = task(k)
     assert train(lambda m, i: cross_entropy(m(x[i]), y[i], reduction="none"), network(k), rho) == []
@@ -105,9 +115,11 @@ def test_training_that_has_converged_is_left_alone():
 
 
 @pytest.mark.parametrize("level", [0.0, 0.25, 1.0, 2.0, 2.25, 4.0, 9.0])
-def test_equal_losses_of_a_regression_are_left_alone(level):
-    """Targets +c and -c, and predictions 0."""
-    target = math.sqrt(level) * torch.sign(torch.randn(1000, generator=torch.Generator().manual_seed(0)))
+def test_equal_losses_are_no_plateau_of_classes(level):
+    """Targets +c and -c, and predictions 0: told as what they are, lam at lam0, unless everything is fitted, c = 0."""
+    target = math.sqrt(level) * torch.sign(
+        torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    )
     model = nn.Linear(1, 1)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -115,13 +127,66 @@ def test_equal_losses_of_a_regression_are_left_alone(level):
     def losses_of(m, i):
         return (m(torch.ones(len(i), 1)).squeeze(1) * 0 - target[i]).square()
 
-    assert train(losses_of, model, 0.5) == []
+    said = train(losses_of, model, 0.5)
+    assert len(said) == (level > 0)
+    assert all("only equal losses" in message and "log" not in message for message in said)
 
 
 def test_regression_is_left_alone():
     x, _ = task(2)
     y = x[:, 0] + 0.5 * torch.randn(1000, generator=torch.Generator().manual_seed(2))
     assert train(lambda m, i: (m(x[i]).squeeze(1) - y[i]).square(), network(1), 1.0, lr=0.02) == []
+
+
+def test_a_collapse_late_in_a_short_run_is_told():
+    """396 steps, one prediction for everybody from step 198 on."""
+    x, y = task(2)
+    model, step = network(2), []
+
+    def losses_of(m, i):
+        step.append(1)
+        if len(step) == 198:
+            with torch.no_grad():
+                for p in m.parameters():
+                    p.mul_(1e-3)
+        return cross_entropy(m(x[i]) if len(step) < 198 else 1e-3 * m(x[i]), y[i], reduction="none")
+
+    said = train(losses_of, model, 0.5, 396)
+    assert len(said) == 1
+    assert "log 2" in said[0]
+
+
+def test_a_batch_with_less_than_one_effective_sample_is_told():
+    x, y = task(3)
+    robust = KLRobustLoss(3.0)
+    model = network(3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for index in torch.randint(1000, (400, 4), generator=torch.Generator().manual_seed(1)):
+            optimizer.zero_grad()
+            robust(cross_entropy(model(x[index]), y[index], reduction="none")).backward()
+            optimizer.step()
+    (said,) = told(caught)
+    assert "effective samples in a batch of 4" in said
+    assert "attach()" in said
+
+
+def test_training_that_diverges_is_told():
+    """A rate so high that accuracy is chance."""
+    x, y = task(10)
+    model, robust = network(10), KLRobustLoss(0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 30.0, 0.9)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for index in torch.randint(1000, (300, 64), generator=torch.Generator().manual_seed(1)):
+            optimizer.zero_grad()
+            robust(cross_entropy(model(x[index]), y[index], reduction="none")).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    said = told(caught)
+    assert sum("diverged" in message for message in said) == 1
+    assert "learning rate" in said[0]
 
 
 def window_of(losses):

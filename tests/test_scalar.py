@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from scdro import ASCDRO, SCDRO, KLRobustLoss, worst_case
 from scdro import _scalar as scalar
-from scdro.temperature import PrintedTemperature, WindowTemperature
+from scdro.printed import PrintedTemperature
+from scdro.temperature import WindowTemperature
 
 values = st.floats(allow_subnormal=False)
 ordered = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False)
@@ -50,7 +51,9 @@ def test_of_two(name, a, b):
 
 
 @pytest.mark.parametrize("name", ["maximum", "minimum"])
-@pytest.mark.parametrize(("a", "b"), [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (-math.inf, 1.0)])
+@pytest.mark.parametrize(
+    ("a", "b"), [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (-math.inf, 1.0)]
+)
 def test_what_is_not_finite_passes_through(name, a, b):
     ours, theirs = TWO[name]
     assert same(ours(a, b), theirs(tensor(a), tensor(b)))
@@ -83,7 +86,10 @@ def run(make, steps=40):
     step, read = make(w)
     seen = []
     for _ in range(steps):
-        x, y = torch.randn(16, 4, generator=g, dtype=torch.float64), torch.randint(3, (16,), generator=g)
+        x, y = (
+            torch.randn(16, 4, generator=g, dtype=torch.float64),
+            torch.randint(3, (16,), generator=g),
+        )
         weight = torch.rand(16, generator=g, dtype=torch.float64)
         value = step(lambda x=x, y=y: cross_entropy(x @ w, y, reduction="none"), weight)
         seen.append(torch.cat([w.detach().flatten(), value.detach().reshape(1), read().reshape(1)]))
@@ -100,7 +106,10 @@ def by_optimizer(cls, temperature, **settings):
 
 def by_loss(temperature, **settings):
     def make(w):
-        robust, sgd = KLRobustLoss(0.5, temperature=temperature(), **settings), torch.optim.SGD([w], 0.3)
+        robust, sgd = (
+            KLRobustLoss(0.5, temperature=temperature(), **settings),
+            torch.optim.SGD([w], 0.3),
+        )
 
         def step(closure, weight):
             sgd.zero_grad()
@@ -120,7 +129,9 @@ METHODS = {
     "SCDRO, trimmed": by_optimizer(SCDRO, WindowTemperature, trim=0.1),
     "SCDRO, mu": by_optimizer(SCDRO, WindowTemperature, mu=0.05),
     "SCDRO, printed": by_optimizer(SCDRO, PrintedTemperature),
-    "ASCDRO, printed": by_optimizer(ASCDRO, lambda: PrintedTemperature(2.0, lr=0.01), loss_bound=50.0),
+    "ASCDRO, printed": by_optimizer(
+        ASCDRO, lambda: PrintedTemperature(2.0, lr=0.01), loss_bound=50.0
+    ),
     "ASCDRO, resets": by_optimizer(ASCDRO, lambda: PrintedTemperature(0.1, lr=0.01)),
     "KLRobustLoss": by_loss(WindowTemperature),
     "KLRobustLoss, printed": by_loss(lambda: PrintedTemperature(lr=0.1)),

@@ -23,7 +23,10 @@ def test_views_before_the_first_batch_are_nan():
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_skipped_batch_leaves_no_trace(name, at, value):
     problem, twin = Problem(), Problem()
-    optimizer, clean = problem.optimizer(name, skip_nonfinite=True), twin.optimizer(name, skip_nonfinite=True)
+    optimizer, clean = (
+        problem.optimizer(name, skip_nonfinite=True),
+        twin.optimizer(name, skip_nonfinite=True),
+    )
     for k in range(6):
         if k == at:
             for _ in range(2):
@@ -107,7 +110,9 @@ def test_step_that_a_scaler_skipped_leaves_no_trace(started):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_skipped_batch_gives_a_value_of_the_usual_dtype(dtype):
     robust = KLRobustLoss(0.5, skip_nonfinite=True)
-    good, bad = (robust(torch.tensor([1.0, v], dtype=dtype, requires_grad=True)) for v in (2.0, NAN))
+    good, bad = (
+        robust(torch.tensor([1.0, v], dtype=dtype, requires_grad=True)) for v in (2.0, NAN)
+    )
     assert good.dtype == bad.dtype
 
 

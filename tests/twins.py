@@ -1,8 +1,8 @@
 """Slow, literal twins of the algorithms, in the linear domain: s itself, never its logarithm.
 
-Nothing here knows scdro. Numbers are float64, or mpmath's where a vector of `object` dtype comes in (`precise`): there
-exp(20/1e-3) is just a number. At step t a twin evaluates the batch at x_t = (w_t, lam_t), moves its estimators, and
-then steps to x_{t+1} = Proj_X(x_t - eta z_t).
+Nothing here knows scdro. Numbers are float64, or mpmath's where a vector of `object` dtype comes in
+(`precise`): there exp(20/1e-3) is just a number. At step t a twin evaluates the batch at x_t =
+(w_t, lam_t), moves its estimators, and then steps to x_{t+1} = Proj_X(x_t - eta z_t).
 """
 
 import math
@@ -22,7 +22,9 @@ def precise(array):
 
 
 def exp(a):
-    return np.vectorize(mpmath.exp, otypes=[object])(a) if np.asarray(a).dtype == object else np.exp(a)
+    return (
+        np.vectorize(mpmath.exp, otypes=[object])(a) if np.asarray(a).dtype == object else np.exp(a)
+    )
 
 
 def log(a):
@@ -59,7 +61,8 @@ class Logistic:
 class Twin:
     """x = (w, lam), the feasible set X = {|w| <= R} x [lam0, lam_max], and the step sizes of the present stage.
 
-    `scale` (times eta) and `wd` may be vectors: parameter groups. `lam_eta` is lam's own step size, eta if None.
+    `scale` (times eta) and `wd` may be vectors: parameter groups. `lam_eta` is lam's own step size,
+    eta if None.
     """
 
     def __init__(
@@ -87,12 +90,14 @@ class Twin:
         self.t = self.resets = self.k = 0
         self.stages = stages
         if stages is not None:
-            (self.eta, self.beta, self.left) = stages[0]
+            self.eta, self.beta, self.left = stages[0]
 
     def step(self, evaluate, weight=None):
         self.move(evaluate, weight)
         self.t += 1
-        if self.stages is not None:  # Algorithm 3: (x, v, u, s) are carried over, eta, beta and T change
+        if (
+            self.stages is not None
+        ):  # Algorithm 3: (x, v, u, s) are carried over, eta, beta and T change
             self.left -= 1
             if self.left == 0 and self.k + 1 < len(self.stages):
                 self.k += 1
@@ -124,12 +129,18 @@ class Scdro(Twin):
         losses, gradients = evaluate(self.w)
         q = base(losses, weight)
         g = exp(losses / lam)
-        ghat, dw_g, dlam_g = (q * g).sum(), (q * g / lam) @ gradients, (q * -g * losses / lam**2).sum()
+        ghat, dw_g, dlam_g = (
+            (q * g).sum(),
+            (q * g / lam) @ gradients,
+            (q * -g * losses / lam**2).sum(),
+        )
         b = 1.0 if self.t == 0 else self.beta
         past_s, past_v, past_u = (0.0, 0.0, 0.0) if self.t == 0 else (self.s, self.v, self.u)
         self.s = (1 - b) * past_s + b * ghat
         self.v = (1 - b) * past_v + b * (lam / self.s * dw_g + (self.wd + self.mu) * self.w)
-        self.u = (1 - b) * past_u + b * (lam / self.s * dlam_g + log(self.s) + self.rho + self.mu * lam)
+        self.u = (1 - b) * past_u + b * (
+            lam / self.s * dlam_g + log(self.s) + self.rho + self.mu * lam
+        )
         self.project(self.v, self.u)
 
 
@@ -152,12 +163,16 @@ class Ascdro(Twin):
                 self.v = dw_g + (1 - b) * (self.v - dw_old)
                 self.u = dlam_g + (1 - b) * (self.u - dlam_old)
         dw, r = lam / self.s * self.v, self.u / self.s
-        if self.bound is not None:  # section 5: L in [0, C/lam] and -lam^2 r in [0, C], v/s and r as they are
+        if (
+            self.bound is not None
+        ):  # section 5: L in [0, C/lam] and -lam^2 r in [0, C], v/s and r as they are
             self.s = min(max(self.s, 1.0), math.exp(self.bound / lam))
             r = -min(max(-(lam**2) * r, 0.0), self.bound) / lam**2
             self.v, self.u = dw * self.s / lam, r * self.s
         self.previous = (self.w, lam)
-        self.project(dw + (self.wd + self.mu) * self.w, lam * r + log(self.s) + self.rho + self.mu * lam)
+        self.project(
+            dw + (self.wd + self.mu) * self.w, lam * r + log(self.s) + self.rho + self.mu * lam
+        )
 
     def estimates(self, evaluate, weight, w, lam):
         losses, gradients = evaluate(w)
@@ -190,8 +205,8 @@ class Recover:
 class Default(Twin):
     """The default: lam by a Newton step on the recent losses, s carried to lam_t as s^(lam_{t-1}/lam_t) and capped.
 
-    Before a batch, s is at most `lag` times the mean over the last batch or over the newest quarter of the recent
-    losses, whichever is larger. It is carried in the same way.
+    Before a batch, s is at most `lag` times the mean over the last batch or over the newest quarter
+    of the recent losses, whichever is larger. It is carried in the same way.
 
     Weight decay and mu enter the moving average of SCDRO, and the direction of ASCDRO.
     """
@@ -207,6 +222,7 @@ class Default(Twin):
         cap=2.0,
         clip=0.3,
         lag=1.5,
+        memory=None,
         window,
         trim=0.0,
         storm=False,
@@ -214,7 +230,7 @@ class Default(Twin):
         **more,
     ):
         super().__init__(w, lam, rho, eta, beta, **more)
-        self.cap, self.clip, self.trim, self.storm = cap, clip, trim, storm
+        self.cap, self.clip, self.trim, self.storm, self.memory = cap, clip, trim, storm, memory
         self.recent = deque(maxlen=window)
         self.ceiling = self.top = INF
         self.ceiling_lams, self.topped = ceiling_lams, 0
@@ -230,7 +246,9 @@ class Default(Twin):
             if self.lam is None:
                 keep = losses <= self.ceiling
                 rho = attainable(self.rho, weight[keep])
-                self.lam = min(root(losses[keep], weight[keep], rho, self.lam0, self.mu), self.lam_max)
+                self.lam = min(
+                    root(losses[keep], weight[keep], rho, self.lam0, self.mu), self.lam_max
+                )
         lam, b = self.lam, self.beta
         ghat, g_mean = self.estimate(losses, gradients, weight)
         self.empty += ghat == 0.0
@@ -239,10 +257,14 @@ class Default(Twin):
             self.s = ghat
             self.v = g_mean / self.s + (0.0 if self.storm else decay)
         else:
-            past, most = self.s ** (self.lam_past / lam), self.lag * self.newest_mean ** (self.lam_past / lam)
+            past, most = (
+                self.s ** (self.lam_past / lam),
+                self.lag * self.newest_mean ** (self.lam_past / lam),
+            )
             self.late += past > most
             past = min(past, most)
-            self.s = max((1 - b) * past + b * ghat, ghat / self.cap) if b < 1 or ghat > 0 else past
+            r = self.rate(weight)
+            self.s = max((1 - r) * past + r * ghat, ghat / self.cap) if r < 1 or ghat > 0 else past
             self.capped = self.s == ghat / self.cap
             gradient = g_mean / self.s
             if self.storm:
@@ -260,8 +282,12 @@ class Default(Twin):
         self.lam_past, self.w_past = lam, self.w
         self.project(self.v + (decay if self.storm else 0.0), 0.0)
         live, most = np.flatnonzero(weight > 0), self.recent.maxlen
-        if len(live) > most:  # those whose multiples of the golden ratio have the smallest fractional parts
-            live = live[np.sort(np.argsort([k * 2654435761 % 2**32 for k in range(len(live))])[:most])]
+        if (
+            len(live) > most
+        ):  # those whose multiples of the golden ratio have the smallest fractional parts
+            live = live[
+                np.sort(np.argsort([k * 2654435761 % 2**32 for k in range(len(live))])[:most])
+            ]
         self.recent.extend(zip(losses[live], weight[live], strict=True))
         self.lam = min(max(lam * math.exp(self.newton(lam)), self.lam0), self.lam_max)
         self.newest_mean = max(self.newest_quarter(lam), ghat)
@@ -269,15 +295,20 @@ class Default(Twin):
         if not self.trim and self.ceiling_lams is not None:
             self.top = max(l for l, _ in self.recent) + self.ceiling_lams * self.lam
 
+    def rate(self, weight):
+        """B/(B + memory), at least beta, where B is the effective number of samples; beta without a memory."""
+        size = weight.sum() ** 2 / (weight**2).sum()
+        return self.beta if self.memory is None else max(self.beta, size / (size + self.memory))
+
     def estimate(self, losses, gradients, weight):
         """mean exp(l/lam) and mean exp(l/lam) grad l over the batch, less what lies above the ceiling, and no loss
         counting for more than the hardest of the recent ones."""
         keep = losses <= self.ceiling
         self.topped += (losses > self.top).any()
         losses = np.minimum(losses, self.top)
-        g = np.where(keep, weight / weight.sum() * np.exp(np.where(keep, losses, 0.0) / self.lam), 0.0) / (
-            1 - self.trim
-        )
+        g = np.where(
+            keep, weight / weight.sum() * np.exp(np.where(keep, losses, 0.0) / self.lam), 0.0
+        ) / (1 - self.trim)
         return g.sum(), g @ gradients
 
     def newton(self, lam):
@@ -291,8 +322,16 @@ class Default(Twin):
         return min(max(math.log(kl / target) / (var / kl + self.mu * lam / target), -1.0), 1.0)
 
     def newest_quarter(self, lam):
-        newest = [(l, w) for l, w in list(self.recent)[-math.ceil(self.recent.maxlen / 4) :] if l <= self.ceiling]
-        return sum(w * math.exp(l / lam) for l, w in newest) / sum(w for _, w in newest) if newest else INF
+        newest = [
+            (l, w)
+            for l, w in list(self.recent)[-math.ceil(self.recent.maxlen / 4) :]
+            if l <= self.ceiling
+        ]
+        return (
+            sum(w * math.exp(l / lam) for l, w in newest) / sum(w for _, w in newest)
+            if newest
+            else INF
+        )
 
 
 def attainable(rho, weight):
@@ -317,7 +356,10 @@ def root(losses, weight, rho, lam0, mu=0.0):
     def excess(log_lam):
         return divergence(losses, weight, math.exp(log_lam))[0] - rho - mu * math.exp(log_lam)
 
-    low, high = math.log(lam0), math.log(lam0 + (losses.max() - (weight / weight.sum()) @ losses) / rho)
+    low, high = (
+        math.log(lam0),
+        math.log(lam0 + (losses.max() - (weight / weight.sum()) @ losses) / rho),
+    )
     if excess(low) <= 0:
         return lam0
     return math.exp(brentq(excess, low, high + 1e-9, xtol=1e-15, rtol=1e-15, maxiter=500))

@@ -22,7 +22,9 @@ def frame(n=400, seed=0):
     """A column of categories and one with missing values besides."""
     X, y, _ = table(n, seed)
     data = pd.DataFrame(X, columns=["a", "b", "c", "d", "e"])
-    data["kind"] = pd.Categorical(np.where(X[:, 0] > 0.5, "high", np.where(X[:, 0] > -0.5, "middle", "low")))
+    data["kind"] = pd.Categorical(
+        np.where(X[:, 0] > 0.5, "high", np.where(X[:, 0] > -0.5, "middle", "low"))
+    )
     data.loc[::7, "b"] = np.nan
     return data, y
 

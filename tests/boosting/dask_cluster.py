@@ -2,7 +2,8 @@
 
     python dask_cluster.py equal
 
-A program, because tests have benchmarks/ and examples/ on their path, whose distributed.py hide Dask's own.
+A program, because tests have benchmarks/ and examples/ on their path, whose distributed.py hide
+Dask's own.
 """
 
 import os
@@ -59,16 +60,30 @@ def equal(client):
     for objective in ("binary:logistic", "multi:softprob", "reg:squarederror", "count:poisson"):
         edges = [8.0, 13.0] if "multi" in objective else [12.0]
         y = np.digitize(score, edges) if objective[0] in "bm" else score - score.min()
-        params = BINARY | {"objective": objective} | ({"num_class": 3} if "multi" in objective else {})
+        params = (
+            BINARY | {"objective": objective} | ({"num_class": 3} if "multi" in objective else {})
+        )
         for w in (None, weight):
             data, parts = xgb.QuantileDMatrix(X, y, weight=w, nthread=1), spread(client, X, y, w)
             settings = {"custom_metric": xgboost_metric(0.3, objective), "verbose_eval": False}
             alone, found = XGBoostWorstCase(0.3), {}
             one = xgb.train(
-                params, data, 10, evals=[(data, "train")], evals_result=found, callbacks=[alone], **settings
+                params,
+                data,
+                10,
+                evals=[(data, "train")],
+                evals_result=found,
+                callbacks=[alone],
+                **settings,
             )
             several = xgboost_dask.train(
-                client, params, parts, 10, evals=[(parts, "train")], callbacks=[XGBoostWorstCase(0.3)], **settings
+                client,
+                params,
+                parts,
+                10,
+                evals=[(parts, "train")],
+                callbacks=[XGBoostWorstCase(0.3)],
+                **settings,
             )
             close(several["booster"].predict(data), one.predict(data))
             curve = several["history"]["train"]["robust@0.3"]
@@ -103,7 +118,9 @@ def function(client):
     y = (score > 12).astype(float)
     data = xgb.QuantileDMatrix(X, y, nthread=1)
     one = xgb.train(BINARY, data, 10, obj=xgboost_objective(0.3))
-    several = xgboost_dask.train(client, BINARY, spread(client, X, y), 10, obj=xgboost_objective(0.3))
+    several = xgboost_dask.train(
+        client, BINARY, spread(client, X, y), 10, obj=xgboost_objective(0.3)
+    )
     close(several["booster"].predict(data), one.predict(data))
 
 
@@ -111,7 +128,9 @@ def estimator(client):
     """XGBoost's own Dask estimators take the callback."""
     X, score, _ = table()
     y = (score > 12).astype(int)
-    model = xgboost_dask.DaskXGBClassifier(n_estimators=10, max_depth=3, callbacks=[XGBoostWorstCase(0.3)])
+    model = xgboost_dask.DaskXGBClassifier(
+        n_estimators=10, max_depth=3, callbacks=[XGBoostWorstCase(0.3)]
+    )
     model.client = client
     model.fit(in_parts(X), in_parts(y))
     data = xgb.QuantileDMatrix(X, y, nthread=1)
@@ -131,11 +150,17 @@ def killed(client):
 
 if __name__ == "__main__":
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50) as cluster,
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+        ) as cluster,
         Client(cluster) as client,
     ):
         for name in sys.argv[1:]:
-            {"equal": equal, "medians": medians, "function": function, "estimator": estimator, "killed": killed}[name](
-                client
-            )
+            {
+                "equal": equal,
+                "medians": medians,
+                "function": function,
+                "estimator": estimator,
+                "killed": killed,
+            }[name](client)
     print("done", *sys.argv[1:])

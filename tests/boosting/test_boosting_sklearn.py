@@ -7,7 +7,12 @@ from lightgbm import LGBMClassifier, LGBMRegressor
 from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
 from xgboost import XGBClassifier, XGBRegressor
 
-from scdro.boosting import KLDROLGBMClassifier, KLDROLGBMRegressor, KLDROXGBClassifier, KLDROXGBRegressor
+from scdro.boosting import (
+    KLDROLGBMClassifier,
+    KLDROLGBMRegressor,
+    KLDROXGBClassifier,
+    KLDROXGBRegressor,
+)
 
 LIGHTGBM = {"n_estimators": 10, "n_jobs": 1, "verbose": -1}
 XGBOOST = {"n_estimators": 10, "n_jobs": 1}
@@ -22,13 +27,21 @@ _PRIVATE = "LightGBM sets private attributes in __init__"
 _ZEROS = "LightGBM takes weights that are all zero; XGBoost refuses them in other words"
 _LABELS = "XGBoost takes labels 0, 1, ... only"
 KNOWN = {
-    KLDROLGBMClassifier: {"check_no_attributes_set_in_init": _PRIVATE, "check_all_zero_sample_weights_error": _ZEROS},
-    KLDROLGBMRegressor: {"check_no_attributes_set_in_init": _PRIVATE, "check_all_zero_sample_weights_error": _ZEROS},
+    KLDROLGBMClassifier: {
+        "check_no_attributes_set_in_init": _PRIVATE,
+        "check_all_zero_sample_weights_error": _ZEROS,
+    },
+    KLDROLGBMRegressor: {
+        "check_no_attributes_set_in_init": _PRIVATE,
+        "check_all_zero_sample_weights_error": _ZEROS,
+    },
     KLDROXGBClassifier: {
         "check_all_zero_sample_weights_error": _ZEROS,
         "check_estimators_overwrite_params": "XGBClassifier sets `objective` in fit",
         "check_dont_overwrite_parameters": "XGBClassifier sets `objective` in fit",
-        "check_classifiers_multilabel_output_format_predict": "XGBClassifier predicts labels of another dtype",
+        "check_classifiers_multilabel_output_format_predict": (
+            "XGBClassifier predicts labels of another dtype"
+        ),
         "check_fit2d_1sample": _LABELS,
         "check_fit2d_1feature": _LABELS,
         "check_sample_weight_equivalence_on_dense_data": "XGBoost sums in single precision",

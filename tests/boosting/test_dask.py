@@ -9,14 +9,22 @@ import pytest
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(not (find_spec("dask") and find_spec("pyarrow")), reason="needs dask[dataframe]"),
+    pytest.mark.skipif(
+        not (find_spec("dask") and find_spec("pyarrow")), reason="needs dask[dataframe]"
+    ),
 ]
 PROGRAM = Path(__file__).with_name("dask_cluster.py")
 
 
-@pytest.mark.parametrize("scenarios", [["equal"], ["medians", "function", "estimator"], ["killed"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "scenarios", [["equal"], ["medians", "function", "estimator"], ["killed"]], ids=" ".join
+)
 def test_on_two_workers(scenarios):
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), *scenarios], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, str(PROGRAM), *scenarios],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.stdout.splitlines()[-1:] == [f"done {' '.join(scenarios)}"], done.stderr[-3000:]

@@ -23,7 +23,7 @@ from scdro.boosting import (
     lightgbm_metric,
     lightgbm_objective,
 )
-from scdro.boosting._worst import best_constant_shares
+from scdro.boosting._round_weights import best_constant_shares
 from scdro.errors import DataError, HyperparameterError, NonFiniteLossError
 
 pytestmark = pytest.mark.filterwarnings("ignore:The argument 'eval_set'")
@@ -63,7 +63,11 @@ def squared(y, s):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_classifier_equals_a_loop_by_hand(weighted):
     X, y, _ = table()
-    w = np.random.default_rng(1).exponential(size=len(y)).astype(np.float32) if weighted else np.ones(len(y))
+    w = (
+        np.random.default_rng(1).exponential(size=len(y)).astype(np.float32)
+        if weighted
+        else np.ones(len(y))
+    )
     model = KLDROLGBMClassifier(rho=0.3, **QUIET).fit(X, y, sample_weight=w if weighted else None)
     share = np.average(y, weights=w)
     start = np.log(1 / (1 / best_constant_shares(np.array([1 - share, share]), 0.3)[1] - 1))
@@ -86,7 +90,11 @@ def test_a_regressor_equals_a_loop_by_hand():
         (KLDROLGBMClassifier, lgb.LGBMClassifier, {"class_weight": "balanced"}),
         (KLDROLGBMRegressor, lgb.LGBMRegressor, {"objective": "quantile"}),
         (KLDROLGBMRegressor, lgb.LGBMRegressor, {"objective": "tweedie"}),
-        (KLDROLGBMRegressor, lgb.LGBMRegressor, {"boosting_type": "rf", "subsample": 0.5, "subsample_freq": 1}),
+        (
+            KLDROLGBMRegressor,
+            lgb.LGBMRegressor,
+            {"boosting_type": "rf", "subsample": 0.5, "subsample_freq": 1},
+        ),
     ],
 )
 def test_no_radius_is_lightgbm_bit_for_bit(ours, plain, settings):
@@ -118,7 +126,10 @@ def test_a_radius_lowers_the_robust_value_on_the_training_data():
         ({}, lambda r, y, p: r**2),
         ({"objective": "regression_l1"}, lambda r, y, p: np.abs(r)),
         ({"objective": "quantile", "alpha": 0.7}, lambda r, y, p: np.maximum(-0.7 * r, 0.3 * r)),
-        ({"objective": "huber", "alpha": 0.5}, lambda r, y, p: np.minimum(np.abs(r), 0.5) * (np.abs(r) + 0.5)),
+        (
+            {"objective": "huber", "alpha": 0.5},
+            lambda r, y, p: np.minimum(np.abs(r), 0.5) * (np.abs(r) + 0.5),
+        ),
         ({"objective": "poisson"}, lambda r, y, p: p - y * np.log(p) + y * np.log(y) - y),
     ],
 )
@@ -158,10 +169,16 @@ def test_weights_are_as_good_as_repeated_rows():
     assert weighted.predict_proba(X) == pytest.approx(repeated.predict_proba(X), abs=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{"scale_pos_weight": 3.0}, {"class_weight": {0: 1.0, 1: 3.0}}])
+@pytest.mark.parametrize(
+    "settings", [{"scale_pos_weight": 3.0}, {"class_weight": {0: 1.0, 1: 3.0}}]
+)
 def test_weights_of_classes_belong_to_the_base(settings):
     X, y, _ = table()
-    common = {**QUIET, "rho": 0.2, "boost_from_average": False}  # LightGBM's average does not know scale_pos_weight
+    common = {
+        **QUIET,
+        "rho": 0.2,
+        "boost_from_average": False,
+    }  # LightGBM's average does not know scale_pos_weight
     by_class = KLDROLGBMClassifier(**common, **settings).fit(X, y)
     by_row = KLDROLGBMClassifier(**common).fit(X, y, sample_weight=1.0 + 2.0 * y)
     assert by_class.predict_proba(X) == pytest.approx(by_row.predict_proba(X), abs=1e-5)
@@ -169,14 +186,17 @@ def test_weights_of_classes_belong_to_the_base(settings):
 
 @pytest.mark.parametrize("name", ["max_delta_step", "max_tree_output"])
 def test_leaves_of_a_rare_class_do_not_run_away(name):
-    # In a pure leaf of 32 of 8,000 samples Newton's step is 250 log odds. Unbounded, it starts a chain of overshoots.
+    # In a pure leaf of 32 of 8,000 samples Newton's step is 250 log odds. Unbounded, it starts a
+    # chain of overshoots.
     rng = np.random.default_rng(1)
     X = rng.normal(size=(8000, 4))
     y = (X[:, 0] + 0.7 * rng.normal(size=len(X)) > 0).astype(int)
     y[(X[:, 1] > np.quantile(X[:, 1], 0.9948)) & (rng.random(len(X)) < 0.8)] = 2
 
     def loss(**bound):
-        model = KLDROLGBMClassifier(rho=0.02, learning_rate=0.3, n_estimators=40, n_jobs=1, verbose=-1, **bound)
+        model = KLDROLGBMClassifier(
+            rho=0.02, learning_rate=0.3, n_estimators=40, n_jobs=1, verbose=-1, **bound
+        )
         return log_loss(y, model.fit(X, y).predict_proba(X))
 
     assert loss() < 0.35
@@ -191,7 +211,8 @@ def test_leaves_of_regressors_are_not_bounded():
     assert (KLDROLGBMRegressor(**settings).fit(X, 1e3 * z).predict(X) == unbounded).all()
 
 
-# -- LightGBM's habits ------------------------------------------------------------------------------------------------
+# -- LightGBM's habits
+# ------------------------------------------------------------------------------------------------
 
 
 def test_metrics_of_the_training_data_have_the_samples_own_weights():
@@ -267,7 +288,9 @@ def test_the_native_file_holds_the_whole_model(tmp_path):
     X, y, _ = table(classes=3)
     model = KLDROLGBMClassifier(rho=0.2, **QUIET).fit(X, y)
     model.booster_.save_model(tmp_path / "model.txt")
-    assert (lgb.Booster(model_file=tmp_path / "model.txt").predict(X) == model.predict_proba(X)).all()
+    assert (
+        lgb.Booster(model_file=tmp_path / "model.txt").predict(X) == model.predict_proba(X)
+    ).all()
 
 
 def test_copies_clones_and_pickles():
@@ -278,7 +301,9 @@ def test_copies_clones_and_pickles():
     model.fit(X, y, eval_set=[(X, y)])
     for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert (other.predict_proba(X) == model.predict_proba(X)).all()
-    fits = joblib.Parallel(2, prefer="threads")(joblib.delayed(clone(model).fit)(X, y) for _ in range(2))
+    fits = joblib.Parallel(2, prefer="threads")(
+        joblib.delayed(clone(model).fit)(X, y) for _ in range(2)
+    )
     assert (fits[0].predict_proba(X) == fits[1].predict_proba(X)).all()
 
 
@@ -293,7 +318,9 @@ def test_training_goes_on_from_a_model():
     X, y, _ = table()
     w = np.ones(len(y))
     model = KLDROLGBMClassifier(rho=0.3, **{**QUIET, "n_estimators": 6}).fit(X, y, sample_weight=w)
-    further = KLDROLGBMClassifier(rho=0.3, **{**QUIET, "n_estimators": 6}).fit(X, y, init_model=model)
+    further = KLDROLGBMClassifier(rho=0.3, **{**QUIET, "n_estimators": 6}).fit(
+        X, y, init_model=model
+    )
     whole = KLDROLGBMClassifier(rho=0.3, **QUIET).fit(X, y)
     assert further.predict_proba(X) == pytest.approx(whole.predict_proba(X), abs=1e-5)
 
@@ -307,7 +334,9 @@ def test_the_library_does_not_hear_of_the_radius(capfd):
 
 def test_a_search_over_the_radius():
     X, y, _ = table(200)
-    search = GridSearchCV(KLDROLGBMClassifier(**QUIET), {"rho": [0.0, 0.1], "num_leaves": [4]}, cv=2).fit(X, y)
+    search = GridSearchCV(
+        KLDROLGBMClassifier(**QUIET), {"rho": [0.0, 0.1], "num_leaves": [4]}, cv=2
+    ).fit(X, y)
     assert search.best_params_["rho"] in (0.0, 0.1)
 
 
@@ -317,11 +346,16 @@ def test_recalibrated_out_of_fold():
     train, test = slice(0, 1200), slice(1200, None)
     robust = KLDROLGBMClassifier(rho=0.5, **{**QUIET, "n_estimators": 40}).fit(X[train], y[train])
     for method in ("isotonic", "sigmoid"):
-        calibrated = CalibratedClassifierCV(clone(robust), method=method, cv=4).fit(X[train], y[train])
-        assert log_loss(y[test], calibrated.predict_proba(X[test])) < log_loss(y[test], robust.predict_proba(X[test]))
+        calibrated = CalibratedClassifierCV(clone(robust), method=method, cv=4).fit(
+            X[train], y[train]
+        )
+        assert log_loss(y[test], calibrated.predict_proba(X[test])) < log_loss(
+            y[test], robust.predict_proba(X[test])
+        )
 
 
-# -- loops of one's own -----------------------------------------------------------------------------------------------
+# -- loops of one's own
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("objective", ["binary", "multiclass", "multiclassova", "regression_l1"])
@@ -329,7 +363,12 @@ def test_the_callback_in_train_and_cv(objective):
     classes = 3 if "class" in objective else 2
     X, labels, target = table(classes=classes)
     y = target if "regression" in objective else labels
-    params = {**PARAMS, "objective": objective, "num_class": classes if classes > 2 else 1, "metric": "None"}
+    params = {
+        **PARAMS,
+        "objective": objective,
+        "num_class": classes if classes > 2 else 1,
+        "metric": "None",
+    }
     metric = lightgbm_metric(0.3, objective)
     values = []
     for rho in (0.0, 0.3):
@@ -342,7 +381,13 @@ def test_the_callback_in_train_and_cv(objective):
     assert callback.value == pytest.approx(values[1][-2])
     assert callback.lam > 0
     folds = lgb.cv(
-        params, lgb.Dataset(X, y), 5, nfold=2, stratified=False, feval=metric, callbacks=[LightGBMWorstCase(0.3)]
+        params,
+        lgb.Dataset(X, y),
+        5,
+        nfold=2,
+        stratified=False,
+        feval=metric,
+        callbacks=[LightGBMWorstCase(0.3)],
     )
     assert len(folds["valid robust@0.3-mean"]) == 5
 
@@ -356,12 +401,15 @@ def test_the_objective_as_a_function(objective):
     params["num_class"] = 3 if objective == "multiclass" else 1
     found = {}
     metric = lightgbm_metric(0.3, objective, raw=True)
-    lgb.train(params, data, 15, valid_sets=[data], feval=metric, callbacks=[lgb.record_evaluation(found)])
+    lgb.train(
+        params, data, 15, valid_sets=[data], feval=metric, callbacks=[lgb.record_evaluation(found)]
+    )
     curve = found["training"]["robust@0.3"]
     assert curve[-1] < 0.9 * curve[0]
 
 
-# -- bad input --------------------------------------------------------------------------------------------------------
+# -- bad input
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rho", [-1.0, np.nan, np.inf, "much", None])
@@ -414,7 +462,9 @@ def test_categories_and_texts_of_polars_and_arrow(kind):
     expected = KLDROLGBMClassifier(**QUIET).fit(pandas, y).predict_proba(pandas)
     model = KLDROLGBMClassifier(**QUIET).fit(given, y, eval_set=[(given, y)])
     np.testing.assert_array_equal(model.predict_proba(given), expected)
-    np.testing.assert_array_equal(model.predict_proba(known.tail(3)), expected[-3:])  # by name, not by number
+    np.testing.assert_array_equal(
+        model.predict_proba(known.tail(3)), expected[-3:]
+    )  # by name, not by number
     assert (model.predict(given) == y).mean() > 0.9
     assert list(model.feature_names_in_) == ["colour", "size"]
     KLDROLGBMRegressor(**QUIET).fit(given, size).predict(given)

@@ -12,14 +12,15 @@ from sklearn.metrics import (
 
 from scdro.boosting import _losses as module
 from scdro.boosting._losses import lightgbm_loss, xgboost_loss
-from scdro.boosting._worst import worst_ratio
+from scdro.boosting._round_weights import solve_ratio
 from scdro.errors import DataError, HyperparameterError
 
 RNG = np.random.default_rng(0)
 REAL = RNG.normal(size=40)
 COUNT = RNG.poisson(2.0, 40).astype(float)
 CLASS = RNG.integers(0, 4, 40)
-# Losses with a kink in their slope have second derivatives of one by convention: only their slopes are compared.
+# Losses with a kink in their slope have second derivatives of one by convention: only their slopes
+# are compared.
 CASES = {
     "logistic": (module.LogisticLoss(), (CLASS > 1).astype(float), 1, True),
     "soft labels": (module.LogisticLoss(), RNG.random(40), 1, True),
@@ -38,7 +39,7 @@ CASES = {
 def test_derivatives_of_the_robust_value_at_fixed_weights(case):
     loss, y, k, curved = CASES[case]
     scores = RNG.normal(size=(40, k) if k > 1 else 40)
-    p = worst_ratio(loss.of_samples(y, loss.prediction(scores)), None, 0.3).ratio / 40
+    p = solve_ratio(loss.of_samples(y, loss.prediction(scores)), None, 0.3).ratio / 40
 
     def value(scores):
         return p @ loss.of_samples(y, loss.prediction(scores))
@@ -63,6 +64,9 @@ def test_a_loss_is_never_negative(case):
     assert (loss.of_samples(y, loss.prediction(scores)) >= 0).all()
 
 
+FORESTS = ("rf", "RF", "random_forest", "Random_Forest")
+
+
 def test_values_are_those_of_scikit_learn():
     p = RNG.random(40)
     y = CLASS > 1
@@ -70,11 +74,19 @@ def test_values_are_those_of_scikit_learn():
     P = RNG.dirichlet(np.ones(4), 40)
     assert module.SoftmaxLoss().losses(CLASS, P).mean() == pytest.approx(log_loss(CLASS, P))
     s = RNG.normal(size=40)
-    assert 2 * module.SquaredLoss().losses(REAL, s).mean() == pytest.approx(mean_squared_error(REAL, s))
-    assert module.AbsoluteLoss().losses(REAL, s).mean() == pytest.approx(mean_absolute_error(REAL, s))
-    assert module.PinballLoss(0.3).losses(REAL, s).mean() == pytest.approx(mean_pinball_loss(REAL, s, alpha=0.3))
+    assert 2 * module.SquaredLoss().losses(REAL, s).mean() == pytest.approx(
+        mean_squared_error(REAL, s)
+    )
+    assert module.AbsoluteLoss().losses(REAL, s).mean() == pytest.approx(
+        mean_absolute_error(REAL, s)
+    )
+    assert module.PinballLoss(0.3).losses(REAL, s).mean() == pytest.approx(
+        mean_pinball_loss(REAL, s, alpha=0.3)
+    )
     mean = np.exp(s)
-    assert 2 * module.PoissonLoss().losses(COUNT, mean).mean() == pytest.approx(mean_poisson_deviance(COUNT, mean))
+    assert 2 * module.PoissonLoss().losses(COUNT, mean).mean() == pytest.approx(
+        mean_poisson_deviance(COUNT, mean)
+    )
 
 
 def test_a_certain_mistake_costs_much_but_not_everything():
@@ -86,7 +98,9 @@ def test_a_certain_mistake_costs_much_but_not_everything():
 
 def test_several_targets_are_summed():
     y, scores = RNG.normal(size=(5, 3)), RNG.normal(size=(5, 3))
-    assert module.SquaredLoss().of_samples(y, scores) == pytest.approx(((y - scores) ** 2).sum(1) / 2)
+    assert module.SquaredLoss().of_samples(y, scores) == pytest.approx(
+        ((y - scores) ** 2).sum(1) / 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +125,14 @@ def test_settings_of_a_loss():
     assert xgboost_loss("reg:quantileerror", quantile_alpha=[0.2]) == module.PinballLoss(0.2)
     assert xgboost_loss("reg:pseudohubererror", huber_slope=2.0) == module.PseudoHuberLoss(2.0)
     y = np.array([1.0, 0.0, 0.0, 0.0])
-    assert lightgbm_loss({"objective": "binary", "is_unbalance": True}, y) == module.LogisticLoss(3.0)
+    for yes in (True, "true", "True", "+"):
+        assert lightgbm_loss(
+            {"objective": "binary", "is_unbalance": yes}, y
+        ) == module.LogisticLoss(3.0)
+    for no in (False, None, "false", "False", "-"):
+        assert lightgbm_loss(
+            {"objective": "binary", "unbalance": no, "reg_sqrt": no}, y
+        ) == module.LogisticLoss(1.0)
     assert module.LogisticLoss(3.0).factor(y).tolist() == [3, 1, 1, 1]
 
 
@@ -122,9 +143,16 @@ def test_settings_of_a_loss():
         (lambda: lightgbm_loss({"objective": len}), "function len"),
         (lambda: lightgbm_loss({"objective": "binary", "sigmoid": 2}), "sigmoid"),
         (lambda: lightgbm_loss({"reg_sqrt": True}), "reg_sqrt"),
-        (lambda: lightgbm_loss({"boosting": "rf"}), "forest"),
+        *(
+            (lambda n=n, v=v: lightgbm_loss({n: v}), "forest")
+            for n in ("boosting", "boosting_type")
+            for v in FORESTS
+        ),
         (lambda: xgboost_loss("rank:ndcg"), "rank:ndcg"),
-        (lambda: xgboost_loss("reg:quantileerror", quantile_alpha=[0.1, 0.9]), "one quantile_alpha"),
+        (
+            lambda: xgboost_loss("reg:quantileerror", quantile_alpha=[0.1, 0.9]),
+            "one quantile_alpha",
+        ),
         (lambda: module.LogisticLoss(2.0).factor(np.zeros((3, 2))), "several labels"),
     ],
 )

@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 
 import scdro
 from scdro.boosting._losses import LogisticLoss, SoftmaxLoss, SquaredLoss
-from scdro.boosting._worst import best_constant_shares, first_ratio, worst_ratio
+from scdro.boosting._round_weights import best_constant_shares, choose_first_ratio, solve_ratio
 from scdro.errors import NonFiniteLossError
 
 RNG = np.random.default_rng(0)
@@ -36,7 +36,7 @@ def test_lam_is_the_root_of_kl(rho, weighted, start):
     weight = WEIGHT if weighted else np.ones(500)
     live = weight > 0
     q = weight[live] / weight.sum()
-    found = worst_ratio(LOSSES, weight if weighted else None, rho, start=start)
+    found = solve_ratio(LOSSES, weight if weighted else None, rho, start=start)
     assert found.lam == pytest.approx(lam_by_scipy(LOSSES[live], q, rho), rel=1e-6)
     p = q * found.ratio[live]
     assert p.sum() == pytest.approx(1)
@@ -45,39 +45,44 @@ def test_lam_is_the_root_of_kl(rho, weighted, start):
 
 
 def test_the_same_as_the_library():
-    found, exact = worst_ratio(LOSSES, WEIGHT, 0.3), scdro.worst_case(LOSSES, 0.3, 1e-12, sample_weight=WEIGHT)
+    found, exact = (
+        solve_ratio(LOSSES, WEIGHT, 0.3),
+        scdro.worst_case(LOSSES, 0.3, 1e-12, sample_weight=WEIGHT),
+    )
     assert found.value == pytest.approx(exact.value)
     assert found.ratio * WEIGHT / WEIGHT.sum() == pytest.approx(exact.weights)
 
 
 @pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
 def test_units_of_the_losses_do_not_matter(unit):
-    assert worst_ratio(unit * LOSSES, None, 0.3).ratio == pytest.approx(worst_ratio(LOSSES, None, 0.3).ratio, rel=1e-6)
+    assert solve_ratio(unit * LOSSES, None, 0.3).ratio == pytest.approx(
+        solve_ratio(LOSSES, None, 0.3).ratio, rel=1e-6
+    )
 
 
 def test_no_radius_and_no_difference():
-    assert worst_ratio(LOSSES, None, 0.0).ratio.tolist() == [1.0] * 500
-    flat = worst_ratio(np.full(5, 2.0), None, 1.0)
+    assert solve_ratio(LOSSES, None, 0.0).ratio.tolist() == [1.0] * 500
+    flat = solve_ratio(np.full(5, 2.0), None, 1.0)
     assert flat.ratio.tolist() == [1.0] * 5
     assert flat.value == 2.0
 
 
 def test_more_than_can_be_spent_goes_to_the_hardest():
-    found = worst_ratio(np.array([0.0, 1.0, 2.0]), None, 5.0)
+    found = solve_ratio(np.array([0.0, 1.0, 2.0]), None, 5.0)
     assert found.ratio == pytest.approx([0, 0, 3])
     assert found.value == pytest.approx(2)
 
 
 def test_samples_without_weight_do_not_count():
     losses, weight = np.append(LOSSES, 1e6), np.append(np.ones(500), 0.0)
-    found = worst_ratio(losses, weight, 0.3)
-    assert found.value == pytest.approx(worst_ratio(LOSSES, None, 0.3).value)
+    found = solve_ratio(losses, weight, 0.3)
+    assert found.value == pytest.approx(solve_ratio(LOSSES, None, 0.3).value)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_model_that_diverges_is_told(bad):
     with pytest.raises(NonFiniteLossError, match="learning_rate"):
-        worst_ratio(np.array([1.0, bad]), None, 0.3)
+        solve_ratio(np.array([1.0, bad]), None, 0.3)
 
 
 @pytest.mark.parametrize("rho", [1e-6, 0.3])
@@ -93,17 +98,18 @@ def test_workers_with_uneven_parts_agree_with_one(rho):
             met.wait(10)
             return total
 
-        return worst_ratio(LOSSES[parts[k]], WEIGHT[parts[k]], rho, reduce=reduce)
+        return solve_ratio(LOSSES[parts[k]], WEIGHT[parts[k]], rho, reduce=reduce)
 
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(work, range(3)))
-    one = worst_ratio(LOSSES, WEIGHT, rho)
+    one = solve_ratio(LOSSES, WEIGHT, rho)
     assert np.concatenate([part.ratio for part in found]) == pytest.approx(one.ratio)
     assert found[0].lam == pytest.approx(one.lam)
     assert len({part.lam for part in found}) == 1
 
 
-# -- the first round --------------------------------------------------------------------------------------------------
+# -- the first round
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rho", [0.01, 0.1, 0.5])
@@ -113,7 +119,12 @@ def test_tempered_shares_have_the_least_robust_value(rho):
     def robust(scores):
         return scdro.worst_case(logsumexp(scores) - scores, rho, 1e-9, sample_weight=q).value
 
-    best = minimize(robust, np.log(q), method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-12, "maxiter": 5000})
+    best = minimize(
+        robust,
+        np.log(q),
+        method="Nelder-Mead",
+        options={"xatol": 1e-7, "fatol": 1e-12, "maxiter": 5000},
+    )
     assert robust(np.log(best_constant_shares(q, rho))) == pytest.approx(best.fun, rel=1e-6)
 
 
@@ -123,13 +134,13 @@ def test_equal_shares_where_they_are_within_the_radius():
 
 def test_the_first_weights_have_the_tempered_average():
     y = (RNG.random(500) < 0.1).astype(float)
-    ratio = first_ratio(LogisticLoss(), y, WEIGHT, 0.2)
+    ratio = choose_first_ratio(LogisticLoss(), y, WEIGHT, 0.2)
     share = np.average(y, weights=WEIGHT)
     assert np.average(y, weights=WEIGHT * ratio) == pytest.approx(
         best_constant_shares(np.array([1 - share, share]), 0.2)[1]
     )
     classes = RNG.choice(3, 500, p=[0.8, 0.15, 0.05])
-    ratio = first_ratio(SoftmaxLoss(), classes, None, 0.2)
+    ratio = choose_first_ratio(SoftmaxLoss(), classes, None, 0.2)
     masses = np.bincount(classes, ratio) / 500
     assert masses == pytest.approx(best_constant_shares(np.bincount(classes) / 500, 0.2))
-    assert first_ratio(SquaredLoss(), LOSSES, None, 0.2) is None
+    assert choose_first_ratio(SquaredLoss(), LOSSES, None, 0.2) is None

@@ -20,7 +20,7 @@ from scdro.boosting import (
     xgboost_metric,
     xgboost_objective,
 )
-from scdro.boosting._worst import best_constant_shares
+from scdro.boosting._round_weights import best_constant_shares
 from scdro.errors import DataError, HyperparameterError
 
 QUIET = {"n_jobs": 1, "n_estimators": 12, "max_depth": 3}
@@ -45,7 +45,11 @@ def by_hand(X, y, w, rho, rounds, objective, start, slopes, first):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_classifier_equals_a_loop_by_hand(weighted):
     X, y, _ = table()
-    w = np.random.default_rng(1).exponential(size=len(y)).astype(np.float32) if weighted else np.ones(len(y))
+    w = (
+        np.random.default_rng(1).exponential(size=len(y)).astype(np.float32)
+        if weighted
+        else np.ones(len(y))
+    )
 
     def logistic(y, s):
         p = expit(s)
@@ -65,7 +69,15 @@ def test_a_regressor_equals_a_loop_by_hand():
     model = KLDROXGBRegressor(rho=0.3, **QUIET).fit(X, y)
     w = np.ones(len(y))
     hand = by_hand(
-        X, y, w, 0.3, 12, "reg:squarederror", y.mean(), lambda y, s: (s - y, np.ones(len(y)), (s - y) ** 2 / 2), w
+        X,
+        y,
+        w,
+        0.3,
+        12,
+        "reg:squarederror",
+        y.mean(),
+        lambda y, s: (s - y, np.ones(len(y)), (s - y) ** 2 / 2),
+        w,
     )
     assert model.predict(X) == pytest.approx(hand, abs=1e-4)
 
@@ -74,7 +86,11 @@ def test_a_regressor_equals_a_loop_by_hand():
     ("ours", "plain", "settings"),
     [
         (KLDROXGBClassifier, xgb.XGBClassifier, {}),
-        (KLDROXGBRegressor, xgb.XGBRegressor, {"objective": "reg:quantileerror", "quantile_alpha": 0.8}),
+        (
+            KLDROXGBRegressor,
+            xgb.XGBRegressor,
+            {"objective": "reg:quantileerror", "quantile_alpha": 0.8},
+        ),
         (KLDROXGBRegressor, xgb.XGBRegressor, {"objective": "reg:gamma"}),
     ],
 )
@@ -103,8 +119,14 @@ def test_a_radius_lowers_the_robust_value_on_the_training_data():
     [
         ({}, lambda r, y, p: r**2),
         ({"objective": "reg:absoluteerror"}, lambda r, y, p: np.abs(r)),
-        ({"objective": "reg:quantileerror", "quantile_alpha": 0.7}, lambda r, y, p: np.maximum(-0.7 * r, 0.3 * r)),
-        ({"objective": "reg:pseudohubererror", "huber_slope": 0.5}, lambda r, y, p: np.sqrt(1 + 4 * r**2) - 1),
+        (
+            {"objective": "reg:quantileerror", "quantile_alpha": 0.7},
+            lambda r, y, p: np.maximum(-0.7 * r, 0.3 * r),
+        ),
+        (
+            {"objective": "reg:pseudohubererror", "huber_slope": 0.5},
+            lambda r, y, p: np.sqrt(1 + 4 * r**2) - 1,
+        ),
         ({"objective": "count:poisson"}, lambda r, y, p: p - y * np.log(p) + y * np.log(y) - y),
     ],
 )
@@ -132,11 +154,16 @@ def test_several_targets():
 def test_a_given_base_score_is_where_the_first_losses_come_from():
     X, _, y = table()
     callback = XGBoostWorstCase(0.3)
-    KLDROXGBRegressor(rho=0.0, base_score=5.0, callbacks=[callback], **{**QUIET, "n_estimators": 1}).fit(X, y)
-    assert callback.value == pytest.approx(scdro.worst_case((y - 5.0) ** 2 / 2, 0.3, 1e-9).value, rel=1e-5)
+    KLDROXGBRegressor(
+        rho=0.0, base_score=5.0, callbacks=[callback], **{**QUIET, "n_estimators": 1}
+    ).fit(X, y)
+    assert callback.value == pytest.approx(
+        scdro.worst_case((y - 5.0) ** 2 / 2, 0.3, 1e-9).value, rel=1e-5
+    )
 
 
-# -- XGBoost's habits -------------------------------------------------------------------------------------------------
+# -- XGBoost's habits
+# -------------------------------------------------------------------------------------------------
 
 
 def test_metrics_of_the_training_data_have_the_samples_own_weights():
@@ -145,7 +172,14 @@ def test_metrics_of_the_training_data_have_the_samples_own_weights():
     for weight in (None, w):
         model = KLDROXGBClassifier(rho=0.5, eval_metric=["logloss", "robust"], **QUIET)
         given = None if weight is None else [weight]
-        model.fit(X, y, sample_weight=weight, eval_set=[(X, y)], sample_weight_eval_set=given, verbose=False)
+        model.fit(
+            X,
+            y,
+            sample_weight=weight,
+            eval_set=[(X, y)],
+            sample_weight_eval_set=given,
+            verbose=False,
+        )
         found = model.evals_result()["validation_0"]
         losses = -np.log(model.predict_proba(X)[np.arange(len(y)), y].astype(float))
         robust = scdro.worst_case(losses, 0.5, 1e-9, sample_weight=weight).value
@@ -166,11 +200,17 @@ def test_early_stopping_goes_by_the_robust_value():
 
 @pytest.mark.parametrize(
     ("asked", "shown"),
-    [("auc", ["auc"]), ("robust@0.5", ["logloss", "robust@0.5"]), (["auc", "robust"], ["auc", "robust"])],
+    [
+        ("auc", ["auc"]),
+        ("robust@0.5", ["logloss", "robust@0.5"]),
+        (["auc", "robust"], ["auc", "robust"]),
+    ],
 )
 def test_metrics_by_name(asked, shown):
     X, y, _ = table()
-    model = KLDROXGBClassifier(rho=0.2, eval_metric=asked, **QUIET).fit(X, y, eval_set=[(X, y)], verbose=False)
+    model = KLDROXGBClassifier(rho=0.2, eval_metric=asked, **QUIET).fit(
+        X, y, eval_set=[(X, y)], verbose=False
+    )
     assert list(model.evals_result()["validation_0"]) == shown
     assert model.get_params()["eval_metric"] == asked
     assert model.callbacks is None
@@ -239,7 +279,9 @@ def test_the_library_does_not_hear_of_the_radius():
 
 def test_a_search_over_the_radius():
     X, y, _ = table(200)
-    search = GridSearchCV(KLDROXGBClassifier(**QUIET), {"rho": [0.0, 0.1], "max_depth": [2]}, cv=2).fit(X, y)
+    search = GridSearchCV(
+        KLDROXGBClassifier(**QUIET), {"rho": [0.0, 0.1], "max_depth": [2]}, cv=2
+    ).fit(X, y)
     assert search.best_params_["rho"] in (0.0, 0.1)
 
 
@@ -252,7 +294,8 @@ def test_a_failed_fit_leaves_the_settings_alone():
     assert model.eval_metric is None
 
 
-# -- loops of one's own -----------------------------------------------------------------------------------------------
+# -- loops of one's own
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:absoluteerror"])
@@ -266,19 +309,30 @@ def test_the_callback_in_train_and_cv(objective, matrix):
     values = []
     for rho in (0.0, 0.3):
         data, callback, found = matrix(X, y, nthread=1), XGBoostWorstCase(rho), {}
-        settings = {"evals": [(data, "train")], "custom_metric": metric, "evals_result": found, "verbose_eval": False}
+        settings = {
+            "evals": [(data, "train")],
+            "custom_metric": metric,
+            "evals_result": found,
+            "verbose_eval": False,
+        }
         xgb.train(params, data, 15, callbacks=[callback], **settings)
         values.append(found["train"]["robust@0.3"])
         assert not data.get_weight().size
     assert values[1][-1] < values[0][-1]
     assert callback.value == pytest.approx(values[1][-2], rel=1e-4)
     if matrix is xgb.DMatrix:
-        settings = {"custom_metric": metric, "as_pandas": False, "callbacks": [XGBoostWorstCase(0.3)]}
+        settings = {
+            "custom_metric": metric,
+            "as_pandas": False,
+            "callbacks": [XGBoostWorstCase(0.3)],
+        }
         folds = xgb.cv(params, xgb.DMatrix(X, y, nthread=1), 5, nfold=2, **settings)
         assert len(folds["test-robust@0.3-mean"]) == 5
 
 
-@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror", "count:poisson"])
+@pytest.mark.parametrize(
+    "objective", ["binary:logistic", "multi:softprob", "reg:squarederror", "count:poisson"]
+)
 def test_the_objective_as_a_function(objective):
     X, labels, target = table(classes=3 if "multi" in objective else 2)
     y = np.abs(target) if objective[0] in "rc" else labels
@@ -292,7 +346,8 @@ def test_the_objective_as_a_function(objective):
     assert curve[-1] < 0.9 * curve[0]
 
 
-# -- bad input --------------------------------------------------------------------------------------------------------
+# -- bad input
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rho", [-1.0, np.nan, np.inf, "much", None])
@@ -310,7 +365,9 @@ def test_objectives_without_a_worst_case_are_refused():
     with pytest.raises(HyperparameterError, match="reg:gamma"):
         KLDROXGBRegressor(objective="reg:gamma", **QUIET).fit(X, np.abs(y) + 1)
     with pytest.raises(HyperparameterError, match="one quantile_alpha"):
-        KLDROXGBRegressor(objective="reg:quantileerror", quantile_alpha=[0.1, 0.9], **QUIET).fit(X, y)
+        KLDROXGBRegressor(objective="reg:quantileerror", quantile_alpha=[0.1, 0.9], **QUIET).fit(
+            X, y
+        )
     with pytest.raises(HyperparameterError, match="function"):
         KLDROXGBRegressor(objective=lambda y, p: (p - y, np.ones(len(y))), **QUIET).fit(X, y)
 

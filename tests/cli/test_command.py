@@ -40,9 +40,30 @@ def test_no_command_is_a_wrong_command_line(capsys):
 
 
 def test_interrupted(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(scdro.tables, "train", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        scdro.tables, "train", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     assert main(["train", "data.csv", "--target", "y", "--out", str(tmp_path)]) == 130
     assert "stopped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["scdro.cli", "argparse", "scdro.tables._summary"])
+def test_interrupted_while_the_command_is_imported(module):
+    program = f"""
+import sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+sys.modules.pop("argparse", None)
+from scdro.__main__ import main
+sys.exit(main(["doctor"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr.strip() == "stopped"
+    assert 'scdro = "scdro.__main__:main"' in (ROOT / "pyproject.toml").read_text()
 
 
 class Terminal(io.StringIO):
@@ -88,7 +109,7 @@ def help_of(*command):
 
 def test_examples_of_the_help_are_right():
     examples = re.findall(r"^  (scdro .*)$", help_of().split("examples:\n")[1], re.M)
-    assert len(examples) == 3
+    assert len(examples) == 4
     for example in examples:
         assert parser().parse_args(shlex.split(example)[1:]).command == example.split()[1]
 
@@ -101,10 +122,12 @@ def test_every_option_is_explained(command):
 
 
 def test_help_says_how_to_resume():
-    assert "resume it if it was interrupted, run the same command again" in " ".join(help_of("train").split())
+    assert "resume it if it was interrupted, run the same command again" in " ".join(
+        help_of("train").split()
+    )
 
 
-@pytest.mark.parametrize("page", ["docs/train.md", "docs/commands.md", "docs/report.md"])
+@pytest.mark.parametrize("page", ["docs/train.md", "docs/commands.md"])
 def test_commands_of_the_pages_are_right(page):
     lines = re.findall(r"^    (scdro .*)$", (ROOT / page).read_text(), re.M)
     for line in lines:
@@ -118,13 +141,17 @@ def test_completion_has_every_command_and_option(shell):
         assert name in text
         for action in command._actions:
             for flag in action.option_strings:
-                assert (f"-l {flag.removeprefix('--')}" in text or flag in text) or not flag.startswith("--"), flag
+                assert (
+                    f"-l {flag.removeprefix('--')}" in text or flag in text
+                ) or not flag.startswith("--"), flag
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=text, text=True, check=True)
 
 
 def test_the_wheel_is_the_library_alone():
     builders = pytest.importorskip("hatchling.builders.wheel")
-    files = {file.distribution_path for file in builders.WheelBuilder(str(ROOT)).recurse_included_files()}
+    files = {
+        file.distribution_path for file in builders.WheelBuilder(str(ROOT)).recurse_included_files()
+    }
     assert all(name.startswith("scdro/") for name in files)
     assert {"scdro/tables/_page.py", "scdro/tables/templates/report.html"} <= files

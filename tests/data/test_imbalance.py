@@ -17,7 +17,10 @@ from scdro.data import Indexed, hold_out, imbalanced, keep_last, labels_of, step
 from scdro.errors import DataError, HyperparameterError
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.lists(st.integers(0, 6), min_size=5, max_size=5))
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=40),
+    st.lists(st.integers(0, 6), min_size=5, max_size=5),
+)
 def test_keep_last_by_going_backwards(labels, counts):
     counts = [min(c, labels.count(k)) for k, c in enumerate(counts)]
     left, expected = list(counts), []
@@ -31,12 +34,17 @@ def test_keep_last_by_going_backwards(labels, counts):
 def test_step_imbalance_cuts_the_first_half_or_the_classes_named():
     labels = torch.arange(6).repeat(10)
     assert torch.bincount(labels[step_imbalance(labels, keep=3)]).tolist() == [3, 3, 3, 10, 10, 10]
-    assert torch.bincount(labels[step_imbalance(labels, minority=[5], keep=0)], minlength=6).tolist() == [10] * 5 + [0]
+    assert torch.bincount(
+        labels[step_imbalance(labels, minority=[5], keep=0)], minlength=6
+    ).tolist() == [10] * 5 + [0]
 
 
 @pytest.mark.parametrize("counts", [{0: 4}, {0: -1}, {7: 1}])
 def test_more_than_there_are_is_an_error(counts):
-    with pytest.raises(HyperparameterError, match=r"class (0 to keep from 0 to 3|7 to keep from 0 to 0).*got (4|-1|1)"):
+    with pytest.raises(
+        HyperparameterError,
+        match=r"class (0 to keep from 0 to 3|7 to keep from 0 to 0).*got (4|-1|1)",
+    ):
         keep_last([0, 0, 0, 1], counts)
 
 
@@ -85,18 +93,35 @@ def test_items_carry_their_index():
 
 
 def test_importing_scdro_imports_none_of_this():
-    code = "import scdro, sys; print([m for m in sys.modules if m.split('.')[:2] in (%s)]); scdro.data"
+    code = (
+        "import scdro, sys; print([m for m in sys.modules if m.split('.')[:2] in (%s)]); scdro.data"
+    )
     names = ", ".join(str(["scdro", part]) for part in ("data", "cli", "application"))
-    result = subprocess.run([sys.executable, "-c", code % names], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code % names], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(
     "labels",
-    [[[0], [0], [0], [1]], [], ["a", "b"], [0.0, 1.0], torch.zeros(3, 1, dtype=torch.int64), [[0], [1, 2]], 3, [None]],
+    [
+        [[0], [0], [0], [1]],
+        [],
+        ["a", "b"],
+        [0.0, 1.0],
+        torch.zeros(3, 1, dtype=torch.int64),
+        [[0], [1, 2]],
+        3,
+        [None],
+    ],
 )
 def test_labels_are_a_vector_of_integers(labels):
-    for call in (lambda: keep_last(labels, {}), lambda: step_imbalance(labels, keep=0), lambda: hold_out(labels, 2)):
+    for call in (
+        lambda: keep_last(labels, {}),
+        lambda: step_imbalance(labels, keep=0),
+        lambda: hold_out(labels, 2),
+    ):
         with pytest.raises(DataError, match="labels"):
             call()
 
@@ -104,7 +129,13 @@ def test_labels_are_a_vector_of_integers(labels):
 def test_labels_come_in_many_kinds():
     values = [0, 1, 0, 1, 0]
     series = pandas.Series(values, index=[7, 6, 5, 4, 3])
-    for labels in (values, tuple(values), np.array(values, np.uint8), torch.tensor(values, dtype=torch.int16), series):
+    for labels in (
+        values,
+        tuple(values),
+        np.array(values, np.uint8),
+        torch.tensor(values, dtype=torch.int16),
+        series,
+    ):
         assert keep_last(labels, {0: 1}).tolist() == [1, 3, 4]
         assert step_imbalance(labels, keep=1).tolist() == [1, 3, 4]
     with pytest.raises(HyperparameterError, match=r"whole number.*got 1\.0"):

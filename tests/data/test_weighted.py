@@ -17,13 +17,17 @@ def test_frequencies_are_the_weights():
     counts = np.bincount(list(WeightedSampler(weights, n)), minlength=4)
     expected = n * weights / weights.sum()
     assert counts[0] == 0
-    assert ((counts - expected)[1:] ** 2 / expected[1:]).sum() < 13.8  # chi-square with two degrees, 0.1%
+    assert (
+        (counts - expected)[1:] ** 2 / expected[1:]
+    ).sum() < 13.8  # chi-square with two degrees, 0.1%
 
 
 def test_second_look_weights_as_a_sampler():
     proba = torch.cat([torch.full((80,), 0.9), torch.full((20,), 0.1)])
     drawn = list(WeightedSampler(second_look_weights(proba, torch.zeros(100)), 4000))
-    assert 0.46 < np.mean(np.array(drawn) >= 80) < 0.54  # the half rule: a mean probability of one half
+    assert (
+        0.46 < np.mean(np.array(drawn) >= 80) < 0.54
+    )  # the half rule: a mean probability of one half
 
 
 def test_the_same_epoch_is_the_same_and_the_next_is_another():
@@ -52,7 +56,9 @@ def test_a_column():
     assert Weighted(rows, [1.0, 3.0])[1] == {"x": 2.0, "weight": torch.tensor(3.0)}
 
 
-@pytest.mark.parametrize("weights", [[], [[1.0]], [0.0, 0.0], [1.0, -1.0], [1.0, np.nan], [np.inf, 1.0]])
+@pytest.mark.parametrize(
+    "weights", [[], [[1.0]], [0.0, 0.0], [1.0, -1.0], [1.0, np.nan], [np.inf, 1.0]]
+)
 def test_wrong_weights(weights):
     with pytest.raises(LossError):
         WeightedSampler(weights)

@@ -18,9 +18,12 @@ from scdro.distributed import Ranks
 DEVICE = os.environ.get("SCDRO_GPU_TESTS_ON", "cuda")
 MPS = torch.backends.mps.is_available()
 cuda = pytest.mark.skipif(
-    DEVICE == "cuda" and not torch.cuda.is_available(), reason="no CUDA GPU here: nothing of this file's CUDA part ran"
+    DEVICE == "cuda" and not torch.cuda.is_available(),
+    reason="no CUDA GPU here: nothing of this file's CUDA part ran",
 )
-real_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here: needs CUDA's own functions")
+real_cuda = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA GPU here: needs CUDA's own functions"
+)
 mps = pytest.mark.skipif(not MPS, reason="no Apple GPU here: MPS's float32 scalars were not tried")
 pytestmark = pytest.mark.gpu
 
@@ -59,7 +62,9 @@ def method_steps(model, x, y, optimizer):
 
 
 @cuda
-@pytest.mark.parametrize("settings", [{}, {"attach": True}, {"skip_nonfinite": True}, {"trim": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"attach": True}, {"skip_nonfinite": True}, {"trim": 0.1}], ids=str
+)
 def test_no_step_of_the_loss_waits(settings):
     model, x, y = problem()
     attach = settings.get("attach", False)
@@ -91,7 +96,9 @@ def test_equals_the_cpu(method):
         model, x, y = problem(device, torch.float64)
         optimizer = method(model.parameters(), lr=0.1, rho=0.5)
         method_steps(model, x, y, optimizer)
-        states.append({**{k: v.cpu() for k, v in model.state_dict().items()}, "lam": optimizer.lam.cpu()})
+        states.append(
+            {**{k: v.cpu() for k, v in model.state_dict().items()}, "lam": optimizer.lam.cpu()}
+        )
     for key, value in states[0].items():
         torch.testing.assert_close(states[1][key], value, rtol=1e-8, atol=1e-10, msg=key)
 
@@ -173,7 +180,10 @@ def one_of(rank, size, port, backend, file):
     part = Ranks(None).part(64)
     method_steps(averaged, x[:, part.start : part.stop], y[:, part.start : part.stop], optimizer)
     if rank == 0:
-        torch.save({**{k: v.cpu() for k, v in model.state_dict().items()}, "lam": optimizer.lam.cpu()}, file)
+        torch.save(
+            {**{k: v.cpu() for k, v in model.state_dict().items()}, "lam": optimizer.lam.cpu()},
+            file,
+        )
     dist.barrier()
     dist.destroy_process_group()
 

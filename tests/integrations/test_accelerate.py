@@ -18,7 +18,9 @@ def states(model, robust):
 def test_resumed_equals_uninterrupted(tmp_path):
     whole = train(4, batch=128, parts=2)
     train(2, batch=128, parts=2, out=tmp_path)
-    assert_identical(states(*whole), states(*train(4, batch=128, parts=2, out=tmp_path, resume=True)))
+    assert_identical(
+        states(*whole), states(*train(4, batch=128, parts=2, out=tmp_path, resume=True))
+    )
 
 
 @pytest.fixture

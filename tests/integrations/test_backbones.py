@@ -10,13 +10,27 @@ from torch.utils.data import DataLoader
 import scdro
 from scdro.errors import HyperparameterError
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
+]
 
-SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
 TEXT = {"vocab_size": 40, "num_labels": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 IMAGE = {"image_size": 16, "patch_size": 8, "num_labels": 2}
 TWO_STAGES = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "num_labels": 2}
-HALF = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+HALF = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+}
 HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_start_token_id": 2}
 
 T5 = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
@@ -35,7 +49,10 @@ TEXTS = {
     "T5": ({**T5, "decoder_start_token_id": 0}, "classification_head.out_proj"),
     "MBart": ({**HALF, **HEADS}, "classification_head.out_proj"),
     "XLNet": ({"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}, "logits_proj"),
-    "Funnel": ({"d_model": 16, "block_sizes": [1], "n_head": 2, "d_head": 8, "d_inner": 16}, "classifier.linear_out"),
+    "Funnel": (
+        {"d_model": 16, "block_sizes": [1], "n_head": 2, "d_head": 8, "d_inner": 16},
+        "classifier.linear_out",
+    ),
     "GPT2": ({"n_embd": 16, "n_layer": 1, "n_head": 2}, "score"),
     "Llama": (SIZES, "score"),
     "Qwen2": ({**SIZES, "num_key_value_heads": 2}, "score"),
@@ -45,7 +62,10 @@ IMAGES = {
     "DeiT": ({**SIZES, **IMAGE}, "classifier"),
     "Beit": ({**SIZES, **IMAGE}, "classifier"),
     "Dinov2": ({**SIZES, **IMAGE}, "classifier"),
-    "ConvNext": ({"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2, "num_labels": 2}, "classifier"),
+    "ConvNext": (
+        {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2, "num_labels": 2},
+        "classifier",
+    ),
     "ResNet": (TWO_STAGES, "classifier.1"),
     "RegNet": ({**TWO_STAGES, "groups_width": 8}, "classifier.1"),
 }
@@ -58,7 +78,8 @@ def texts():
     y = torch.arange(N) % 2
     words = torch.randint(3, 5, (N, 8), generator=rng) + 2 * y[:, None]
     return [
-        {"input_ids": torch.cat([row, torch.tensor([2])]), "labels": label} for row, label in zip(words, y, strict=True)
+        {"input_ids": torch.cat([row, torch.tensor([2])]), "labels": label}
+        for row, label in zip(words, y, strict=True)
     ]
 
 
@@ -85,7 +106,11 @@ def check(model, loader, head):
     with torch.no_grad():
         for batch in loader:
             inputs, y = (batch, batch.pop("labels")) if isinstance(batch, dict) else batch
-            result = fixed.model.eval()(**inputs) if isinstance(inputs, dict) else fixed.model.eval()(inputs)
+            result = (
+                fixed.model.eval()(**inputs)
+                if isinstance(inputs, dict)
+                else fixed.model.eval()(inputs)
+            )
             right.append(getattr(result, "logits", result).argmax(1) == y)
     assert torch.cat(right).float().mean() > 0.9
 
@@ -105,7 +130,9 @@ def test_images(name):
     transformers = pytest.importorskip("transformers")
     settings, head = IMAGES[name]
     torch.manual_seed(0)
-    model = getattr(transformers, f"{name}ForImageClassification")(getattr(transformers, f"{name}Config")(**settings))
+    model = getattr(transformers, f"{name}ForImageClassification")(
+        getattr(transformers, f"{name}Config")(**settings)
+    )
     rows = [{"pixel_values": x, "labels": y} for x, y in zip(*images(), strict=True)]
     check(model, DataLoader(rows, batch_size=40), head)
 
@@ -135,18 +162,29 @@ def test_heads_that_are_averaged_are_refused():
 
 
 def names(package, listed):
-    return [pytest.param(package, name, head, id=f"{package}-{name}") for name, head in listed.items()]
+    return [
+        pytest.param(package, name, head, id=f"{package}-{name}") for name, head in listed.items()
+    ]
 
 
 @pytest.mark.parametrize(
     ("package", "name", "head"),
-    names("timm", {"resnet10t": "fc", "mobilenetv3_small_050": "classifier", "convnext_atto": "head.fc"})
-    + names("torchvision", {"resnet18": "fc", "mobilenet_v3_small": "classifier.3", "vit_b_16": "heads.head"}),
+    names(
+        "timm",
+        {"resnet10t": "fc", "mobilenetv3_small_050": "classifier", "convnext_atto": "head.fc"},
+    )
+    + names(
+        "torchvision",
+        {"resnet18": "fc", "mobilenet_v3_small": "classifier.3", "vit_b_16": "heads.head"},
+    ),
 )
 def test_by_name(package, name, head):
     try:
         module = __import__(package)
-    except (ImportError, RuntimeError) as error:  # a torchvision that does not fit torch raises RuntimeError
+    except (
+        ImportError,
+        RuntimeError,
+    ) as error:  # a torchvision that does not fit torch raises RuntimeError
         pytest.skip(f"{package} cannot be imported here: {error}")
     torch.manual_seed(0)
     if package == "timm":

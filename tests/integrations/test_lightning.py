@@ -11,7 +11,9 @@ from torch.nn.functional import cross_entropy
 pytest.importorskip("lightning")
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"
+    ),
 ]
 
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402
@@ -59,7 +61,13 @@ def test_resumed_equals_uninterrupted(kind, tmp_path):
     torch.manual_seed(99)
     resumed = kind()
     monitor = RobustMonitor(every=50)
-    later = fitted(resumed, tmp_path / "part", 4, callbacks=[monitor], resume=tmp_path / "part" / "epoch=1.ckpt")
+    later = fitted(
+        resumed,
+        tmp_path / "part",
+        4,
+        callbacks=[monitor],
+        resume=tmp_path / "part" / "epoch=1.ckpt",
+    )
     assert_identical(states(whole, through), states(resumed, later))
     assert monitor.hardest == watching.hardest
 
@@ -86,7 +94,10 @@ def test_equals_a_plain_loop(kind, tmp_path):
     inside, outside = made(kind), made(kind)
     trainer = fitted(inside, tmp_path, 2)
     optimizer = plain_loop(outside, 2)
-    assert_identical(states(inside, trainer), {"model": outside.state_dict(), "optimizer": optimizer.state_dict()})
+    assert_identical(
+        states(inside, trainer),
+        {"model": outside.state_dict(), "optimizer": optimizer.state_dict()},
+    )
 
 
 class Accumulated(LightningModule):
@@ -108,7 +119,10 @@ class Accumulated(LightningModule):
 
 def test_accumulated_gradients_are_those_of_the_large_batch(tmp_path):
     g = torch.Generator().manual_seed(1)
-    x, y = torch.randn(96, 6, generator=g, dtype=torch.float64), torch.randint(3, (96,), generator=g)
+    x, y = (
+        torch.randn(96, 6, generator=g, dtype=torch.float64),
+        torch.randint(3, (96,), generator=g),
+    )
     found = []
     for parts in (1, 4):
         model = Accumulated()
@@ -168,7 +182,11 @@ class Recorder(RobustClassifier):
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         if self.global_step % 5 == 0:
-            self.watched[self.global_step] = (float(self.robust.lam), float(self.robust.kl), float(self.robust.ess))
+            self.watched[self.global_step] = (
+                float(self.robust.lam),
+                float(self.robust.kl),
+                float(self.robust.ess),
+            )
 
 
 def test_log_of_any_logger(tmp_path):
@@ -176,13 +194,16 @@ def test_log_of_any_logger(tmp_path):
     model, logger = Recorder(), CSVLogger(tmp_path)
     fitted(model, tmp_path, 1, callbacks=[RobustMonitor(every=5, hardest=2)], logger=logger)
     with open(f"{logger.log_dir}/metrics.csv") as file:
-        rows = {int(row["step"]): row for row in csv.DictReader(file)}
+        rows = {int(row["step"]) + 1: row for row in csv.DictReader(file)}  # counted from 0
     assert sorted(rows) == [5, 10, 15, 20, 25] == sorted(model.watched)
     for step, row in rows.items():
         numbers = tuple(float(row[f"robust/{key}"]) for key in ("lam", "kl", "ess"))
         assert numbers == pytest.approx(model.watched[step], rel=1e-6)
         expected = sorted(model.seen[64 * (step - 5) : 64 * step], reverse=True)[:2]
-        came = [(float(row[f"robust/hardest_{k}_loss"]), float(row[f"robust/hardest_{k}_index"])) for k in (1, 2)]
+        came = [
+            (float(row[f"robust/hardest_{k}_loss"]), float(row[f"robust/hardest_{k}_index"]))
+            for k in (1, 2)
+        ]
         for (loss, index), (value, position) in zip(expected, came, strict=True):
             assert (value, position) == (pytest.approx(loss, rel=1e-6), index)
 
@@ -223,7 +244,9 @@ def test_a_checkpoint_without_the_loss_that_the_monitor_keeps(saved, tmp_path):
     model = RobustClassifier()
     model.robust = robust
     with pytest.raises(scdro.errors.CheckpointError, match="saved its loss"):
-        fitted(model, tmp_path, 2, callbacks=[RobustMonitor(robust)], resume=tmp_path / "epoch=0.ckpt")
+        fitted(
+            model, tmp_path, 2, callbacks=[RobustMonitor(robust)], resume=tmp_path / "epoch=0.ckpt"
+        )
 
 
 def test_hardest_samples_in_any_form():
@@ -262,13 +285,19 @@ class GivenUp(RobustClassifier):
 @pytest.mark.parametrize("on_host", [True, False], ids=["by the loss", "by the monitor"])
 def test_a_model_that_has_given_up_is_told_once(tmp_path, monkeypatch, on_host):
     if not on_host:  # as on an accelerator, where the state itself does not look
-        monkeypatch.setattr("scdro._state.EVERY", 10**9)
+        monkeypatch.setattr("scdro._state.CHECK_EVERY", 10**9)
         monkeypatch.setattr("scdro.integrations.lightning.host_reads", lambda tensor: False)
     for kind, times in ((GivenUp, 1), (RobustClassifier, 0)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model = made(kind)
-            fitted(model, tmp_path / kind.__name__, -1, callbacks=[RobustMonitor(every=50)], max_steps=750)
+            fitted(
+                model,
+                tmp_path / kind.__name__,
+                -1,
+                callbacks=[RobustMonitor(every=50)],
+                max_steps=750,
+            )
         assert sum(issubclass(w.category, scdro.ScdroWarning) for w in caught) == times
 
 
@@ -278,9 +307,45 @@ def test_loggers_get_numbers_histogram_and_hardest_samples(tmp_path):
     fitted(made(RobustClassifier), tmp_path, 1, callbacks=[monitor])
     records = read_json_lines(path)
     steps = [record["step"] for record in records if "scalars" in record]
-    assert steps == [10, 20]
-    assert set(records[0]["scalars"]) == {"robust/lam", "robust/kl", "robust/ess"}
+    assert steps == [9, 19]  # Lightning counts from 0
+    assert set(records[0]["scalars"]) == {"robust/lam", "robust/kl", "robust/ess", "robust/value"}
     tables = [record["rows"] for record in records if record.get("table") == "robust/hardest"]
     assert len(tables) == 2
-    assert [row["loss"] for row in tables[0]] == sorted((row["loss"] for row in tables[0]), reverse=True)
+    assert [row["loss"] for row in tables[0]] == sorted(
+        (row["loss"] for row in tables[0]), reverse=True
+    )
     assert all(record["counts"] for record in records if "histogram" in record)
+
+
+class Logged(Accumulated):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss)
+        return loss
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_records_have_lightning_s_own_steps_and_the_robust_value(tmp_path, parts):
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(96, 6, generator=g), torch.randint(3, (96,), generator=g)
+    model = Logged()
+    trainer = Trainer(
+        max_epochs=4,
+        accumulate_grad_batches=parts,
+        log_every_n_steps=2,
+        logger=CSVLogger(tmp_path),
+        callbacks=[RobustMonitor()],
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+        **QUIET,
+    )
+    trainer.fit(model, DataLoader(TensorDataset(x, y), batch_size=32 // parts))
+    with open(f"{trainer.logger.log_dir}/metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    steps = [[row["step"] for row in rows if row[name]] for name in ("loss", "robust/lam")]
+    assert steps[0] == steps[1] == ["1", "3", "5", "7", "9", "11"]
+    losses, log_weight = model.robust.state.recent.double()
+    known = log_weight > -torch.inf
+    expected = scdro.worst_case(losses[known], 0.5, sample_weight=log_weight[known].exp()).value
+    found = [row["robust/value"] for row in rows if row["robust/value"]]
+    assert float(found[-1]) == pytest.approx(float(expected), rel=1e-6)

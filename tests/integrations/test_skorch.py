@@ -55,9 +55,13 @@ def test_validation_leaves_no_trace(digits):
     """skorch evaluates after each epoch; the state is that of a loop that does not."""
     x, y = digits
     robust = [
-        net(max_epochs=3, train_split=split, iterator_train__shuffle=False).fit(x[:1000], y[:1000]).criterion_.robust
+        net(max_epochs=3, train_split=split, iterator_train__shuffle=False)
+        .fit(x[:1000], y[:1000])
+        .criterion_.robust
         for split in (None, skorch.dataset.ValidSplit(cv=2, stratified=False))
     ]
     assert float(robust[0].lam) != float(robust[1].lam)
-    again = net(max_epochs=3, train_split=None, iterator_train__shuffle=False).fit(x[500:1000], y[500:1000])
+    again = net(max_epochs=3, train_split=None, iterator_train__shuffle=False).fit(
+        x[500:1000], y[500:1000]
+    )
     assert float(again.criterion_.robust.lam) == float(robust[1].lam)

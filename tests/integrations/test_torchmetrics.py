@@ -6,13 +6,20 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 pytest.importorskip("torchmetrics")
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning"),
+]
 
 from torchmetrics import MetricCollection  # noqa: E402
 
 from scdro import worst_case  # noqa: E402
 from scdro.errors import DataError, HyperparameterError  # noqa: E402
-from scdro.integrations.torchmetrics import GroupTable, RobustValue, WorstGroupAccuracy  # noqa: E402
+from scdro.integrations.torchmetrics import (  # noqa: E402
+    GroupTable,
+    RobustValue,
+    WorstGroupAccuracy,
+)
 from scdro.metrics import group_table, worst_group_accuracy  # noqa: E402
 
 
@@ -27,7 +34,11 @@ def samples(n=101):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_equal_the_functions_however_cut(size, weighted):
     scores, y, groups, weight = samples()
-    worst, table, value = WorstGroupAccuracy(5), GroupTable(["a", "b", "c", "d", "empty"]), RobustValue(0.3)
+    worst, table, value = (
+        WorstGroupAccuracy(5),
+        GroupTable(["a", "b", "c", "d", "empty"]),
+        RobustValue(0.3),
+    )
     losses = torch.nn.functional.cross_entropy(scores, y, reduction="none")
     for rows in torch.arange(len(y)).split(size):
         own = weight[rows] if weighted else None
@@ -36,7 +47,9 @@ def test_equal_the_functions_however_cut(size, weighted):
         value.update(losses[rows], own)
     weights = weight if weighted else None
     expected = group_table(y, scores.argmax(1), groups, weights)
-    assert float(worst.compute()) == pytest.approx(worst_group_accuracy(y, scores.argmax(1), groups, weights), abs=1e-6)
+    assert float(worst.compute()) == pytest.approx(
+        worst_group_accuracy(y, scores.argmax(1), groups, weights), abs=1e-6
+    )
     assert [row.group for row in table.rows()] == ["abcd"[row.group] for row in expected]
     for row, other in zip(table.rows(), expected, strict=True):
         assert row[1:] == pytest.approx(other[1:], abs=1e-6)
@@ -69,7 +82,11 @@ def test_self_log_works(tmp_path):
         def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(3, 3)
-            self.worst, self.value, self.table = WorstGroupAccuracy(4), RobustValue(0.3), GroupTable("abcd")
+            self.worst, self.value, self.table = (
+                WorstGroupAccuracy(4),
+                RobustValue(0.3),
+                GroupTable("abcd"),
+            )
 
         def validation_step(self, batch, _):
             x, y, groups = batch
@@ -94,11 +111,15 @@ def test_self_log_works(tmp_path):
         enable_progress_bar=False,
         default_root_dir=tmp_path,
     )
-    (found,) = trainer.validate(model, DataLoader(TensorDataset(x, y, groups), batch_size=7), verbose=False)
+    (found,) = trainer.validate(
+        model, DataLoader(TensorDataset(x, y, groups), batch_size=7), verbose=False
+    )
     with torch.no_grad():
         scores = model.layer(x)
     losses = torch.nn.functional.cross_entropy(scores, y, reduction="none")
-    assert found["worst"] == pytest.approx(worst_group_accuracy(y, scores.argmax(1), groups), abs=1e-6)
+    assert found["worst"] == pytest.approx(
+        worst_group_accuracy(y, scores.argmax(1), groups), abs=1e-6
+    )
     assert found["value"] == pytest.approx(float(worst_case(losses, 0.3).value), rel=1e-5)
     assert min(found[f"accuracy/{name}"] for name in "abcd") == pytest.approx(found["worst"])
 
@@ -114,13 +135,26 @@ def test_in_a_collection():
 @pytest.mark.parametrize(
     ("call", "fact"),
     [
-        (lambda: WorstGroupAccuracy(2).update(torch.zeros(2), torch.zeros(2), torch.zeros(2)), "class numbers"),
-        (lambda: WorstGroupAccuracy(2).update(torch.zeros(3, 2), *torch.zeros(2, 3).long() + 2), "groups 0 to 1"),
         (
-            lambda: WorstGroupAccuracy(2).update(torch.zeros(3, 2), torch.zeros(3).long(), torch.zeros(2).long()),
+            lambda: WorstGroupAccuracy(2).update(torch.zeros(2), torch.zeros(2), torch.zeros(2)),
+            "class numbers",
+        ),
+        (
+            lambda: WorstGroupAccuracy(2).update(torch.zeros(3, 2), *torch.zeros(2, 3).long() + 2),
+            "groups 0 to 1",
+        ),
+        (
+            lambda: WorstGroupAccuracy(2).update(
+                torch.zeros(3, 2), torch.zeros(3).long(), torch.zeros(2).long()
+            ),
             "shapes",
         ),
-        (lambda: WorstGroupAccuracy(2).update(torch.zeros(3, 2), torch.zeros(3).long(), torch.zeros(3)), "float32"),
+        (
+            lambda: WorstGroupAccuracy(2).update(
+                torch.zeros(3, 2), torch.zeros(3).long(), torch.zeros(3)
+            ),
+            "float32",
+        ),
         (lambda: RobustValue(0.5).update(torch.tensor(1.0)), "one loss per sample"),
     ],
 )
@@ -140,7 +174,9 @@ def test_wrong_settings():
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int16])
 def test_groups_of_any_whole_type(dtype):
     table = GroupTable(np.int64(2))
-    table.update(torch.tensor([1, 1, 0]), torch.tensor([1, 0, 0]), torch.tensor([1, 0, 1]).to(dtype))
+    table.update(
+        torch.tensor([1, 1, 0]), torch.tensor([1, 0, 0]), torch.tensor([1, 0, 1]).to(dtype)
+    )
     assert table.size.tolist() == [1, 2]
     assert table._accuracy().tolist() == [0, 1]
 
@@ -152,4 +188,6 @@ def test_no_samples_are_nan_and_half_precision_is_not_lost():
     assert torch.isnan(value.compute())
     losses = torch.linspace(0, 3, 500).bfloat16()
     value.update(losses)
-    assert float(value.compute()) == pytest.approx(float(worst_case(losses.double(), 0.3).value), rel=1e-6)
+    assert float(value.compute()) == pytest.approx(
+        float(worst_case(losses.double(), 0.3).value), rel=1e-6
+    )

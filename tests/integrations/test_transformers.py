@@ -42,7 +42,9 @@ LENGTH = example.LENGTH
 
 class Rows(torch.utils.data.Dataset):
     def __init__(self, labels):
-        self.tokens = torch.randint(7, 20, (len(labels), LENGTH), generator=torch.Generator().manual_seed(0))
+        self.tokens = torch.randint(
+            7, 20, (len(labels), LENGTH), generator=torch.Generator().manual_seed(0)
+        )
         self.labels = labels
 
     def __len__(self):
@@ -58,7 +60,9 @@ def generator():
 
 def sequences(n):
     """A model in float64, data, and the loss of each sample."""
-    return BertForSequenceClassification(example.tiny(num_labels=3)), torch.randint(3, (n,), generator=generator())
+    return BertForSequenceClassification(example.tiny(num_labels=3)), torch.randint(
+        3, (n,), generator=generator()
+    )
 
 
 def tokens(n):
@@ -70,7 +74,14 @@ def tokens(n):
 
 def text(n):
     config = GPT2Config(
-        vocab_size=20, n_positions=LENGTH, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+        vocab_size=20,
+        n_positions=LENGTH,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
     )
     labels = torch.randint(20, (n, LENGTH), generator=generator())
     labels[torch.arange(LENGTH) >= torch.randint(4, LENGTH, (n, 1), generator=generator())] = -100
@@ -93,7 +104,13 @@ def trainer(task, out, n=22, *, robust=None, **settings):
     torch.manual_seed(0)
     model, labels = TASKS[task][0](n)
     robust = robust or robust_for(task)
-    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
+    quiet = {
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_steps": 1,
+    }
     arguments = {"optim": "sgd", "learning_rate": 0.1, "num_train_epochs": 3, **quiet, **settings}
     data = Rows(labels)
     return Trainer(
@@ -115,7 +132,10 @@ def test_losses_are_those_of_the_model_on_each_sequence_alone(task):
     with torch.no_grad():
         found = losses(model(input_ids=data.tokens), labels)
         values, mask = found if isinstance(found, tuple) else (found, None)
-        alone = [float(model(input_ids=data.tokens[i : i + 1], labels=labels[i : i + 1]).loss) for i in range(6)]
+        alone = [
+            float(model(input_ids=data.tokens[i : i + 1], labels=labels[i : i + 1]).loss)
+            for i in range(6)
+        ]
     for i, expected in enumerate(alone):
         if math.isnan(expected):
             assert not mask[i]
@@ -131,10 +151,15 @@ def test_losses_are_those_of_the_model_on_each_sequence_alone(task):
 )
 def test_losses_of_numbers_and_of_several_answers_are_those_of_the_model(outputs, labels):
     torch.manual_seed(0)
-    model, data = BertForSequenceClassification(example.tiny(num_labels=outputs)).eval(), Rows(labels)
+    model, data = (
+        BertForSequenceClassification(example.tiny(num_labels=outputs)).eval(),
+        Rows(labels),
+    )
     with torch.no_grad():
         found = sequence_losses(model(input_ids=data.tokens), labels)
-        alone = [model(input_ids=data.tokens[i : i + 1], labels=labels[i : i + 1]).loss for i in range(3)]
+        alone = [
+            model(input_ids=data.tokens[i : i + 1], labels=labels[i : i + 1]).loss for i in range(3)
+        ]
     torch.testing.assert_close(found, torch.stack(alone))
 
 
@@ -143,7 +168,9 @@ def test_a_sequence_with_the_label_minus_100_does_not_count():
     with torch.no_grad():
         value = robust_for("sequences")({"logits": logits}, labels)
         counted = labels != -100
-        expected = worst_case(F.cross_entropy(logits[counted], labels[counted], reduction="none").double(), 0.5).value
+        expected = worst_case(
+            F.cross_entropy(logits[counted], labels[counted], reduction="none").double(), 0.5
+        ).value
     assert float(value) == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -152,14 +179,56 @@ def test_a_sequence_with_the_label_minus_100_does_not_count():
     [
         (sequence_losses, {"logits": torch.zeros(4, 3)}, None, DataError, "labels"),
         (sequence_losses, {"logits": torch.zeros(4, 3)}, torch.zeros(4), DataError, "float32"),
-        (sequence_losses, {"logits": torch.zeros(4, 3)}, torch.zeros(4, 9).long(), DataError, r"\(4, 9\)"),
-        (sequence_losses, {"logits": torch.zeros(4, 9, 3)}, torch.zeros(4, 9).long(), ClosureError, "token_losses"),
-        (sequence_losses, {"scores": torch.zeros(4, 3)}, torch.zeros(4).long(), ClosureError, "dict without"),
+        (
+            sequence_losses,
+            {"logits": torch.zeros(4, 3)},
+            torch.zeros(4, 9).long(),
+            DataError,
+            r"\(4, 9\)",
+        ),
+        (
+            sequence_losses,
+            {"logits": torch.zeros(4, 9, 3)},
+            torch.zeros(4, 9).long(),
+            ClosureError,
+            "token_losses",
+        ),
+        (
+            sequence_losses,
+            {"scores": torch.zeros(4, 3)},
+            torch.zeros(4).long(),
+            ClosureError,
+            "dict without",
+        ),
         (sequence_losses, torch.zeros(4, 3), torch.zeros(4).long(), ClosureError, "Tensor without"),
-        (sequence_losses, (torch.zeros(()), torch.zeros(4, 3)), torch.zeros(4).long(), ClosureError, r"shape \(\)"),
-        (token_losses, {"logits": torch.zeros(4, 3)}, torch.zeros(4).long(), ClosureError, r"\(4, 3\)"),
-        (token_losses, {"logits": torch.zeros(4, 9, 3)}, torch.zeros(4, 5).long(), DataError, r"\(4, 5\)"),
-        (language_model_losses, {"logits": torch.zeros(4, 9, 3)}, torch.zeros(4).long(), DataError, r"\(4,\)"),
+        (
+            sequence_losses,
+            (torch.zeros(()), torch.zeros(4, 3)),
+            torch.zeros(4).long(),
+            ClosureError,
+            r"shape \(\)",
+        ),
+        (
+            token_losses,
+            {"logits": torch.zeros(4, 3)},
+            torch.zeros(4).long(),
+            ClosureError,
+            r"\(4, 3\)",
+        ),
+        (
+            token_losses,
+            {"logits": torch.zeros(4, 9, 3)},
+            torch.zeros(4, 5).long(),
+            DataError,
+            r"\(4, 5\)",
+        ),
+        (
+            language_model_losses,
+            {"logits": torch.zeros(4, 9, 3)},
+            torch.zeros(4).long(),
+            DataError,
+            r"\(4,\)",
+        ),
     ],
 )
 def test_outputs_and_labels_that_do_not_fit_are_errors(losses, outputs, labels, error, fact):
@@ -177,14 +246,17 @@ def test_label_smoothing_which_the_trainer_would_ignore_is_an_error(tmp_path):
 def test_accumulated_gradients_are_those_of_the_large_batch(task, parts, tmp_path):
     """22 samples in batches of 16: the second one is smaller, and so is its last part."""
     runs = [
-        trainer(task, tmp_path, per_device_train_batch_size=16 // k, gradient_accumulation_steps=k) for k in (1, parts)
+        trainer(task, tmp_path, per_device_train_batch_size=16 // k, gradient_accumulation_steps=k)
+        for k in (1, parts)
     ]
     for run in runs:
         run.train()
         assert run.state.global_step == 6
     for key, value in runs[0].model.state_dict().items():
         torch.testing.assert_close(value, runs[1].model.state_dict()[key], rtol=1e-10, atol=1e-12)
-    logged = [[record["loss"] for record in run.state.log_history if "loss" in record] for run in runs]
+    logged = [
+        [record["loss"] for record in run.state.log_history if "loss" in record] for run in runs
+    ]
     assert logged[0] == pytest.approx(logged[1], rel=1e-4)
     states = [run.compute_loss_func.robust.state for run in runs]
     torch.testing.assert_close(states[0].scalars, states[1].scalars, rtol=1e-10, atol=1e-12)
@@ -194,7 +266,10 @@ def test_equals_a_plain_loop(tmp_path):
     run = trainer("sequences", tmp_path, n=32, per_device_train_batch_size=8, max_grad_norm=0.0)
     batches = []
     compute = run.compute_loss
-    run.compute_loss = lambda model, inputs, **more: (batches.append(dict(inputs)), compute(model, inputs, **more))[1]
+    run.compute_loss = lambda model, inputs, **more: (
+        batches.append(dict(inputs)),
+        compute(model, inputs, **more),
+    )[1]
     run.train()
     torch.manual_seed(0)
     model = sequences(32)[0].double()
@@ -202,7 +277,9 @@ def test_equals_a_plain_loop(tmp_path):
     robust = KLRobustLoss(0.5, temperature=WindowTemperature(0.6))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 - t / 12)
     for batch in batches:
-        losses = torch.nn.functional.cross_entropy(model(batch["input_ids"]).logits, batch["labels"], reduction="none")
+        losses = torch.nn.functional.cross_entropy(
+            model(batch["input_ids"]).logits, batch["labels"], reduction="none"
+        )
         optimizer.zero_grad()
         robust(losses).backward()
         optimizer.step()
@@ -215,7 +292,13 @@ def test_resumed_equals_uninterrupted(tmp_path):
     def run(out, steps, **settings):
         robust = RobustTrainerLoss(KLRobustLoss(0.5))
         return example.trainer(
-            out, robust, steps, lr_scheduler_type="constant", gradient_accumulation_steps=2, save_steps=5, **settings
+            out,
+            robust,
+            steps,
+            lr_scheduler_type="constant",
+            gradient_accumulation_steps=2,
+            save_steps=5,
+            **settings,
         )
 
     whole = run(tmp_path / "whole", 10)
@@ -225,7 +308,9 @@ def test_resumed_equals_uninterrupted(tmp_path):
     resumed = run(tmp_path / "part", 10)
     resumed.train(resume_from_checkpoint=str(moved))
     assert_identical(whole.model.state_dict(), resumed.model.state_dict())
-    assert_identical(whole.compute_loss_func.robust.state_dict(), resumed.compute_loss_func.robust.state_dict())
+    assert_identical(
+        whole.compute_loss_func.robust.state_dict(), resumed.compute_loss_func.robust.state_dict()
+    )
     assert_identical(whole.optimizer.state_dict(), resumed.optimizer.state_dict())
 
 
@@ -250,7 +335,31 @@ def test_log_has_the_temperature(tmp_path):
     run.train()
     steps = [record for record in run.state.log_history if "loss" in record]
     assert steps[-1]["robust_lam"] == float(run.compute_loss_func.robust.lam)
-    assert {"robust_kl", "robust_ess"} < steps[-1].keys()
+    assert {"robust_kl", "robust_ess", "robust_value"} < steps[-1].keys()
+
+
+@pytest.mark.parametrize("added_later", [False, True])
+def test_tensorboard_has_the_numbers_too(tmp_path, monkeypatch, added_later):
+    """The Trainer calls its reporters first: they see only what is in the logs by then."""
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    run = trainer(
+        "sequences", tmp_path, per_device_train_batch_size=8, report_to=["tensorboard"], max_steps=3
+    )
+    if added_later:
+        robust = run.compute_loss_func
+        run.remove_callback(robust)
+        run.add_callback(robust)
+    run.train()
+    (events,) = (tmp_path / "board").rglob("events.out.tfevents*")
+    board = event_accumulator.EventAccumulator(str(events.parent)).Reload()
+    names = {name for name in board.Tags()["scalars"] if "robust_" in name}
+    assert names == {f"train/robust_{what}" for what in ("lam", "kl", "ess", "value")}
+    last = board.Scalars("train/robust_lam")[-1]
+    assert last.step == 3
+    assert last.value == pytest.approx(float(run.compute_loss_func.robust.lam), rel=1e-6)
 
 
 def test_loss_without_its_callback_is_an_error(tmp_path):
@@ -316,7 +425,9 @@ def test_a_step_that_was_skipped_leaves_no_share_behind():
         torch.manual_seed(0)
         model, robust = torch.nn.Linear(4, 3).double(), robust_for("sequences")
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        arguments = SimpleNamespace(world_size=1, average_tokens_across_devices=True, label_smoothing_factor=0.0)
+        arguments = SimpleNamespace(
+            world_size=1, average_tokens_across_devices=True, label_smoothing_factor=0.0
+        )
         robust.on_train_begin(arguments, SimpleNamespace(global_step=0), None, optimizer=optimizer)
         x, y = torch.randn(8, 4).double(), torch.randint(3, (8,))
         if skipped:
@@ -329,7 +440,9 @@ def test_a_step_that_was_skipped_leaves_no_share_behind():
 
 
 def test_several_processes_must_not_average_tokens():
-    arguments = SimpleNamespace(world_size=2, average_tokens_across_devices=True, label_smoothing_factor=0.0)
+    arguments = SimpleNamespace(
+        world_size=2, average_tokens_across_devices=True, label_smoothing_factor=0.0
+    )
     model, robust = torch.nn.Linear(4, 3), robust_for("sequences")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     robust.on_train_begin(arguments, SimpleNamespace(global_step=0), None, optimizer=optimizer)
@@ -358,15 +471,18 @@ def test_predictions_that_are_all_the_same_are_told_once(tmp_path, constant, tim
 
 
 @pytest.mark.parametrize(("constant", "times"), [(True, 1), (False, 0)])
-def test_losses_that_rest_at_log_k_are_told_once_on_an_accelerator(tmp_path, monkeypatch, constant, times):
+def test_losses_that_rest_at_log_k_are_told_once_on_an_accelerator(
+    tmp_path, monkeypatch, constant, times
+):
     """There the state itself does not look."""
-    monkeypatch.setattr("scdro._state.EVERY", 10**9)
+    monkeypatch.setattr("scdro._state.CHECK_EVERY", 10**9)
     monkeypatch.setattr("scdro.integrations.transformers.host_reads", lambda tensor: False)
     told = told_by_training(tmp_path, constant, [0.0, 0.0, 0.0])
     assert sum("near log 3" in message for message in told) == times
 
 
-# -- weights, classes, focal loss -------------------------------------------------------------------------------------
+# -- weights, classes, focal loss
+# -------------------------------------------------------------------------------------
 
 CLASS_WEIGHT = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
 
@@ -388,7 +504,9 @@ RECIPES = {
     "class weights": (with_class_weights, lambda z, y: F.cross_entropy(z, y, CLASS_WEIGHT)),
     "sample weights": (
         with_sample_weights,
-        lambda z, y: (F.cross_entropy(z, y[:, 0].long(), reduction="none") * y[:, 1]).sum() / y[:, 1].sum(),
+        lambda z, y: (
+            (F.cross_entropy(z, y[:, 0].long(), reduction="none") * y[:, 1]).sum() / y[:, 1].sum()
+        ),
     ),
     "focal": (
         with_focal_loss,
@@ -405,13 +523,27 @@ def test_recipes_without_radius_are_the_usual_losses(recipe, parts, tmp_path):
     torch.manual_seed(0)
     model, labels = sequences(16)
     if recipe == "sample weights":
-        labels = torch.stack([labels.double(), torch.rand(16, generator=generator(), dtype=torch.float64)], 1)
+        labels = torch.stack(
+            [labels.double(), torch.rand(16, generator=generator(), dtype=torch.float64)], 1
+        )
     data, twin = Rows(labels), copy.deepcopy(model).double()
     robust = RobustTrainerLoss(KLRobustLoss(rho=0.0), losses)
-    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no", "max_grad_norm": 0.0}
-    sizes = {"per_device_train_batch_size": 16 // parts, "gradient_accumulation_steps": parts, "max_steps": 1}
+    quiet = {
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "max_grad_norm": 0.0,
+    }
+    sizes = {
+        "per_device_train_batch_size": 16 // parts,
+        "gradient_accumulation_steps": parts,
+        "max_steps": 1,
+    }
     arguments = TrainingArguments(str(tmp_path), optim="sgd", learning_rate=0.1, **quiet, **sizes)
-    Trainer(model.double(), arguments, train_dataset=data, compute_loss_func=robust, callbacks=[robust]).train()
+    Trainer(
+        model.double(), arguments, train_dataset=data, compute_loss_func=robust, callbacks=[robust]
+    ).train()
     usual(twin(input_ids=data.tokens).logits, labels).backward()
     torch.optim.SGD(twin.parameters(), lr=0.1).step()
     for key, value in twin.state_dict().items():
@@ -432,7 +564,9 @@ def test_the_best_case_is_minus_the_worst_of_minus(tmp_path):
 
 
 def test_loggers_get_the_numbers(tmp_path):
-    robust = RobustTrainerLoss(KLRobustLoss(rho=0.5), loggers=[JSONLinesLogger(tmp_path / "log.jsonl")])
+    robust = RobustTrainerLoss(
+        KLRobustLoss(rho=0.5), loggers=[JSONLinesLogger(tmp_path / "log.jsonl")]
+    )
     run = trainer("sequences", tmp_path, robust=robust, max_steps=2, per_device_train_batch_size=8)
     run.train()
     records = read_json_lines(tmp_path / "log.jsonl")

@@ -11,7 +11,10 @@ import torch
 import torch.nn.functional as F
 
 pytest.importorskip("trl")
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
+]
 
 import trl_preferences as example  # noqa: E402
 from datasets import Dataset  # noqa: E402
@@ -20,16 +23,27 @@ from torch.utils.data import SequentialSampler  # noqa: E402
 from transformers import LlamaForSequenceClassification, TrainerCallback  # noqa: E402
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig  # noqa: E402
 from trl.experimental.cpo import CPOConfig, CPOTrainer  # noqa: E402
+from trl_trainers import (  # noqa: E402
+    RobustDPOTrainer,
+    RobustPairs,
+    RobustSFTTrainer,
+    fixed_temperature,
+)
 
 from equality import assert_identical  # noqa: E402
 from killing import kill_after_a_checkpoint  # noqa: E402
 from scdro import KLRobustLoss, worst_case  # noqa: E402
 from scdro.errors import CheckpointError, ClosureError, HyperparameterError  # noqa: E402
 from scdro.integrations.loggers import JSONLinesLogger, read_json_lines  # noqa: E402
-from scdro.integrations.trl import RobustDPOTrainer, RobustPairs, RobustSFTTrainer, fixed_temperature  # noqa: E402
 from scdro.temperature import WindowTemperature  # noqa: E402
 
-QUIET = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "bf16": False, "save_strategy": "no"}
+QUIET = {
+    "use_cpu": True,
+    "report_to": [],
+    "disable_tqdm": True,
+    "bf16": False,
+    "save_strategy": "no",
+}
 BETA = 0.3
 
 
@@ -48,8 +62,18 @@ def moved(seed=7):
 
 
 def dpo(tmp_path, robust, model=None, kind=RobustDPOTrainer, n=16, **settings):
-    only_ours = {} if kind is DPOTrainer else {"robust": robust, "best_case": settings.pop("best_case", False)}
-    arguments = {"beta": BETA, "per_device_train_batch_size": n, "max_steps": 1, "learning_rate": 0.1, "optim": "sgd"}
+    only_ours = (
+        {}
+        if kind is DPOTrainer
+        else {"robust": robust, "best_case": settings.pop("best_case", False)}
+    )
+    arguments = {
+        "beta": BETA,
+        "per_device_train_batch_size": n,
+        "max_steps": 1,
+        "learning_rate": 0.1,
+        "optim": "sgd",
+    }
     return kind(
         model or moved(),
         ref_model=example.language_model().double(),
@@ -100,7 +124,9 @@ def test_evaluation_is_the_exact_worst_case_of_the_pairs(tmp_path):
     assert losses.std() > 0.1
     with torch.no_grad():
         value = trainer.compute_loss(trainer.model, batch)
-    torch.testing.assert_close(value.double(), worst_case(losses.detach(), 0.5).value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        value.double(), worst_case(losses.detach(), 0.5).value, rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("t", [0.1, 2.0])
@@ -145,7 +171,9 @@ def test_every_loss_of_trl_without_radius_is_trl_s_own(settings, tmp_path):
 
 def in_order(monkeypatch, *kinds):
     for kind in kinds:
-        monkeypatch.setattr(kind, "_get_train_sampler", lambda self, *_: SequentialSampler(self.train_dataset))
+        monkeypatch.setattr(
+            kind, "_get_train_sampler", lambda self, *_: SequentialSampler(self.train_dataset)
+        )
 
 
 def state_of(trainer):
@@ -166,7 +194,11 @@ def test_parts_equal_the_large_batch(tmp_path, monkeypatch):
     in_order(monkeypatch, RobustDPOTrainer)
     found = []
     for parts in (1, 4):
-        sizes = {"per_device_train_batch_size": 16 // parts, "gradient_accumulation_steps": parts, "max_steps": 4}
+        sizes = {
+            "per_device_train_batch_size": 16 // parts,
+            "gradient_accumulation_steps": parts,
+            "max_steps": 4,
+        }
         trainer = dpo(tmp_path, robust_loss(), **sizes)
         trainer.train()
         found.append(state_of(trainer))
@@ -185,7 +217,12 @@ def test_precomputed_reference_equals_the_reference(tmp_path, monkeypatch):
 
 
 def cpo(tmp_path, robust, **settings):
-    arguments = {"loss_type": "simpo", "cpo_alpha": 0.0, "beta": BETA, "per_device_train_batch_size": 8}
+    arguments = {
+        "loss_type": "simpo",
+        "cpo_alpha": 0.0,
+        "beta": BETA,
+        "per_device_train_batch_size": 8,
+    }
     return RobustCPOTrainer(
         moved(),
         args=CPOConfig(str(tmp_path), **{**arguments, "max_steps": 2, **QUIET, **settings}),
@@ -202,7 +239,9 @@ def test_without_a_reference(tmp_path):
         value = trainer.compute_loss(trainer.model, batch)
         chosen, rejected, *_ = trainer.concatenated_forward(trainer.model, batch)
         losses, *_ = trainer.cpo_loss(chosen, rejected)
-    torch.testing.assert_close(value.double(), worst_case(losses.double(), 0.5).value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        value.double(), worst_case(losses.double(), 0.5).value, rtol=1e-5, atol=1e-6
+    )
     trainer.train()
     assert math.isfinite(trainer.robust_loss.robust.lam)
 
@@ -241,13 +280,20 @@ def lora(tmp_path, steps=8, **settings):
     """Adapters; the reference is the model without them."""
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
-    sizes = {"per_device_train_batch_size": 8, "learning_rate": 0.1, "optim": "sgd", "max_steps": steps}
+    sizes = {
+        "per_device_train_batch_size": 8,
+        "learning_rate": 0.1,
+        "optim": "sgd",
+        "max_steps": steps,
+    }
     return RobustDPOTrainer(
         moved(),
         args=DPOConfig(str(tmp_path), beta=BETA, **{**sizes, **QUIET, **settings}),
         train_dataset=example.pairs(64),
         processing_class=example.tokenizer(),
-        peft_config=peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+        peft_config=peft.LoraConfig(
+            r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"
+        ),
         robust=robust_loss(),
     )
 
@@ -278,13 +324,19 @@ def test_adapters_are_trained_on_the_worst_case_and_resumed(tmp_path):
 def texts(n):
     words = example.pairs(n)
     longer = [
-        f"{row['prompt']} {row['chosen']} {row['prompt']}" if i % 3 else row["prompt"] for i, row in enumerate(words)
+        f"{row['prompt']} {row['chosen']} {row['prompt']}" if i % 3 else row["prompt"]
+        for i, row in enumerate(words)
     ]
     return Dataset.from_dict({"text": longer})
 
 
 def sft(tmp_path, robust, **settings):
-    arguments = {"per_device_train_batch_size": 16, "max_steps": 3, "learning_rate": 0.1, "optim": "sgd"}
+    arguments = {
+        "per_device_train_batch_size": 16,
+        "max_steps": 3,
+        "learning_rate": 0.1,
+        "optim": "sgd",
+    }
     return RobustSFTTrainer(
         moved(),
         args=SFTConfig(str(tmp_path), **{**arguments, **QUIET, **settings}),
@@ -304,10 +356,14 @@ def test_sequences(tmp_path, monkeypatch):
             batch = first_batch(trainer)
             counts = (batch["labels"] != -100).double()
             assert len(counts.sum(1).unique()) > 1
-            losses = -log_probabilities(trainer.model, batch["input_ids"], counts) / counts[:, 1:].sum(1)
+            losses = -log_probabilities(trainer.model, batch["input_ids"], counts) / counts[
+                :, 1:
+            ].sum(1)
             with torch.no_grad():
                 value = trainer.compute_loss(trainer.model, dict(batch))
-            torch.testing.assert_close(value.double(), worst_case(losses.detach(), 0.5).value, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                value.double(), worst_case(losses.detach(), 0.5).value, rtol=1e-5, atol=1e-6
+            )
         trainer.train()
         found.append(state_of(trainer))
     assert_near(*found)
@@ -323,7 +379,13 @@ def test_logs_have_the_numbers_before_the_callbacks_see_them(tmp_path):
     trainer = RobustDPOTrainer(
         moved(),
         ref_model=example.language_model().double(),
-        args=DPOConfig(str(tmp_path / "run"), max_steps=2, logging_steps=1, per_device_train_batch_size=4, **QUIET),
+        args=DPOConfig(
+            str(tmp_path / "run"),
+            max_steps=2,
+            logging_steps=1,
+            per_device_train_batch_size=4,
+            **QUIET,
+        ),
         train_dataset=example.pairs(8),
         processing_class=example.tokenizer(),
         robust=KLRobustLoss(rho=0.5),
@@ -373,28 +435,44 @@ def test_a_plain_checkpoint_is_refused(tmp_path):
     plain = dpo(tmp_path, None, kind=DPOTrainer, save_strategy="steps", save_steps=1)
     plain.train()
     with pytest.raises(CheckpointError, match="RobustTrainerLoss"):
-        dpo(tmp_path, robust_loss(), max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+        dpo(tmp_path, robust_loss(), max_steps=2).train(
+            resume_from_checkpoint=str(tmp_path / "checkpoint-1")
+        )
 
 
 @pytest.mark.timeout(900)
 def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     """Of the example itself, in processes of its own."""
     root = Path(__file__).parents[2]
-    command = [sys.executable, str(root / "examples" / "trl_preferences.py"), "--steps", "24", "--save-steps", "6"]
+    command = [
+        sys.executable,
+        str(root / "examples" / "trl_preferences.py"),
+        "--steps",
+        "24",
+        "--save-steps",
+        "6",
+    ]
     settings = {
         "env": {**os.environ, "OMP_NUM_THREADS": "1"},
         "stdout": subprocess.DEVNULL,
         "stderr": subprocess.DEVNULL,
     }
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    kill_after_a_checkpoint([*command, "--out", killed], killed, 0.05, name="trainer_state.json", **settings)
+    kill_after_a_checkpoint(
+        [*command, "--out", killed], killed, 0.05, name="trainer_state.json", **settings
+    )
     assert not (killed / "checkpoint-24").exists()
     subprocess.run([*command, "--out", killed, "--resume"], check=True, timeout=600, **settings)
     subprocess.run([*command, "--out", whole], check=True, timeout=600, **settings)
     for name in ("checkpoint-24/model.safetensors", "final/model.safetensors"):
         assert_identical(load_file(killed / name), load_file(whole / name))
-    losses = [torch.load(folder / "checkpoint-24" / "optimizer.pt", weights_only=True) for folder in (killed, whole)]
+    losses = [
+        torch.load(folder / "checkpoint-24" / "optimizer.pt", weights_only=True)
+        for folder in (killed, whole)
+    ]
     assert_identical(*losses)
-    states = [(folder / "checkpoint-24" / "trainer_state.json").read_text() for folder in (killed, whole)]
+    states = [
+        (folder / "checkpoint-24" / "trainer_state.json").read_text() for folder in (killed, whole)
+    ]
     ours = [example.json.loads(text)["stateful_callbacks"]["RobustTrainerLoss"] for text in states]
     assert ours[0] == ours[1]

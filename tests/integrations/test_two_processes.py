@@ -19,7 +19,11 @@ def test_two_processes_equal_one(tmp_path):
     """One start for all of them."""
     root = Path(__file__).parents[2]
     paths = [str(root / "examples"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    settings = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    settings = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [sys.executable, *launcher, two_processes.__file__, str(tmp_path)]
     subprocess.run(command, env={**os.environ, **settings}, check=True, timeout=600)
@@ -29,4 +33,6 @@ def test_two_processes_equal_one(tmp_path):
         for key, value in alone.items():
             assert torch.equal(first[name][key], second[name][key]), (name, key)
             near = 1e-5 if name in two_processes.IN_FLOAT32 else 1e-9
-            torch.testing.assert_close(first[name][key], value, rtol=near, atol=0.1 * near, msg=f"{name} {key}")
+            torch.testing.assert_close(
+                first[name][key], value, rtol=near, atol=0.1 * near, msg=f"{name} {key}"
+            )

@@ -1,6 +1,7 @@
 """One of several processes under torchrun, or all in one: Lightning, Trainer, TRL and Accelerate on shared batches.
 
-Run by `test_two_processes.py`. Everything is in float64 and without BatchNorm, so that two processes can equal one.
+Run by `test_two_processes.py`. Everything is in float64 and without BatchNorm, so that two
+processes can equal one.
 """
 
 from __future__ import annotations
@@ -21,15 +22,21 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
-from transformers import BertForTokenClassification, GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import (
+    BertForTokenClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainingArguments,
+)
 from trl import DPOConfig
+from trl_trainers import RobustDPOTrainer
 
 import scdro
 from scdro.data import Indexed
 from scdro.distributed import RankBatches
 from scdro.integrations.torchmetrics import GroupTable, RobustValue, WorstGroupAccuracy
 from scdro.integrations.transformers import RobustTrainerLoss, sequence_losses, token_losses
-from scdro.integrations.trl import RobustDPOTrainer
 
 BATCH, STEPS = 24, 8
 IN_FLOAT32 = ("TRL", "TRL, parts", "torchmetrics")  # TRL's fused head computes log-probabilities so
@@ -134,7 +141,10 @@ class Tokens(transformers_trainer.Sequences):
     def __getitem__(self, i):
         tokens = super().__getitem__(i)["input_ids"]
         gone = i % BATCH < BATCH // 4 or i % 7 == 0
-        return {"input_ids": tokens, "labels": torch.full_like(tokens, -100) if gone else tokens % 3}
+        return {
+            "input_ids": tokens,
+            "labels": torch.full_like(tokens, -100) if gone else tokens % 3,
+        }
 
 
 def with_masks(out):
@@ -146,8 +156,12 @@ def with_masks(out):
 
 def with_sequences(out):
     torch.manual_seed(0)
-    model = transformers_trainer.BertForSequenceClassification(transformers_trainer.tiny(num_labels=2)).double()
-    return with_trainer(out, model, transformers_trainer.Sequences(BATCH * STEPS, seed=0), sequence_losses)
+    model = transformers_trainer.BertForSequenceClassification(
+        transformers_trainer.tiny(num_labels=2)
+    ).double()
+    return with_trainer(
+        out, model, transformers_trainer.Sequences(BATCH * STEPS, seed=0), sequence_losses
+    )
 
 
 class InOrder(Trainer):
@@ -171,7 +185,9 @@ def with_trainer(out, model, data, losses, parts=1):
         average_tokens_across_devices=False,
         ddp_find_unused_parameters=False,
     )
-    run = InOrder(model, arguments, train_dataset=data, compute_loss_func=robust, callbacks=[robust])
+    run = InOrder(
+        model, arguments, train_dataset=data, compute_loss_func=robust, callbacks=[robust]
+    )
     run.train()
     return {**run.model.state_dict(), "lam": robust.robust.lam}
 
@@ -180,7 +196,13 @@ def with_trl(out, parts=1):
     """Preference pairs; the reference model is in both processes."""
     words = trl_preferences.tokenizer()
     config = GPT2Config(
-        vocab_size=len(words), n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1
+        vocab_size=len(words),
+        n_positions=32,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=1,
+        eos_token_id=1,
     )
     models = []
     for seed in (0, 1):
@@ -219,7 +241,9 @@ class InOrderPairs(RobustDPOTrainer):
 
 
 def with_accelerate(out):
-    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True))
+    accelerator = Accelerator(
+        cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True)
+    )
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     robust = scdro.KLRobustLoss(0.5, temperature=temperature()).attach(optimizer)
@@ -246,7 +270,10 @@ def main(out):
         "Lightning": with_lightning(lightning_digits.RobustClassifier, out),
         "Lightning, ASCDRO": with_lightning(lightning_digits.ASCDROClassifier, out),
     }
-    return {name: {key: value.detach().clone() for key, value in state.items()} for name, state in found.items()}
+    return {
+        name: {key: value.detach().clone() for key, value in state.items()}
+        for name, state in found.items()
+    }
 
 
 if __name__ == "__main__":

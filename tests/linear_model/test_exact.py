@@ -18,9 +18,9 @@ from linear_problems import KINDS, LAM0, cone_program, data, losses, model, obje
 from scdro.linear_model import KLDROClassifier, KLDRORegressor
 from scdro.linear_model import _exact as exact
 from scdro.linear_model._dual import lower_bound
-from scdro.linear_model._losses import Huber, Logistic, Multinomial, Pinball, Squared
-from scdro.linear_model._problem import LinearProblem
-from scdro.linear_model._worst import worst
+from scdro.linear_model._linear_problem import LinearProblem
+from scdro.linear_model._score_losses import Huber, Logistic, Multinomial, Pinball, Squared
+from scdro.linear_model._worst_case import solve_worst_case
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.05, 0.5, 2.0])
@@ -30,18 +30,23 @@ def test_equals_the_cone_program(kind, rho):
     fitted = model(kind, rho=rho).fit(X, y)
     least = cone_program(kind, X, y, rho)
     assert objective(kind, fitted, X, y) == pytest.approx(least, rel=1e-6)
-    assert fitted.robust_value_ + np.sum(fitted.coef_**2) / (2 * len(y)) == pytest.approx(least, rel=1e-6)
+    assert fitted.robust_value_ + np.sum(fitted.coef_**2) / (2 * len(y)) == pytest.approx(
+        least, rel=1e-6
+    )
     assert 0 <= fitted.dual_gap_ <= 1e-8 + 1e-12
 
 
 @pytest.mark.parametrize(
-    ("kind", "n", "rho"), [("binary", 1000, 0.3), ("multinomial", 600, 0.1), ("absolute_error", 1000, 1.0)]
+    ("kind", "n", "rho"),
+    [("binary", 1000, 0.3), ("multinomial", 600, 0.1), ("absolute_error", 1000, 1.0)],
 )
 def test_equals_the_cone_program_with_weights_and_more_samples(kind, n, rho):
     X, y = data(kind, n, seed=1)
     weight = np.random.default_rng(2).integers(0, 4, n).astype(float)
     fitted = model(kind, rho=rho, C=0.1).fit(X, y, weight)
-    assert objective(kind, fitted, X, y, weight) == pytest.approx(cone_program(kind, X, y, rho, 0.1, weight), rel=1e-6)
+    assert objective(kind, fitted, X, y, weight) == pytest.approx(
+        cone_program(kind, X, y, rho, 0.1, weight), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("max_iter", [1, 2, 3, 5])
@@ -64,7 +69,9 @@ def test_gap_over_penalties(C):
     X, y = data("binary", 300, seed=4)
     fitted = KLDROClassifier(C=C, rho=0.2).fit(X, y)
     assert fitted.dual_gap_ <= 1e-8
-    assert objective("binary", fitted, X, y) == pytest.approx(cone_program("binary", X, y, 0.2, C), rel=1e-6)
+    assert objective("binary", fitted, X, y) == pytest.approx(
+        cone_program("binary", X, y, 0.2, C), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,11 +115,17 @@ def test_derivatives(kind, rho, lam0):
         return problem.gradient(W + t * V, value(t))
 
     h = 1e-5
-    assert (gradient(0) * V).sum() == pytest.approx((value(h).value - value(-h).value) / (2 * h), rel=1e-6)
+    assert (gradient(0) * V).sum() == pytest.approx(
+        (value(h).value - value(-h).value) / (2 * h), rel=1e-6
+    )
     expected = (gradient(h) - gradient(-h)) / (2 * h)
-    if isinstance(problem.loss, Pinball):  # its curvature beyond the kink is made up: above the true one, by little
+    if isinstance(
+        problem.loss, Pinball
+    ):  # its curvature beyond the kink is made up: above the true one, by little
         made_up = problem.hessian_product(value(0), V)
-        assert (expected * V).sum() - 1e-5 <= (made_up * V).sum() <= 1.2 * (expected * V).sum() + 1e-5
+        assert (
+            (expected * V).sum() - 1e-5 <= (made_up * V).sum() <= 1.2 * (expected * V).sum() + 1e-5
+        )
         return
     np.testing.assert_allclose(problem.hessian_product(value(0), V), expected, rtol=1e-4, atol=1e-5)
 
@@ -126,8 +139,12 @@ def test_conjugates(kind):
     z, other = rng.standard_normal((2, loss.k, 30)) * 2
     at = loss(z)
     smoothing = loss.smoothing / 2 * at.slope[0] ** 2 if isinstance(loss, Pinball) else 0.0
-    np.testing.assert_allclose(at.value + loss.conjugate(at.slope) + smoothing, (at.slope * z).sum(0), atol=1e-12)
-    assert np.all(loss.exact(other) + loss.conjugate(at.slope) - (at.slope * other).sum(0) >= -1e-12)
+    np.testing.assert_allclose(
+        at.value + loss.conjugate(at.slope) + smoothing, (at.slope * z).sum(0), atol=1e-12
+    )
+    assert np.all(
+        loss.exact(other) + loss.conjugate(at.slope) - (at.slope * other).sum(0) >= -1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -136,7 +153,7 @@ def test_balanced_slopes_stay_in_the_domain(kind):
     loss = problem_of(kind, np.zeros((50, 1)), y, 0.0).loss
     p = np.random.default_rng(3).dirichlet(np.ones(50))
     z = np.random.default_rng(4).standard_normal((loss.k, 50)) + 1
-    u = loss.balanced(loss(z).slope, p)
+    u = loss.balance(loss(z).slope, p)
     np.testing.assert_allclose(u @ p, 0, atol=1e-14)
     if kind == "multinomial":
         pi = u + np.eye(3)[y].T
@@ -185,23 +202,29 @@ def test_worst_case_weights(kind):
     X, y = data(kind, seed=12)
     fitted = model(kind, rho=0.4).fit(X, y)
     expected = oracles.by_root(losses(kind, X, y, packed(fitted)), 0.4)
-    np.testing.assert_allclose(fitted.worst_case_weights(X, y), expected.weights, rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(
+        fitted.worst_case_weights(X, y), expected.weights, rtol=1e-4, atol=1e-9
+    )
     assert fitted.lam_ == pytest.approx(expected.lam, rel=1e-3)
 
 
-@pytest.mark.parametrize("l", [[0.0, 1.0, 2.0, 3.0], [5.0] * 4, [20.0, 19.999, 0.0, 5.0], [1e6, 0.0, -1e6, 3.0]])
+@pytest.mark.parametrize(
+    "l", [[0.0, 1.0, 2.0, 3.0], [5.0] * 4, [20.0, 19.999, 0.0, 5.0], [1e6, 0.0, -1e6, 3.0]]
+)
 @pytest.mark.parametrize("rho", [1e-6, 0.1, 1.0, 2.0])
 @pytest.mark.parametrize("guess", [None, 1e-3, 1.0, 1e9])
 def test_inner_solve(l, rho, guess):
     l, q = np.array(l), np.array([0.3, 0.3, 0.2, 0.2])
-    expected, found = oracles.by_root(l, rho, q=q), worst(l, q, rho, LAM0, guess)
+    expected, found = oracles.by_root(l, rho, q=q), solve_worst_case(l, q, rho, LAM0, guess)
     assert found.value == pytest.approx(expected.value, rel=1e-9)
     np.testing.assert_allclose(found.p, expected.weights, rtol=1e-5, atol=1e-12)
 
 
 def test_inner_solve_ignores_samples_of_weight_zero():
     l, q = np.array([0.0, 1.0, 9e9]), np.array([0.5, 0.5, 0.0])
-    assert worst(l, q, 0.1, LAM0).value == pytest.approx(oracles.by_root(l[:2], 0.1).value)
+    assert solve_worst_case(l, q, 0.1, LAM0).value == pytest.approx(
+        oracles.by_root(l[:2], 0.1).value
+    )
 
 
 @pytest.mark.parametrize("kind", ["binary", "multinomial", "huber"])
@@ -218,9 +241,11 @@ def test_large_problem_takes_every_path(kind):
 def test_many_features_use_the_diagonal(monkeypatch):
     X, y = data("binary", 300, 6, seed=14)
     dense = KLDROClassifier(rho=0.2, tol=1e-8).fit(X, y)
-    monkeypatch.setattr("scdro.linear_model._preconditioner.LARGEST", 3)
+    monkeypatch.setattr("scdro.linear_model._preconditioner.LARGEST_DENSE", 3)
     for data_of in (X, sp.csr_array(X)):
-        np.testing.assert_allclose(KLDROClassifier(rho=0.2, tol=1e-8).fit(data_of, y).coef_, dense.coef_, atol=1e-5)
+        np.testing.assert_allclose(
+            KLDROClassifier(rho=0.2, tol=1e-8).fit(data_of, y).coef_, dense.coef_, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("kind", ["binary", "multinomial", "squared_error", "absolute_error"])
@@ -261,7 +286,9 @@ def test_without_penalty_nothing_is_certified():
     X, y = data("binary", seed=18)
     fitted = KLDROClassifier(C=math.inf, rho=0.1, tol=1e-7).fit(X, y)
     assert fitted.dual_gap_ == math.inf
-    assert objective("binary", fitted, X, y) == pytest.approx(cone_program("binary", X, y, 0.1, 1e9), rel=1e-6)
+    assert objective("binary", fitted, X, y) == pytest.approx(
+        cone_program("binary", X, y, 0.1, 1e9), rel=1e-6
+    )
 
 
 def test_scale_of_targets_does_not_matter():
@@ -279,7 +306,9 @@ def test_separable_and_constant():
     assert np.all(np.isfinite(fitted.coef_))
     flat = KLDRORegressor(rho=0.5).fit(X, np.full(40, 7.0))
     np.testing.assert_allclose(flat.predict(X), 7.0)
-    shifted = KLDRORegressor(rho=0.1).fit(X * 1e-3 + 1e3, y)  # a hardly varying feature of large size
+    shifted = KLDRORegressor(rho=0.1).fit(
+        X * 1e-3 + 1e3, y
+    )  # a hardly varying feature of large size
     assert np.all(np.isfinite(shifted.coef_))
 
 
@@ -300,7 +329,7 @@ def test_products_with_X(monkeypatch):
     X, y = data("binary", seed=20)
     problem = problem_of("binary", X, y, 0.1)
     path = exact._Path(problem, np.zeros(problem.shape))
-    counts = {"scores": 0, "gathered": 0}
+    counts = {"scores": 0, "sum_rows": 0}
     for name in counts:
         original = getattr(LinearProblem, name)
 
@@ -310,4 +339,4 @@ def test_products_with_X(monkeypatch):
 
         monkeypatch.setattr(LinearProblem, name, counted)
     path.step()
-    assert counts == {"scores": 1, "gathered": 1}
+    assert counts == {"scores": 1, "sum_rows": 1}

@@ -21,10 +21,11 @@ from linear_problems import KINDS, LAM0, cone_program, data, losses, model, pack
 from scdro.linear_model import KLDROClassifier, KLDRORegressor
 from scdro.linear_model import _exact as exact
 from scdro.linear_model._dual import lower_bound
-from scdro.linear_model._losses import Pinball
-from scdro.linear_model._problem import LinearProblem
+from scdro.linear_model._linear_problem import LinearProblem
+from scdro.linear_model._score_losses import Pinball
 
-# -- where Newton's steps are far too long ----------------------------------------------------------------------------
+# -- where Newton's steps are far too long
+# ----------------------------------------------------------------------------
 
 
 def test_classes_that_come_in_the_period_of_the_thinning():
@@ -33,7 +34,9 @@ def test_classes_that_come_in_the_period_of_the_thinning():
     X[:, 0] += y
     fitted = KLDROClassifier(rho=0.0).fit(X, y)
     assert fitted.dual_gap_ < 1e-7
-    np.testing.assert_allclose(fitted.coef_, LogisticRegression(tol=1e-8).fit(X, y).coef_, atol=1e-4)
+    np.testing.assert_allclose(
+        fitted.coef_, LogisticRegression(tol=1e-8).fit(X, y).coef_, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("intercept", [40.0, -300.0])
@@ -50,12 +53,16 @@ def test_a_start_without_curvature(intercept):
 @pytest.mark.parametrize("outlier", [1e3, 1e5, 1e8])
 def test_huber_with_one_large_outlier(outlier):
     X = np.random.default_rng(0).normal(size=(300, 2))
-    fitted = KLDRORegressor(loss="huber", rho=0.1).fit(X, np.where(np.arange(300) == 0, outlier, X[:, 0]))
+    fitted = KLDRORegressor(loss="huber", rho=0.1).fit(
+        X, np.where(np.arange(300) == 0, outlier, X[:, 0])
+    )
     assert fitted.dual_gap_ <= 1e-7 + 1e-12 * fitted.robust_value_
 
 
 @pytest.mark.parametrize("rho", [4.0, 20.0, 100.0])
-@pytest.mark.parametrize("kind", ["binary", "multinomial", "squared_error", "huber", "absolute_error", "quantile"])
+@pytest.mark.parametrize(
+    "kind", ["binary", "multinomial", "squared_error", "huber", "absolute_error", "quantile"]
+)
 def test_radii_beyond_the_logarithm_of_n(kind, rho):
     X, y = data(kind, 60, 3, seed=7)
     if kind in ("binary", "multinomial"):
@@ -69,7 +76,9 @@ def test_radii_beyond_the_logarithm_of_n(kind, rho):
 def test_tiny_radii(rho):
     X, y = data("binary")
     plain = KLDROClassifier(rho=0.0).fit(X, y).robust_value_
-    assert KLDROClassifier(rho=rho).fit(X, y).robust_value_ == pytest.approx(plain, abs=2 * math.sqrt(2 * rho) + 1e-6)
+    assert KLDROClassifier(rho=rho).fit(X, y).robust_value_ == pytest.approx(
+        plain, abs=2 * math.sqrt(2 * rho) + 1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +120,8 @@ def test_memory_of_sparse_data_with_many_features():
     assert peak < 0.5 * 8 * 15_000 * 700
 
 
-# -- stopping, and what rounding leaves -------------------------------------------------------------------------------
+# -- stopping, and what rounding leaves
+# -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.1, 1.0])
@@ -120,7 +130,9 @@ def test_kinked_losses_without_penalty_converge(kind, rho):
     X, y = data(kind, 300, 5, seed=21)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConvergenceWarning)
-        rough, fitted = (model(kind, rho=rho, C=math.inf, tol=tol).fit(X, y) for tol in (1e-3, 1e-6))
+        rough, fitted = (
+            model(kind, rho=rho, C=math.inf, tol=tol).fit(X, y) for tol in (1e-3, 1e-6)
+        )
     assert rough.n_iter_ < min(fitted.n_iter_, 25)
     assert fitted.robust_value_ == pytest.approx(cone_program(kind, X, y, rho, 1e12), rel=2e-6)
 
@@ -165,8 +177,19 @@ def test_tolerance_zero_with_the_kernels_of_other_cpus(kernels):
     cpu = Path("/proc/cpuinfo")
     if not cpu.exists() or not FLAGS[kernels] <= set(cpu.read_text().split()):
         pytest.skip(f"this CPU does not run OpenBLAS's kernels for {kernels}")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__, "-k", "tolerance_zero_ends"]
-    run = subprocess.run(command, env=os.environ | {"OPENBLAS_CORETYPE": kernels}, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+        "-k",
+        "tolerance_zero_ends",
+    ]
+    run = subprocess.run(
+        command, env=os.environ | {"OPENBLAS_CORETYPE": kernels}, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -180,7 +203,11 @@ def test_gap_at_kinks_is_rounding(kind, seed):
 
 
 def kinked_problem(kind, X, y, rho, C):
-    loss = Pinball(y, 0.5, 2.0, float(y.std())) if kind == "absolute_error" else Pinball(y, 0.8, 1.0, float(y.std()))
+    loss = (
+        Pinball(y, 0.5, 2.0, float(y.std()))
+        if kind == "absolute_error"
+        else Pinball(y, 0.8, 1.0, float(y.std()))
+    )
     return LinearProblem(X, loss, np.full(len(y), 1 / len(y)), 1 / (C * len(y)), rho, LAM0, True)
 
 
@@ -192,13 +219,18 @@ def test_bound_at_kinks_is_a_bound(kind, rho):
     problem = kinked_problem(kind, X, y, rho, 1.0)
     solution = exact.solve(problem, np.zeros((1, 4)), 0.0, 1000)
     rows, rng = np.column_stack([X, np.ones(60)]), np.random.default_rng(27)
-    points = [solution.W, *(np.linalg.solve(rows[i], y[i])[None] for i in rng.permutation(60).reshape(15, 4))]
+    points = [
+        solution.W,
+        *(np.linalg.solve(rows[i], y[i])[None] for i in rng.permutation(60).reshape(15, 4)),
+    ]
     bounds = []
     for W in points:
         for mu in 10.0 ** -np.arange(1, 15):
-            smoothed = replace(problem, loss=problem.loss.smoothed(mu))
+            smoothed = replace(problem, loss=problem.loss.with_smoothing(mu))
             near = W, W + mu * rng.standard_normal(W.shape)
-            bounds += [lower_bound(smoothed, w, smoothed.evaluate(w, smoothed.scores(w))) for w in near]
+            bounds += [
+                lower_bound(smoothed, w, smoothed.evaluate(w, smoothed.scores(w))) for w in near
+            ]
     assert max(bounds) <= solution.value
     assert max(bounds) >= solution.value - 1e-8
 
@@ -260,9 +292,12 @@ def objective_in_long_double(kind, fitted, X, y):
     return top + lam * ((ratio * x).mean() - kl) + (lam - wide(fitted.lam0)) * fitted.rho + penalty
 
 
-@pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="long doubles are no longer than doubles here")
+@pytest.mark.skipif(
+    np.finfo(np.longdouble).eps > 1e-18, reason="long doubles are no longer than doubles here"
+)
 @pytest.mark.parametrize(
-    ("scale", "offset", "shift"), [(1e6, 0, 0), (1, 1e6, 0), (1e6, 1e6, 0), (1, 0, 1e6), (1e-6, 0, 0)]
+    ("scale", "offset", "shift"),
+    [(1e6, 0, 0), (1, 1e6, 0), (1e6, 1e6, 0), (1, 0, 1e6), (1e-6, 0, 0)],
 )
 @pytest.mark.parametrize("rho", [0.0, 0.1])
 @pytest.mark.parametrize("kind", ["squared_error", "huber", "absolute_error", "quantile"])
@@ -270,7 +305,10 @@ def objective_in_long_double(kind, fitted, X, y):
 def test_gap_is_an_upper_bound_at_large_scales(kind, rho, scale, offset, shift):
     X, y = data(kind, seed=24)
     X, y = X + shift, scale * y + offset
-    fits = [model(kind, rho=rho, **s).fit(X, y) for s in ({"max_iter": 1}, {"max_iter": 3}, {}, {"tol": 0.0})]
+    fits = [
+        model(kind, rho=rho, **s).fit(X, y)
+        for s in ({"max_iter": 1}, {"max_iter": 3}, {}, {"tol": 0.0})
+    ]
     values = [objective_in_long_double(kind, fitted, X, y) for fitted in fits]
     for fitted, value in zip(fits, values, strict=True):
         true = float(value - min(values))

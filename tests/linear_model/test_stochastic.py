@@ -1,76 +1,59 @@
-"""The stochastic solvers and partial_fit: near the exact optimum, state kept, memory flat."""
+"""partial_fit: near the exact optimum, state kept, memory flat."""
 
 from __future__ import annotations
 
 import argparse
+import gc
 import pickle
 import tracemalloc
-import warnings
 
 import linear
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from sklearn.datasets import make_classification
-from sklearn.exceptions import ConvergenceWarning
 
 import oracles
 from equality import differences
 from scdro.errors import DataError, HyperparameterError, NonFiniteLossError
 from scdro.linear_model import KLDROClassifier, KLDRORegressor
-from scdro.linear_model._stochastic import ALGORITHMS, batches
 
 
 def data(n=6000, d=6, seed=0, classes=2):
     """Correlated features of scales from .01 to 100."""
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((n, d)) @ rng.standard_normal((d, d)) / np.sqrt(d)
-    scores = np.column_stack([X @ rng.standard_normal(d) for _ in range(classes - 1)] + [np.zeros(n)])
-    return X * np.logspace(-2, 2, d) + np.arange(d), np.argmax(scores + rng.gumbel(size=scores.shape), 1), rng
+    scores = np.column_stack(
+        [X @ rng.standard_normal(d) for _ in range(classes - 1)] + [np.zeros(n)]
+    )
+    return (
+        X * np.logspace(-2, 2, d) + np.arange(d),
+        np.argmax(scores + rng.gumbel(size=scores.shape), 1),
+        rng,
+    )
 
 
 def objective(model, X, y):
     scores = X @ np.atleast_2d(model.coef_).T + model.intercept_
     if isinstance(model, KLDRORegressor):
         r = scores[:, 0] - y
-        losses = np.where(abs(r) <= 1.35, r**2 / 2, 1.35 * abs(r) - 1.35**2 / 2) if model.loss == "huber" else abs(r)
+        losses = (
+            np.where(abs(r) <= 1.35, r**2 / 2, 1.35 * abs(r) - 1.35**2 / 2)
+            if model.loss == "huber"
+            else abs(r)
+        )
     elif scores.shape[1] == 1:
         losses = np.logaddexp(0, (1 - 2 * y) * scores[:, 0])
     else:
         losses = np.logaddexp.reduce(scores, 1) - scores[np.arange(len(y)), y]
-    return oracles.by_root(losses, model.rho, model.lam0).value + np.sum(model.coef_**2) / (2 * model.C * len(y))
+    return oracles.by_root(losses, model.rho, model.lam0).value + np.sum(model.coef_**2) / (
+        2 * model.C * len(y)
+    )
 
 
-@pytest.mark.parametrize("solver", ALGORITHMS)
-@pytest.mark.parametrize(("classes", "rho"), [(2, 0.1), (2, 0.0), (3, 0.5)])
-def test_fit_comes_near_the_exact_optimum(solver, classes, rho):
-    X, y, _ = data(classes=classes)
-    exact = KLDROClassifier(rho=rho).fit(X, y)
-    model = KLDROClassifier(rho=rho, solver=solver, random_state=0, max_iter=15, tol=1e-3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit(X, y)
-    least = objective(exact, X, y)
-    assert objective(model, X, y) <= least * (1 + 5e-4)
-    true_gap = objective(model, X, y) - least
-    assert true_gap - 1e-8 <= model.dual_gap_ <= 10 * true_gap + 1e-8
-    assert model.lam_ == pytest.approx(exact.lam_, rel=0.2)
-
-
-@pytest.mark.parametrize("loss", ["huber", "absolute_error"])
-@pytest.mark.parametrize("solver", ["scdro", "rascdro"])
-def test_regression(loss, solver):
-    X, _, rng = data(seed=1)
-    y = X @ np.logspace(2, -2, 6) / 3 + rng.laplace(size=len(X)) + 50
-    exact = KLDRORegressor(loss, rho=0.1).fit(X, y)
-    model = KLDRORegressor(loss, rho=0.1, solver=solver, random_state=0, max_iter=15, tol=1e-3).fit(X, y)
-    assert objective(model, X, y) <= objective(exact, X, y) * (1 + 5e-3)
-
-
-@pytest.mark.parametrize("solver", ["exact", *ALGORITHMS])
-def test_stream_comes_within_one_per_cent(solver):
+def test_stream_comes_within_one_per_cent():
     X, y, _ = data(40_000, seed=2)
-    model = KLDROClassifier(rho=0.1, solver=solver)
+    model = KLDROClassifier(rho=0.1)
     for start in range(0, len(X), 5000):
         model.partial_fit(X[start : start + 5000], y[start : start + 5000], classes=[0, 1])
     exact = KLDROClassifier(rho=0.1).fit(X, y)
@@ -79,13 +62,12 @@ def test_stream_comes_within_one_per_cent(solver):
     assert model.n_iter_ == (40_000 - 4096) // 256
 
 
-@pytest.mark.parametrize("solver", ALGORITHMS)
 @pytest.mark.parametrize("C", [1.0, np.inf])
-def test_stream_of_few_rows(solver, C):
+def test_stream_of_few_rows(C):
     """Ten calls of 500 rows, of which some 50 decide the worst case: nowhere worse than the first call, near exact."""
     X, y = make_classification(5000, 8, random_state=0)
     least = objective(KLDROClassifier(rho=0.1, C=C).fit(X, y), X, y)
-    model = KLDROClassifier(rho=0.1, C=C, solver=solver)
+    model = KLDROClassifier(rho=0.1, C=C)
     above = []
     for start in range(0, 5000, 500):
         model.partial_fit(X[start : start + 500], y[start : start + 500], classes=[0, 1])
@@ -94,11 +76,10 @@ def test_stream_of_few_rows(solver, C):
     assert above[-1] <= 2e-3
 
 
-@pytest.mark.parametrize("solver", ALGORITHMS)
-def test_stream_does_not_fall_behind_its_start(solver):
+def test_stream_does_not_fall_behind_its_start():
     """lam of the last 1,024 losses alone is off by so much here that the stream would end 2% above, from 0.5%."""
     X, y = make_classification(20_000, 8, random_state=1)
-    model = KLDROClassifier(rho=0.1, solver=solver)
+    model = KLDROClassifier(rho=0.1)
     least = objective(KLDROClassifier(rho=0.1).fit(X, y), X, y)
     first = objective(KLDROClassifier(rho=0.1).fit(X[:4096], y[:4096]), X, y)
     assert first > 1.005 * least
@@ -108,21 +89,12 @@ def test_stream_does_not_fall_behind_its_start(solver):
     assert objective(model, X, y) <= 1.001 * least
 
 
-@pytest.mark.parametrize("solver", ALGORITHMS)
-def test_fit_where_few_samples_decide(solver):
-    X, y = make_classification(5000, 8, random_state=0)
-    exact = KLDROClassifier(rho=0.1, C=np.inf).fit(X, y)
-    model = KLDROClassifier(rho=0.1, C=np.inf, solver=solver, random_state=0).fit(X, y)
-    assert objective(model, X, y) <= 1.001 * objective(exact, X, y)
-
-
-@pytest.mark.parametrize("solver", ["rscdro", "ascdro"])
-def test_calls_of_any_size_give_the_same_model(solver):
+def test_calls_of_any_size_give_the_same_model():
     X, y = make_classification(9000, 4, random_state=2)
     weight = np.random.default_rng(0).integers(0, 3, 9000).astype(float)
     coefs = []
     for size in (9000, 1000, 77):
-        model = KLDROClassifier(rho=0.1, solver=solver)
+        model = KLDROClassifier(rho=0.1)
         for start in range(0, 9000, size):
             rows = slice(start, start + size)
             model.partial_fit(X[rows], y[rows], classes=[0, 1], sample_weight=weight[rows])
@@ -186,13 +158,14 @@ def test_stream_of_numbers():
     model = KLDRORegressor("huber", rho=0.1)
     for start in range(0, len(X), 4000):
         model.partial_fit(X[start : start + 4000], y[start : start + 4000])
-    assert objective(model, X, y) <= objective(KLDRORegressor("huber", rho=0.1).fit(X, y), X, y) * 1.01
+    assert (
+        objective(model, X, y) <= objective(KLDRORegressor("huber", rho=0.1).fit(X, y), X, y) * 1.01
+    )
 
 
-@pytest.mark.parametrize("solver", ALGORITHMS)
-def test_stream_resumes_from_a_pickle_bit_for_bit(solver):
+def test_stream_resumes_from_a_pickle_bit_for_bit():
     X, y, _ = data(4000, seed=4)
-    through, broken = (KLDROClassifier(rho=0.2, solver=solver) for _ in range(2))
+    through, broken = (KLDROClassifier(rho=0.2) for _ in range(2))
     for start in range(0, 4000, 1000):
         rows = slice(start, start + 1000)
         through.partial_fit(X[rows], y[rows], classes=[0, 1])
@@ -219,25 +192,31 @@ def test_memory_of_a_stream_is_flat():
         X, y, _ = data(5000, seed=seed)
         model.partial_fit(X, y, classes=[0, 1])
         del X, y
+        gc.collect()  # cycles of copied streams wait for the collector
         sizes.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
     assert sizes[-1] <= sizes[2] + 100_000
 
 
+def streamed(model, X, y, weight=None, size=1000):
+    for start in range(0, len(y), size):
+        rows = slice(start, start + size)
+        own = None if weight is None else weight[rows]
+        model.partial_fit(X[rows], y[rows], classes=[0, 1], sample_weight=own)
+    return model
+
+
 def test_sparse_weights_and_no_intercept():
-    X, y, rng = data(6000, seed=6)
+    X, y, rng = data(12_000, seed=6)
     X = np.where(rng.random(X.shape) < 0.4, X, 0.0)
     weight = rng.integers(0, 3, len(y)).astype(float)
     settings = {"rho": 0.1, "fit_intercept": False}
-    exact = KLDROClassifier(**settings).fit(X, y)
-    dense, sparse = (
-        KLDROClassifier(solver="rscdro", random_state=0, max_iter=10, tol=1e-3, **settings).fit(x, y)
-        for x in (X, sp.csr_array(X))
-    )
-    for model in (dense, sparse):
-        assert objective(model, X, y) <= objective(exact, X, y) * 1.005
+    least = objective(KLDROClassifier(**settings).fit(X, y), X, y)
+    for x in (X, sp.csr_array(X)):
+        model = streamed(KLDROClassifier(**settings), x, y)
+        assert objective(model, X, y) <= least * 1.005
         assert np.all(model.intercept_ == 0)
-    weighted = KLDROClassifier(rho=0.1, solver="scdro", random_state=0, max_iter=10, tol=1e-3).fit(X, y, weight)
+    weighted = streamed(KLDROClassifier(rho=0.1), X, y, weight)
     repeated = np.repeat(X, weight.astype(int), 0), np.repeat(y, weight.astype(int))
     least = objective(KLDROClassifier(rho=0.1).fit(*repeated), *repeated)
     assert objective(weighted, *repeated) <= least * 1.01
@@ -249,16 +228,10 @@ def test_penalty_of_a_stream_is_that_of_all_its_rows():
     model = KLDROClassifier(rho=0.1, C=1e-2)
     for start in range(0, len(X), 2000):
         model.partial_fit(X[start : start + 2000], y[start : start + 2000], classes=[0, 1])
-    assert objective(model, X, y) <= objective(KLDROClassifier(rho=0.1, C=1e-2).fit(X, y), X, y) * 1.006
-
-
-def test_random_state_decides_the_order():
-    X, y, _ = data(1000, seed=7)
-    one, two, other = (
-        KLDROClassifier(solver="scdro", random_state=s, max_iter=5, tol=0.01).fit(X, y) for s in (0, 0, 1)
+    assert (
+        objective(model, X, y)
+        <= objective(KLDROClassifier(rho=0.1, C=1e-2).fit(X, y), X, y) * 1.006
     )
-    np.testing.assert_array_equal(one.coef_, two.coef_)
-    assert np.any(one.coef_ != other.coef_)
 
 
 def test_classes_of_a_stream():
@@ -267,7 +240,9 @@ def test_classes_of_a_stream():
         KLDROClassifier().partial_fit(X, y)
     with pytest.raises(ValueError, match="at least two classes"):
         KLDROClassifier().partial_fit(X, y, classes=[0])
-    model = KLDROClassifier().partial_fit(X[y == 0], y[y == 0], classes=[0, 1])  # one class at first
+    model = KLDROClassifier().partial_fit(
+        X[y == 0], y[y == 0], classes=[0, 1]
+    )  # one class at first
     assert np.all(np.isfinite(model.coef_))
     with pytest.raises(ValueError, match="classes"):
         model.partial_fit(X, y, classes=[0, 1, 2])
@@ -287,18 +262,11 @@ def test_tiny_first_call():
     assert np.all(np.isfinite(model.coef_))
 
 
-def test_batches_cover_everything_once():
-    for n, size in ((10, 3), (3, 10), (256, 256), (1000, 256)):
-        parts = batches(np.arange(n), size)
-        np.testing.assert_array_equal(np.concatenate(parts), np.arange(n))
-        assert min(map(len, parts)) >= min(size, n)
-
-
 @pytest.mark.parametrize("rows", [200_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
 def test_many_rows(rows):
     """The stream of benchmarks/linear.py."""
     lines = linear.stream(argparse.Namespace(stream=rows))
-    for line in lines[2:4]:
+    for line in lines[2:3]:
         cells = [cell.strip() for cell in line.split("|")]
         early, late = (float(mb) for mb in cells[4].split(","))
         assert late <= early + 100

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
-from itertools import pairwise
+import sys
+from contextlib import nullcontext
+from itertools import count, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import scdro
 import twins
 from equality import differences
 from lockstep import LAM1, SETTINGS, distance, run_in_lockstep
@@ -20,15 +24,19 @@ from refusals import (
     TWO_POINT,
     Beside,
     Problem,
+    make,
     normalised,
     only_skipped_moved,
     problem_with,
     refuses,
     with_value,
 )
+from reproduction.baselines import RECOVER, AccMDA
 from scdro import ASCDRO
 from scdro.errors import ClosureError, NonFiniteLossError
-from scdro.temperature import PrintedTemperature
+from scdro.printed import PrintedTemperature
+
+LIBRARY = str(Path(scdro.__file__).parent)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -37,7 +45,12 @@ def test_ascdro_is_algorithm_2_without_resets(setting):
     lr, rho, beta = 0.01, 0.3, 0.3
     opt, _, history = run_in_lockstep(
         lambda model: ASCDRO(
-            model.parameters(), lr, rho, beta=beta, temperature=PrintedTemperature(initial=LAM1), **ours
+            model.parameters(),
+            lr,
+            rho,
+            beta=beta,
+            temperature=PrintedTemperature(initial=LAM1),
+            **ours,
         ),
         lambda w: twins.Ascdro(w, LAM1, rho, lr, beta, **theirs),
         weighted=weighted,
@@ -72,18 +85,28 @@ def test_reset_where_s_is_lost_to_cancellation(fall):
     lam, lr, beta = 1e-3, 0.02, 0.1
     w = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     opt = ASCDRO([w], lr, 0.5, beta=beta, temperature=PrintedTemperature(initial=lam, lr=0.0))
-    exact = twins.Ascdro(twins.precise(np.zeros(2)), twins.mpmath.mpf(lam), 0.5, lr, beta, lam_eta=0.0)
+    exact = twins.Ascdro(
+        twins.precise(np.zeros(2)), twins.mpmath.mpf(lam), 0.5, lr, beta, lam_eta=0.0
+    )
     rows, high = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([20.0, 19.999])
     for tables in ([high], [high, high - fall]):
         calls = iter(tables)
-        opt.step(lambda calls=calls: torch.tensor(next(calls)) + torch.tensor(rows) @ (w - w.detach()))
-        exact.step(lambda at, tables=tables: (twins.precise(tables[-1 if at is exact.w else 0]), twins.precise(rows)))
+        opt.step(
+            lambda calls=calls: torch.tensor(next(calls)) + torch.tensor(rows) @ (w - w.detach())
+        )
+        exact.step(
+            lambda at, tables=tables: (
+                twins.precise(tables[-1 if at is exact.w else 0]),
+                twins.precise(rows),
+            )
+        )
     assert opt.resets.item() == exact.resets == (fall > 0.02)
     assert distance(w.detach(), exact.w) <= 1e-9
     assert distance(opt.log_s.item(), exact.log_s) <= 1e-9
 
 
-# -- the two evaluations ----------------------------------------------------------------------------------------------
+# -- the two evaluations
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [1e30, 1e-30])
@@ -221,7 +244,9 @@ def test_both_points_see_the_same_masks(name):
     torch.manual_seed(0)
     problem = problem_with(normalised(nn.Dropout(0.5)))
     optimizer, masks, draws = problem.optimizer(name), [], []
-    problem.model[1].register_forward_hook(lambda _, inputs, output: masks.append((output == 0).clone()))
+    problem.model[1].register_forward_hook(
+        lambda _, inputs, output: masks.append((output == 0).clone())
+    )
 
     def closure(k):
         draws.append(torch.rand(7))
@@ -258,3 +283,62 @@ def test_buffers_and_random_state_after_a_failed_rehearsal(name):
         optimizer.step(lambda: with_value(NAN)(problem.losses()))
     assert differences(before, problem.snapshot(optimizer)) == []
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class CtrlC:
+    """Interrupts at the k-th line that runs in the library's files, as Ctrl-C does at any moment."""
+
+    def __init__(self, k):
+        self.left = k
+
+    def __enter__(self):
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_):
+        sys.settrace(self._before)
+
+    def _trace(self, frame, event, _):
+        if not frame.f_code.co_filename.startswith(LIBRARY):
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._trace
+
+
+@pytest.mark.parametrize("name", ["ASCDRO", "RASCDRO", "RECOVER", "AccMDA"])
+def test_ctrl_c_leaves_one_point(name):
+    """At every line of a step: each parameter is that of w_t, or of w_{t+1}, never that of w_{t-1}."""
+    makers = {
+        "RECOVER": lambda params: RECOVER(params, 0.1, beta=0.5),
+        "AccMDA": lambda params: AccMDA(params, 0.1, 0.5, n=30),
+    }
+
+    def third_step(interrupted):
+        problem = Problem()
+        opt = makers.get(name, lambda params: make(name, params))(problem.model.parameters())
+        index = torch.arange(5)
+        for k in range(2):
+            opt.step(lambda k=k: problem.losses(k), index)
+        before = copy.deepcopy(list(problem.model.parameters()))
+        try:
+            with interrupted:
+                opt.step(lambda: problem.losses(2), index)
+            done = True
+        except KeyboardInterrupt:
+            done = False
+        return done, before, list(problem.model.parameters())
+
+    _, _, after = third_step(nullcontext())
+    for k in count(1):
+        done, before, left = third_step(CtrlC(k))
+        assert all(
+            torch.equal(p, a) or torch.equal(p, b)
+            for p, a, b in zip(left, before, after, strict=True)
+        ), k
+        if done:
+            break
+    assert k > 100

@@ -1,7 +1,8 @@
 """What torch.optim's own suite checks, of every registered optimizer.
 
-Hooks, named parameters, parameter groups, copies, pickles, checkpoints by torch.distributed.checkpoint, the meta
-device, threads, tensors for lr, sparse gradients, complex parameters, compiled models.
+Hooks, named parameters, parameter groups, copies, pickles, checkpoints by
+torch.distributed.checkpoint, the meta device, threads, tensors for lr, sparse gradients, complex
+parameters, compiled models.
 """
 
 import copy
@@ -13,22 +14,29 @@ import torch
 import torch._dynamo.testing
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 import scdro
 from contracts import MEANINGS, Embedded, train, training
+from convex import DISTINCT, METHODS
 from equality import differences, saved_and_loaded
 from ranks import RHO, N, data, flat, own_settings
-from scdro.optim import REGISTRY, decay_stages
+from scdro.optim import decay_stages
 
-every_method = pytest.mark.parametrize("name", REGISTRY)
+every_method = pytest.mark.parametrize("name", DISTINCT)
 ROBUST = {"SCDRO": scdro.SCDRO, "ASCDRO": scdro.ASCDRO}
 
 
 def build(name, params, module, all_losses):
     """A registered method on parameters of one's own."""
     facts = {"rho": RHO, "n": N, "groups": torch.arange(N) % 3, "milestones": [2, 4]}
-    return REGISTRY[name].build(params, {**facts, "module": module, "all_losses": all_losses}, **own_settings(name))
+    return METHODS[name].build(
+        params, {**facts, "module": module, "all_losses": all_losses}, **own_settings(name)
+    )
 
 
 def assert_same_future(t, other, numbers=range(3, 6)):
@@ -62,15 +70,23 @@ OPTIONS = {
     "flat": {"flatten_optimizer_state_dict": True},
     "full": {"full_state_dict": True},
     "on the host": {"cpu_offload": True},
-    "flat, full, on the host": {"flatten_optimizer_state_dict": True, "full_state_dict": True, "cpu_offload": True},
+    "flat, full, on the host": {
+        "flatten_optimizer_state_dict": True,
+        "full_state_dict": True,
+        "cpu_offload": True,
+    },
 }
 
 
 def through_torch(t, other, options):
     """The state of one optimizer, as torch saves it, into another."""
-    state = saved_and_loaded(get_optimizer_state_dict(t.inner, t.opt, options=StateDictOptions(**options)))
+    state = saved_and_loaded(
+        get_optimizer_state_dict(t.inner, t.opt, options=StateDictOptions(**options))
+    )
     if options.get("flatten_optimizer_state_dict"):
-        options = {"flatten_optimizer_state_dict": True}  # torch (2.13) cannot load its own that is flat and full
+        options = {
+            "flatten_optimizer_state_dict": True
+        }  # torch (2.13) cannot load its own that is flat and full
     set_optimizer_state_dict(other.inner, other.opt, state, options=StateDictOptions(**options))
 
 
@@ -103,7 +119,10 @@ def test_frozen_parameters_and_groups_in_torchs_checkpoints(name, options):
     def make():
         t = training(name)
         t.inner[0].weight.requires_grad_(False)
-        groups = [{"params": [t.inner[0].weight, t.inner[2].bias]}, {"params": [t.inner[0].bias, t.inner[2].weight]}]
+        groups = [
+            {"params": [t.inner[0].weight, t.inner[2].bias]},
+            {"params": [t.inner[0].bias, t.inner[2].weight]},
+        ]
         t.opt = build(name, groups, t.inner, getattr(t.opt, "_all_losses", None))
         t.draw()
         return t
@@ -130,7 +149,9 @@ def test_hooks_of_state_dicts_see_all_of_it(name):
 
     def rename(opt, state_dict):
         """All of what is no parameter's own, and nothing else, has the optimizer's name."""
-        seen.append(sorted(key for entries in state_dict["state"].values() for key in entries if "." in key))
+        seen.append(
+            sorted(key for entries in state_dict["state"].values() for key in entries if "." in key)
+        )
         state = {
             i: {k.replace(f"{type(opt).__name__}.", "Renamed."): v for k, v in entries.items()}
             for i, entries in state_dict["state"].items()
@@ -149,12 +170,15 @@ def test_hooks_of_state_dicts_see_all_of_it(name):
     def rename_back(opt, state_dict):
         state = state_dict["state"]
         state_dict["state"] = {
-            i: {k.replace("Renamed.", f"{kind}."): v for k, v in entries.items()} for i, entries in state.items()
+            i: {k.replace("Renamed.", f"{kind}."): v for k, v in entries.items()}
+            for i, entries in state.items()
         }
 
     after = []
     other.opt.register_load_state_dict_pre_hook(rename_back)
-    other.opt.register_load_state_dict_post_hook(lambda opt: after.append(copy.deepcopy(opt.state_dict())))
+    other.opt.register_load_state_dict_post_hook(
+        lambda opt: after.append(copy.deepcopy(opt.state_dict()))
+    )
     other.opt.load_state_dict(state)
     other.draw()
     assert differences(after[0], t.opt.state_dict()) == []
@@ -230,13 +254,15 @@ def test_on_the_meta_device(name):
 
 
 def test_several_threads_at_once():
-    made = [training(name) for name in [*REGISTRY] * 2]  # one after the other: models draw from torch's one generator
+    made = [
+        training(name) for name in [*DISTINCT] * 2
+    ]  # one after the other: models draw from torch's one generator
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda t: flat(train(t, range(6)).model), made))
-    for k, name in enumerate(REGISTRY):
+    for k, name in enumerate(DISTINCT):
         expected = flat(training(name, 6).model)
         assert torch.equal(found[k], expected), name
-        assert torch.equal(found[k + len(REGISTRY)], expected), name
+        assert torch.equal(found[k + len(DISTINCT)], expected), name
 
 
 @every_method
@@ -270,7 +296,10 @@ def test_sparse_gradients_are_refused_before_anything_moves(name):
 
 @every_method
 def test_complex_parameters_are_refused(name):
-    real, imaginary = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    real, imaginary = (
+        nn.Parameter(torch.ones(2)),
+        nn.Parameter(torch.ones(2, dtype=torch.complex64)),
+    )
     with pytest.raises(scdro.errors.HyperparameterError, match="real parameters"):
         build(name, [imaginary], nn.Linear(1, 1), lambda: None)
     opt = build(name, [real], nn.Linear(1, 1), lambda: None)
@@ -280,7 +309,8 @@ def test_complex_parameters_are_refused(name):
     opt.state_dict()
 
 
-# -- what a state means -----------------------------------------------------------------------------------------------
+# -- what a state means
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("mine", "theirs", "says"), MEANINGS.values(), ids=MEANINGS)
@@ -304,7 +334,7 @@ def test_an_optimizer_refuses_a_state_that_means_something_else(method, mine, th
 def test_a_state_of_another_tracker_is_refused():
     made = [
         scdro.ASCDRO(nn.Linear(3, 2).parameters(), rho=0.5, tracker=tracker)
-        for tracker in (None, scdro.temperature.Storm())
+        for tracker in (None, scdro.printed.Storm())
     ]
     with pytest.raises(scdro.errors.CheckpointError, match=r"NormalizedStorm.*tracker"):
         made[0].load_state_dict(made[1].state_dict())
@@ -313,4 +343,6 @@ def test_a_state_of_another_tracker_is_refused():
 def test_stages_are_saved_whole():
     stages = decay_stages(0.1, 0.5, [2, 4])
     opt = scdro.optim.RSCDRO(nn.Linear(3, 2).parameters(), stages)
-    assert opt.state_dict()["state"][0]["RSCDRO.stages"].tolist() == [list(stage) for stage in stages]
+    assert opt.state_dict()["state"][0]["RSCDRO.stages"].tolist() == [
+        list(stage) for stage in stages
+    ]

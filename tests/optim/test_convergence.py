@@ -39,13 +39,20 @@ def optimum(x, y, rho, lam0, wd):
 @pytest.mark.parametrize("rho", [0.05, 0.2])
 @pytest.mark.parametrize(
     ("algorithm", "beta", "size", "tolerance"),
-    [(SCDRO, 1.0, N, 1e-9), (ASCDRO, 1.0, N, 1e-9), (SCDRO, 0.1, 30, 3e-3), (ASCDRO, 0.1, 30, 3e-3)],
+    [
+        (SCDRO, 1.0, N, 1e-9),
+        (ASCDRO, 1.0, N, 1e-9),
+        (SCDRO, 0.1, 30, 3e-3),
+        (ASCDRO, 0.1, 30, 3e-3),
+    ],
 )
 def test_convergence_to_the_optimum(algorithm, beta, size, tolerance, rho):
     model, x, y, by_hand = problem()
     wd, lam0 = 0.05, 1e-3
     best, w = optimum(x, y, rho, lam0, wd)
-    opt = algorithm(model.parameters(), 0.3, rho, beta=beta, weight_decay=wd, window=N if size == N else None)
+    opt = algorithm(
+        model.parameters(), 0.3, rho, beta=beta, weight_decay=wd, window=N if size == N else None
+    )
     schedule = torch.optim.lr_scheduler.MultiStepLR(opt, [300, 450], gamma=0.1 if beta < 1 else 1.0)
     for index in batches(600, size, size):
         opt.step(losses_of(model, x, y, index))
@@ -62,11 +69,17 @@ def test_convergence_to_the_optimum_of_cvxpy():
     cvxpy = pytest.importorskip("cvxpy")
     g = torch.Generator().manual_seed(3)
     x, rho, lam0 = torch.randn(25, 3, generator=g, dtype=torch.float64), 0.5, 1e-3
-    target = x @ torch.tensor([1.0, -2.0, 0.5]).double() + torch.randn(25, generator=g, dtype=torch.float64)
+    target = x @ torch.tensor([1.0, -2.0, 0.5]).double() + torch.randn(
+        25, generator=g, dtype=torch.float64
+    )
     w, t, lam, parts = cvxpy.Variable(3), cvxpy.Variable(25), cvxpy.Variable(), cvxpy.Variable(25)
     value = cvxpy.Variable()
     # lam log mean exp(t/lam) <= value  <=>  sum lam exp((t - value)/lam) <= 25 lam
-    constraints = [t >= cvxpy.square(x.numpy() @ w - target.numpy()), lam >= lam0, cvxpy.sum(parts) <= 25 * lam]
+    constraints = [
+        t >= cvxpy.square(x.numpy() @ w - target.numpy()),
+        lam >= lam0,
+        cvxpy.sum(parts) <= 25 * lam,
+    ]
     constraints += [cvxpy.constraints.ExpCone(t - value, lam * np.ones(25), parts)]
     best = cvxpy.Problem(cvxpy.Minimize(value + (lam - lam0) * rho), constraints).solve()
     parameter = nn.Parameter(torch.zeros(3, dtype=torch.float64))
@@ -81,7 +94,9 @@ def test_convergence_to_the_optimum_of_cvxpy():
 def gradient_masses(algorithm, levels, scales, beta, rho=0.5, batch=64, **settings):
     """The sum of the weights of each batch, read from the gradient of a parameter that shifts all losses."""
     w, g = nn.Parameter(torch.zeros((), dtype=torch.float64)), torch.Generator().manual_seed(0)
-    opt = None if algorithm is scdro.KLRobustLoss else algorithm([w], 0.0, rho, beta=beta, **settings)
+    opt = (
+        None if algorithm is scdro.KLRobustLoss else algorithm([w], 0.0, rho, beta=beta, **settings)
+    )
     robust, masses = scdro.KLRobustLoss(rho, beta=beta, **settings), []
     for level, scale in zip(levels, scales, strict=True):
         losses = level + scale * torch.randn(batch, generator=g, dtype=torch.float64).square()
@@ -118,7 +133,9 @@ def test_the_weights_of_a_batch_do_not_vanish_when_losses_fall(algorithm, fall, 
 def test_the_weights_of_a_batch_do_not_vanish_while_losses_drift(algorithm, drift, rho, beta):
     """From the first full window (8 batches) on, ten batches always have more than half of the usual weight."""
     t = np.arange(150)
-    logs = {"-3% a step": -0.03 * t, "-10% a step": -0.1 * t}.get(drift, 3 * np.sin(t * math.tau / 100))
+    logs = {"-3% a step": -0.03 * t, "-10% a step": -0.1 * t}.get(
+        drift, 3 * np.sin(t * math.tau / 100)
+    )
     masses, _ = gradient_masses(algorithm, np.zeros(len(t)), np.exp(logs), beta, rho, batch=128)
     assert np.convolve(masses[8:], np.full(10, 0.1), "valid").min() > 0.5
 
@@ -129,7 +146,13 @@ def test_batches_larger_than_the_window_count_once(rho, excess):
     still = np.ones(150)
     free, kept = (
         gradient_masses(
-            scdro.KLRobustLoss, 0 * still, still, 0.1, rho, batch=2048, temperature=WindowTemperature(lag=lag)
+            scdro.KLRobustLoss,
+            0 * still,
+            still,
+            0.1,
+            rho,
+            batch=2048,
+            temperature=WindowTemperature(lag=lag),
         )
         for lag in (None, WindowTemperature().lag)
     )
@@ -141,7 +164,9 @@ def test_a_small_beta_does_not_stop_before_the_model_fits(algorithm):
     """Least squares with targets of size 100: losses fall ten-thousandfold, faster than s by itself."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(500, 5, generator=g, dtype=torch.float64)
-    target = 100 * x @ torch.randn(5, generator=g, dtype=torch.float64) + torch.randn(500, generator=g, dtype=x.dtype)
+    target = 100 * x @ torch.randn(5, generator=g, dtype=torch.float64) + torch.randn(
+        500, generator=g, dtype=x.dtype
+    )
     w = nn.Parameter(torch.zeros(5, dtype=torch.float64))
     opt = algorithm([w], 0.05, 0.5, beta=0.01)
     for _ in range(1500):

@@ -18,7 +18,11 @@ from scdro.temperature import WindowTemperature
 def test_equal_losses(algorithm, level, initial):
     """KL is 0 at every lam: lam falls to lam0, weights stay uniform, and the step is that of the plain mean."""
     w = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
-    lr, beta, rows = 0.1, 0.3, torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0], [1.0, -1.0]], dtype=torch.float64)
+    lr, beta, rows = (
+        0.1,
+        0.3,
+        torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0], [1.0, -1.0]], dtype=torch.float64),
+    )
     opt = algorithm([w], lr, 0.5, beta=beta, temperature=WindowTemperature(initial))
     expected = w.detach() - lr * rows.mean(0)
     for t in range(30):
@@ -43,7 +47,9 @@ def test_rho_0_is_sgd_with_momentum(weighted, weight_decay):
     model, x, y, _ = problem()
     other, *_ = problem()
     opt = SCDRO(model.parameters(), lr, 0.0, beta=beta, weight_decay=weight_decay)
-    sgd = torch.optim.SGD(other.parameters(), lr, momentum=1 - beta, dampening=1 - beta, weight_decay=weight_decay)
+    sgd = torch.optim.SGD(
+        other.parameters(), lr, momentum=1 - beta, dampening=1 - beta, weight_decay=weight_decay
+    )
     running = None
     for index in batches(low=1, high=20):
         weight = torch.linspace(0.1, 1.5 if weighted else 0.1, len(index), dtype=torch.float64)
@@ -53,7 +59,8 @@ def test_rho_0_is_sgd_with_momentum(weighted, weight_decay):
         mean.backward()
         sgd.step()
         np.testing.assert_allclose(flat(model), flat(other), rtol=0, atol=1e-12)
-        running = mean.item() if running is None else (1 - beta) * running + beta * mean.item()
+        rate = 1.0 if running is None else beta
+        running = rate * mean.item() + (1 - rate) * (running or 0.0)
         assert value.item() == pytest.approx(running, abs=1e-12)
         assert opt.lam.item() == math.inf
     assert opt.kl.item() == pytest.approx(0.0, abs=1e-20)
@@ -96,7 +103,9 @@ def test_small_rho_is_nearly_sgd(rho):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize(("scale", "shift"), [(1e6, 0.0), (1e6, -5e6), (1.0, -7.0), (1e-6, 0.0), (-1.0, 0.0)])
+@pytest.mark.parametrize(
+    ("scale", "shift"), [(1e6, 0.0), (1e6, -5e6), (1.0, -7.0), (1e-6, 0.0), (-1.0, 0.0)]
+)
 def test_huge_tiny_and_negative_losses(algorithm, scale, shift):
     model, x, y, _ = problem()
     opt = algorithm(model.parameters(), 0.05 / abs(scale), 0.5, radius=2.0)
@@ -147,7 +156,8 @@ def test_trim_never_looks_at_the_hardest(algorithm):
 
 
 @pytest.mark.parametrize(
-    ("n", "trim", "kept"), [(10, 0.1, 9), (10, 0.2, 8), (30, 0.1, 27), (88, 0.25, 66), (20, 0.1, 18)]
+    ("n", "trim", "kept"),
+    [(10, 0.1, 9), (10, 0.2, 8), (30, 0.1, 27), (88, 0.25, 66), (20, 0.1, 18)],
 )
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_trim_of_a_whole_number_of_samples(algorithm, n, trim, kept):

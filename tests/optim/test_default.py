@@ -9,7 +9,8 @@ import twins
 from hard_group import ALGORITHMS, batches, flat, losses_of, problem, scaled
 from scdro import ASCDRO, SCDRO
 from scdro.optim import RASCDRO, RSCDRO
-from scdro.temperature import PrintedTemperature, WindowTemperature
+from scdro.printed import PrintedTemperature
+from scdro.temperature import WindowTemperature
 
 
 def distance(a, b):
@@ -18,7 +19,16 @@ def distance(a, b):
 
 
 def run_in_lockstep(
-    algorithm, indices, *, lr=0.2, rho=0.5, beta=0.2, ours=None, theirs=None, weighted=False, scales=None
+    algorithm,
+    indices,
+    *,
+    lr=0.2,
+    rho=0.5,
+    beta=0.2,
+    ours=None,
+    theirs=None,
+    weighted=False,
+    scales=None,
 ):
     model, x, y, by_hand = problem()
     ours, theirs = {"window": 2048, **(ours or {})}, {"window": 2048, **(theirs or {})}
@@ -29,9 +39,16 @@ def run_in_lockstep(
         opt = algorithm(model.parameters(), twin.stages, rho, **ours)
     rng, history = np.random.default_rng(2), []
     for t, index in enumerate(indices, 1):
-        weight = rng.uniform(0.0, 2.0, len(index)) * (rng.random(len(index)) < 0.8) + 1e-3 if weighted else None
+        weight = (
+            rng.uniform(0.0, 2.0, len(index)) * (rng.random(len(index)) < 0.8) + 1e-3
+            if weighted
+            else None
+        )
         scale = 1.0 if scales is None else scales[t - 1]
-        opt.step(losses_of(model, x, y, index, scale), sample_weight=None if weight is None else torch.tensor(weight))
+        opt.step(
+            losses_of(model, x, y, index, scale),
+            sample_weight=None if weight is None else torch.tensor(weight),
+        )
         twin.step(scaled(by_hand.batch(index), scale), weight)
         for name, a, b in (
             ("w", flat(model), twin.w),
@@ -54,11 +71,17 @@ SETTINGS = {
     "tiny window": ({"window": 7}, {"window": 7}),
     "trim": ({"trim": 0.033}, {"trim": 0.033}),
     "trim, window": ({"trim": 0.127, "window": 50}, {"trim": 0.127, "window": 50}),
-    "cap, clip": ({"temperature": WindowTemperature(cap=1.1, clip=0.05)}, {"cap": 1.1, "clip": 0.05}),
+    "cap, clip": (
+        {"temperature": WindowTemperature(cap=1.1, clip=0.05)},
+        {"cap": 1.1, "clip": 0.05},
+    ),
     "lam0": ({"lam0": 0.6}, {"lam0": 0.6}),
     "no ceiling": ({"temperature": WindowTemperature(ceiling=None)}, {"ceiling_lams": None}),
     "no lag": ({"temperature": WindowTemperature(lag=None)}, {"lag": None}),
     "little lag": ({"temperature": WindowTemperature(lag=1.0)}, {"lag": 1.0}),
+    "a rate of its own": ({"temperature": WindowTemperature(memory=16)}, {"memory": 16.0}),
+    "no memory": ({"temperature": WindowTemperature(memory=0)}, {"memory": 0.0}),
+    "long memory": ({"temperature": WindowTemperature(memory=100)}, {"memory": 100.0}),
     "high ceiling": ({"temperature": WindowTemperature(ceiling=0.5)}, {"ceiling_lams": 0.5}),
 }
 
@@ -68,7 +91,9 @@ SETTINGS = {
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_lockstep_with_the_twin(algorithm, setting, weighted):
     ours, theirs = SETTINGS[setting]
-    _, twin, history = run_in_lockstep(algorithm, batches(), ours=ours, theirs=theirs, weighted=weighted)
+    _, twin, history = run_in_lockstep(
+        algorithm, batches(), ours=ours, theirs=theirs, weighted=weighted
+    )
     if setting in ("plain", "window", "no ceiling", "trim"):
         assert (twin.topped > 0) == (setting in ("plain", "window"))
     if setting in ("no lag", "little lag"):
@@ -98,7 +123,10 @@ def test_lockstep_over_radii(algorithm, rho):
 def test_lockstep_of_the_restarted_forms(algorithm):
     stages = [(0.2, 0.5, 20), (0.1, 0.3, 30), (0.05, 0.2, 20), (0.02, 0.1, 0)]
     opt, twin, _ = run_in_lockstep(
-        algorithm, batches(), ours={"mu": 0.1, "weight_decay": 0.01}, theirs={"mu": 0.1, "wd": 0.01, "stages": stages}
+        algorithm,
+        batches(),
+        ours={"mu": 0.1, "weight_decay": 0.01},
+        theirs={"mu": 0.1, "wd": 0.01, "stages": stages},
     )
     assert opt.stage == twin.k == 3
 
@@ -127,7 +155,14 @@ def test_lockstep_while_losses_rise_and_fall(algorithm, beta, trim, weighted):
     ours = theirs = {"window": 64, "trim": trim, "lam0": 0.02}
     scales = [1.0] * 20 + [100.0] * 30 + [1.0] * 50
     _, twin, _ = run_in_lockstep(
-        algorithm, batches(), lr=0.002, beta=beta, ours=ours, theirs=theirs, scales=scales, weighted=weighted
+        algorithm,
+        batches(),
+        lr=0.002,
+        beta=beta,
+        ours=ours,
+        theirs=theirs,
+        scales=scales,
+        weighted=weighted,
     )
     assert twin.late > 0 or beta == 0.9
 
@@ -139,7 +174,9 @@ def test_batches_that_are_trimmed_away(algorithm, beta, window):
     """A single sample above the ceiling is a batch of weight zero: s decays (with beta = 1 it stays), the model coasts,
     nothing is NaN, even if the newest quarter of the window is trimmed away too."""
     ours = theirs = {"trim": 0.253, "lam0": 0.02, "window": window}
-    _, twin, _ = run_in_lockstep(algorithm, batches(low=1, high=2), lr=0.02, beta=beta, ours=ours, theirs=theirs)
+    _, twin, _ = run_in_lockstep(
+        algorithm, batches(low=1, high=2), lr=0.02, beta=beta, ours=ours, theirs=theirs
+    )
     assert twin.empty >= 5
     assert (twin.unbounded > 0) == (window == 8)
 
@@ -148,7 +185,14 @@ def test_batches_that_are_trimmed_away(algorithm, beta, window):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_printed_temperature_with_batches_that_are_trimmed_away(algorithm, beta):
     model, x, y, _ = problem()
-    opt = algorithm(model.parameters(), 0.02, 0.5, beta=beta, trim=0.253, temperature=PrintedTemperature(initial=1.0))
+    opt = algorithm(
+        model.parameters(),
+        0.02,
+        0.5,
+        beta=beta,
+        trim=0.253,
+        temperature=PrintedTemperature(initial=1.0),
+    )
     for index in batches(low=1, high=1):
         opt.step(losses_of(model, x, y, index))
         assert torch.isfinite(opt.lam)

@@ -13,7 +13,8 @@ import twins
 from lockstep import LAM1, batches, distance
 from logistic import K, N, flat, losses_of, problem
 from scdro import ASCDRO, SCDRO
-from scdro.temperature import PrintedTemperature, Storm, WindowTemperature
+from scdro.printed import PrintedTemperature, Storm
+from scdro.temperature import WindowTemperature
 
 # -- exp(20000): float32 models at lam = 1e-3 ---
 
@@ -26,8 +27,18 @@ def test_float32_at_the_smallest_temperature(algorithm, twin, beta, lam_lr):
     lam, lr, rho, dim, m, steps = 1e-3, 0.02, 0.5, 5, 6, 100
     rng = np.random.default_rng(3)
     w = nn.Parameter(torch.tensor(rng.normal(size=dim), dtype=torch.float32))
-    opt = algorithm([w], lr, rho, beta=beta, lam0=5e-4, temperature=PrintedTemperature(initial=lam, lr=lam_lr))
-    exact = twin(twins.precise(w.detach().numpy()), twins.mpmath.mpf(lam), rho, lr, beta, lam0=5e-4, lam_eta=lam_lr)
+    opt = algorithm(
+        [w], lr, rho, beta=beta, lam0=5e-4, temperature=PrintedTemperature(initial=lam, lr=lam_lr)
+    )
+    exact = twin(
+        twins.precise(w.detach().numpy()),
+        twins.mpmath.mpf(lam),
+        rho,
+        lr,
+        beta,
+        lam0=5e-4,
+        lam_eta=lam_lr,
+    )
     for t in range(1, steps + 1):
         rows = rng.normal(size=(m, dim)).astype(np.float32)
         table = rng.uniform(0, 20, m).astype(np.float32)
@@ -104,7 +115,11 @@ def test_estimates_stay_exact_where_nothing_moves(algorithm, temperature, beta):
     """Identity 9: x_t = x_{t-1}, full batch, exact start; then one step with step sizes above zero shows z."""
     model, x, y, _ = problem()
     rho = 0.4
-    source = PrintedTemperature(initial=LAM1, lr=0.0) if temperature == "printed" else WindowTemperature()
+    source = (
+        PrintedTemperature(initial=LAM1, lr=0.0)
+        if temperature == "printed"
+        else WindowTemperature()
+    )
     opt = algorithm(model.parameters(), 0.0, rho, beta=beta, temperature=source, window=5 * N)
     closure, before = losses_of(model, x, y, slice(None)), flat(model)
     losses = cross_entropy(model(x), y, reduction="none").detach()
@@ -114,7 +129,9 @@ def test_estimates_stay_exact_where_nothing_moves(algorithm, temperature, beta):
         opt.step(closure)
         assert (flat(model) == before).all()
         assert opt.lam.item() == pytest.approx(lam, rel=1e-12)
-        assert opt.log_s.item() == pytest.approx(math.log(np.exp(losses.numpy() / lam).mean()), abs=1e-10)
+        assert opt.log_s.item() == pytest.approx(
+            math.log(np.exp(losses.numpy() / lam).mean()), abs=1e-10
+        )
     opt.param_groups[0]["lr"] = 1.0
     if temperature == "printed":
         opt._method_state.temperature = PrintedTemperature(initial=LAM1, lr=0.01)
@@ -128,7 +145,9 @@ def test_estimates_stay_exact_where_nothing_moves(algorithm, temperature, beta):
 def frozen(algorithm, temperature, params, lr, beta, lam):
     """lam stays: by lr = 0, or for the default, by lam = lam0 and a radius that the losses cannot spend."""
     if temperature == "printed":
-        return algorithm(params, lr, 0.4, beta=beta, temperature=PrintedTemperature(initial=lam, lr=0.0))
+        return algorithm(
+            params, lr, 0.4, beta=beta, temperature=PrintedTemperature(initial=lam, lr=0.0)
+        )
     tracker = Storm() if algorithm is ASCDRO else None
     window = WindowTemperature(lam, cap=math.inf, ceiling=None, lag=None)
     return algorithm(params, lr, 3.0, beta=beta, lam0=lam, temperature=window, tracker=tracker)

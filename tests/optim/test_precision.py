@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 import ranks
 import scdro
+from convex import DISTINCT
 from ranks import Training, World, batches, data, flat
-from scdro.optim import REGISTRY
 
-every_method = pytest.mark.parametrize("name", REGISTRY)
+every_method = pytest.mark.parametrize("name", DISTINCT)
 
 
 def sizes(name):
@@ -148,7 +148,8 @@ def test_autocast(name, dtype):
     assert not torch.equal(*found)
 
 
-# -- clipping ---------------------------------------------------------------------------------------------------------
+# -- clipping
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_clipping_is_torchs():
@@ -171,7 +172,7 @@ def test_clipping_is_torchs():
 def test_storm_clips_both_points_alike():
     """On one batch, at a model and a temperature that stand still, STORM's estimate is the clipped gradient itself."""
     model, (x, y) = ranks.new_model(), data()
-    frozen = scdro.temperature.PrintedTemperature(0.5, lr=0.0)
+    frozen = scdro.printed.PrintedTemperature(0.5, lr=0.0)
     opt = scdro.ASCDRO(model.parameters(), lr=0.0, rho=0.1, beta=0.3, temperature=frozen)
     for _ in range(4):
         opt.step(lambda: F.cross_entropy(model(x), y, reduction="none"), max_grad_norm=0.05)
@@ -194,7 +195,8 @@ def test_bad_bounds(bound):
         Training(World(), "SCDRO").step(batches()[0], 0, max_grad_norm=bound)
 
 
-# -- graphs -----------------------------------------------------------------------------------------------------------
+# -- graphs
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["SCDRO", "ASCDRO", "AccMDA"])
@@ -221,7 +223,9 @@ def test_per_sample_gradients():
     def losses(params, x, y):
         return F.cross_entropy(functional_call(model, params, x), y, reduction="none")
 
-    each = vmap(grad(lambda p, x, y: losses(p, x[None], y[None]).squeeze(0)), (None, 0, 0))(params, x, y)
+    each = vmap(grad(lambda p, x, y: losses(p, x[None], y[None]).squeeze(0)), (None, 0, 0))(
+        params, x, y
+    )
     weights = scdro.worst_case(losses(params, x, y), rho=0.5).weights
     whole = grad(lambda p: robust(losses(p, x, y)))(params)
     robust(losses(dict(model.named_parameters()), x, y)).backward()

@@ -9,21 +9,26 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 import checkpoint_worker
 from checkpoint_worker import WithLoss
 from contracts import train, training
 from equality import differences
 from ranks import World, flat
-from scdro.optim import REGISTRY
+from reproduction.baselines import REGISTRY
 
 
 def run_pair(folder, names):
     worker = Path(checkpoint_worker.__file__)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     processes = [
-        subprocess.Popen([sys.executable, str(worker), str(rank), str(folder), *names], env=environment)
+        subprocess.Popen(
+            [sys.executable, str(worker), str(rank), str(folder), *names], env=environment
+        )
         for rank in range(2)
     ]
     try:
@@ -50,7 +55,10 @@ def resharded(folder, names):
             loaded = get_optimizer_state_dict(alone[name].inner, alone[name].opt)
             assert differences(found["loaded"], loaded) == [], (name, wrapper)
             back = training(name)
-            state = {"model": back.inner.state_dict(), "optimizer": get_optimizer_state_dict(back.inner, back.opt)}
+            state = {
+                "model": back.inner.state_dict(),
+                "optimizer": get_optimizer_state_dict(back.inner, back.opt),
+            }
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 dcp.load(state, checkpoint_id=folder / f"{wrapper} {name}")

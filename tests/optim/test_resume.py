@@ -10,7 +10,8 @@ from equality import assert_identical, leaves, saved_and_loaded
 from scdro import ASCDRO, SCDRO, KLRobustLoss
 from scdro.errors import CheckpointError
 from scdro.optim import RASCDRO, RSCDRO, Stage
-from scdro.temperature import PrintedTemperature, WindowTemperature
+from scdro.printed import PrintedTemperature
+from scdro.temperature import WindowTemperature
 
 STEPS, STOP, D, K = 30, 13, 6, 4
 ALGORITHMS = [SCDRO, ASCDRO, RSCDRO, RASCDRO]
@@ -34,13 +35,17 @@ def linear(dtype=torch.float32):
 
 def network(dtype=torch.float32):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(D, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, K)).to(dtype)
+    return nn.Sequential(
+        nn.Linear(D, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, K)
+    ).to(dtype)
 
 
 class Run:
     """A model, an optimizer and what else has state; `step` trains on batch t, `state` is all there is to save."""
 
-    def __init__(self, make_model, make_optimizer, dtype=torch.float32, make_schedule=None, tamper=None):
+    def __init__(
+        self, make_model, make_optimizer, dtype=torch.float32, make_schedule=None, tamper=None
+    ):
         self.model, self.dtype, self.tamper = make_model(dtype), dtype, tamper
         self.optimizer = make_optimizer(self.model)
         self.schedule = None if make_schedule is None else make_schedule(self.optimizer)
@@ -60,7 +65,10 @@ class Run:
             self.schedule.step()
 
     def state(self):
-        return {"rng": torch.get_rng_state(), **{name: part.state_dict() for name, part in self.parts.items()}}
+        return {
+            "rng": torch.get_rng_state(),
+            **{name: part.state_dict() for name, part in self.parts.items()},
+        }
 
     def load(self, state):
         torch.set_rng_state(state["rng"])
@@ -69,7 +77,17 @@ class Run:
 
 
 class LossRun(Run):
-    def __init__(self, make_model, make_optimizer, make_loss, dtype=torch.float32, *, attached=False, parts=1, **more):
+    def __init__(
+        self,
+        make_model,
+        make_optimizer,
+        make_loss,
+        dtype=torch.float32,
+        *,
+        attached=False,
+        parts=1,
+        **more,
+    ):
         super().__init__(make_model, make_optimizer, dtype, **more)
         self.robust = self.parts["robust"] = make_loss()
         self.micro = parts
@@ -112,7 +130,9 @@ def assert_resumes(make_run, *, steps=STEPS, stop=STOP, before_load=None):
     assert_identical(whole.state(), resumed.state())
     torch.manual_seed(7)
     fresh = make_run()
-    moved = (a != b for a, b in zip(whole.model.parameters(), fresh.model.parameters(), strict=True))
+    moved = (
+        a != b for a, b in zip(whole.model.parameters(), fresh.model.parameters(), strict=True)
+    )
     assert any(change.any() for change in moved)
     return whole, resumed
 
@@ -138,14 +158,18 @@ def optimizer_for(algorithm, temperature="default", **settings):
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_linear_model(algorithm, temperature, dtype):
-    whole, resumed = assert_resumes(lambda: Run(linear, optimizer_for(algorithm, temperature), dtype))
+    whole, resumed = assert_resumes(
+        lambda: Run(linear, optimizer_for(algorithm, temperature), dtype)
+    )
     assert whole.optimizer.lam.item() == resumed.optimizer.lam.item()
     assert whole.optimizer.log_s.item() == resumed.optimizer.log_s.item()
     assert resumed.optimizer.lam.dtype == resumed.optimizer.log_s.dtype == torch.float64
     state = leaves(resumed.optimizer.state_dict()["state"])
     own = {path: value for path, value in state.items() if algorithm.__name__ in path}
     assert len(own) >= 5
-    assert all(v.dtype in (torch.float64, torch.int64) for v in own.values() if isinstance(v, torch.Tensor))
+    assert all(
+        v.dtype in (torch.float64, torch.int64) for v in own.values() if isinstance(v, torch.Tensor)
+    )
     if algorithm in (RSCDRO, RASCDRO):
         assert whole.optimizer.stage == resumed.optimizer.stage == 3
         assert resumed.optimizer.param_groups[0]["beta"] == 0.1
@@ -162,7 +186,9 @@ def test_network_with_dropout_and_batchnorm(algorithm, temperature, dtype):
 @pytest.mark.parametrize("stop", [0, 1, 29])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_stopped_before_the_first_after_the_first_and_before_the_last_step(algorithm, temperature, stop):
+def test_stopped_before_the_first_after_the_first_and_before_the_last_step(
+    algorithm, temperature, stop
+):
     assert_resumes(lambda: Run(linear, optimizer_for(algorithm, temperature)), stop=stop)
 
 
@@ -236,7 +262,9 @@ def test_a_saved_state_does_not_move_with_the_optimizer():
         resumed.step(t)
     own = {"SCDRO.recent", "SCDRO.scalars"}
     assert own < state["optimizer"]["state"][0].keys()
-    assert_identical(*({key: s["optimizer"]["state"][0][key] for key in own} for s in (state, kept)))
+    assert_identical(
+        *({key: s["optimizer"]["state"][0][key] for key in own} for s in (state, kept))
+    )
 
 
 @pytest.mark.parametrize(
@@ -247,7 +275,9 @@ def test_a_saved_state_does_not_move_with_the_optimizer():
 @pytest.mark.parametrize("temperature", ["default", "printed"])
 @pytest.mark.parametrize("algorithm", [SCDRO, ASCDRO])
 def test_schedules(algorithm, temperature, schedule):
-    whole, _ = assert_resumes(lambda: Run(linear, optimizer_for(algorithm, temperature), make_schedule=schedule))
+    whole, _ = assert_resumes(
+        lambda: Run(linear, optimizer_for(algorithm, temperature), make_schedule=schedule)
+    )
     assert whole.optimizer.param_groups[0]["lr"] < 0.01
 
 
@@ -262,7 +292,10 @@ def test_a_step_size_that_is_a_tensor(algorithm):
     number = Run(linear, lambda model: make(model, 0.02), torch.float64, **schedule)
     whole, _ = assert_resumes(
         lambda: Run(
-            linear, lambda model: make(model, torch.tensor(0.02, dtype=torch.float64)), torch.float64, **schedule
+            linear,
+            lambda model: make(model, torch.tensor(0.02, dtype=torch.float64)),
+            torch.float64,
+            **schedule,
         )
     )
     for t in range(STEPS):
@@ -273,7 +306,9 @@ def test_a_step_size_that_is_a_tensor(algorithm):
 
 def test_a_schedule_sets_the_step_of_lam_too():
     """As printed, lam shares the optimizer's step size: with lr 0 from now on, neither moves."""
-    run = Run(linear, optimizer_for(SCDRO, "printed"), make_schedule=lambda opt: StepLR(opt, 3, gamma=0.0))
+    run = Run(
+        linear, optimizer_for(SCDRO, "printed"), make_schedule=lambda opt: StepLR(opt, 3, gamma=0.0)
+    )
     for t in range(3):
         run.step(t)
     lam = run.optimizer.lam.item()
@@ -305,7 +340,11 @@ def test_parameter_groups(algorithm, temperature):
 @pytest.mark.parametrize("algorithm", [SCDRO, ASCDRO])
 def test_parameter_groups_are_scheduled_one_by_one(algorithm):
     assert_resumes(
-        lambda: Run(network, grouped(algorithm, "default"), make_schedule=lambda opt: StepLR(opt, 5, gamma=0.5))
+        lambda: Run(
+            network,
+            grouped(algorithm, "default"),
+            make_schedule=lambda opt: StepLR(opt, 5, gamma=0.5),
+        )
     )
 
 
@@ -354,7 +393,10 @@ def two_heads(dtype):
 def test_parameters_without_gradient(algorithm, temperature):
     whole, _ = assert_resumes(lambda: Run(two_heads, optimizer_for(algorithm, temperature)))
     untouched = two_heads(torch.float32)
-    for ours, theirs in ((whole.model.frozen, untouched.frozen), (whole.model.unused, untouched.unused)):
+    for ours, theirs in (
+        (whole.model.frozen, untouched.frozen),
+        (whole.model.unused, untouched.unused),
+    ):
         assert torch.equal(ours.weight, theirs.weight)
         assert torch.equal(ours.bias, theirs.bias)
 
@@ -402,7 +444,9 @@ def test_the_previous_point_of_a_parameter_that_stood_still_is_where_it_stood():
 # -- KLRobustLoss ---
 
 TORCH_OPTIMIZERS = {
-    "sgd": lambda model: torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, dampening=0.9, weight_decay=0.01),
+    "sgd": lambda model: torch.optim.SGD(
+        model.parameters(), 0.02, momentum=0.9, dampening=0.9, weight_decay=0.01
+    ),
     "adam": lambda model: torch.optim.Adam(model.parameters(), 0.01),
 }
 LOSSES = {
@@ -417,7 +461,9 @@ LOSSES = {
 @pytest.mark.parametrize("optimizer", TORCH_OPTIMIZERS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_loss_with_torch_optimizers(loss, optimizer, dtype):
-    whole, resumed = assert_resumes(lambda: LossRun(network, TORCH_OPTIMIZERS[optimizer], LOSSES[loss], dtype))
+    whole, resumed = assert_resumes(
+        lambda: LossRun(network, TORCH_OPTIMIZERS[optimizer], LOSSES[loss], dtype)
+    )
     assert whole.robust.lam.item() == resumed.robust.lam.item()
     assert all(b.dtype in (torch.float64, torch.int64) for b in resumed.robust.buffers())
 
@@ -427,14 +473,18 @@ def test_loss_with_torch_optimizers(loss, optimizer, dtype):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_attached_loss(loss, parts, stop):
     assert_resumes(
-        lambda: LossRun(linear, TORCH_OPTIMIZERS["adam"], LOSSES[loss], attached=True, parts=parts), stop=stop
+        lambda: LossRun(linear, TORCH_OPTIMIZERS["adam"], LOSSES[loss], attached=True, parts=parts),
+        stop=stop,
     )
 
 
 def test_loss_with_a_schedule():
     assert_resumes(
         lambda: LossRun(
-            linear, TORCH_OPTIMIZERS["sgd"], LOSSES["default"], make_schedule=lambda opt: CosineAnnealingLR(opt, STEPS)
+            linear,
+            TORCH_OPTIMIZERS["sgd"],
+            LOSSES["default"],
+            make_schedule=lambda opt: CosineAnnealingLR(opt, STEPS),
         )
     )
 
@@ -450,7 +500,9 @@ def test_loss_as_a_part_of_the_model():
         def step(self, t):
             self.optimizer.zero_grad()
             x, y = batch(t, self.dtype)
-            self.model["robust"](cross_entropy(self.model["net"](x), y, reduction="none")).backward()
+            self.model["robust"](
+                cross_entropy(self.model["net"](x), y, reduction="none")
+            ).backward()
             self.optimizer.step()
 
     _, resumed = assert_resumes(lambda: Nested(make, TORCH_OPTIMIZERS["adam"], torch.bfloat16))

@@ -9,7 +9,7 @@ from lockstep import LAM1, SETTINGS, STEPS, run_in_lockstep
 from logistic import D, K, N
 from scdro import ASCDRO, SCDRO
 from scdro.optim import RASCDRO, RSCDRO, Stage
-from scdro.temperature import PrintedTemperature
+from scdro.printed import PrintedTemperature
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
@@ -19,7 +19,12 @@ def test_scdro_is_algorithm_1(setting, beta):
     lr, rho = 0.05, 0.3
     _, _, history = run_in_lockstep(
         lambda model: SCDRO(
-            model.parameters(), lr, rho, beta=beta, temperature=PrintedTemperature(initial=LAM1), **ours
+            model.parameters(),
+            lr,
+            rho,
+            beta=beta,
+            temperature=PrintedTemperature(initial=LAM1),
+            **ours,
         ),
         lambda w: twins.Scdro(w, LAM1, rho, lr, beta, **theirs),
         weighted=weighted,
@@ -37,7 +42,13 @@ def test_scdro_projects_lam_onto_both_ends(beta):
     settings = {"lam0": lam0, "radius": 0.9}
     _, _, history = run_in_lockstep(
         lambda model: SCDRO(
-            model.parameters(), lr, rho, beta=beta, temperature=temperature, loss_bound=bound, **settings
+            model.parameters(),
+            lr,
+            rho,
+            beta=beta,
+            temperature=temperature,
+            loss_bound=bound,
+            **settings,
         ),
         lambda w: twins.Scdro(w, 0.5, rho, lr, beta, bound=bound, lam_eta=lam_lr, **settings),
     )
@@ -49,22 +60,36 @@ def test_scdro_with_a_loss_bound_that_never_binds():
     lr, rho, beta, bound = 0.05, 0.3, 0.3, 50.0
     run_in_lockstep(
         lambda model: SCDRO(
-            model.parameters(), lr, rho, beta=beta, temperature=PrintedTemperature(initial=LAM1), loss_bound=bound
+            model.parameters(),
+            lr,
+            rho,
+            beta=beta,
+            temperature=PrintedTemperature(initial=LAM1),
+            loss_bound=bound,
         ),
         lambda w: twins.Scdro(w, LAM1, rho, lr, beta, bound=bound),
     )
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(("algorithm", "twin", "lr_factor"), [(RSCDRO, twins.Scdro, 0.5), (RASCDRO, twins.Ascdro, 0.7)])
+@pytest.mark.parametrize(
+    ("algorithm", "twin", "lr_factor"), [(RSCDRO, twins.Scdro, 0.5), (RASCDRO, twins.Ascdro, 0.7)]
+)
 def test_restarted_forms_are_algorithm_3(algorithm, twin, lr_factor, weighted):
     stages = scdro.optim.factor_stages(0.05, 0.8, 14, 4, lr_factor=lr_factor, steps_factor=1.5)
     rho, mu, wd = 0.3, 0.1, 0.02
     opt, reference, _ = run_in_lockstep(
         lambda model: algorithm(
-            model.parameters(), stages, rho, mu=mu, weight_decay=wd, temperature=PrintedTemperature(initial=LAM1)
+            model.parameters(),
+            stages,
+            rho,
+            mu=mu,
+            weight_decay=wd,
+            temperature=PrintedTemperature(initial=LAM1),
         ),
-        lambda w: twin(w, LAM1, rho, None, None, mu=mu, wd=wd, stages=[tuple(stage) for stage in stages]),
+        lambda w: twin(
+            w, LAM1, rho, None, None, mu=mu, wd=wd, stages=[tuple(stage) for stage in stages]
+        ),
         weighted=weighted,
     )
     assert opt.stage == reference.k == 3
@@ -81,9 +106,15 @@ def test_restarted_stages_may_change_in_any_way():
     for algorithm, twin in ((RSCDRO, twins.Scdro), (RASCDRO, twins.Ascdro)):
         opt, _, _ = run_in_lockstep(
             lambda model, algorithm=algorithm: algorithm(
-                model.parameters(), stages, 0.2, mu=0.2, temperature=PrintedTemperature(initial=LAM1)
+                model.parameters(),
+                stages,
+                0.2,
+                mu=0.2,
+                temperature=PrintedTemperature(initial=LAM1),
             ),
-            lambda w, twin=twin: twin(w, LAM1, 0.2, None, None, mu=0.2, stages=[tuple(stage) for stage in stages]),
+            lambda w, twin=twin: twin(
+                w, LAM1, 0.2, None, None, mu=0.2, stages=[tuple(stage) for stage in stages]
+            ),
         )
         assert opt.stage == 4
 
@@ -95,7 +126,10 @@ def test_parameter_groups_have_their_own_lr_and_weight_decay(algorithm, twin):
     scale[K * D :], wd[K * D :] = 3.0, 0.0
     run_in_lockstep(
         lambda model: algorithm(
-            [{"params": [model.weight], "weight_decay": 0.05}, {"params": [model.bias], "lr": 3 * lr}],
+            [
+                {"params": [model.weight], "weight_decay": 0.05},
+                {"params": [model.bias], "lr": 3 * lr},
+            ],
             lr,
             rho,
             beta=beta,
@@ -109,12 +143,16 @@ def test_varying_batch_sizes_and_single_samples():
     rng = np.random.default_rng(5)
     indices = [rng.choice(N, rng.integers(1, 12), replace=False) for _ in range(STEPS)]
     run_in_lockstep(
-        lambda model: SCDRO(model.parameters(), 0.05, 0.3, beta=0.3, temperature=PrintedTemperature(initial=LAM1)),
+        lambda model: SCDRO(
+            model.parameters(), 0.05, 0.3, beta=0.3, temperature=PrintedTemperature(initial=LAM1)
+        ),
         lambda w: twins.Scdro(w, LAM1, 0.3, 0.05, 0.3),
         indices=indices,
     )
     run_in_lockstep(
-        lambda model: ASCDRO(model.parameters(), 0.01, 0.3, beta=0.5, temperature=PrintedTemperature(initial=LAM1)),
+        lambda model: ASCDRO(
+            model.parameters(), 0.01, 0.3, beta=0.5, temperature=PrintedTemperature(initial=LAM1)
+        ),
         lambda w: twins.Ascdro(w, LAM1, 0.3, 0.01, 0.5),
         indices=indices,
     )

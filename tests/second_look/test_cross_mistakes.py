@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
+from scdro.fix._cross_mistakes import MISTAKE_ROUNDS, cross_mistakes, mistake_weights
 from scdro.second_look import SecondLook
-from scdro.second_look._cross_mistakes import ROUNDS, cross_mistakes, mistake_weights
 
 
 def shortcut_data(n=800, seed=0, strength=3.0):
@@ -21,10 +21,12 @@ def literal(X, y, halves, rng):
     A, B = (list(h) for h in halves)
     labels = [int(label) for label in y]
     twin = {}
-    for _ in range(ROUNDS):
+    for _ in range(MISTAKE_ROUNDS):
         twin["a"] = LogisticRegression().fit(X[A], [labels[i] for i in A])
         twin["b"] = LogisticRegression().fit(X[B], [labels[i] for i in B])
-        proba = {i: twin["b"].predict_proba(X[[i]])[0] for i in A} | {i: twin["a"].predict_proba(X[[i]])[0] for i in B}
+        proba = {i: twin["b"].predict_proba(X[[i]])[0] for i in A} | {
+            i: twin["a"].predict_proba(X[[i]])[0] for i in B
+        }
         draws = rng.random_sample(len(y))
         for i in range(len(y)):
             confidence = 2 * (max(proba[i]) - 0.5)
@@ -37,7 +39,9 @@ def test_the_literal_twin_finds_the_same_mistakes():
     X, y, _ = shortcut_data(200, strength=0.5)  # not so sure: chance decides which labels move
     halves = (np.arange(0, 200, 2), np.arange(1, 200, 2))
     expected = literal(X, y, halves, np.random.RandomState(3))
-    found = cross_mistakes(LogisticRegression(), X, y, np.ones(200), halves, np.random.RandomState(3))
+    found = cross_mistakes(
+        LogisticRegression(), X, y, np.ones(200), halves, np.random.RandomState(3)
+    )
     assert found.tolist() == expected.tolist()
     assert 0 < expected.sum() < 100
 
@@ -45,7 +49,9 @@ def test_the_literal_twin_finds_the_same_mistakes():
 def test_mistakes_are_the_hidden_group():
     X, y, hidden = shortcut_data()
     halves = (np.arange(0, 800, 2), np.arange(1, 800, 2))
-    mistakes = cross_mistakes(LogisticRegression(), X, y, np.ones(800), halves, np.random.RandomState(0))
+    mistakes = cross_mistakes(
+        LogisticRegression(), X, y, np.ones(800), halves, np.random.RandomState(0)
+    )
     assert mistakes[hidden].mean() > 0.9
     assert mistakes[~hidden].mean() < 0.05
 
@@ -63,7 +69,9 @@ def test_weights_are_equal_for_right_and_wrong_in_each_class():
 
 def test_as_a_strategy():
     X, y, hidden = shortcut_data()
-    look = SecondLook(LogisticRegression(), strategy="cross-mistakes", random_state=0, refuse=False).fit(X, y)
+    look = SecondLook(
+        LogisticRegression(), strategy="cross-mistakes", random_state=0, refuse=False
+    ).fit(X, y)
     assert look.score(X[hidden], y[hidden]) > look.plain_.score(X[hidden], y[hidden]) + 0.3
 
 

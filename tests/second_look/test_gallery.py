@@ -2,16 +2,18 @@
 
 import base64
 import re
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from scdro.errors import DataError, HyperparameterError, LossError
-from scdro.second_look import gallery, repair
+from scdro.second_look import SecondLook, gallery, repair
 
 pytest.importorskip("matplotlib")
 
@@ -26,7 +28,9 @@ def digits():
 
 def test_the_heavy_digit_is_shown(digits):
     source, weights = digits
-    found = gallery(weights, source.images / 16, source.data, y=source.target % 2, proba=source.target != 3)
+    found = gallery(
+        weights, source.images / 16, source.data, y=source.target % 2, proba=source.target != 3
+    )
     assert np.mean(source.target[found.rows[0]] == 3) > 0.9
     assert len(found.rows[0]) == 8
     assert found.slices[0].before < np.mean(source.target != 3) - 0.2
@@ -35,13 +39,59 @@ def test_the_heavy_digit_is_shown(digits):
     assert set(found.rows[0]) <= set(np.flatnonzero(inside))
     assert weights[found.rows[0]].min() >= np.sort(weights[inside & (source.target == 3)])[-8]
     figure = found.figure()
-    assert sum(len(axis.images) for part in figure.subfigs for axis in part.axes) == sum(map(len, found.rows))
+    assert sum(len(axis.images) for part in figure.subfigs for axis in part.axes) == sum(
+        map(len, found.rows)
+    )
+
+
+def test_a_person_says_which_images_of_a_cluster_belong(digits):
+    """What is left out takes the images that look like it along; the rest is a group to confirm."""
+    source, weights = digits
+    y = source.target % 2
+    found = gallery(weights, source.images / 16, source.data, y=y, clusters=4, across=40)
+    cluster = np.array(found.slices[0].members)
+    assert np.array_equal(found.confirm(), cluster)
+    shown = found.rows[0]
+    others = np.flatnonzero(cluster & (source.target != 3))
+    assert len(others) > 20  # four clusters of ten digits
+    wrong = np.union1d(shown[source.target[shown] != 3], others[:20])
+    group = np.asarray(found.confirm(0, wrong))
+    assert not group[wrong].any()
+    assert not (group & ~cluster).any()
+    assert (source.target[group] == 3).mean() > (source.target[cluster] == 3).mean() + 0.15
+    assert (group & (source.target == 3)).sum() > 0.8 * (cluster & (source.target == 3)).sum()
+    for number, leave_out in ((9, ()), (0, [int(np.flatnonzero(~cluster)[0])]), (0, shown)):
+        with pytest.raises(DataError, match="expected"):
+            found.confirm(number, leave_out)
+    look = SecondLook(LogisticRegression(), groups=found.confirm(0, wrong), cv=2, repeats=1, grid=None)  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        names = look.fit(source.data[:, 20:30], y).verdict_.confirmed
+    assert any("left out" in name for name in names)
+
+
+def test_no_image_is_shown_twice():
+    """A cluster, and the same cluster with a label, are two slices that share images."""
+    rng = np.random.default_rng(0)
+    member = np.arange(800) // 200
+    label = np.where(member == 0, np.arange(800) < 20, np.arange(800) % 2).astype(int)
+    pictures = np.zeros((800, 4, 4))
+    pictures[np.arange(800), member, member] = 1.0
+    pictures += 0.01 * rng.random((800, 4, 4))
+    weights = np.where(member > 0, 0.5, np.where(label == 1, 14.0, 3.0))
+    found = gallery(weights * rng.uniform(0.8, 1.2, 800), pictures, y=label, clusters=4, across=500)
+    assert len(found.slices) > 1
+    shown = np.concatenate(found.rows)
+    assert len(np.unique(shown)) == len(shown)
+    assert min(map(len, found.rows)) > 0
 
 
 def test_pages_and_files(digits, tmp_path):
     source, weights = digits
     names = ["<even>", "odd"]
-    found = gallery(weights, source.images, source.data, y=source.target % 2, names=names, max_slices=1)
+    found = gallery(
+        weights, source.images, source.data, y=source.target % 2, names=names, max_slices=1
+    )
     page = found.to_html()
     assert page.count("<figure") == len(found.slices) == 1
     png = base64.b64decode(re.search(r"base64,([^\"]+)", page).group(1))
@@ -59,10 +109,12 @@ def test_where_nothing_stands_out(digits):
     found = gallery(weights, source.images, source.data, y=source.target % 2)
     assert len(found.slices) == 0
     assert found.rows[0].tolist() == np.argsort(-weights, kind="stable")[:8].tolist()
-    assert "chance" in found.to_html()
+    assert "No subgroup found" in found.to_html()
 
 
-@pytest.mark.parametrize("form", ["gray", "channels last", "channels first", "normalised", "bytes", "pairs", "pillow"])
+@pytest.mark.parametrize(
+    "form", ["gray", "channels last", "channels first", "normalised", "bytes", "pairs", "pillow"]
+)
 def test_forms_of_images(form):
     rng = np.random.default_rng(0)
     images = rng.random((40, 6, 5))
@@ -86,7 +138,10 @@ def test_forms_of_images(form):
 def test_of_a_repaired_network(digits):
     source, _ = digits
     rows = np.flatnonzero(np.isin(source.target, (1, 4)))[:200]
-    X, y = torch.tensor(source.data[rows] / 16, dtype=torch.float32), torch.tensor(source.target[rows] % 2)
+    X, y = (
+        torch.tensor(source.data[rows] / 16, dtype=torch.float32),
+        torch.tensor(source.target[rows] % 2),
+    )
     torch.manual_seed(0)
     loader = DataLoader(TensorDataset(X, y), batch_size=100)
     fixed = repair(nn.Sequential(nn.Linear(64, 2)), loader, progress=False, refuse=False)

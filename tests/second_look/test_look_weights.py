@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 import scdro
-from scdro.errors import DataError, HyperparameterError, LossError
+from scdro.errors import DataError, HyperparameterError, LossError, ScdroWarning
+from scdro.fix._weights import _tilted, effective_size, look_weights, tilted_to
 from scdro.second_look import second_look_weights
-from scdro.second_look._weights import _tilted, effective_size, look_weights, tilted_to
 
 
 def brentq_weights(p, target=0.5):
@@ -88,8 +88,12 @@ def test_a_lone_hard_sample_does_not_take_its_class_over():
     p = np.r_[np.full(999, 0.99), 0.0]
     found = look_weights(p, np.zeros(1000))
     assert effective_size(found.weights) == pytest.approx(20, rel=1e-6)
-    assert found.weights @ p / 1000 > 0.5  # the rule itself would give half of the weight to one sample
-    assert look_weights(p, np.zeros(1000), min_effective_size=1).weights.max() == pytest.approx(500, rel=0.05)
+    assert (
+        found.weights @ p / 1000 > 0.5
+    )  # the rule itself would give half of the weight to one sample
+    assert look_weights(p, np.zeros(1000), min_effective_size=1).weights.max() == pytest.approx(
+        500, rel=0.05
+    )
 
 
 def test_a_radius_is_the_worst_case_of_one_less_p():
@@ -155,13 +159,27 @@ def test_labels_as_floats_are_class_numbers():
         second_look_weights(proba, y + 0.5)
 
 
+def test_numbers_to_predict_are_no_classes():
+    rng = np.random.default_rng(0)
+    with pytest.raises(DataError, match=r"fractions.*SecondLook"):
+        second_look_weights(rng.random(100), rng.normal(size=100))
+    with pytest.warns(ScdroWarning, match=r"no class was looked into.*fewer than 20.*more classes"):
+        weights = second_look_weights(rng.random(100), rng.permutation(100))
+    assert weights == pytest.approx(np.ones(100))
+
+
 def test_nan_is_not_taken_for_a_logit():
     with pytest.raises(LossError, match="diverge"):
         second_look_weights(np.array([0.5, np.nan]), np.array([0, 1]))
 
 
 @pytest.mark.parametrize(
-    "y", [np.array([0.0, np.nan] * 20), np.array(["a", None] * 20, object), np.array([1, math.nan] * 20, object)]
+    "y",
+    [
+        np.array([0.0, np.nan] * 20),
+        np.array(["a", None] * 20, object),
+        np.array([1, math.nan] * 20, object),
+    ],
 )
 def test_missing_labels(y):
     """A sample without a label is in no class: it would get no weight."""

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from scdro.errors import DataError, HyperparameterError
+from scdro.fix._folds import partitions
 from scdro.second_look import out_of_fold
-from scdro.second_look._folds import partitions
 
 
 class Memory(nn.Module):
@@ -87,8 +87,13 @@ def test_bad_calls():
     with pytest.raises(HyperparameterError, match=r"function.*Linear"):
         out_of_fold(nn.Linear(3, 2), Plain())
     x, y = torch.zeros(20, 3), torch.arange(20) % 2
-    rows = [{"x": a, "labels": b} for a, b in zip(x, y, strict=True)]
-    for bad, got in ((DataLoader(Plain()), "dataset"), ((x, y), "TensorDataset"), (rows, "dict"), ([], "empty")):
+    rows = [{"x": a, "kind": b} for a, b in zip(x, y, strict=True)]
+    for bad, got in (
+        (DataLoader(Plain()), "dataset"),
+        ((x, y), "TensorDataset"),
+        (rows, r"labels.*x, kind"),
+        ([], "empty"),
+    ):
         with pytest.raises(DataError, match=got):
             out_of_fold(lambda subset: nn.Linear(3, 2), bad)
 
@@ -130,7 +135,10 @@ def test_a_class_with_one_member_is_always_seen():
 
 def test_splitters_of_the_user():
     y = np.arange(40) % 2
-    assert len(partitions(RepeatedStratifiedKFold(n_splits=4, n_repeats=2), 9, y, y, None, 0, True)) == 2
+    assert (
+        len(partitions(RepeatedStratifiedKFold(n_splits=4, n_repeats=2), 9, y, y, None, 0, True))
+        == 2
+    )
     groups = np.arange(40) // 4
     (splits,) = partitions(GroupKFold(5), 1, y, y, groups, 0, True)
     assert all(not set(groups[seen]) & set(groups[unseen]) for seen, unseen in splits)
@@ -157,7 +165,13 @@ def test_logits_probabilities_outputs_and_one_number_say_the_same():
         two.weight.copy_(torch.tensor([[-2.0], [2.0]])), two.bias.zero_()
         one.weight.fill_(4.0), one.bias.zero_()
     expected = two(x).softmax(1).detach()
-    for network in (two, nn.Sequential(two, nn.Softmax(1)), WithLogits(two), one, nn.Sequential(one, nn.Sigmoid())):
+    for network in (
+        two,
+        nn.Sequential(two, nn.Softmax(1)),
+        WithLogits(two),
+        one,
+        nn.Sequential(one, nn.Sigmoid()),
+    ):
         torch.testing.assert_close(out_of_fold(lambda _, network=network: network, data), expected)
 
 
@@ -177,7 +191,11 @@ def test_a_class_with_one_sample():
         out_of_fold(lambda _: nn.Linear(3, 8), data)
     assert out_of_fold(lambda _: nn.Linear(3, 8), data, labels=y.clamp(max=1)).shape == (21, 8)
     with pytest.raises(DataError, match=r"two samples.*and 15 more"):
-        out_of_fold(lambda _: nn.Linear(3, 2), TensorDataset(torch.zeros(20, 3), y[:20]), labels=torch.rand(20))
+        out_of_fold(
+            lambda _: nn.Linear(3, 2),
+            TensorDataset(torch.zeros(20, 3), y[:20]),
+            labels=torch.rand(20),
+        )
 
 
 def test_labels_as_floats_and_names():
@@ -186,7 +204,9 @@ def test_labels_as_floats_and_names():
     network = nn.Linear(3, 1)
     expected = out_of_fold(lambda _: network, TensorDataset(x, y))
     for labels in (None, y.float(), y + 0.5, ["no", "yes"] * 10):
-        assert torch.equal(out_of_fold(lambda _: network, TensorDataset(x, y.float()), labels=labels), expected)
+        assert torch.equal(
+            out_of_fold(lambda _: network, TensorDataset(x, y.float()), labels=labels), expected
+        )
     with pytest.raises(DataError, match="integers"):
         out_of_fold(lambda _: network, TensorDataset(x, torch.rand(20)))
     for missing in ([*[0.0, 1.0] * 9, np.nan, np.nan], [*["a", "b"] * 9, None, None]):

@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import itertools
+import time
 import warnings
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 from scipy.special import softmax
+from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.utils.data import (
@@ -24,7 +26,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from scdro.data import Indexed
+from scdro import evaluate, out_of_fold
+from scdro.data import Indexed, Weighted
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.linear_model._head_solver import HeadSolver
 from scdro.second_look import SecondLook, repair
@@ -56,7 +59,12 @@ def trained(X, y, bias=True, outputs=None):
     with torch.no_grad():
         first.weight.copy_(torch.linalg.qr(torch.randn(2 * d, d))[0])
         first.bias.zero_()
-    net = nn.Sequential(first, nn.Dropout(0.5), nn.BatchNorm1d(2 * d), nn.Linear(2 * d, outputs or classes, bias=bias))
+    net = nn.Sequential(
+        first,
+        nn.Dropout(0.5),
+        nn.BatchNorm1d(2 * d),
+        nn.Linear(2 * d, outputs or classes, bias=bias),
+    )
     with torch.no_grad():
         net[2](net[0](X))  # running statistics
     net.eval()
@@ -90,17 +98,71 @@ def repaired():
     X, y, _ = hidden_group()
     model = trained(X, y)
     before = copy.deepcopy(model.state_dict())
-    return model, before, repair(model, batches(X, y), progress=False)
+    return model, before, repair(model, batches(X, y), progress=False, refuse=False)
 
 
 def test_the_group_is_served(repaired):
     model, _, fixed = repaired
     X, y, few = hidden_group(4000, seed=1)
-    assert fixed.verdict.helps
     (worst, _), (new, mean) = rate(model, X, y, few), rate(fixed.model, X, y, few)
     assert new > worst + 0.2
     assert mean > 0.9
     assert fixed.after.hard > fixed.before.hard
+
+
+def test_a_confirmed_group_is_served():
+    """Two lines: find the slice, and fix it."""
+    X, y, few = hidden_group()
+    model = trained(X, y)
+    first = repair(model, batches(X, y), progress=False)
+    place = np.where(X[:, 0] > X[:, 1], "left", "right")  # the shortcut
+    slices = first.find_slices({"place": place})
+    fixed = repair(model, batches(X, y), groups=slices[0], progress=False, refuse=False)
+    assert len(fixed.verdict.confirmed) == 4  # class x place
+    assert fixed.verdict.used == "groups"
+    X, y, few = hidden_group(4000, seed=1)
+    (worst, _), (new, mean) = rate(model, X, y, few), rate(fixed.model, X, y, few)
+    assert new > worst + 0.2
+    assert mean > 0.9
+
+
+def test_what_confirming_would_gain_is_told_before():
+    """The same verdict as if it was confirmed, and the headline is the group's own score before and after."""
+    X, y, _ = hidden_group()
+    model = trained(X, y)
+    first = repair(model, batches(X, y), progress=False)
+    place = np.where(X[:, 0] > X[:, 1], "left", "right")
+    slices = first.find_slices({"place": place})
+    told = first.would_gain(slices[:1])
+    fixed = repair(model, batches(X, y), groups=slices[0], progress=False)
+    assert [one.slice for one in told] == [slices[0]]
+    assert told[0].verdict == fixed.verdict
+    assert str(told).startswith(f"{slices[0].members.text}: its worst group would go from")
+    assert fixed.verdict.answer in str(told)
+    cells = [(place == p) & (y.numpy() == k) for p in ("left", "right") for k in (0, 1)]
+    both = (fixed.right_before, fixed.right_after)
+    worst = [min(right[rows].mean() for rows in cells) for right in both]
+    assert [fixed.before.hard, fixed.after.hard] == pytest.approx(worst)
+    headline = str(fixed.verdict).split(". ")[1]
+    assert all(name in headline for name in fixed.verdict.confirmed)
+
+
+@pytest.mark.parametrize("refuse", [True, False])
+def test_a_head_that_serves_the_confirmed_group_is_kept(refuse):
+    """Fitted to ten times as many samples of the group: a head fitted to these few loses there."""
+    X, y, few = hidden_group(3000, seed=5)
+    rows = np.concatenate([np.flatnonzero(few), np.flatnonzero(~few)[: few.sum()]])
+    model = trained(X[rows], y[rows])
+    X, y, few = hidden_group(160, seed=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fixed = repair(model, batches(X, y), groups=few, progress=False, refuse=refuse)
+    cells = [(y.numpy() == k) & (few == f) for k in (0, 1) for f in (False, True)]
+    before, after = (
+        min(float(np.mean(right[m])) for m in cells if m.sum() >= 5)
+        for right in (fixed.right_before, fixed.right_after)
+    )
+    assert after >= before or not refuse
     assert fixed.before.accuracy > 0.9
 
 
@@ -108,21 +170,90 @@ def test_the_given_model_is_untouched(repaired):
     model, before, fixed = repaired
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(module.training for module in model.modules())
-    changed = [key for key, value in fixed.model.state_dict().items() if not torch.equal(value, before[key])]
+    changed = [
+        key
+        for key, value in fixed.model.state_dict().items()
+        if not torch.equal(value, before[key])
+    ]
     assert set(changed) == {"3.weight", "3.bias"}
     assert fixed.model.training
     assert all(p.grad is None and p.requires_grad for p in fixed.model.parameters())
 
 
-def test_the_new_head_is_the_exact_minimiser(repaired):
-    model, _, fixed = repaired
+def test_the_new_head_is_the_exact_minimiser():
     X, y, _ = hidden_group()
+    model = trained(X, y)
+    fixed = repair(model, batches(X, y), progress=False, refuse=False)
     features = copy.deepcopy(model).eval()[:3](X).detach().double().numpy()
     Z = (features - features.mean(0)) / features.std(0)
     C = fixed.verdict.chosen["C"]
-    exact = LogisticRegression(C=C, tol=1e-10, max_iter=10_000).fit(Z, y, sample_weight=fixed.weights)
+    exact = LogisticRegression(C=C, tol=1e-10, max_iter=10_000).fit(
+        Z, y, sample_weight=fixed.weights
+    )
     logits = copy.deepcopy(fixed.model).eval()(X).detach()
-    assert (logits[:, 1] - logits[:, 0]).numpy() == pytest.approx(exact.decision_function(Z), abs=1e-4)
+    assert (logits[:, 1] - logits[:, 0]).numpy() == pytest.approx(
+        exact.decision_function(Z), abs=1e-4
+    )
+
+
+def coloured_digits(seed, agree=0.95, wrong=0.1):
+    """Digits below five or not, in the class's colour but for a few: images, classes, labels (some wrong), colours."""
+    rng = np.random.default_rng(seed)
+    source = load_digits()
+    order = rng.permutation(len(source.target))
+    y = (source.target[order] >= 5).astype(int)
+    labels = np.where(rng.random(len(y)) < wrong, 1 - y, y)
+    colour = np.where(rng.random(len(y)) < agree, y, 1 - y)
+    x = np.zeros((len(y), 2, 64), dtype=np.float32)
+    x[np.arange(len(y)), colour] = source.data[order] / 16
+    return (
+        torch.tensor(x.reshape(len(y), -1)),
+        torch.tensor(y),
+        torch.tensor(labels),
+        torch.tensor(colour),
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_a_head_that_serves_the_group_is_not_replaced_by_one_that_does_not(seed):
+    """Held-out data with the shortcut favour a head that uses it: the worst group fell from 53, 67 and 61% to 0, 1 and
+    8."""
+    x, _, labels, colour = coloured_digits(seed)
+    group = 2 * labels[:800] + colour[:800]
+    weights = 200 / torch.bincount(group)[group]  # all four groups count the same
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 2))
+    optimizer = torch.optim.Adam(net.parameters(), lr=2e-3, weight_decay=1e-4)
+    for _ in range(20):
+        for i in torch.randperm(800).split(64):
+            optimizer.zero_grad()
+            (
+                weights[i] * nn.functional.cross_entropy(net(x[i]), labels[i], reduction="none")
+            ).mean().backward()
+            optimizer.step()
+    with pytest.warns(
+        ScdroWarning, match="the given head is kept: no clear gain on the hard samples"
+    ):
+        fixed = repair(net, batches(x[800:1300], labels[800:1300]), progress=False)
+    assert torch.equal(fixed.model[2].weight, net[2].weight)
+    assert fixed.after == fixed.before
+    assert "hard samples" in str(fixed.verdict)
+    assert f"right for {100 * fixed.before.hard:.1f}%" in str(fixed.verdict)
+    x, y, _, colour = coloured_digits(seed, agree=0.5, wrong=0.0)
+    x, y, group = x[1300:], y[1300:], (2 * y + colour)[1300:]
+    assert min(rate(fixed.model, x, y, (group == g).numpy())[0] for g in range(4)) > 0.5
+
+
+def test_hard_samples_that_lose_are_told_also_if_it_is_not_refused():
+    X, y, _ = hidden_group()
+    net = nn.Sequential(nn.Identity(), nn.Linear(4, 2))
+    with torch.no_grad():  # the class alone, and not the shortcut
+        net[1].weight.copy_(torch.tensor([[0.0, 0, 1, 0], [0, 0, 0, 1]]))
+        net[1].bias.zero_()
+    taken = repair(net, batches(X, y), progress=False, refuse=False)
+    assert not torch.equal(taken.model[1].weight, net[1].weight)
+    assert taken.after.hard < taken.before.hard
+    assert "replaced because of refuse=False" in str(taken.verdict)
 
 
 def test_a_plain_refit_where_only_the_given_head_is_wrong():
@@ -156,15 +287,19 @@ def test_bit_for_bit_again_and_whether_or_not_the_loader_shuffles(repaired):
     model, _, fixed = repaired
     X, y, _ = hidden_group()
     drawn = torch.get_rng_state()
-    again = repair(model, batches(X, y, shuffle=True), progress=False)
+    again = repair(model, batches(X, y, shuffle=True), progress=False, refuse=False)
     assert torch.equal(again.model[3].weight, fixed.model[3].weight)
     assert np.array_equal(again.weights, fixed.weights)
-    assert torch.equal(torch.get_rng_state(), drawn)  # your own random numbers go on as if nothing had happened
+    assert torch.equal(
+        torch.get_rng_state(), drawn
+    )  # your own random numbers go on as if nothing had happened
 
 
 def test_some_rows_of_a_shuffling_loader():
     X, y, _ = hidden_group()
-    _, _, labels = features_of(trained(X, y), batches(X, y, sampler=SubsetRandomSampler([5, 3, 9])), None, None, print)
+    _, _, labels = features_of(
+        trained(X, y), batches(X, y, sampler=SubsetRandomSampler([5, 3, 9])), None, None, print
+    )
     assert labels.tolist() == y[[3, 5, 9]].tolist()
     whole = BatchSampler(RandomSampler(range(800)), 100, drop_last=False)
     loader = DataLoader(TensorDataset(X, y), batch_sampler=whole)
@@ -180,7 +315,11 @@ def test_some_rows_of_a_shuffling_loader():
     assert found.y.tolist() == y[[4, 2, 7]].tolist()
     with pytest.warns(ScdroWarning, match="may repeat"):
         features_of(
-            trained(X, y), batches(X, y, sampler=WeightedRandomSampler(torch.ones(800), 800)), None, None, print
+            trained(X, y),
+            batches(X, y, sampler=WeightedRandomSampler(torch.ones(800), 800)),
+            None,
+            None,
+            print,
         )
 
 
@@ -212,7 +351,12 @@ def test_towards_the_old_head(classes):
         proba = copy.deepcopy(fixed.model).eval()(X).softmax(1).numpy()
     assert proba == pytest.approx(expected, abs=2e-3)
     other = repair(model, batches(X, y), progress=False, refuse=False)
-    assert np.abs(other.model[3].weight.detach().numpy() - fixed.model[3].weight.detach().numpy()).max() > 1e-3
+    assert (
+        np.abs(
+            other.model[3].weight.detach().numpy() - fixed.model[3].weight.detach().numpy()
+        ).max()
+        > 1e-3
+    )
 
 
 def test_a_strong_penalty_towards_the_old_head_keeps_it():
@@ -236,14 +380,19 @@ def test_interrupted_it_leaves_the_model_as_it_was(monkeypatch):
         yield X[:100], y[:100]
         raise KeyboardInterrupt
 
-    def interrupted(*args, **kwargs):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
         repair(model, broken(), progress=False)
-    for name in ("_looked", "put_head"):  # while heads are tried, and at the very end
+    fits = itertools.count()
+    fit = LogisticRegression.fit
+    for stop_at in (0, 60):  # the first fit of a reference, and while heads are tried
+
+        def interrupted(self, *args, stop_at=stop_at, **kwargs):
+            if next(fits) == stop_at:
+                raise KeyboardInterrupt
+            return fit(self, *args, **kwargs)
+
         with monkeypatch.context() as patch:
-            patch.setattr(f"scdro.second_look._repair.{name}", interrupted)
+            patch.setattr(LogisticRegression, "fit", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 repair(model, batches(X, y), progress=False, refuse=False)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -259,10 +408,16 @@ def test_heads_of_other_shapes(case):
     fixed = repair(model, batches(X, y), progress=False, refuse=False)
     features = copy.deepcopy(model).eval()[:3](X).detach().double().numpy()
     Z = (features - (0 if case == "no bias" else features.mean(0))) / features.std(0)
-    exact = LogisticRegression(C=fixed.verdict.chosen["C"], tol=1e-10, max_iter=10_000, fit_intercept=case != "no bias")
+    exact = LogisticRegression(
+        C=fixed.verdict.chosen["C"], tol=1e-10, max_iter=10_000, fit_intercept=case != "no bias"
+    )
     expected = exact.fit(Z, y, sample_weight=fixed.weights).predict_proba(Z)
     logits = copy.deepcopy(fixed.model).eval()(X).detach()
-    found = torch.cat([-logits, logits], 1).div(2).softmax(1) if case == "one output" else logits.softmax(1)
+    found = (
+        torch.cat([-logits, logits], 1).div(2).softmax(1)
+        if case == "one output"
+        else logits.softmax(1)
+    )
     assert found.numpy() == pytest.approx(expected, abs=1e-4)
     assert fixed.model[3].weight.shape == model[3].weight.shape
     assert (fixed.model[3].bias is None) == (case == "no bias")
@@ -298,11 +453,15 @@ def test_a_head_that_shares_its_weight_gets_its_own():
 
 def test_who_it_is():
     X, y, few = hidden_group()
-    fixed = repair(trained(X, y), batches(X, y), progress=False)
+    fixed = repair(trained(X, y), batches(X, y), progress=False, refuse=False)
     assert fixed.features.shape == (800, 8)
     found = fixed.find_slices({"place": np.where(few, "unusual", "usual")})
     assert found[0].conditions[0] == "place = unusual"
-    rows = few if len(found[0].conditions) == 1 else few & (y.numpy() == int(found[0].conditions[1][-1]))
+    rows = (
+        few
+        if len(found[0].conditions) == 1
+        else few & (y.numpy() == int(found[0].conditions[1][-1]))
+    )
     assert found[0].before == pytest.approx(fixed.right_before[rows].mean(), abs=0.1)
     assert found[0].after > found[0].before
 
@@ -368,7 +527,11 @@ class Tokens(nn.Module):
 
     def __init__(self, pooled):
         super().__init__()
-        self.embed, self.score, self.pooled = nn.Embedding(9, 5), nn.Linear(5, 2, bias=False), pooled
+        self.embed, self.score, self.pooled = (
+            nn.Embedding(9, 5),
+            nn.Linear(5, 2, bias=False),
+            pooled,
+        )
 
     def forward(self, input_ids, length):
         scores = self.score(self.embed(input_ids))
@@ -402,8 +565,14 @@ def test_several_inputs():
             return self.head(a + b)
 
     a, b, y = torch.randn(60, 4), torch.randn(60, 4), torch.arange(60) % 2
-    found = features_of(Two(), DataLoader(TensorDataset(a, b, y), batch_size=32), None, None, print)
+    rows = [{"a": a[k], "b": b[k], "labels": y[k]} for k in range(60)]
+    found = features_of(Two(), DataLoader(rows, batch_size=32), None, None, print)
     assert np.allclose(found.X, (a + b).numpy())
+    for second in (b, y):  # the second item is the labels, and one argument is missing
+        with pytest.raises(DataError, match=r"second item"):
+            features_of(
+                Two(), DataLoader(TensorDataset(a, second, y), batch_size=32), None, None, print
+            )
 
 
 class Pair(NamedTuple):
@@ -483,9 +652,38 @@ def test_bad_batches():
         repair(nn.Sequential(nn.Linear(4, 2)), [torch.randn(4, 4)], progress=False)
     with pytest.raises(DataError, match="labels"):
         repair(nn.Sequential(nn.Linear(4, 2)), [{"x": torch.randn(4, 4)}], progress=False)
-    indexed = DataLoader(Indexed(TensorDataset(torch.randn(40, 4), torch.arange(40) % 2)), batch_size=20)
-    with pytest.raises(DataError, match=r"\(inputs, labels\).*3 items.*index"):
-        repair(nn.Sequential(nn.Linear(4, 2)), indexed, progress=False)
+
+
+@pytest.mark.parametrize("kind", ["pairs", "indexed", "weighted", "dictionaries"])
+def test_one_convention_of_batches(kind):
+    """`evaluate`, `repair` and `out_of_fold` read the same items in the same way."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(x)
+
+    torch.manual_seed(0)
+    X, y = torch.randn(40, 4), torch.arange(40) % 2
+    pairs, net = TensorDataset(X, y), Net()
+    items = {
+        "pairs": pairs,
+        "indexed": Indexed(pairs),
+        "weighted": Weighted(pairs, np.arange(1.0, 41)),
+        "dictionaries": [{"x": a, "labels": b} for a, b in pairs],
+    }[kind]
+    loader = DataLoader(items, batch_size=15)
+    found = features_of(net, loader, None, None, print)
+    assert np.allclose(found.X, X.numpy())
+    assert found.y.tolist() == y.tolist()
+    losses = nn.functional.cross_entropy(net(X), y, reduction="none").detach().double()
+    loss_fn = nn.CrossEntropyLoss(reduction="none")
+    assert torch.allclose(evaluate(net, loader, loss_fn, 0.5).losses, losses, atol=1e-6)
+    proba = out_of_fold(lambda subset: net, items)
+    assert torch.allclose(proba, net(X).softmax(1), atol=1e-6)
 
 
 def test_what_is_no_network_and_no_loader():
@@ -527,19 +725,23 @@ def test_known_by_heart():
 
 def test_progress_is_shown(capsys, monkeypatch):
     ticks = itertools.count()
-    monkeypatch.setattr("scdro.second_look._repair.time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(ticks)))
     X, y, _ = hidden_group(200)
-    repair(trained(X, y), batches(X, y), refuse=False)
+    repair(trained(X, y), batches(X, y), refuse=False, progress=True)
     shown = capsys.readouterr().err
-    assert "features: batch 1 of 2" in shown
-    assert "second look" in shown
+    assert "fit 1 of about" in shown
+    assert "s left: second fit" in shown
+    repair(trained(X, y), batches(X, y), refuse=False)  # no terminal
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.integration
 def test_hugging_faces_classifiers():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.DistilBertConfig(vocab_size=30, dim=16, n_layers=1, n_heads=2, hidden_dim=16, num_labels=2)
+    config = transformers.DistilBertConfig(
+        vocab_size=30, dim=16, n_layers=1, n_heads=2, hidden_dim=16, num_labels=2
+    )
     model = transformers.DistilBertForSequenceClassification(config)
     y = torch.arange(120) % 2
     ids = torch.randint(2, 30, (120, 6))
@@ -553,7 +755,9 @@ def test_hugging_faces_classifiers():
     assert torch.equal(fixed.model.pre_classifier.weight, model.pre_classifier.weight)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
+)
 def test_torchvision():
     import torchvision
 

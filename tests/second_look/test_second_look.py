@@ -1,6 +1,7 @@
 """SecondLook: scikit-learn to the letter, and what it does to hidden groups and to wrong labels."""
 
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,11 @@ import sklearn
 import torch
 from sklearn.base import clone, is_regressor
 from sklearn.datasets import load_breast_cancer, make_classification, make_regression
-from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier, VotingClassifier
+from sklearn.ensemble import (
+    HistGradientBoostingClassifier,
+    RandomForestClassifier,
+    VotingClassifier,
+)
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.model_selection import (
     GridSearchCV,
@@ -28,17 +33,24 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeClassifier
+from sklearn.utils import get_tags
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+import scdro
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.second_look import SecondLook
 
-COUNTS_SAMPLES = "folds and effective sizes count samples, so two copies are more than a weight of two"
+COUNTS_SAMPLES = (
+    "folds and effective sizes count samples, so two copies are more than a weight of two"
+)
 
 
 def expected_failures(estimator):
     """The check's classes are too small for a second look, so that classifiers pass it."""
-    checks = ["check_sample_weight_equivalence_on_dense_data", "check_sample_weight_equivalence_on_sparse_data"]
+    checks = [
+        "check_sample_weight_equivalence_on_dense_data",
+        "check_sample_weight_equivalence_on_sparse_data",
+    ]
     return dict.fromkeys(checks, COUNTS_SAMPLES) if is_regressor(estimator) else {}
 
 
@@ -80,12 +92,16 @@ def test_what_is_fitted(looked):
     assert looked.weights_.mean() == pytest.approx(1)
     assert looked.weights_[few].mean() > 4 * looked.weights_[~few].mean()
     assert ((looked.reference_proba_ >= 0) & (looked.reference_proba_ <= 1)).all()
-    again = LogisticRegression(C=looked.verdict_.chosen["C"]).fit(X, y, sample_weight=looked.weights_)
+    again = LogisticRegression(C=looked.verdict_.chosen["C"]).fit(
+        X, y, sample_weight=looked.weights_
+    )
     assert looked.estimator_.coef_ == pytest.approx(again.coef_)
     assert looked.n_features_in_ == 2
     assert looked.predict_proba(X).shape == (600, 2)
     assert "A second look helps." in str(looked.verdict_)
-    assert looked.verdict_.gain == pytest.approx(looked.verdict_.hard_after - looked.verdict_.hard_before)
+    assert looked.verdict_.gain == pytest.approx(
+        looked.verdict_.hard_after - looked.verdict_.hard_before
+    )
 
 
 def test_the_same_seed_gives_the_same_bits(looked):
@@ -102,6 +118,18 @@ def breast_cancer(flipped, seed=0):
     return StandardScaler().fit_transform(X), y
 
 
+def test_labels_that_look_wrong_are_listed():
+    X, y = breast_cancer(0.1)
+    wrong = y != load_breast_cancer(return_X_y=True)[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        verdict = SecondLook(LogisticRegression(), grid=None, random_state=0).fit(X, y).verdict_
+    assert verdict.answer == "looks like wrong labels"
+    assert 10 <= len(verdict.suspects) <= 20
+    assert wrong[list(verdict.suspects)].mean() > 0.8  # of 10% in all
+    assert f"samples {verdict.suspects[0]}, {verdict.suspects[1]}" in str(verdict)
+
+
 @pytest.mark.parametrize("flipped", [0.0, 0.1, 0.2])
 def test_wrong_labels_and_easy_data_get_no(flipped):
     X, y = breast_cancer(flipped)
@@ -110,11 +138,13 @@ def test_wrong_labels_and_easy_data_get_no(flipped):
         warnings.simplefilter("always")
         look.fit(X, y)
     assert not look.verdict_.helps
-    if look.verdict_.answer == "class weights suffice":
+    if look.verdict_.used in ("class weights", "threshold"):
         assert look.estimator_ is not look.plain_
     else:
         assert look.estimator_ is look.plain_
-        assert any("plain model is kept" in str(w.message) for w in caught if w.category is ScdroWarning)
+        assert any(
+            "plain model is kept" in str(w.message) for w in caught if w.category is ScdroWarning
+        )
 
 
 def test_not_refused():
@@ -126,19 +156,69 @@ def test_not_refused():
     assert not look.verdict_.helps
 
 
-def test_class_weights_suffice():
-    rng = np.random.default_rng(0)
-    y = (rng.random(2000) < 0.1).astype(int)
-    X = rng.normal(size=(2000, 3)) + 1.2 * y[:, None]
+def test_whatever_is_not_the_plain_model_is_announced_with_its_price():
+    """Class weights took twelve points of accuracy without a word."""
+    X, y = unequal()
+    with pytest.warns(ScdroWarning, match="other thresholds are used") as caught:
+        look = SecondLook(LogisticRegression(), random_state=0).fit(X, y)
+    verdict = look.verdict_
+    assert verdict.used == "threshold"
+    assert f"from {100 * verdict.before:.1f}% to {100 * verdict.after:.1f}%" in str(
+        caught[0].message
+    )
+    assert caught[0].filename == __file__
+    X, y, _ = hidden_group()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        free = SecondLook(LogisticRegression(), random_state=0).fit(X, y)
+        dear = SecondLook(LogisticRegression(), random_state=0, grid={"C": [1e-4]}).fit(X, y)
+    assert free.verdict_.used == dear.verdict_.used == "second fit"
+    said = [str(w.message) for w in caught]
+    for look in (free, dear):
+        price = f"from {100 * look.verdict_.before:.1f}% to {100 * look.verdict_.after:.1f}%"
+        assert any("second fit is used" in one and price in one for one in said) == (
+            look.verdict_.costs > 0
+        )
+
+
+def test_no_second_fit_within_the_budget_is_the_answer_too():
+    X, y, _ = hidden_group()
+    with pytest.warns(ScdroWarning, match="kept: over budget"):
+        look = SecondLook(LogisticRegression(), random_state=0, budget=0.0, grid={"C": [1e-9]}).fit(
+            X, y
+        )
+    assert look.verdict_.answer == "over budget"
+    assert str(look.verdict_).startswith("No second fit stays within the budget")
+
+
+def test_one_label_per_sample_is_all_it_claims():
+    tags = get_tags(SecondLook(DecisionTreeClassifier()))
+    assert get_tags(DecisionTreeClassifier()).classifier_tags.multi_label
+    assert not tags.classifier_tags.multi_label
+    assert not tags.target_tags.multi_output
+
+
+def test_another_threshold_suffices():
+    """What class weights gain here, a moved threshold gains too."""
+    X, y = unequal()
     look = SecondLook(LogisticRegression(), random_state=0).fit(X, y)
-    assert look.verdict_.answer == "class weights suffice"
-    assert look.verdict_.after == pytest.approx(look.score(X, y), abs=0.01)  # of the model that is used
+    assert look.verdict_.answer == "another threshold suffices"
+    assert look.verdict_.after == pytest.approx(look.score(X, y), abs=0.02)  # of the model in use
     low = np.where(X.sum(1) < 1.7, "yes", "no")
-    found = next(one for one in look.find_slices({"low": low}) if one.conditions == ("low = yes", "label = 1"))
+    one = next(
+        one
+        for one in look.find_slices({"low": low})
+        if one.conditions == ("low = yes", "label = 1")
+    )
     rows = (low == "yes") & (y == 1)
-    assert found.after == pytest.approx(look._scores_of["class weights"][rows].mean())  # the second fit is not used
+    assert one.after == pytest.approx(look._scores_of["threshold"][rows].mean(), abs=0.02)
+    # the same model, but for one number
+    shift = look.decision_function(X) - look.plain_.decision_function(X)
+    assert np.ptp(shift) < 1e-6
+    assert shift[0] > 0.5
     balanced = LogisticRegression(class_weight="balanced").fit(X, y)
-    assert look.estimator_.coef_ == pytest.approx(balanced.coef_, rel=1e-4)
+    worst = [min((m.predict(X) == y)[y == k].mean() for k in (0, 1)) for m in (look, balanced)]
+    assert worst[0] > worst[1] - 0.02
 
 
 def three_colours(seed, n=1500):
@@ -151,15 +231,13 @@ def three_colours(seed, n=1500):
 
 
 def test_a_gain_at_too_high_a_price_is_undecided():
-    said = set()
-    for seed in range(6):
+    for seed in range(3):
         X, y = three_colours(seed)
-        look = SecondLook(LogisticRegression(), random_state=0, repeats=1, grid=None, refuse=False).fit(X, y)
-        verdict = look.verdict_
-        gains = verdict.answer == "nothing stands out" and verdict.gain > 0.7 * verdict.gain_error
-        assert ("cannot tell" in str(verdict)) == ("refuse=False" in str(verdict)) == gains
-        said.add(gains)
-    assert said == {True, False}
+        look = SecondLook(LogisticRegression(), random_state=0, repeats=1, grid=None, refuse=False)
+        verdict = look.fit(X, y).verdict_
+        dear = verdict.answer == "helped at too high a price"
+        assert not dear or verdict.gain > verdict.gain_error
+        assert ("cannot tell" in str(verdict)) == ("refuse=False" in str(verdict)) == dear
 
 
 def unequal(n=2000, seed=0):
@@ -168,32 +246,38 @@ def unequal(n=2000, seed=0):
     return rng.normal(size=(n, 3)) + 1.2 * y[:, None], y
 
 
-def test_class_weights_stay_within_the_budget_too():
+def test_thresholds_stay_within_the_budget_too():
     X, y = unequal()
     free = SecondLook(LogisticRegression(), random_state=0).fit(X, y)
-    assert free.verdict_.used == "class weights"
+    assert free.verdict_.used == "threshold"
     price = free.verdict_.before - free.verdict_.after
     with pytest.warns(ScdroWarning, match="plain model is kept"):
         look = SecondLook(LogisticRegression(), random_state=0, budget=price / 2).fit(X, y)
-    assert (look.verdict_.answer, look.verdict_.used) == ("nothing stands out", "plain")
+    assert (look.verdict_.answer, look.verdict_.used) == ("over budget", "plain")
+    assert "within the budget" in str(look.verdict_)
     assert look.estimator_ is look.plain_
     assert look.score(X, y) == look.plain_.score(X, y)
 
 
-def test_class_weights_within_the_budget_where_no_second_fit_is():
+def test_thresholds_within_the_budget_where_no_second_fit_is():
     X, y = unequal()
-    look = SecondLook(LogisticRegression(), random_state=0, budget=0.2, grid={"C": [1e-9]}).fit(X, y)
+    look = SecondLook(LogisticRegression(), random_state=0, budget=0.2, grid={"C": [1e-9]}).fit(
+        X, y
+    )
     assert look.verdict_.over_budget
-    assert look.verdict_.used == "class weights"
-    assert "Class weights suffice" in str(look.verdict_)
+    assert look.verdict_.used == "threshold"
+    assert "Another threshold suffices" in str(look.verdict_)
     assert "plain model is kept" not in str(look.verdict_)
-    assert look.verdict_.after == pytest.approx(look.score(X, y), abs=0.01)
+    assert look.verdict_.after == pytest.approx(look.score(X, y), abs=0.02)
 
 
 def test_the_numbers_are_those_of_the_model_in_use_also_if_it_is_not_refused():
     X, y = unequal()
     look = SecondLook(LogisticRegression(), random_state=0, refuse=False).fit(X, y)
-    assert (look.verdict_.answer, look.verdict_.used) == ("class weights suffice", "second fit")
+    assert (look.verdict_.answer, look.verdict_.used) == (
+        "another threshold suffices",
+        "second fit",
+    )
     assert look.verdict_.after == pytest.approx(look.score(X, y), abs=0.03)
     assert "With class weights" not in str(look.verdict_)
 
@@ -214,36 +298,20 @@ def test_a_splitter_with_one_partition_makes_weights_and_scores():
     X, y, _ = hidden_group()
     look = SecondLook(LogisticRegression(), cv=StratifiedKFold(4), grid=None).fit(X, y)
     assert look.verdict_.helps
-    several = SecondLook(LogisticRegression(), cv=RepeatedStratifiedKFold(n_splits=4, n_repeats=3, random_state=0))
-    assert several.fit(X, y).verdict_.helps
-
-
-def test_the_worst_class_is_compared_with_both_rivals(monkeypatch):
-    """With the plain model's, which is low where classes are unequal, and with the class-weighted model's."""
-    asked = []
-
-    def answered(gain, error, kept, fall, below, size):
-        asked.append((fall, below))
-        return "nothing stands out"
-
-    monkeypatch.setattr("scdro.second_look._examine.answer_for", answered)
-    rng = np.random.default_rng(0)
-    y = (rng.random(1000) < 0.1).astype(int)
-    X = rng.normal(size=(1000, 3)) + 1.2 * y[:, None]
-    look = SecondLook(LogisticRegression(), random_state=0, repeats=1, refuse=False).fit(X, y)
-    plain, weighted, second = (
-        min(look._scores_of[name][y == k].mean() for k in (0, 1)) for name in ("plain", "class weights", "second fit")
+    several = SecondLook(
+        LogisticRegression(), cv=RepeatedStratifiedKFold(n_splits=4, n_repeats=3, random_state=0)
     )
-    assert asked == [(pytest.approx(plain - second), pytest.approx(weighted - second))]
-    assert plain < weighted - 0.1
+    assert several.fit(X, y).verdict_.helps
 
 
 def test_class_weights_are_those_of_the_estimator_not_of_a_better_reference():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(600, 2))
-    y = (X[:, 0] * X[:, 1] > 0.2).astype(int)  # no linear model knows anything of it, with class weights or without
+    y = (X[:, 0] * X[:, 1] > 0).astype(int)  # no linear model knows anything of it
     reference = RandomForestClassifier(20, min_samples_leaf=3, random_state=0)
-    look = SecondLook(LogisticRegression(), reference=reference, cv=3, repeats=1, grid=None, random_state=0)
+    look = SecondLook(
+        LogisticRegression(), reference=reference, cv=3, repeats=1, grid=None, random_state=0
+    )
     with pytest.warns(ScdroWarning, match="plain model is kept"):
         look.fit(X, y)
     assert look.estimator_ is look.plain_
@@ -257,8 +325,13 @@ def test_balanced_classes_need_no_weights():
         X = rng.normal(size=(600, 5)) + 2 * np.eye(5)[0] * y[:, None]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ScdroWarning)
-            answers.append(SecondLook(LogisticRegression(), grid=None, random_state=seed).fit(X, y).verdict_.answer)
+            answers.append(
+                SecondLook(LogisticRegression(), grid=None, random_state=seed)
+                .fit(X, y)
+                .verdict_.answer
+            )
     assert "class weights suffice" not in answers
+    assert "another threshold suffices" not in answers
 
 
 def test_a_budget_bounds_the_price():
@@ -267,10 +340,14 @@ def test_a_budget_bounds_the_price():
     price = free.verdict_.before - free.verdict_.after
     assert price > 0.01
     with pytest.warns(ScdroWarning, match="plain model"):
-        none = SecondLook(LogisticRegression(C=0.1), random_state=0, budget=0.0, grid={"C": [1.0]}).fit(X, y)
+        none = SecondLook(
+            LogisticRegression(C=0.1), random_state=0, budget=0.0, grid={"C": [1.0]}
+        ).fit(X, y)
     assert "budget" in str(none.verdict_)
     assert "stands out" not in str(none.verdict_)
-    bound = SecondLook(LogisticRegression(C=0.1), random_state=0, budget=0.0, grid={"C": [1.0]}, refuse=False)
+    bound = SecondLook(
+        LogisticRegression(C=0.1), random_state=0, budget=0.0, grid={"C": [1.0]}, refuse=False
+    )
     with pytest.warns(ScdroWarning, match="plain model"):
         assert bound.fit(X, y).estimator_ is bound.plain_
     some = SecondLook(LogisticRegression(C=0.1), random_state=0, budget=1.0).fit(X, y)
@@ -288,12 +365,16 @@ def test_known_groups_choose():
     X, y, few = hidden_group()
     names = np.full(600, None, dtype=object)
     names[:300] = np.where(few[:300], "few", "many")
-    look = SecondLook(LogisticRegression(), groups=names, random_state=0).fit(X, y)
-    assert look.verdict_.helps
-    assert "Worst known group" in str(look.verdict_)
+    look = SecondLook(LogisticRegression(), groups=names, random_state=0, refuse=False).fit(X, y)
+    assert look.verdict_.gain > 0
+    assert look.score(X[few], y[few]) > look.plain_.score(X[few], y[few]) + 0.1
+    assert "worst of the groups" in str(look.verdict_)
+    assert look.verdict_.used == "groups"
     frame = pd.DataFrame(X, index=[f"row {i}" for i in range(600)])
     series = pd.Series(names[:300], index=frame.index[:300])
-    same = SecondLook(LogisticRegression(), groups=series, random_state=0).fit(frame.set_axis(["a", "b"], axis=1), y)
+    same = SecondLook(LogisticRegression(), groups=series, random_state=0, refuse=False).fit(
+        frame.set_axis(["a", "b"], axis=1), y
+    )
     assert same.verdict_.gain == pytest.approx(look.verdict_.gain)
     with pytest.raises(ValueError, match="known groups"):
         SecondLook(LogisticRegression(), groups=[None] * 600).fit(X, y)
@@ -303,17 +384,27 @@ def test_known_groups_choose():
 
 def test_pipelines_searches_and_cross_validation():
     X, y, few = hidden_group()
-    inside = SecondLook(make_pipeline(StandardScaler(), LogisticRegression()), repeats=1, random_state=0).fit(X, y)
+    inside = SecondLook(
+        make_pipeline(StandardScaler(), LogisticRegression()), repeats=1, random_state=0
+    ).fit(X, y)
     assert "logisticregression__C" in inside.verdict_.chosen
-    outside = make_pipeline(StandardScaler(), SecondLook(LogisticRegression(), repeats=1, random_state=0)).fit(X, y)
+    outside = make_pipeline(
+        StandardScaler(),
+        SecondLook(LogisticRegression(), repeats=1, random_state=0, refuse=False),
+    ).fit(X, y)
     assert outside.score(X[few], y[few]) > 0.9
     search = GridSearchCV(
-        SecondLook(LogisticRegression(), cv=2, repeats=1, random_state=0), {"estimator__C": [0.1, 1.0]}, cv=2
+        SecondLook(LogisticRegression(), cv=2, repeats=1, random_state=0),
+        {"estimator__C": [0.1, 1.0]},
+        cv=2,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScdroWarning)
         assert search.fit(X, y).best_score_ > 0.8
-        assert cross_val_score(SecondLook(LogisticRegression(), cv=2, repeats=1), X, y, cv=2).min() > 0.8
+        assert (
+            cross_val_score(SecondLook(LogisticRegression(), cv=2, repeats=1), X, y, cv=2).min()
+            > 0.8
+        )
         inner = GridSearchCV(LogisticRegression(), {"C": [0.1, 1.0]}, cv=2)
         for searched in (inner, make_pipeline(StandardScaler(), inner)):
             over = SecondLook(searched, repeats=1, cv=2, random_state=0)
@@ -327,7 +418,9 @@ def test_metadata_routing():
     weights = np.r_[np.ones(100), np.zeros(100)]
     with sklearn.config_context(enable_metadata_routing=True), warnings.catch_warnings():
         warnings.simplefilter("ignore", ScdroWarning)
-        look = SecondLook(LogisticRegression(), repeats=1, random_state=0).set_fit_request(sample_weight=True)
+        look = SecondLook(LogisticRegression(), repeats=1, random_state=0).set_fit_request(
+            sample_weight=True
+        )
         scaler = StandardScaler().set_fit_request(sample_weight=False)
         routed = make_pipeline(scaler, look).fit(X, y, sample_weight=weights)
     assert (routed[-1].weights_[100:] == 0).all()
@@ -356,7 +449,9 @@ def test_groups_go_to_the_splitter():
             seen.append(np.asarray(groups))
             return super().split(X, y, groups)
 
-    SecondLook(LogisticRegression(), cv=Spy(3), random_state=0, refuse=False).fit(X, y, groups=np.arange(600) // 3)
+    SecondLook(LogisticRegression(), cv=Spy(3), random_state=0, refuse=False).fit(
+        X, y, groups=np.arange(600) // 3
+    )
     assert np.array_equal(seen[0], np.arange(600) // 3)
 
 
@@ -376,7 +471,11 @@ def test_splitters_that_make_no_partition(cv):
         expected = np.zeros(300)
         for seen, unseen in cv.split(X):
             balance = len(seen) / 2 / np.bincount(y[seen])[y[seen]]
-            proba = LogisticRegression().fit(X[seen], y[seen], sample_weight=balance).predict_proba(X[unseen])
+            proba = (
+                LogisticRegression()
+                .fit(X[seen], y[seen], sample_weight=balance)
+                .predict_proba(X[unseen])
+            )
             expected[unseen] += proba[np.arange(len(unseen)), y[unseen]]
         times = np.bincount(np.concatenate([unseen for _, unseen in cv.split(X)]), minlength=300)
         assert look.reference_proba_ == pytest.approx(expected / times, abs=1e-4)
@@ -393,12 +492,22 @@ def test_who_it_is(looked):
 def test_other_estimators():
     X, y, few = hidden_group()
     forest = SecondLook(
-        RandomForestClassifier(20, max_depth=3, random_state=0), repeats=1, random_state=0, refuse=False
+        RandomForestClassifier(20, max_depth=3, random_state=0),
+        repeats=1,
+        random_state=0,
+        refuse=False,
     )
     assert forest.fit(X, y).verdict_.chosen == {}
-    voting = VotingClassifier([("a", LogisticRegression()), ("b", LogisticRegression(C=0.1))], voting="soft")
-    assert SecondLook(voting, cv=2, repeats=1, random_state=0, refuse=False).fit(X, y).score(X, y) > 0.8
-    svm = SecondLook(LinearSVC(), reference=LogisticRegression(), repeats=1, random_state=0, refuse=False).fit(X, y)
+    voting = VotingClassifier(
+        [("a", LogisticRegression()), ("b", LogisticRegression(C=0.1))], voting="soft"
+    )
+    assert (
+        SecondLook(voting, cv=2, repeats=1, random_state=0, refuse=False).fit(X, y).score(X, y)
+        > 0.8
+    )
+    svm = SecondLook(
+        LinearSVC(), reference=LogisticRegression(), repeats=1, random_state=0, refuse=False
+    ).fit(X, y)
     assert not hasattr(svm, "predict_proba")
     assert svm.score(X[few], y[few]) > 0.5
 
@@ -425,9 +534,8 @@ def test_the_worst_class_may_not_pay_for_hard_samples_between_the_classes():
         warnings.simplefilter("ignore", ScdroWarning)
         look = SecondLook(LogisticRegression(), random_state=0).fit(X[:2000], y[:2000])
     verdict = look.verdict_
-    assert verdict.gain > verdict.gain_error
     assert verdict.worst_class_before - verdict.worst_class_after > 0.05
-    assert verdict.answer == "nothing stands out"
+    assert not verdict.helps
 
 
 def test_many_classes_some_of_them_tiny():
@@ -448,7 +556,9 @@ def test_regressors():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 1))
     few = rng.random(400) < 0.1
-    X = np.c_[x, np.where(few, x[:, 0], 0.0)]  # a group with a slope of its own, which a penalty does not fit
+    X = np.c_[
+        x, np.where(few, x[:, 0], 0.0)
+    ]  # a group with a slope of its own, which a penalty does not fit
     y = np.where(few, -2.0, 2.0) * x[:, 0] + 0.1 * rng.normal(size=400)
     look = SecondLook(Ridge(alpha=30.0), random_state=0, refuse=False).fit(X, y)
     ignorant = np.abs(y - np.median(y)).mean()
@@ -474,17 +584,21 @@ def test_weights_of_a_regressor_reach_the_error_of_the_weighted_median():
     look = SecondLook(Ridge(), random_state=0, refuse=False).fit(x[:, None], y, sample_weight=given)
     of_constants = [np.average(np.abs(y - constant), weights=given) for constant in y]
     assert look.weights_ @ look.reference_proba_ / 400 == pytest.approx(min(of_constants), rel=0.05)
-    assert np.average(np.abs(y - np.median(y)), weights=given) > 1.5 * min(of_constants)  # the plain median is far away
+    assert np.average(np.abs(y - np.median(y)), weights=given) > 1.5 * min(
+        of_constants
+    )  # the plain median is far away
 
 
 @pytest.mark.parametrize(
     ("look", "error", "match"),
     [
-        (SecondLook(KNeighborsClassifier()), HyperparameterError, "sample_weight"),
         (SecondLook(LinearSVC()), HyperparameterError, "predict_proba"),
         (SecondLook(StandardScaler()), HyperparameterError, "classifier or regressor"),
-        (SecondLook(make_pipeline(StandardScaler(), KNeighborsClassifier())), HyperparameterError, "sample_weight"),
-        (SecondLook(LogisticRegression(), reference=LinearSVC()), HyperparameterError, "predict_proba"),
+        (
+            SecondLook(LogisticRegression(), reference=LinearSVC()),
+            HyperparameterError,
+            "predict_proba",
+        ),
         (SecondLook(LogisticRegression(), rho="quarter"), HyperparameterError, "rho"),
         (SecondLook(LogisticRegression(), strategy="jtt"), HyperparameterError, "strategy"),
         (SecondLook(LogisticRegression(), grid="none"), HyperparameterError, "grid"),
@@ -521,8 +635,8 @@ def test_known_groups_of_a_regressor_are_told_as_errors():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScdroWarning)
         look.fit(X, y + 2.0 * few)
-    assert "error 1." in look.verdict_.note
-    assert "%" not in look.verdict_.note
+    assert "In the worst of the groups, the error" in str(look.verdict_)
+    assert "%" not in str(look.verdict_)
 
 
 def test_bad_weights():
@@ -536,7 +650,7 @@ def test_saved_without_pickle(looked, tmp_path):
     skops = pytest.importorskip("skops.io")
     skops.dump(looked, tmp_path / "look.skops")
     unknown = skops.get_untrusted_types(file=tmp_path / "look.skops")
-    assert all(name.startswith("scdro.second_look.") for name in unknown)
+    assert all(name.startswith(("scdro.second_look.", "scdro.fix.")) for name in unknown)
     again = skops.load(tmp_path / "look.skops", trusted=unknown)
     X, _, _ = hidden_group()
     assert np.array_equal(again.predict_proba(X), looked.predict_proba(X))
@@ -555,7 +669,9 @@ def test_groups_of_fit_need_a_splitter():
 def test_other_splitters_that_use_groups(cv):
     X, y, _ = hidden_group(200)
     groups = np.arange(200) % 4
-    look = SecondLook(LogisticRegression(), cv=cv, grid=None, random_state=0, refuse=False).fit(X, y, groups=groups)
+    look = SecondLook(LogisticRegression(), cv=cv, grid=None, random_state=0, refuse=False).fit(
+        X, y, groups=groups
+    )
     assert not np.isnan(look.reference_proba_).any()
 
 
@@ -565,9 +681,11 @@ def test_unknown_groups_of_any_kind():
     looks = []
     for unknown in (None, np.nan, pd.NA, pd.NaT):
         names[::2] = unknown
-        look = SecondLook(LogisticRegression(), groups=names, cv=3, repeats=1, random_state=0, refuse=False)
+        look = SecondLook(
+            LogisticRegression(), groups=names, cv=3, repeats=1, random_state=0, refuse=False
+        )
         looks.append(look.fit(X, y))
-    assert len({look.verdict_.note for look in looks}) == 1
+    assert len({look.verdict_.gain for look in looks}) == 1
     with pytest.raises(DataError, match="known groups"):
         SecondLook(LogisticRegression(), groups=np.full(200, pd.NA)).fit(X, y)
 
@@ -607,7 +725,9 @@ def test_options_of_slices_are_spelled_out(looked):
     with pytest.raises(TypeError, match=r"SecondLook\.find_slices\(\).*foo"):
         looked.find_slices({"a": np.zeros(600)}, foo=1)
     _, _, few = hidden_group()
-    found = looked.find_slices({"kind": np.where(few, "few", "many")}, max_slices=1, min_size=5, label="bird")
+    found = looked.find_slices(
+        {"kind": np.where(few, "few", "many")}, max_slices=1, min_size=5, label="bird"
+    )
     assert len(found) == 1
     assert "kind = few" in found[0].conditions
 
@@ -615,12 +735,147 @@ def test_options_of_slices_are_spelled_out(looked):
 def test_a_refused_fit_leaves_the_model_as_it_was():
     X, y, _ = hidden_group(200)
     look = SecondLook(LogisticRegression(), cv=2, repeats=1, random_state=0, refuse=False).fit(X, y)
-    known = {name: getattr(look, name) for name in ("classes_", "plain_", "n_features_in_", "estimator_", "verdict_")}
+    known = {
+        name: getattr(look, name)
+        for name in ("classes_", "plain_", "n_features_in_", "estimator_", "verdict_")
+    }
     with pytest.raises(HyperparameterError, match="cv"):
         look.set_params(cv=1000).fit(X[:, :1], np.arange(200) % 3)
     assert {name: getattr(look, name) for name in known} == known
     look.set_params(estimator=Ridge(), cv=2).fit(X, y)
     assert not hasattr(look, "classes_")
-    for settings, said in (({"repeats": 1.5}, "got 1.5"), ({"repeats": True}, "got True"), ({"cv": 1}, "got 1")):
+    for settings, said in (
+        ({"repeats": 1.5}, "got 1.5"),
+        ({"repeats": True}, "got True"),
+        ({"cv": 1}, "got 1"),
+    ):
         with pytest.raises(HyperparameterError, match=said):
             SecondLook(LogisticRegression(), **settings).fit(X, y)
+
+
+def test_groups_confirmed_by_a_finding_of_the_audit_or_by_a_mask():
+    X, y, few = hidden_group()
+    place = np.where(few == (y == 1), "land", "water")
+    plain = LogisticRegression().fit(X, y)
+    finding = next(
+        one
+        for one in scdro.audit(y, plain.predict_proba(X), {"place": place, "few": few}).findings
+        if "few" in one.slice
+    )
+    looks = [
+        SecondLook(LogisticRegression(), groups=groups, random_state=0, repeats=1).fit(X, y)
+        for groups in (finding, np.asarray(finding.members), few)
+    ]
+    gains = {round(look.verdict_.gain, 12) for look in looks}
+    assert len(gains) == 1
+    assert looks[0].verdict_.helps
+    assert any(finding.slice in name for name in looks[0].verdict_.confirmed)
+    # every class x group has the same total weight
+    totals = [looks[0].weights_[(y == k) & (few == f)].sum() for k in (0, 1) for f in (False, True)]
+    np.testing.assert_allclose(totals, 150.0, rtol=0.1)  # a cell of nine rows gets nine tenths
+    with pytest.raises(DataError, match="without members"):
+        SecondLook(LogisticRegression(), groups=finding_without_rows(finding.conditions)).fit(X, y)
+
+
+def finding_without_rows(conditions):
+    return SimpleNamespace(slice=" and ".join(conditions), conditions=conditions)
+
+
+def test_what_confirming_would_gain_is_told_before_anybody_confirms():
+    X, y, few = hidden_group()
+    frame = {"place": np.where(few == (y == 1), "land", "water"), "few": few}
+    settings = {"grid": None, "random_state": 0, "repeats": 1}
+    look = SecondLook(LogisticRegression(), **settings).fit(X, y)
+    slices = look.find_slices(frame)
+    told = look.would_gain(slices, X, y)
+    assert len(told) == len(slices) > 0
+    fixed = SecondLook(LogisticRegression(), groups=slices[0], **settings).fit(X, y)
+    assert told[0].verdict == fixed.verdict_
+    assert look.would_gain(slices[0], X, y) == told[:1]
+    assert told[0].verdict.helps
+    assert f"{slices[0].members.text}: its worst group would go from" in str(told)
+    assert str(look.would_gain([], X, y)) == "No slices: nobody to confirm."
+
+
+def test_progress_of_a_verdict_is_shown(capsys):
+    X, y, _ = hidden_group(200)
+    for progress in (True, False, None):  # None: there is no terminal
+        look = SecondLook(LogisticRegression(), cv=3, repeats=1, grid=None, progress=progress)
+        look.fit(X, y)
+        shown = capsys.readouterr().err
+        assert ("s left" in shown) == (f"{look.verdict_.fits} fits" in shown) == bool(progress)
+
+
+def test_a_meaningless_group_is_not_helped():
+    """Confirmed or not: where the group has nothing to do with the errors, nothing gains."""
+    helped = 0
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        y = rng.integers(0, 2, 400)
+        X = rng.normal(size=(400, 4)) + 1.5 * np.eye(4)[0] * y[:, None]
+        look = SecondLook(
+            LogisticRegression(), groups=rng.random(400) < 0.2, random_state=seed, repeats=1
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ScdroWarning)
+            helped += look.fit(X, y).verdict_.helps
+    assert helped <= 1
+
+
+def test_any_number_of_processes_gives_the_same_bits():
+    X, y, _ = hidden_group(200)
+    forest = RandomForestClassifier(5, max_depth=3)  # without a seed of its own
+    looks = []
+    for n_jobs in (None, 2):
+        look = SecondLook(forest, cv=3, repeats=1, random_state=0, n_jobs=n_jobs, refuse=False)
+        looks.append(look.fit(X, y))
+    assert np.array_equal(looks[0].weights_, looks[1].weights_)
+    assert looks[0].verdict_ == looks[1].verdict_
+
+
+def test_models_without_weights_are_resampled():
+    X, y, few = hidden_group()
+    near = make_pipeline(StandardScaler(), KNeighborsClassifier(25))
+    look = SecondLook(near, cv=3, repeats=1, random_state=0, refuse=False, groups=few).fit(X, y)
+    assert look.verdict_.used == "groups"
+    assert len(look.estimator_.models_) > 1
+    assert look.score(X[few], y[few]) > look.plain_.score(X[few], y[few]) + 0.1
+    np.testing.assert_allclose(look.predict_proba(X).sum(1), 1.0)
+
+
+def test_the_verdict_counts_its_fits():
+    """Through the public API: the estimator counts its own."""
+    X, y, _ = hidden_group(200)
+    CountingLogistic.fits = 0
+    look = SecondLook(CountingLogistic(), cv=3, repeats=1, random_state=0).fit(X, y)
+    kept = look.estimator_ is look.plain_
+    assert look.verdict_.fits == CountingLogistic.fits - (1 if kept else 2)
+
+
+class CountingLogistic(LogisticRegression):
+    fits = 0
+
+    def fit(self, X, y, sample_weight=None):
+        CountingLogistic.fits += 1
+        return super().fit(X, y, sample_weight)
+
+
+def test_a_group_that_ruins_everybody_else_is_too_dear():
+    """Rows chosen by the model's own score: equal weights leave no model that is any good."""
+    rng = np.random.default_rng(0)
+    signal = rng.normal(size=2000)
+    y = (rng.random(2000) < 1 / (1 + np.exp(-3 * signal))).astype(int)
+    look = SecondLook(LogisticRegression(), groups=signal > 0.5, random_state=0, repeats=1)
+    with pytest.warns(ScdroWarning, match="plain model is kept"):
+        look.fit(signal[:, None], y)
+    assert look.verdict_.answer == "helped at too high a price"
+    assert "The groups would gain" in str(look.verdict_)
+
+
+def test_a_finding_about_probabilities_is_no_group():
+    finding = SimpleNamespace(
+        slice="predicted probability > 0.6", conditions=(), members=np.ones(9)
+    )
+    X, y, _ = hidden_group()
+    with pytest.raises(DataError, match="recalibrate"):
+        SecondLook(LogisticRegression(), groups=finding).fit(X, y)

@@ -3,6 +3,9 @@
 import numpy as np
 import polars as pl
 import pytest
+import sklearn
+from sklearn.model_selection import KFold, StratifiedKFold
+from sklearn.preprocessing import TargetEncoder
 
 from scdro.errors import DataError
 from scdro.tables._columns import MOST_VALUES, Columns, describe
@@ -35,10 +38,15 @@ def test_useless_columns_are_left_out_and_odd_ones_noted():
     for name in ("row", "name", "one", "empty"):
         assert found[name]["kind"] == "left out", name
         assert found[name]["note"]
-    assert [found[name]["kind"] for name in ("x", "colour", "zip", "y")] == ["number", "category", "number", "target"]
+    assert [found[name]["kind"] for name in ("x", "colour", "zip", "y")] == [
+        "number",
+        "category",
+        "number",
+        "target",
+    ]
     assert not found["x"]["note"]
     assert "comma" in found["price"]["note"]
-    assert "90%" in found["mixed"]["note"]
+    assert "180 of the 200 values are numbers" in found["mixed"]["note"]
     assert found["colour"]["missing"] == FRAME["colour"].null_count()
 
 
@@ -66,11 +74,38 @@ def test_codes_are_those_of_training():
     np.testing.assert_array_equal(again.encode(FRAME), columns.encode(FRAME))
 
 
-def test_frequent_values_have_codes_of_their_own():
+def test_all_values_have_codes_and_columns_with_many_are_told_apart():
     values = [f"v{k}" for k in range(400)] * 2 + ["often"] * 50
-    columns = Columns.fit(pl.DataFrame({"c": values}), ["c"], [])
-    assert len(columns.categories["c"]) == MOST_VALUES
+    frame = pl.DataFrame({"c": values, "few": [value[:2] for value in values]})
+    columns = Columns.fit(frame, ["c", "few"], [])
+    assert len(columns.categories["c"]) == 401 > MOST_VALUES
     assert columns.categories["c"][0] == "often"
+    assert (columns.many_valued, columns.categorical) == ([0], [1])
+
+
+@pytest.mark.parametrize("classes", [0, 2, 3])
+def test_a_column_with_many_values_becomes_mean_targets(classes):
+    """As scikit-learn's TargetEncoder has them: in training by other rows, later by all."""
+    rng = np.random.default_rng(0)
+    code = rng.integers(0, 300, 3000)
+    y = rng.normal(code / 100) if classes == 0 else (code + rng.integers(0, 9, 3000)) % classes
+    frame = pl.DataFrame({"x": rng.normal(size=3000), "c": [f"v{k}" for k in code]})
+    columns = Columns.fit(frame, ["x", "c"], [])
+    X = columns.encode(frame)
+    prepare, categorical = columns.without_many_values(classes)
+    assert categorical == []
+    kind = {0: "continuous", 2: "binary", 3: "multiclass"}[classes]
+    splits = (StratifiedKFold if classes else KFold)(5, shuffle=True, random_state=0)
+    new = tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 9)
+    how = {"cv": splits} if new else {"random_state": 0}
+    expected = TargetEncoder(target_type=kind, **how)
+    found = prepare.fit_transform(X, y)
+    np.testing.assert_array_equal(found[:, 0], frame["x"])
+    np.testing.assert_allclose(found[:, 1:], expected.fit_transform(X[:, 1:], y))
+    np.testing.assert_allclose(prepare.transform(X)[:, 1:], expected.transform(X[:, 1:]))
+    scaled = columns.features(classes).fit_transform(X, y)
+    assert scaled.shape[1] == found.shape[1]
+    np.testing.assert_allclose(np.corrcoef(scaled[:, 1], found[:, 1])[0, 1], 1)
 
 
 def test_a_missing_or_wrong_column_says_which():
@@ -85,7 +120,7 @@ def test_features_of_linear_models_are_scaled_and_without_gaps():
     columns = Columns.fit(FRAME, ["x", "colour"], [])
     X = columns.encode(FRAME)
     X[:50, 0] = np.nan
-    features = columns.features().fit(X)
+    features = columns.features(2).fit(X)
     Z = features.transform(X)
     assert np.isfinite(Z).all()
     np.testing.assert_allclose(Z[:, 0].mean(), 0, atol=1e-12)
@@ -102,18 +137,31 @@ def test_codes_do_not_depend_on_the_other_rows_of_a_file(tmp_path, texts, few):
     columns = Columns.fit(pl.DataFrame({"code": texts}), ["code"], [])
     path = tmp_path / "few.csv"
     path.write_text("code\n" + "\n".join(texts[:few]) + "\n")
-    assert columns.open(path)[1][:, 0].tolist() == columns.encode(pl.DataFrame({"code": texts[:few]}))[:, 0].tolist()
+    assert (
+        columns.open(path)[1][:, 0].tolist()
+        == columns.encode(pl.DataFrame({"code": texts[:few]}))[:, 0].tolist()
+    )
     numbers = pl.DataFrame({"code": [float(text) for text in texts[:few]]})
-    assert columns.encode(numbers)[:, 0].tolist() == columns.encode(pl.DataFrame({"code": texts[:few]}))[:, 0].tolist()
+    assert (
+        columns.encode(numbers)[:, 0].tolist()
+        == columns.encode(pl.DataFrame({"code": texts[:few]}))[:, 0].tolist()
+    )
 
 
 def test_codes_do_not_depend_on_the_reader():
     booleans = Columns.fit(pl.DataFrame({"b": ["True", "False", "True"]}), ["b"], [])
-    assert booleans.encode(pl.DataFrame({"b": ["true", "false", "FALSE", "no"]}))[:, 0].tolist() == [0, 1, 1, 2]
+    assert booleans.encode(pl.DataFrame({"b": ["true", "false", "FALSE", "no"]}))[
+        :, 0
+    ].tolist() == [0, 1, 1, 2]
     wholes = Columns.fit(pl.DataFrame({"k": [1, 1, 2]}), ["k"], ["k"])
     assert wholes.encode(pl.DataFrame({"k": [1.0, 2.0, 1.5]}))[:, 0].tolist() == [0, 1, 2]
     both = Columns.fit(pl.DataFrame({"k": ["1", "1", "01"]}), ["k"], [])
-    assert both.encode(pl.DataFrame({"k": ["1", "01", "1.0", "1_0"]}))[:, 0].tolist() == [0, 1, 0, 2]
+    assert both.encode(pl.DataFrame({"k": ["1", "01", "1.0", "1_0"]}))[:, 0].tolist() == [
+        0,
+        1,
+        0,
+        2,
+    ]
 
 
 def test_dates_are_the_same_in_every_unit():
@@ -122,7 +170,9 @@ def test_dates_are_the_same_in_every_unit():
     expected = columns.encode(pl.DataFrame({"t": day}))
     assert np.ptp(expected) == 557 * 86_400 * 1e6
     for unit in ("ms", "us", "ns"):
-        assert np.array_equal(columns.encode(pl.DataFrame({"t": day.cast(pl.Datetime(unit))})), expected), unit
+        assert np.array_equal(
+            columns.encode(pl.DataFrame({"t": day.cast(pl.Datetime(unit))})), expected
+        ), unit
 
 
 def test_a_text_among_new_numbers_is_found_by_its_line():
@@ -130,3 +180,18 @@ def test_a_text_among_new_numbers_is_found_by_its_line():
     columns = Columns.fit(pl.DataFrame({"x": [1.0, 2.0]}), ["x"], [])
     with pytest.raises(DataError, match="'three' in row 3, line 4"):
         columns.encode(pl.DataFrame({"x": ["1.5", None, "three"]}))
+
+
+def test_names_are_not_listed_again_for_every_column(monkeypatch):
+    """`frame.columns` makes a list of all names: once for each column, it is quadratic in their number."""
+    frame = pl.DataFrame({f"x{k}": [1.0, 2.0] for k in range(300)}).with_columns(
+        pl.lit("a").alias(f"c{k}") for k in range(300)
+    )
+    columns = Columns.fit(frame, frame.columns, [])
+    own, calls = pl.DataFrame.columns, []
+    monkeypatch.setattr(
+        pl.DataFrame, "columns", property(lambda self: calls.append(1) or own.fget(self))
+    )
+    columns.encode(frame)
+    Columns.fit(frame, columns.names, [])
+    assert len(calls) < 20

@@ -7,7 +7,13 @@ import polars as pl
 import pytest
 
 from scdro.errors import DataError, HyperparameterError
-from scdro.tables._problem import make_problem
+from scdro.tables import _problem
+from scdro.tables._options import TrainOptions
+
+
+def make_problem(data, target, **options):
+    return _problem.make_problem(data, target, TrainOptions(**options))
+
 
 N = 300
 RNG = np.random.default_rng(0)
@@ -78,7 +84,9 @@ def test_a_split_in_time():
 def test_a_split_in_time_by_dates(kind):
     """The bound comes as a text from the command, or as a date."""
     start = datetime(2020, 1, 1)
-    days = FRAME.with_columns(day=pl.Series([start + timedelta(days=k) for k in range(N)])).with_columns(
+    days = FRAME.with_columns(
+        day=pl.Series([start + timedelta(days=k) for k in range(N)])
+    ).with_columns(
         pl.col("day").dt.replace_time_zone("UTC").cast(kind)
         if getattr(kind, "time_zone", None)
         else pl.col("day").cast(kind)
@@ -122,9 +130,19 @@ def test_groups_are_named_and_not_learnt_from():
     ("frame", "settings", "fact"),
     [
         (FRAME, {"target": "Y"}, "'y'"),
-        (FRAME.with_columns(y=pl.when(pl.int_range(N) == 29).then(None).otherwise(pl.col("y"))), {}, "line 31"),
+        (
+            FRAME.with_columns(y=pl.when(pl.int_range(N) == 29).then(None).otherwise(pl.col("y"))),
+            {},
+            "line 31",
+        ),
         (FRAME.with_columns(y=pl.lit("no")), {}, "'no'"),
-        (FRAME.with_columns(y=pl.when(pl.int_range(N) < 2).then(pl.lit("rare")).otherwise(pl.col("y"))), {}, "'rare'"),
+        (
+            FRAME.with_columns(
+                y=pl.when(pl.int_range(N) < 2).then(pl.lit("rare")).otherwise(pl.col("y"))
+            ),
+            {},
+            "'rare'",
+        ),
         (FRAME.with_columns(y=pl.int_range(N).cast(pl.String)), {}, "300"),
         (FRAME.head(30), {}, "40"),
         (FRAME, {"group": ["six"]}, "'sex'"),
@@ -148,7 +166,7 @@ def test_bad_data_say_what_is_wrong(frame, settings, fact):
     "settings",
     [
         {"task": "ranking"}, {"split_by": "patient", "split_after": "year"}, {"folds": 1}, {"drop": ["y"]},
-        {"group": ["y"]}, {"ids": ["y"]}, {"categorical": ["y"]}, {"split_by": "y"}, {"split_after": ("y", "no")},
+        {"ids": ["y"]}, {"categorical": ["y"]}, {"split_by": "y"}, {"split_after": ("y", "no")},
         {"group": ["sex"], "drop": ["sex"]}, {"ids": ["patient"], "drop": ["patient"]},
         {"split_by": "patient", "drop": ["patient"]}, {"categorical": ["year"], "drop": ["year"]},
     ],
@@ -158,8 +176,17 @@ def test_bad_settings(settings):
         make_problem(FRAME, "y", **settings)
 
 
+def test_the_target_as_a_group_is_its_classes_which_are_reported_anyway():
+    assert make_problem(FRAME, "y", group=["y", "sex"]).group == ["sex"]
+    assert make_problem(FRAME, "y", group=["y"]).groups is None
+    with pytest.raises(HyperparameterError, match="quantity"):
+        make_problem(FRAME, "x", group=["x"])
+
+
 @pytest.mark.parametrize(("column", "settings"), [("y", {}), ("year", {"split_after": "year"})])
 def test_a_missing_value_is_found_by_its_row_and_line(column, settings):
-    frame = FRAME.with_columns(pl.when(pl.int_range(N) == 7).then(None).otherwise(pl.col(column)).alias(column))
+    frame = FRAME.with_columns(
+        pl.when(pl.int_range(N) == 7).then(None).otherwise(pl.col(column)).alias(column)
+    )
     with pytest.raises(DataError, match="row 8, line 9"):
         make_problem(frame, "y", **settings)

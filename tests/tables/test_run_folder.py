@@ -5,17 +5,19 @@ import json
 import os
 import pickle
 import random
+import shutil
 import stat
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 
 import numpy as np
 import pytest
-import torch
 from test_study import spoilt
 
 from scdro._files import write_file
+from scdro.cli import main
 from scdro.errors import CheckpointError, DataError, ScdroError
 from scdro.tables import load, train
 from scdro.tables._folder import locked, seal
@@ -31,12 +33,18 @@ def trees(tmp_path_factory):
 @pytest.fixture(scope="module")
 def linear(tmp_path_factory):
     folder = tmp_path_factory.mktemp("linear") / "run"
-    train(spoilt(200), "y", model="linear", methods=["worst-case"], candidates=1, seeds=1, out=folder)
+    train(
+        spoilt(200), "y", model="linear", methods=["worst-case"], candidates=1, seeds=1, out=folder
+    )
     return folder
 
 
 def files_of(folder):
-    return [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (".lock", "report.html")]
+    return [
+        p
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name not in (".lock", "report.html")
+    ]
 
 
 def copied(folder, to):
@@ -77,7 +85,11 @@ def test_damaged_and_hostile_json_with_right_checksums(linear, tmp_path):
     """Whoever can write the checksums can write anything; still one line, never a traceback."""
     folder = copied(linear, tmp_path / "run")
     rng, problems = random.Random(0), 0
-    for path in (folder / "model.json", folder / "models" / "plain" / "model.json", folder / "summary.json"):
+    for path in (
+        folder / "model.json",
+        folder / "models" / "plain" / "model.json",
+        folder / "summary.json",
+    ):
         before = path.read_bytes()
         for k in range(40):
             damaged = bytearray(before)
@@ -104,7 +116,7 @@ def test_damaged_and_hostile_json_with_right_checksums(linear, tmp_path):
         (["task", "classes"], 7),
         (["data", "columns"], 3),
         (["groups"], [1]),
-        (["curves", 0, "points"], [{}]),
+        (["methods", 0, "candidates"], [{}]),
     ],
 )
 def test_a_summary_of_another_shape_is_a_line(linear, tmp_path, path, value):
@@ -151,17 +163,6 @@ def test_opening_a_run_executes_nothing(linear, tmp_path, monkeypatch):
     assert not (tmp_path / "executed").exists()
 
 
-def test_weights_of_a_network_execute_nothing(tmp_path, monkeypatch):
-    from scdro.tables._image_models import Images
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.json").write_text('{"classes": 2, "features": null}')
-    torch.save({"0.weight": Evil()}, tmp_path / "network.pt")
-    with pytest.raises(CheckpointError):
-        Images().load(tmp_path)
-    assert not (tmp_path / "executed").exists()
-
-
 def _zip(files):
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
@@ -187,6 +188,56 @@ def test_files_outside_of_the_folder_are_refused(linear, tmp_path):
         load(folder)
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "pipe"])
+def test_files_that_the_manifest_does_not_name_are_not_read(linear, tmp_path, kind):
+    folder = copied(linear, tmp_path / "run")
+    own = folder / "models" / "plain" / "linear.skops"
+    outside = tmp_path / "outside.skops"
+    shutil.copy(own, outside)
+    own.unlink()
+    seal(folder)  # without the model
+    if kind == "file":
+        shutil.copy(outside, own)
+    elif kind == "link":
+        own.symlink_to(outside)
+    else:
+        os.mkfifo(own)  # reading it would wait for a writer
+    with pytest.raises(CheckpointError, match=r"linear\.skops"):
+        load(folder)
+    own.unlink()
+    with pytest.raises(CheckpointError):
+        load(folder)
+    (folder / "my notes.txt").write_text("a user's own file is no part of the run")
+    shutil.copy(outside, own)
+    seal(folder)
+    (folder / "predictions.csv").write_text("row\n")
+    assert load(folder).models
+
+
+def test_a_page_is_not_written_into_a_pipe_of_the_run(linear, tmp_path, capsys):
+    folder = copied(linear, tmp_path / "run")
+    (folder / "report.html").unlink(missing_ok=True)
+    os.mkfifo(folder / "report.html")
+    assert main(["report", str(folder)]) == 1
+    assert "--out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["schema.json", "0.npy"])
+def test_a_packed_model_is_refused_before_it_takes_memory(linear, tmp_path, what):
+    folder = copied(linear, tmp_path / "run")
+    target = folder / "models" / "plain" / "linear.skops"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(what, b"[" + b" " * 200_000_000 + b"]")
+    assert target.stat().st_size < 1_000_000
+    seal(folder)
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match="compression"):
+        load(folder)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 20_000_000
+
+
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"format": 1}', '{"format": 2, "files": {}}', "null", "[" * 10_000]
 )
@@ -197,13 +248,18 @@ def test_wrong_manifests(linear, tmp_path, content):
         load(folder)
 
 
-# -- the lock and other runs ------------------------------------------------------------------------------------------
+# -- the lock and other runs
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_folder_is_of_one_run(linear):
     before = {path: path.read_bytes() for path in files_of(linear)}
     given = {"model": "linear", "methods": ["worst-case"], "candidates": 1, "seeds": 1}
-    for other, fact in (({"rho": 0.1}, "rho"), ({"drop": ["noise"]}, "data"), ({"seed": 3}, "seed")):
+    for other, fact in (
+        ({"rho": 0.1}, "rho"),
+        ({"drop": ["noise"]}, "data"),
+        ({"seed": 3}, "seed"),
+    ):
         with pytest.raises(CheckpointError, match=fact):
             train(spoilt(200), "y", out=linear, **{**given, **other})
     with pytest.raises(CheckpointError, match="data"):
@@ -242,7 +298,12 @@ def test_two_runs_at_once_in_one_folder(tmp_path):
     for trial in range(3):
         command = [sys.executable, "-c", RACE, str(tmp_path / str(trial))]
         started = [
-            subprocess.Popen([*command, str(k), *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [*command, str(k), *sys.path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             for k in range(2)
         ]
         for process in started:
@@ -250,7 +311,10 @@ def test_two_runs_at_once_in_one_folder(tmp_path):
         for process in started:
             process.stdin.write("\n")
             process.stdin.flush()
-        assert sorted(process.communicate(timeout=60)[0].strip() for process in started) == ["accepted", "refused"]
+        assert sorted(process.communicate(timeout=60)[0].strip() for process in started) == [
+            "accepted",
+            "refused",
+        ]
 
 
 def test_the_lock_is_given_back(tmp_path):
@@ -260,7 +324,8 @@ def test_the_lock_is_given_back(tmp_path):
         pass
 
 
-# -- files that a user names ------------------------------------------------------------------------------------------
+# -- files that a user names
+# ------------------------------------------------------------------------------------------
 
 
 def test_written_files_keep_mode_and_place(tmp_path):

@@ -16,7 +16,9 @@ def test_the_example_is_a_summary():
     assert example["format"] == FORMAT
 
 
-@pytest.mark.parametrize("path", [("verdict", "kept"), ("data", "rows"), ("methods", 0, "scores"), ("settings", "rho")])
+@pytest.mark.parametrize(
+    "path", [("verdict", "kept"), ("data", "rows"), ("methods", 0, "scores"), ("settings", "rho")]
+)
 def test_a_wrong_field_is_seen(path):
     example = json.loads(EXAMPLE.read_text())
     inner = example

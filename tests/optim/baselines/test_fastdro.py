@@ -9,7 +9,8 @@ import scdro
 from scdro.functional import worst_case
 from scdro.optim import Chi2, Chi2Penalty, CVaR, FastDRO, KLBall, Multilevel
 
-# -- multi-level Monte Carlo ------------------------------------------------------------------------------------------
+# -- multi-level Monte Carlo
+# ------------------------------------------------------------------------------------------
 
 
 def test_multilevel_telescopes_to_the_largest_batch():
@@ -25,8 +26,11 @@ def test_multilevel_telescopes_to_the_largest_batch():
         blocks = losses.reshape(-1, size)
         values = [opt.step(lambda b=b: w + torch.tensor(b)).item() for b in blocks]
         expected += levels.chance(size) * np.mean(values)
-    # Averaged over blocks, the differences cancel level by level; what is left of the base level is their mean.
-    firsts = [worst_case(b[:2], 0.3).value for size in levels.sizes for b in losses.reshape(-1, size)]
+    # Averaged over blocks, the differences cancel level by level; what is left of the base level is
+    # their mean.
+    firsts = [
+        worst_case(b[:2], 0.3).value for size in levels.sizes for b in losses.reshape(-1, size)
+    ]
     weights = [levels.chance(size) * size / 16 for size in levels.sizes for _ in range(16 // size)]
     base = np.dot(firsts, weights)
     pairs = np.mean([worst_case(b, 0.3).value for b in losses.reshape(-1, 2)])
@@ -71,7 +75,8 @@ def test_multilevel_refuses_other_batches():
         FastDRO([w]).batch_sampler(n=100)
 
 
-# -- identities 10 to 12 of a correct implementation ------------------------------------------------------------------
+# -- identities 10 to 12 of a correct implementation
+# ------------------------------------------------------------------
 
 
 def gradient_of(make, losses):

@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 
 import scdro
 from logistic import N, flat, losses_of, problem
-from scdro.optim import REGISTRY, GroupDRO
+from scdro.optim import GroupDRO
 
 STEPS = 100
 
@@ -102,7 +102,7 @@ def test_rare_groups_get_their_due():
         if k >= 600:
             late.append(w.item())
     assert sum(late) / len(late) == pytest.approx(0.0, abs=0.05)  # equally far from both
-    assert REGISTRY["GroupDRO"].build([w], {"groups": groups}).draws(200, 4) is not None
+    assert GroupDRO([w], groups=groups).draws(200, 4) is not None
     assert GroupDRO([w], groups=2).draws(200, 4) is None
 
 

@@ -1,4 +1,4 @@
-"""The common suite: what every registered method must do."""
+"""The common suite: what every method must do, the library's and the paper's baselines in `reproduction`."""
 
 import copy
 import math
@@ -11,95 +11,40 @@ from torch import nn
 
 import convex
 import scdro
-from convex import BATCH, DECAY, D, K, N, counts, data, new_model, task
+from convex import (
+    BATCH,
+    DECAY,
+    DISTINCT,
+    METHODS,
+    SETTINGS,
+    D,
+    K,
+    N,
+    Training,
+    counts,
+    data,
+    new_model,
+    task,
+)
 from logistic import flat
-from scdro.optim import REGISTRY
-from scdro.optim.samplers import DrawnBatches
+from scdro.errors import HyperparameterError
 
-# Step sizes for batches of 32 out of 240 samples.
-SETTINGS = {
-    **{name: {"lr": 0.3, "beta": 0.1} for name in ("SCDRO", "ASCDRO", "RSCDRO", "RASCDRO")},
-    "SCDRO-printed": {"lr": 0.1, "beta": 0.5, "lam": 1.0},
-    "ASCDRO-printed": {"lr": 0.1, "beta": 0.9, "lam": 1.0},
-    "RSCDRO-printed": {"lr": 0.1, "beta": 0.5, "lam": 1.0},
-    "RASCDRO-printed": {"lr": 0.1, "beta": 0.9, "lam": 1.0},
-    "ERM": {"lr": 0.05},
-    "FastDRO": {"lr": 0.05},
-    "FastDRO-MLMC": {"lr": 0.01, "smallest": 16, "largest": 64},
-    "FastDRO-CVaR": {"lr": 0.03, "alpha": 0.5},
-    "FastDRO-chi2": {"lr": 0.05},
-    "FastDRO-chi2-penalty": {"lr": 0.05, "reg": 1.0},
-    "DualSGM": {"lr": 0.03, "lam": 1.0},
-    "SPD": {"lr": 0.2, "dual_lr": 2e-3},
-    "PGSMD2": {"lr": 0.4, "dual_lr": 2e-3, "stage_steps": 20},
-    "AccMDA": {"lr": 1.0, "dual_lr": 1e-3},
-    "RECOVER": {"lr": 0.1, "beta": 0.5, "lam": 1.0},
-    "ABSGD": {"lr": 0.03, "lam": 1.0, "gamma": 0.5},
-    "TERM": {"lr": 0.03, "lam": 1.0, "gamma": 1.0},
-    "GroupDRO": {"lr": 0.01, "dual_lr": 0.01},
-    "Focal": {"lr": 0.1, "gamma": 1.0},
-    "ClassBalanced": {"lr": 0.05, "balance": 0.999},
-}
 OWN_SCHEDULE = ("RSCDRO", "RASCDRO", "RSCDRO-printed", "RASCDRO-printed", "PGSMD2")
-every_method = pytest.mark.parametrize("name", REGISTRY)
+every_method = pytest.mark.parametrize("name", DISTINCT)
 
 
-class Training:
-    """A model, a method and its batches."""
-
-    def __init__(self, name, modules=(), **settings):
-        self.settings = SETTINGS[name] | settings
-        self.name, self.model, self.method = name, new_model(), REGISTRY[name]
-        self.per_sample = self.method.per_sample(counts(), **self.settings)
-        facts = task(self.model, self.per_sample)
-        own = {"weight_decay": DECAY} | self.settings
-        if modules:
-            known = [self.model, *modules]
-            facts, own = facts | {"module": known}, own if "module" in self.method.needs else own | {"module": known}
-        self.opt = self.method.build(self.model.parameters(), facts, **own)
-        sampler = self.method.batches(self.opt, N, BATCH)
-        self.sampler = sampler if isinstance(sampler, DrawnBatches) else None
-        self.drawn = iter(self.sampler) if self.sampler else None
-        self.generator = torch.Generator().manual_seed(0)
-
-    def batch(self):
-        if self.drawn is None:
-            return torch.randperm(N, generator=self.generator)[:BATCH]
-        index = next(self.drawn, None)
-        if index is None:
-            self.drawn = iter(self.sampler)
-            index = next(self.drawn)
-        return torch.tensor(index)
-
-    def losses(self, index):
-        x, y = data()
-        return self.per_sample(self.model(x[index]), y[index])
-
-    def step(self):
-        index = self.batch()
-        return self.opt.step(lambda: self.losses(index), index)
-
-    def value(self):
-        """The method's own objective on all samples, and the decay that was asked for."""
-        with torch.no_grad():
-            return float(self.opt.full_objective(self.losses(slice(None))) + convex.penalty(self.model))
-
-    def state(self):
-        sampler = self.sampler.state_dict() if self.sampler else None
-        return copy.deepcopy((self.model.state_dict(), self.opt.state_dict(), sampler, self.generator.get_state()))
-
-    def load(self, state):
-        model, opt, sampler, generator = copy.deepcopy(state)
-        self.model.load_state_dict(model)
-        self.opt.load_state_dict(opt)
-        if self.sampler:
-            self.sampler.load_state_dict(sampler)
-            self.drawn = iter(self.sampler)
-        self.generator.set_state(generator)
-
-
-def test_every_registered_method_is_here():
-    assert set(SETTINGS) == set(REGISTRY) == {*convex.OBJECTIVES, "Focal"}
+def test_every_method_is_here():
+    assert set(SETTINGS) == set(METHODS) == {*convex.OBJECTIVES, "Focal"}
+    assert set(DISTINCT) <= set(METHODS)
+    classes = {type(Training(name).opt) for name in METHODS}
+    assert classes == {type(Training(name).opt) for name in DISTINCT}
+    public = {getattr(scdro.optim, name) for name in scdro.optim.__all__}
+    optimizers = {
+        cls for cls in public if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)
+    }
+    assert optimizers <= classes, (
+        "add the new method to METHODS, SETTINGS and OBJECTIVES in tests/convex.py"
+    )
 
 
 def focal_optimum():
@@ -111,14 +56,16 @@ def focal_optimum():
             t.model.weight.copy_(torch.tensor(w[: D * K].reshape(K, D)))
             t.model.bias.copy_(torch.tensor(w[D * K :]))
         t.model.zero_grad()
-        value = t.losses(slice(None)).mean() + DECAY / 2 * sum((p**2).sum() for p in t.model.parameters())
+        value = t.losses(slice(None)).mean() + DECAY / 2 * sum(
+            (p**2).sum() for p in t.model.parameters()
+        )
         value.backward()
         return value.item(), np.concatenate([p.grad.numpy().ravel() for p in t.model.parameters()])
 
     return minimize(value_and_grad, np.zeros((D + 1) * K), jac=True, method="L-BFGS-B").fun
 
 
-@every_method
+@pytest.mark.parametrize("name", METHODS)
 def test_removes_95_percent_of_the_gap_to_its_own_optimum(name):
     t = Training(name)
     settings = {k: v for k, v in t.settings.items() if k in ("lam", "alpha", "reg", "balance")}
@@ -175,7 +122,9 @@ def test_parameter_groups_and_schedulers(name):
     for factor in (1.0, 0.5):
         t = Training(name)
         t.opt.param_groups[0]["lr"] *= factor
-        t.opt.add_param_group({"params": [nn.Parameter(torch.ones(1, dtype=torch.float64))], "lr": 0.0})
+        t.opt.add_param_group(
+            {"params": [nn.Parameter(torch.ones(1, dtype=torch.float64))], "lr": 0.0}
+        )
         extra = t.opt.param_groups[1]["params"][0]
         index = t.batch()
         t.opt.step(lambda t=t, i=index, e=extra: t.losses(i) + e, index)
@@ -219,9 +168,9 @@ def test_another_parameter_group_in_the_middle(name):
 
 
 @every_method
-def test_a_loop_over_the_registry(name):
+def test_two_epochs_of_its_own_batches(name):
     """Plain use: build, take the batches it asks for, two epochs."""
-    method, model = REGISTRY[name], new_model()
+    method, model = METHODS[name], new_model()
     x, y = data()
     per_sample = method.per_sample(counts(), **SETTINGS[name])
     opt = method.build(model.parameters(), task(model, per_sample), **SETTINGS[name])
@@ -313,7 +262,10 @@ def test_bad_settings_are_refused(name, settings):
 def test_huge_and_equal_losses(name, level):
     """Temperatures of 1e-3 where the method has one; steps small enough for gradients that are not normalised."""
     small = {"DualSGM": 1e-12}.get(name, 1e-4)
-    settings = {"lr": small, **({"lam": 1e-3} if "lam" in SETTINGS[name] and name != "RECOVER" else {})}
+    settings = {
+        "lr": small,
+        **({"lam": 1e-3} if "lam" in SETTINGS[name] and name != "RECOVER" else {}),
+    }
     t = Training(name, **settings)
     x, _ = data()
     w = t.model.weight
@@ -356,36 +308,44 @@ def test_any_dtype(name, dtype):
     assert all(p.dtype == dtype and torch.isfinite(p).all() for p in t.model.parameters())
 
 
-def test_what_a_method_needs_is_named():
-    with pytest.raises(scdro.errors.HyperparameterError, match=r"n, all_losses.*PGSMD2"):
-        REGISTRY["PGSMD2"].build(new_model().parameters(), {"rho": 0.1}, lr=0.1)
+SCHEDULERS = {
+    "OneCycleLR": {"max_lr": 0.2, "total_steps": 20, "cycle_momentum": False},
+    "CyclicLR": {"base_lr": 0.01, "max_lr": 0.2, "cycle_momentum": False},
+    "CosineAnnealingWarmRestarts": {"T_0": 5},
+    "ExponentialLR": {"gamma": 0.9},
+    "LinearLR": {},
+    "PolynomialLR": {},
+}
 
 
-@pytest.mark.parametrize("name", ["RSCDRO", "RASCDRO"])
-def test_printed_stages_are_those_of_the_method_with_the_papers_temperature(name):
-    """The same weights, bit for bit, as the class itself with stages and temperature by hand."""
-    settings = SETTINGS[f"{name}-printed"]
-    named = Training(f"{name}-printed", **settings)
-    by_hand = Training(f"{name}-printed", **settings)
-    stages = scdro.optim.decay_stages(settings["lr"], settings["beta"], [400, 600])
-    by_hand.opt = getattr(scdro.optim, name)(
-        by_hand.model.parameters(),
-        stages,
-        convex.RHO,
-        temperature=scdro.temperature.PrintedTemperature(settings["lam"]),
-        weight_decay=DECAY,
-        **({"module": by_hand.model} if name == "RASCDRO" else {}),
-    )
-    for t in (named, by_hand):
-        for _ in range(410):
-            t.step()
-    assert named.opt.stage == by_hand.opt.stage == 1
-    assert named.opt.param_groups[0]["lr"] == pytest.approx(0.1 * settings["lr"])
-    assert (flat(named.model) == flat(by_hand.model)).all()
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("kind", [scdro.SCDRO, scdro.ASCDRO])
+def test_schedulers_of_torch_move_the_learning_rate(kind, scheduler):
+    """As docs/tuning.md says: any, and those that cycle a momentum if they are told not to."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    opt = kind(model.parameters(), lr=0.1)
+    schedule = getattr(torch.optim.lr_scheduler, scheduler)(opt, **SCHEDULERS[scheduler])
+    x, y = torch.randn(16, 3), torch.randint(2, (16,))
+    rates = []
+    for _ in range(5):
+        opt.step(lambda: nn.functional.cross_entropy(model(x), y, reduction="none"))
+        schedule.step()
+        rates.append(opt.param_groups[0]["lr"])
+    assert len(set(rates)) > 1
+    assert rates[-1] == pytest.approx(schedule.get_last_lr()[0])
 
 
-def test_class_balanced_training_balances_classes_by_default():
-    """At .999 two such classes got nearly the same weight: it was plain training."""
-    counts = torch.tensor([6273, 19776])
-    losses = REGISTRY["ClassBalanced"].per_sample(counts)(torch.zeros(2, 2), torch.tensor([0, 1]))
-    torch.testing.assert_close(counts * losses, (counts * losses).mean().expand(2))
+@pytest.mark.parametrize("kind", [scdro.SCDRO, scdro.ASCDRO])
+@pytest.mark.parametrize(
+    ("setting", "value", "fact"),
+    [("momentum", 0.9, "beta = 1 - m"), ("betas", (0.9, 0.999), "KLRobustLoss"),
+     ("dampening", 0.1, "beta"), ("nesterov", True, "ASCDRO"), ("eps", 1e-8, "KLRobustLoss")],
+)  # fmt: skip
+def test_settings_of_other_optimizers_say_what_there_is_here(kind, setting, value, fact):
+    with pytest.raises(HyperparameterError, match=fact) as told:
+        kind(nn.Linear(3, 2).parameters(), lr=0.1, **{setting: value})
+    assert setting in str(told.value)
+    assert kind.__name__ in str(told.value)
+    with pytest.raises(TypeError, match=rf"{kind.__name__}.*'learning'"):
+        kind(nn.Linear(3, 2).parameters(), learning=0.1)
