@@ -70,7 +70,11 @@ def _only_first_prints() -> Iterator[None]:
     if _is_first():
         yield
         return
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
         yield
 
 
@@ -82,7 +86,10 @@ def _is_first() -> bool:
 def _say_if_alone(name: str) -> None:
     processes = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
     if processes > 1:
-        print(f"{name}: one of the {processes} processes does this, the others have ended", file=sys.stderr)
+        print(
+            f"{name}: one of the {processes} processes does this, the others have ended",
+            file=sys.stderr,
+        )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -97,7 +104,9 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=Help,
     )
     whole.set_defaults(shared=lambda args: False)
-    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands", prog=PROGRAM)
+    commands = whole.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands", prog=PROGRAM
+    )
     for command in (table1, experiment, pretrain, features, report, so_far):
         command.add(commands)
     return whole

@@ -51,14 +51,23 @@ def open_image_data(name: str, root: PathLike | None) -> tuple[ImageData, ImageD
     return dataset(root, True), dataset(root, False)
 
 
-def open_splits(name: str, root: PathLike | None, only: Iterable[str] | None = None) -> dict[str, Samples]:
+def open_splits(
+    name: str, root: PathLike | None, only: Iterable[str] | None = None
+) -> dict[str, Samples]:
     """All splits of a data set, or those in `only`, with images transformed as in evaluation."""
     chosen({**IMAGES, **LISTS}, name, "a data set")
     openers: dict[str, Callable[[], Samples]]
     if name in LISTS:
         kind = LISTS[name]
         plain = EvalTransform(*kind.normalisation)
-        openers = {split: functools.partial(kind, root, split, transform=plain) for split in kind.sizes}
+        openers = {
+            split: functools.partial(kind, root, split, transform=plain) for split in kind.sizes
+        }
     else:
-        openers = {split: functools.partial(IMAGES[name], root, split == "train") for split in ("train", "test")}
-    return {split: chosen(openers, split, "a split")() for split in (openers if only is None else only)}
+        openers = {
+            split: functools.partial(IMAGES[name], root, split == "train")
+            for split in ("train", "test")
+        }
+    return {
+        split: chosen(openers, split, "a split")() for split in (openers if only is None else only)
+    }

@@ -51,9 +51,9 @@ def extract(
 ) -> bool:
     """Write the features of one split, unless they exist for the same data and weights; return whether it did.
 
-    Writes {split}_features.npy, {split}_labels.npy, {split}_groups.npy if there are groups, and last {split}.json with
-    the fingerprint of data and weights and the SHA-256 of these files; without it they are ignored. Only one process at
-    a time writes to a folder.
+    Writes {split}_features.npy, {split}_labels.npy, {split}_groups.npy if there are groups, and
+    last {split}.json with the fingerprint of data and weights and the SHA-256 of these files;
+    without it they are ignored. Only one process at a time writes to a folder.
     """
     if dtype not in ("float16", "float32"):
         raise DataError(f"expected features of dtype float16 or float32, got {dtype!r}")
@@ -68,7 +68,9 @@ def extract(
         with _unfinished(folder, split) as part:
             shape = (len(data), model.classifier.in_features)
             x = np.lib.format.open_memmap(part, "w+", dtype=dtype, shape=shape)
-            _fill(x, model, data, batch_size, workers, lambda done: progress(done, len(data), split))
+            _fill(
+                x, model, data, batch_size, workers, lambda done: progress(done, len(data), split)
+            )
             x.flush()
             _publish(part, data, folder, split, about | {"shape": shape})
     return True
@@ -79,7 +81,9 @@ def load_features(folder: PathLike, split: str) -> StoredFeatures:
     folder = Path(folder)
     manifest = _manifest(folder, split)
     if not manifest.exists():
-        raise MissingDataError(f"expected {manifest.absolute()}; make features with `python -m reproduction features`")
+        raise MissingDataError(
+            f"expected {manifest.absolute()}; make features with `python -m reproduction features`"
+        )
     try:
         digests = read_json(manifest)["sha256"]
         names = ["features", "labels", *(["groups"] if "groups" in digests else [])]
@@ -87,11 +91,13 @@ def load_features(folder: PathLike, split: str) -> StoredFeatures:
         if [_sha256(file) for file in files] != [digests[name] for name in names]:
             raise ValueError("its files have another SHA-256")
         rest = [np.load(file) for file in files[1:]]
-        return StoredFeatures(np.load(files[0], mmap_mode="r"), rest[0], rest[1] if len(rest) > 1 else None)
+        return StoredFeatures(
+            np.load(files[0], mmap_mode="r"), rest[0], rest[1] if len(rest) > 1 else None
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"expected features as {manifest.absolute()} says, got others ({type(error).__name__}: {error}); make them "
-            "again by `python -m reproduction features`"
+            f"expected features as {manifest.absolute()} says, got others ({type(error).__name__}:"
+            f" {error}); make them again by `python -m reproduction features`"
         ) from error
 
 

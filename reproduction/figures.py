@@ -40,7 +40,9 @@ def panels(found: Found, axis: str) -> Any:
     """One column per data set and one row per score, against samples or seconds."""
     rows, styles = drawn(found[0][0]), _styles(found)
     size = (4.2 * len(found) + 1.6, 2.5 * len(rows))
-    figure, axes = pyplot().subplots(len(rows), len(found), figsize=size, squeeze=False, sharex="col")
+    figure, axes = pyplot().subplots(
+        len(rows), len(found), figsize=size, squeeze=False, sharex="col"
+    )
     for column, (study, outcomes) in enumerate(found):
         shown, at_rho = _shown(study, outcomes)
         for row, score in enumerate(rows):
@@ -50,7 +52,9 @@ def panels(found: Found, axis: str) -> Any:
             ax.grid(alpha=0.25)
             ax.spines[["top", "right"]].set_visible(False)
             if column == 0:
-                ax.set_ylabel(score.title if score.name in ("top1", "robust_loss") else f"test, {score.title}")
+                ax.set_ylabel(
+                    score.title if score.name in ("top1", "robust_loss") else f"test, {score.title}"
+                )
             if not score.percent and any(len(line.get_ydata()) for line in ax.get_lines()):
                 _log_scale(ax)
                 _leave_out_what_diverged(ax)
@@ -71,11 +75,16 @@ def _legend(figure: Any, found: Found, styles: dict[str, tuple[str, Any]]) -> No
     """A legend above the panels: the methods of all data sets, and how many of their seeds are not drawn."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=colour, linestyle=line, linewidth=1.8) for colour, line in styles.values()]
+    handles = [
+        Line2D([], [], color=colour, linestyle=line, linewidth=1.8)
+        for colour, line in styles.values()
+    ]
     labels = [method + _lost(found, method) for method in styles]
     fit = int(12 * figure.get_figwidth() / (max(map(len, labels)) + 6))  # twelve letters to an inch
     across = max(min(3 * len(found), fit), 1)
-    figure.legend(handles, labels, loc="upper center", ncols=min(len(labels), across), frameon=False)
+    figure.legend(
+        handles, labels, loc="upper center", ncols=min(len(labels), across), frameon=False
+    )
     lines = -(-len(labels) // across)
     figure.tight_layout(rect=(0, 0, 1, 1 - (0.22 * lines + 0.1) / figure.get_figheight()))
 
@@ -88,7 +97,9 @@ def _lost(found: Found, method: str) -> str:
         seeds = sum(len(o.results) for o in own)
         lost = seeds - sum(len(_ended(o)) for o in own)
         number = "all" if lost == seeds else str(lost)
-        texts += [f"{number} lost" + (f" on {study.dataset}" if len(found) > 1 else "")] * bool(lost)
+        texts += [f"{number} lost" + (f" on {study.dataset}" if len(found) > 1 else "")] * bool(
+            lost
+        )
     return f" ({', '.join(texts)})" if texts else ""
 
 
@@ -156,7 +167,9 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise MissingDataError("expected matplotlib for figures; install it with `pip install scdro[plot]`") from error
+        raise MissingDataError(
+            "expected matplotlib for figures; install it with `pip install scdro[plot]`"
+        ) from error
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "scdro"
     from matplotlib import pyplot as plots

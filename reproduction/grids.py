@@ -19,7 +19,8 @@ _AVERAGED: Grid = {"lr": _LR, "beta": _BETA}
 _PRINTED: Grid = {**_AVERAGED, "lam": _LAM}
 _DUAL: Grid = {"lr": _LR, "dual_lr": (1e-5, 5e-5, 1e-4, 5e-4)}
 
-# By the names of scdro.optim.REGISTRY. Where the paper gives no values, ours are around each method's default.
+# By the names of reproduction.baselines.REGISTRY. Where the paper gives no values, ours are around each
+# method's default.
 GRIDS: Mapping[str, Grid] = {
     "SCDRO": _AVERAGED,
     "ASCDRO": _AVERAGED,
@@ -48,7 +49,9 @@ GRIDS: Mapping[str, Grid] = {
 }
 
 
-def trials(method: str, count: int | None = None, seed: int = 0, values: Grid | None = None) -> list[dict[str, Any]]:
+def trials(
+    method: str, count: int | None = None, seed: int = 0, values: Grid | None = None
+) -> list[dict[str, Any]]:
     """All combinations of a method's grid, or `count` of them at random, such that all values are tried equally often.
 
     `values` replaces or extends the values of the grid.
@@ -59,7 +62,11 @@ def trials(method: str, count: int | None = None, seed: int = 0, values: Grid | 
     """
     grid = {**GRIDS[method], **(values or {})}
     every = [dict(zip(grid, each, strict=True)) for each in itertools.product(*grid.values())]
-    return every if count is None or count >= len(every) else _spread(every, count, random.Random(seed))
+    return (
+        every
+        if count is None or count >= len(every)
+        else _spread(every, count, random.Random(seed))
+    )
 
 
 def _spread(every: list[dict[str, Any]], count: int, rng: random.Random) -> list[dict[str, Any]]:

@@ -87,11 +87,21 @@ def falls(study: Study, outcomes: Sequence[Outcome]) -> list[PairedDifference]:
     least, most = min(study.rho), max(study.rho)
     if study.choose_rho or least == most:
         return []
-    at = {(o.arm.method, o.arm.rho): o.values("test", "top1") for o in outcomes if o.arm.rho in (least, most)}
-    fall = {m: [x - y for x, y in zip(at[m, least], at[m, most], strict=True)] for m, rho in at if rho == least}
+    at = {
+        (o.arm.method, o.arm.rho): o.values("test", "top1")
+        for o in outcomes
+        if o.arm.rho in (least, most)
+    }
+    fall = {
+        m: [x - y for x, y in zip(at[m, least], at[m, most], strict=True)]
+        for m, rho in at
+        if rho == least
+    }
     name = f"fall from rho {least:g} to {most:g}"
     ours = [method for method in fall if method in OURS]
-    return [difference_of((a, b, name), fall[a], fall[b]) for a in ours for b in fall if b not in OURS]
+    return [
+        difference_of((a, b, name), fall[a], fall[b]) for a in ours for b in fall if b not in OURS
+    ]
 
 
 def difference(a: Outcome, b: Outcome, score: Column) -> PairedDifference:
@@ -100,13 +110,19 @@ def difference(a: Outcome, b: Outcome, score: Column) -> PairedDifference:
     return difference_of(name, a.values(score.part, score.name), b.values(score.part, score.name))
 
 
-def difference_of(name: tuple[str, str, str], ours: Sequence[float], others: Sequence[float]) -> PairedDifference:
+def difference_of(
+    name: tuple[str, str, str], ours: Sequence[float], others: Sequence[float]
+) -> PairedDifference:
     """Of the scores of the same seeds, named (ours, other, score); pairs in which one is not finite are left out."""
     from scipy.stats import t
 
-    gaps = [x - y for x, y in zip(ours, others, strict=False) if math.isfinite(x) and math.isfinite(y)]
+    gaps = [
+        x - y for x, y in zip(ours, others, strict=False) if math.isfinite(x) and math.isfinite(y)
+    ]
     if len(gaps) < 2:
-        return PairedDifference(*name, gaps[0] if gaps else math.nan, -math.inf, math.inf, len(gaps))
+        return PairedDifference(
+            *name, gaps[0] if gaps else math.nan, -math.inf, math.inf, len(gaps)
+        )
     mean, error = statistics.mean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
     half = float(t.ppf(1 - ERROR / 2, len(gaps) - 1)) * error
     p_value = 2 * float(t.sf(abs(mean) / error, len(gaps) - 1)) if error else float(not mean)

@@ -19,10 +19,18 @@ TITLES: Mapping[str, str] = {
 }
 
 CLAIMS: Mapping[str, str] = {
-    "figure1": "RSCDRO and RASCDRO have the best test accuracy on all four data sets; FastDRO is worst on all.",
+    "figure1": (
+        "RSCDRO and RASCDRO have the best test accuracy on all four data sets; FastDRO is worst on"
+        " all."
+    ),
     "figure2": "SCDRO is best on all four data sets.",
-    "table1": "SCDRO needs 1/eps^4 samples, ASCDRO and RSCDRO 1/eps^3, RASCDRO 1/eps^2; a step costs O(d), not O(n).",
-    "table2": "The KL constraint gives better accuracy than the CVaR constraint and both chi2 forms.",
+    "table1": (
+        "SCDRO needs 1/eps^4 samples, ASCDRO and RSCDRO 1/eps^3, RASCDRO 1/eps^2; a step costs"
+        " O(d), not O(n)."
+    ),
+    "table2": (
+        "The KL constraint gives better accuracy than the CVaR constraint and both chi2 forms."
+    ),
     "table3": "SCDRO is more accurate than ERM, RECOVER and ABSGD.",
     "table4": "SCDRO is best at every rho, and depends on it the least.",
     "hidden": "Not in the paper.",
@@ -33,7 +41,12 @@ _TABLE2 = {
     "FastDRO-chi2-penalty": (23.98, 55.03),
     "FastDRO-chi2": (23.61, 53.71),
 }
-_TABLE3 = {"SCDRO": (43.74, 65.59), "ERM": (43.36, 64.42), "RECOVER": (42.68, 64.57), "ABSGD": (43.44, 65.01)}
+_TABLE3 = {
+    "SCDRO": (43.74, 65.59),
+    "ERM": (43.36, 64.42),
+    "RECOVER": (42.68, 64.57),
+    "ABSGD": (43.44, 65.01),
+}
 _TABLE4_RHO = (0.01, 0.05, 0.1, 0.5, 1.0)
 _TABLE4 = {
     ("cifar10-st", "PGSMD2"): (67.09, 66.96, 67.12, 67.36, 67.10),

@@ -79,19 +79,21 @@ def run_all(
 ) -> dict[Path, Trained]:
     """Return the result of each run, by its path. Runs without a result, or that failed before, are executed.
 
-    `data` is the fingerprint of their data. A run that fails leaves a result with the reason, and the others continue.
-    `notice` is called for runs that fail or diverge, and with what is needed to continue. If several processes share a
-    run and one fails, all stop.
+    `data` is the fingerprint of their data. A run that fails leaves a result with the reason, and
+    the others continue. `notice` is called for runs that fail or diverge, and with what is needed
+    to continue. If several processes share a run and one fails, all stop.
     """
     ranks = Ranks()
     if ranks.size > 1 and means.workers > 1:
         raise HyperparameterError(
-            f"expected one run at a time under torchrun, whose processes share it, got {means.workers} workers; leave "
-            "--workers out, or torchrun"
+            "expected one run at a time under torchrun, whose processes share it, got"
+            f" {means.workers} workers; leave --workers out, or torchrun"
         )
     once = {run.path: run for run in runs}.values()
     every = [Job(run, out / run.path, means, keep_models, run.identity(data)) for run in once]
-    there = agreed(ranks, lambda: {job.run.path: done for job in every if (done := _done(job)) is not None})
+    there = agreed(
+        ranks, lambda: {job.run.path: done for job in every if (done := _done(job)) is not None}
+    )
     jobs = [job for job in every if job.run.path not in there]
     status = Status(len(jobs))
 
@@ -113,12 +115,22 @@ def run_all(
         if not jobs:
             return there
     for job in jobs:
-        ended(job, _failed(job, "the process that made this run died, again and again; is there enough memory?"))
+        ended(
+            job,
+            _failed(
+                job, "the process that made this run died, again and again; is there enough memory?"
+            ),
+        )
     return there
 
 
 def _in_processes(
-    jobs: list[Job], workers: int, ended: Callable[[Job, Trained], None], status: Status, show: Show, notice: Notice
+    jobs: list[Job],
+    workers: int,
+    ended: Callable[[Job, Trained], None],
+    status: Status,
+    show: Show,
+    notice: Notice,
 ) -> list[Job]:
     """Run the jobs, and return those whose process died."""
     context = get_context("spawn")
@@ -216,10 +228,13 @@ def _reason(error: str) -> str:
     lines = error.splitlines()
     places = [i for i, line in enumerate(lines) if line.startswith("  File ")]
     after = lines[places[-1] :] if places else lines
-    return next((line for line in after if line and not line.startswith(" ")), "").removeprefix("scdro.errors.")
+    return next((line for line in after if line and not line.startswith(" ")), "").removeprefix(
+        "scdro.errors."
+    )
 
 
-# -- in a process -----------------------------------------------------------------------------------------------------
+# -- in a process
+# -----------------------------------------------------------------------------------------------------
 
 _messages: Any = None
 

@@ -1,7 +1,7 @@
 """The paper's experiments as data, and how they are shortened.
 
-`paper` is the protocol of section 5 and the appendix. `small` takes an evening on two cores, `smoke` a minute. What
-each of them changes is in one place below.
+`paper` is the protocol of section 5 and the appendix. `small` takes an evening on two cores,
+`smoke` a minute. What each of them changes is in one place below.
 """
 
 from __future__ import annotations
@@ -38,26 +38,47 @@ def _convex(dataset: str, **own: Any) -> Study:
 def _network(dataset: str, **own: Any) -> Study:
     """ResNet20 from scratch; for large images, the last block and the classifier of a pretrained ResNet50."""
     epochs, decay = NETWORK_LENGTH.get(dataset, (120, 90))
-    model = {"model": "resnet50", "part": "last_block"} if dataset in LARGE else {"model": "resnet20"}
-    return _study(dataset, **{"inputs": "images", "epochs": epochs, "decay_epoch": decay, **model, **own})
+    model = (
+        {"model": "resnet50", "part": "last_block"} if dataset in LARGE else {"model": "resnet20"}
+    )
+    return _study(
+        dataset, **{"inputs": "images", "epochs": epochs, "decay_epoch": decay, **model, **own}
+    )
 
 
 def _hidden(dataset: str, **own: Any) -> Study:
     """Weak groups without labels: a small network on frozen features or on the rows of a table.
 
-    Five steps times five values of what matters most for each method. Of a table with two classes accuracy can be had
-    by chance, so settings are chosen by the robust value.
+    Five steps times five values of what matters most for each method. Of a table with two classes
+    accuracy can be had by chance, so settings are chosen by the robust value.
     """
     inputs, choose_by = ("rows", "robust_value") if dataset == "adult" else ("features", "accuracy")
-    length = {"epochs": 20, "decay_epoch": 15, "model": "mlp", "width": 128, "max_grad_norm": 1.0}  # as docs/guide.md
-    search = {"rho": TABLE4_RHO, "choose_rho": True, "steps": STEPS, "refine": True, "grid": HIDDEN_GRID}
-    return _study(dataset, **{"inputs": inputs, **length, **search, "tune_seeds": 3, "choose_by": choose_by, **own})
+    length = {
+        "epochs": 20,
+        "decay_epoch": 15,
+        "model": "mlp",
+        "width": 128,
+        "max_grad_norm": 1.0,
+    }  # as docs/guide.md
+    search = {
+        "rho": TABLE4_RHO,
+        "choose_rho": True,
+        "steps": STEPS,
+        "refine": True,
+        "grid": HIDDEN_GRID,
+    }
+    return _study(
+        dataset,
+        **{"inputs": inputs, **length, **search, "tune_seeds": 3, "choose_by": choose_by, **own},
+    )
 
 
 def _study(dataset: str, methods: tuple[str, ...], grid: Grid = (), **own: Any) -> Study:
     batch_size = 512 if dataset in LARGE else 128
     known = _known(grid, methods)
-    return Study(dataset=dataset, methods=methods, scale="paper", batch_size=batch_size, grid=known, **own)
+    return Study(
+        dataset=dataset, methods=methods, scale="paper", batch_size=batch_size, grid=known, **own
+    )
 
 
 # Of effective steps and of the rest every method tries as many.
@@ -73,8 +94,18 @@ HIDDEN_GRID: Grid = (
 )
 
 Maker = Callable[..., Study]
-HIDDEN_METHODS = ("ERM", "ClassBalanced", "Focal", "GroupDRO", "ABSGD", "FastDRO", "SCDRO", "ASCDRO")
-# The parts of an experiment: the setting, its data sets, the methods, and what differs from the setting.
+HIDDEN_METHODS = (
+    "ERM",
+    "ClassBalanced",
+    "Focal",
+    "GroupDRO",
+    "ABSGD",
+    "FastDRO",
+    "SCDRO",
+    "ASCDRO",
+)
+# The parts of an experiment: the setting, its data sets, the methods, and what differs from the
+# setting.
 EXPERIMENTS: Mapping[str, tuple[Maker, tuple[str, ...], tuple[str, ...], Mapping[str, Any]]] = {
     "figure1": (_convex, (*CIFAR, *LARGE), ("RSCDRO", "RASCDRO", "SPD", "FastDRO", "DualSGM"), {}),
     "figure2": (_network, (*CIFAR, *LARGE), ("SCDRO", "PGSMD2", "FastDRO", "DualSGM"), {}),
@@ -84,12 +115,18 @@ EXPERIMENTS: Mapping[str, tuple[Maker, tuple[str, ...], tuple[str, ...], Mapping
         ("RSCDRO", "FastDRO-CVaR", "FastDRO-chi2-penalty", "FastDRO-chi2"),
         {"rho": RHO_GRID, "choose_rho": True},
     ),
-    "table3": (_network, LARGE, ("SCDRO", "ERM", "RECOVER", "ABSGD"), {"rho": RHO_GRID, "choose_rho": True}),
+    "table3": (
+        _network,
+        LARGE,
+        ("SCDRO", "ERM", "RECOVER", "ABSGD"),
+        {"rho": RHO_GRID, "choose_rho": True},
+    ),
     "table4": (_network, CIFAR, ("PGSMD2", "FastDRO", "SCDRO"), {"rho": TABLE4_RHO}),
     "hidden": (_hidden, ("cifar100-hidden", "adult"), HIDDEN_METHODS, {}),
 }
 
-# Five steps, two values of what matters most, and four steps more around the best.
+# Five steps, two values of what matters most, with and without a bound on the gradients, and four
+# steps more around the best.
 SMALL_GRID: Grid = (
     ("beta", (0.1, 0.5)),
     ("ERM.momentum", (0.5, 0.9)),
@@ -99,6 +136,7 @@ SMALL_GRID: Grid = (
     ("gamma", (0.9,)),
     ("dual_lr", (1e-5, 1e-4)),
     ("DualSGM.dual_lr", (0.1,)),
+    ("max_grad_norm", (0.0, 1.0)),  # 0 is no bound
 )
 # The same with three values, since linear models are quick.
 CONVEX_GRID: Grid = (
@@ -168,22 +206,28 @@ def datasets(experiment: str, scale: str) -> tuple[str, ...]:
     return own if scale == "paper" else tuple(name for name in own if name not in LARGE) or CIFAR
 
 
-def study(experiment: str, dataset: str, scale: str, methods: tuple[str, ...] | None = None) -> Study:
+def study(
+    experiment: str, dataset: str, scale: str, methods: tuple[str, ...] | None = None
+) -> Study:
     """The configuration of an experiment on a data set, at a scale, with its own methods or others."""
     make, _, usual, own = chosen(EXPERIMENTS, experiment, "an experiment")
     chosen(dict.fromkeys(SCALES), scale, "a scale")
-    whole = make(dataset, experiment=experiment, methods=usual if methods is None else methods, **own)
+    whole = make(
+        dataset, experiment=experiment, methods=usual if methods is None else methods, **own
+    )
     return whole if scale == "paper" else _shortened(whole, scale)
 
 
 def changed(plain: Study, own: Mapping[str, Any]) -> Study:
     """A study with changed fields. Other epochs move the decay of lr; a grid keeps entries that are not given; its
-    values of lr take the place of steps."""
+    values of lr take the place of steps; a bound on the gradients that of a search for one."""
     own = dict(own)
     if names_lr(own.get("grid", ())):
         own = {**BY_LR, **own}
     if "epochs" in own and "decay_epoch" not in own:
         own["decay_epoch"] = decay_at(plain, own["epochs"])
+    if "max_grad_norm" in own:  # a bound that is given is not searched
+        plain = replace(plain, grid=tuple(e for e in plain.grid if e[0] != "max_grad_norm"))
     if "grid" in own:
         own["grid"] = tuple({**dict(plain.grid), **dict(own["grid"])}.items())
     return replace(plain, **own)

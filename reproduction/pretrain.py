@@ -26,13 +26,15 @@ from reproduction.engine.storage import read_json, write_json
 from reproduction.engine.study import chosen
 from reproduction.engine.task import in_order
 from reproduction.engine.tensorboard import Events
+from reproduction.scores import Scores, score
 from scdro.errors import CheckpointError, HyperparameterError, NonFiniteLossError
-from scdro.metrics import Scores, score
 
 __all__ = ["Pretraining", "load_pretrained", "predict", "pretrain"]
 
 Text = str | Callable[[], str]  # text, or a function that is called only when the text is shown
-Schedule = Callable[[int], float]  # depends only on the step, so a resumed run needs no scheduler state
+Schedule = Callable[
+    [int], float
+]  # depends only on the step, so a resumed run needs no scheduler state
 Progress = Callable[[int, int, Text], None]  # steps done, total steps, and the text
 SCHEDULES = ("step", "one-cycle")
 
@@ -41,8 +43,8 @@ SCHEDULES = ("step", "one-cycle")
 class Pretraining:
     """The paper's setting: 90 epochs of SGD with momentum .9 and batches of 128.
 
-    The paper does not give the lr decay and the weight decay. Here lr falls by 10 after 2/3 of the epochs, and weight
-    decay is as in the authors' code. `schedule` "one-cycle" is for shorter runs.
+    The paper does not give the lr decay and the weight decay. Here lr falls by 10 after 2/3 of the
+    epochs, and weight decay is as in the authors' code. `schedule` "one-cycle" is for shorter runs.
     """
 
     dataset: str
@@ -60,13 +62,21 @@ class Pretraining:
         chosen(MODELS, self.model, "a model")
         chosen(dict.fromkeys(SCHEDULES), self.schedule, "a schedule")
         for name in ("epochs", "batch_size", "evaluate_every", "lr"):
-            _require(name, getattr(self, name), "> 0 and finite", 0 < getattr(self, name) < math.inf)
+            _require(
+                name, getattr(self, name), "> 0 and finite", 0 < getattr(self, name) < math.inf
+            )
         _require("momentum", self.momentum, "in [0, 1)", 0 <= self.momentum < 1)
-        _require("weight_decay", self.weight_decay, ">= 0 and finite", 0 <= self.weight_decay < math.inf)
+        _require(
+            "weight_decay", self.weight_decay, ">= 0 and finite", 0 <= self.weight_decay < math.inf
+        )
         _require("seed", self.seed, "in [0, 2^63)", 0 <= self.seed < 2**63)
 
     def schedule_of(self, steps: int) -> Schedule:
-        return one_cycle(self.lr, steps) if self.schedule == "one-cycle" else step_decay(self.lr, steps * 2 // 3)
+        return (
+            one_cycle(self.lr, steps)
+            if self.schedule == "one-cycle"
+            else step_decay(self.lr, steps * 2 // 3)
+        )
 
 
 def pretrain(
@@ -84,9 +94,10 @@ def pretrain(
     """Train, or continue an interrupted run in this folder, with the same result bit for bit. A complete run is not
     repeated.
 
-    Writes config.json, metrics.jsonl (one line per epoch), checkpoint.pt (every `checkpoint_every` steps; the previous
-    one is kept and used if the newest is damaged), and at the end model.pt and scores.json; with `tensorboard` also its
-    files. A non-finite loss stops the run before it is written to any file.
+    Writes config.json, metrics.jsonl (one line per epoch), checkpoint.pt (every `checkpoint_every`
+    steps; the previous one is kept and used if the newest is damaged), and at the end model.pt and
+    scores.json; with `tensorboard` also its files. A non-finite loss stops the run before it is
+    written to any file.
     """
     _require("checkpoint_every", checkpoint_every, ">= 1", checkpoint_every >= 1)
     device = as_device(device)
@@ -124,13 +135,19 @@ class _Run:
     """All state of a run; `checkpoint` saves what a new process cannot recompute."""
 
     def __init__(
-        self, config: Pretraining, train: ImageData, test: ImageData, out: Path, notice: Notice, tensorboard: bool
+        self,
+        config: Pretraining,
+        train: ImageData,
+        test: ImageData,
+        out: Path,
+        notice: Notice,
+        tensorboard: bool,
     ) -> None:
         self.config, self.train, self.test, self.out = config, train, test, out
         if self._complete() and not (out / "checkpoint.pt").exists():
             raise CheckpointError(
-                f"expected a folder for a new run, or one to continue, got results in {out.absolute()} but no "
-                "checkpoint.pt; name another folder"
+                "expected a folder for a new run, or one to continue, got results in"
+                f" {out.absolute()} but no checkpoint.pt; name another folder"
             )
         self.batches = MemoryBatches(train, config.batch_size, augment=CropFlip(), seed=config.seed)
         with torch.random.fork_rng(devices=[]):
@@ -139,13 +156,19 @@ class _Run:
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay
         )
-        identity = {"config": asdict(config), "data": train.fingerprint(), "test": test.fingerprint()}
+        identity = {
+            "config": asdict(config),
+            "data": train.fingerprint(),
+            "test": test.fingerprint(),
+        }
         parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
         self.folder = RunFolder(out, identity, parts, train.device, notice=notice)
         at = self.folder.counters
         self.epoch: int = at.get("epoch", 0)
         self.batch: int = at.get("batch", 0)
-        self.totals = at.get("totals", torch.zeros(3, dtype=torch.float64, device=train.device))  # loss, right, seen
+        self.totals = at.get(
+            "totals", torch.zeros(3, dtype=torch.float64, device=train.device)
+        )  # loss, right, seen
         self.watch = Stopwatch(at.get("seconds", 0.0))
         self.events = Events(out, self.steps) if tensorboard and not self._complete() else None
 
@@ -164,7 +187,9 @@ class _Run:
         self.batch += 1
         with torch.no_grad():
             right = (logits.argmax(1) == y).sum()
-            self.totals += torch.stack([loss.double() * len(y), right.double(), torch.full_like(right, len(y))])
+            self.totals += torch.stack(
+                [loss.double() * len(y), right.double(), torch.full_like(right, len(y))]
+            )
         return loss.detach()
 
     def end_epoch(self) -> str:
@@ -176,11 +201,18 @@ class _Run:
         self.epoch, self.batch = self.epoch + 1, 0
         self.totals.zero_()
         record["samples"] = self.epoch * len(self.train)
-        text = f"epoch {self.epoch}/{self.config.epochs}  loss {loss / seen:.3f}  train {right / seen:.1%}"
+        text = (
+            f"epoch {self.epoch}/{self.config.epochs}  loss {loss / seen:.3f}  train"
+            f" {right / seen:.1%}"
+        )
         if self.epoch % self.config.evaluate_every == 0 or self.epoch == self.config.epochs:
             found = self.scores()
-            record |= {"test_accuracy": found.top1} | {f"test_{name}": v for name, v in _parts(found).items()}
-            parts = ", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in _parts(found).items())
+            record |= {"test_accuracy": found.top1} | {
+                f"test_{name}": v for name, v in _parts(found).items()
+            }
+            parts = ", ".join(
+                f"{name.replace('_', ' ')} {value:.1%}" for name, value in _parts(found).items()
+            )
             text += f"  test {found.top1:.1%}" + (f" ({parts})" if parts else "")
         record |= {"seconds": round(self.watch.seconds, 2)}
         self.folder.append(record)
@@ -197,7 +229,9 @@ class _Run:
 
     def checkpoint(self) -> None:
         self._check_loss()
-        self.folder.checkpoint(epoch=self.epoch, batch=self.batch, totals=self.totals, seconds=self.watch.seconds)
+        self.folder.checkpoint(
+            epoch=self.epoch, batch=self.batch, totals=self.totals, seconds=self.watch.seconds
+        )
 
     def finish(self) -> Scores:
         if self._complete():
@@ -206,7 +240,11 @@ class _Run:
         if self.events is not None:
             self.events.close()
         found = self.scores()
-        weights = {"model": self.config.model, "classes": self.train.classes, "dataset": self.config.dataset}
+        weights = {
+            "model": self.config.model,
+            "classes": self.train.classes,
+            "dataset": self.config.dataset,
+        }
         save(self.out / "model.pt", weights | {"state_dict": self.model.state_dict()})
         write_json(self.out / "scores.json", found.as_dict())
         return found
@@ -217,7 +255,8 @@ class _Run:
     def _check_loss(self) -> None:
         if not math.isfinite(float(self.totals[0])):
             raise NonFiniteLossError(
-                f"expected finite losses, got NaN or infinity in epoch {self.epoch + 1}; lower lr, in a new folder"
+                f"expected finite losses, got NaN or infinity in epoch {self.epoch + 1}; lower lr,"
+                " in a new folder"
             )
 
 
@@ -239,7 +278,8 @@ def load_pretrained(folder: Path) -> tuple[Network, dict[str, Any]]:
     path = folder / "model.pt"
     if not path.exists():
         raise CheckpointError(
-            f"expected {path.absolute()}, which `python -m reproduction pretrain` writes at its end; run it first"
+            f"expected {path.absolute()}, which `python -m reproduction pretrain` writes at its"
+            " end; run it first"
         )
     state = load(path)
     with usable(path):
@@ -258,7 +298,9 @@ def step_decay(lr: float, after: int, factor: float = 0.1) -> Schedule:
     return lambda t: lr if t < after else factor * lr
 
 
-def one_cycle(lr: float, steps: int, warm: float = 0.3, start: float = 1 / 25, end: float = 4e-6) -> Schedule:
+def one_cycle(
+    lr: float, steps: int, warm: float = 0.3, start: float = 1 / 25, end: float = 4e-6
+) -> Schedule:
     """Half cosines from `start * lr` up to lr over a share `warm` of the steps, then down to `end * lr` at the last
     step, like `torch.optim.lr_scheduler.OneCycleLR` with its defaults."""
     peak = max(warm * steps - 1, 1e-9)

@@ -42,27 +42,36 @@ DATA_NOTES: Mapping[str, str] = {
     "cifar10-st": HALVED,
     "cifar100-st": f"{HALVED} Its rare images are not the paper's very ones.",
     "digits-st": HALVED,
-    "inaturalist18": "Test accuracy is that of two of the three validation images of each class; the third is the "
-    "validation data.",
+    "inaturalist18": (
+        "Test accuracy is that of two of the three validation images of each class; the third is"
+        " the validation data."
+    ),
 }
 Config = Mapping[str, Any]  # a study's fields, or some of them
 
 
-# -- how to run it ----------------------------------------------------------------------------------------------------
+# -- how to run it
+# ----------------------------------------------------------------------------------------------------
 
 
 def _own_choices(own: Study) -> dict[str, Any]:
     """The fields in which a study differs from its scale's, as options would set them."""
     plain = study(own.experiment, own.dataset, own.scale)
     preset = study(own.experiment, own.dataset, own.scale, own.methods)
-    found = {f.name: getattr(own, f.name) for f in fields(Study) if getattr(own, f.name) != getattr(preset, f.name)}
+    found = {
+        f.name: getattr(own, f.name)
+        for f in fields(Study)
+        if getattr(own, f.name) != getattr(preset, f.name)
+    }
     if own.decay_epoch == decay_at(preset, own.epochs):
         found.pop("decay_epoch", None)
     else:
         found["decay_epoch"] = own.decay_epoch
     if "grid" in found:
         found["grid"] = tuple(entry for entry in own.grid if entry not in preset.grid)
-        if names_lr(found["grid"]):
+        if not found["grid"]:  # an entry less: the bound on the gradients is given, not searched
+            del found["grid"]
+        elif names_lr(found["grid"]):
             found = {name: value for name, value in found.items() if value != BY_LR.get(name, ...)}
     return ({} if own.methods == plain.methods else {"methods": own.methods}) | found
 
@@ -75,7 +84,9 @@ def _choices(studies: Iterable[Study]) -> dict[str, Any]:
 def title(studies: Sequence[Study]) -> str:
     """The experiment, its scale, and changed settings."""
     first, chosen = studies[0], _choices(studies)
-    set_to = ", ".join(f"{name.replace('_', ' ')} {_written(name, value)}" for name, value in chosen.items())
+    set_to = ", ".join(
+        f"{name.replace('_', ' ')} {_written(name, value)}" for name, value in chosen.items()
+    )
     return f"{first.experiment}, scale {first.scale}" + (f", with {set_to}" if set_to else "")
 
 
@@ -84,9 +95,13 @@ def command(studies: Sequence[Study]) -> str:
     first, names = studies[0], tuple(own.dataset for own in studies)
     words = ["python -m reproduction", first.experiment]
     words += [] if first.scale == "small" else [f"--scale {first.scale}"]
-    words += [] if names == datasets(first.experiment, first.scale) else [f"--dataset {' '.join(names)}"]
+    words += (
+        [] if names == datasets(first.experiment, first.scale) else [f"--dataset {' '.join(names)}"]
+    )
     read = [own.inputs for own in studies if own.dataset not in EMBEDDED]
-    words += ["--features DIR"] * ("features" in read) + ["--data DIR"] * any(kind != "features" for kind in read)
+    words += ["--features DIR"] * ("features" in read) + ["--data DIR"] * any(
+        kind != "features" for kind in read
+    )
     for name, value in _choices(studies).items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
@@ -104,7 +119,8 @@ def _written(name: str, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# -- how it differs from the paper ------------------------------------------------------------------------------------
+# -- how it differs from the paper
+# ------------------------------------------------------------------------------------
 
 
 def shortened(config: Config) -> list[str]:
@@ -114,15 +130,30 @@ def shortened(config: Config) -> list[str]:
     """
     known = EXPERIMENTS[config["experiment"]][1]
     there = config["dataset"] in known
-    theirs = [study(config["experiment"], name, "paper") for name in ([config["dataset"]] if there else known)]
-    found = [] if there else [f"{config['dataset']} (the paper's: {_and(NAMES.get(n, n) for n in known)})"]
+    theirs = [
+        study(config["experiment"], name, "paper")
+        for name in ([config["dataset"]] if there else known)
+    ]
+    found = (
+        []
+        if there
+        else [f"{config['dataset']} (the paper's: {_and(NAMES.get(n, n) for n in known)})"]
+    )
     for key, words in WORDS.items():
-        if key not in config or (key == "decay_epoch" and any(text.startswith("epochs") for text in found)):
+        if key not in config or (
+            key == "decay_epoch" and any(text.startswith("epochs") for text in found)
+        ):
             continue
         own, others = words(config), dict.fromkeys(words(asdict(one)) for one in theirs)
         if own not in others:
             usual = " or ".join(map(str, others))
-            text = f"not {usual}" if own is None else own if None in others else f"{own} instead of {usual}"
+            text = (
+                f"not {usual}"
+                if own is None
+                else own
+                if None in others
+                else f"{own} instead of {usual}"
+            )
             found.append(LABELS.get(key, "") + text)
     return found + _methods(config, theirs[0].methods)
 
@@ -194,7 +225,9 @@ WORDS: Mapping[str, Callable[[Config], str | None]] = {
     "max_grad_norm": _unless(0.0, "max_grad_norm", "gradients bounded by {}"),
     "precision": _unless("float32", "precision", "steps in {}"),
     "rho": _plain("rho"),
-    "choose_rho": lambda config: "rho chosen on validation data" if config["choose_rho"] else "each rho by itself",
+    "choose_rho": lambda config: (
+        "rho chosen on validation data" if config["choose_rho"] else "each rho by itself"
+    ),
     "tune_rho": _unless(0.0, "tune_rho", "settings searched at rho {} alone"),
     "tune_epochs": lambda config: _counted("searches of {}", config["tune_epochs"], "epoch"),
     "tune_seeds": lambda config: _counted(
@@ -203,10 +236,14 @@ WORDS: Mapping[str, Callable[[Config], str | None]] = {
     "choose_by": _unless("accuracy", "choose_by", "settings chosen by the robust value"),
     "trials": lambda config: _counted("at most {} of each grid", config["trials"], "setting"),
     "grid": lambda config: (
-        f"grids {_written('grid', config['grid'])} in place of the paper's" if config["grid"] else None
+        f"grids {_written('grid', config['grid'])} in place of the paper's"
+        if config["grid"]
+        else None
     ),
     "steps": lambda config: (
-        f"effective steps {_written('steps', config['steps'])} for every method" if config["steps"] else None
+        f"effective steps {_written('steps', config['steps'])} for every method"
+        if config["steps"]
+        else None
     ),
     "refine": lambda config: "four steps more around the best" if config["refine"] else None,
     "seeds": _plain("seeds"),
@@ -216,7 +253,9 @@ WORDS: Mapping[str, Callable[[Config], str | None]] = {
 def _methods(config: Config, usual: Sequence[str]) -> list[str]:
     own = config.get("methods", usual)
     missing, more = [m for m in usual if m not in own], [m for m in own if m not in usual]
-    return [f"{word} {_and(names)}" for word, names in (("without", missing), ("with", more)) if names]
+    return [
+        f"{word} {_and(names)}" for word, names in (("without", missing), ("with", more)) if names
+    ]
 
 
 def _and(names: Iterable[str]) -> str:
@@ -224,7 +263,8 @@ def _and(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-# -- what is going to be done ------------------------------------------------------------------------------------------
+# -- what is going to be done
+# ------------------------------------------------------------------------------------------
 
 
 def plan(studies: Sequence[Study]) -> str:
@@ -236,7 +276,11 @@ def plan(studies: Sequence[Study]) -> str:
 def _planned(study: Study) -> str:
     width = max(map(len, study.as_dict()))
     named = ("experiment", "dataset", "scale")
-    fields = [f"  {key:{width}}  {json.dumps(value)}" for key, value in study.as_dict().items() if key not in named]
+    fields = [
+        f"  {key:{width}}  {json.dumps(value)}"
+        for key, value in study.as_dict().items()
+        if key not in named
+    ]
     settings = [f"{arm}: {plural(len(_settings(study, arm)), 'setting')}" for arm in study.arms()]
     searched, around, final = number_of_runs(study)
     refined = f"{around:,} around the best, " if around else ""
@@ -248,8 +292,16 @@ def number_of_runs(study: Study) -> tuple[int, int, int]:
     """The number of runs of the search, where arms may share runs, of those around the best, at most, and of the seeds
     of the best."""
     tried = [runs for arm in study.arms() if len(runs := study.search(arm)) > 1]
-    around = sum(len(study.finer(arm, study.search(arm)[0].settings)) for arm in study.arms() if study.searches)
-    return len({run.path for runs in tried for run in runs}), around, study.seeds * len(study.arms())
+    around = sum(
+        len(study.finer(arm, study.search(arm)[0].settings))
+        for arm in study.arms()
+        if study.searches
+    )
+    return (
+        len({run.path for runs in tried for run in runs}),
+        around,
+        study.seeds * len(study.arms()),
+    )
 
 
 def _settings(study: Study, arm: Arm) -> set[Any]:

@@ -57,7 +57,10 @@ def curve_rows(found: Found) -> list[Row]:
             **_named(study, outcome),
             "seed": seed,
             **{key: point[key] for key in ("samples", "seconds")},
-            **{f"{score.part} {score.name}": point[score.part].get(score.name) for score in columns(study)},
+            **{
+                f"{score.part} {score.name}": point[score.part].get(score.name)
+                for score in columns(study)
+            },
             **{key: point.get(key) for key in ("lam", "kl", "epoch")},
         }
         for study, outcomes in found
@@ -80,7 +83,18 @@ def csv_text(rows: Sequence[Row]) -> str:
 _SAVED = tuple(
     (part, name)
     for part, names in (
-        ("test", ("top1", "minority", "majority", "balanced", "worst_group", "rare_groups", "robust_loss")),
+        (
+            "test",
+            (
+                "top1",
+                "minority",
+                "majority",
+                "balanced",
+                "worst_group",
+                "rare_groups",
+                "robust_loss",
+            ),
+        ),
         ("train", ("top1", "loss", "robust_loss", "kl")),
     )
     for name in names
@@ -91,7 +105,12 @@ def _named(study: Study, outcome: Outcome) -> Row:
     """The radius is the arm's, if it has one; its settings may have been searched at another radius."""
     arm, found = outcome.arm, outcome.settings or {}
     settings = {key: value for key, value in found.items() if key != "rho" or arm.rho is None}
-    return {"dataset": study.dataset, "method": arm.method, "rho": arm.rho, "settings": _plain(settings)}
+    return {
+        "dataset": study.dataset,
+        "method": arm.method,
+        "rho": arm.rho,
+        "settings": _plain(settings),
+    }
 
 
 def _plain(settings: Mapping[str, Any]) -> str:

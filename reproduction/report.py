@@ -34,15 +34,18 @@ def report(folder: Path, out: Path, sources: Sources) -> list[Sweep]:
     """Write the report of a folder of runs, and return its sweeps."""
     if (folder / STUDIES).exists() and not list(folder.glob("**/study.json")):
         raise MissingDataError(
-            f"expected runs in {folder.absolute()} or below it, found only tables; pass the folder of the runs, which "
-            "was their --out (by default runs/EXPERIMENT-SCALE)"
+            f"expected runs in {folder.absolute()} or below it, found only tables; pass the folder"
+            " of the runs, which was their --out (by default runs/EXPERIMENT-SCALE)"
         )
     return write_report(folder, out, lambda sweep: look_up(sweep, sources))
 
 
 def look_up(sweep: Sweep, sources: Sources) -> Known:
     """The paper's claims and the hardest samples in the data; images are preferred to features made from them."""
-    reported = {outcome.arm: numbers_for(sweep.experiment, sweep.dataset, outcome.arm) for outcome in sweep.outcomes}
+    reported = {
+        outcome.arm: numbers_for(sweep.experiment, sweep.dataset, outcome.arm)
+        for outcome in sweep.outcomes
+    }
     return replace(_samples(sweep, sources), claim=_claim(sweep), reported=reported)
 
 
@@ -52,7 +55,9 @@ def _claim(sweep: Sweep) -> Any:
         return None
     if sweep.experiment in BEYOND:
         return tag("p", CLAIMS[sweep.experiment], class_="claim")
-    claim = [tag("b", "The paper: "), CLAIMS[sweep.experiment], " "] if claimed(sweep.config) else None
+    claim = (
+        [tag("b", "The paper: "), CLAIMS[sweep.experiment], " "] if claimed(sweep.config) else None
+    )
     note = f" {NOT_ONE_BY_ONE}" if shortened(sweep.config) else ""
     return tag("p", claim, shortened_line(sweep.config), note, class_="claim")
 
@@ -84,8 +89,8 @@ def _known(train: Samples, wanted: Wanted) -> Known:
     for i, label in sorted(wanted):
         if i >= len(train) or int(train.labels[i]) != label:
             raise DataError(
-                f"expected the data that the runs were made with, got others: sample {i} does not have label {label}; "
-                "pass the folder as --data or --features"
+                f"expected the data that the runs were made with, got others: sample {i} does not"
+                f" have label {label}; pass the folder as --data or --features"
             )
     positions = sorted({i for i, _ in wanted})
     groups: Tensor | None = getattr(train, "groups", None)
@@ -94,7 +99,11 @@ def _known(train: Samples, wanted: Wanted) -> Known:
         group_names=tuple(getattr(train, "group_names", ())),
         counts=tuple(train.counts.tolist()),
         group_counts=() if groups is None else tuple(torch.bincount(groups).tolist()),
-        pictures={i: data_uri(png(small(_pixels(train, i)))) for i in positions} if not isinstance(train, Rows) else {},
+        pictures=(
+            {i: data_uri(png(small(_pixels(train, i)))) for i in positions}
+            if not isinstance(train, Rows)
+            else {}
+        ),
         features={i: _largest(train, i) for i in positions} if isinstance(train, Rows) else {},
         groups={} if groups is None else {i: int(groups[i]) for i in positions},
     )

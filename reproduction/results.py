@@ -20,8 +20,8 @@ __all__ = ["cell", "described", "lines", "markdown", "settings_line", "versions"
 
 FAR = 10  # times the loss of uniform predictions: no successful training ends above that
 ENDED_WELL = (
-    f"A trial ended well if its training robust loss is finite and at most {FAR} log(classes): log(classes) is that of "
-    "equal chances for all classes, in any worst case."
+    f"A trial ended well if its training robust loss is finite and at most {FAR} log(classes):"
+    " log(classes) is that of equal chances for all classes, in any worst case."
 )
 PAIRED = (
     "Paired by seed, in points of accuracy. Each interval is for one comparison by itself. Ours is "
@@ -36,7 +36,10 @@ def markdown(found: Found, environments: Sequence[Mapping[str, Any]] = ()) -> st
     """
     studies = [study for study, _ in found]
     first = studies[0]
-    parts = [f"# {protocol.title(studies)}", *(f"**{text}**" for text in protocol.warnings(studies))]
+    parts = [
+        f"# {protocol.title(studies)}",
+        *(f"**{text}**" for text in protocol.warnings(studies)),
+    ]
     if first.experiment in protocol.BEYOND:
         parts.append(CLAIMS[first.experiment])
     elif all(protocol.claimed(study.as_dict()) for study in studies):
@@ -53,17 +56,22 @@ def markdown(found: Found, environments: Sequence[Mapping[str, Any]] = ()) -> st
 def versions(environments: Sequence[Mapping[str, Any]]) -> str:
     """Versions in one line; all of them if runs differ."""
     keys = dict.fromkeys(key for one in environments for key in one)
-    known = {key: " and ".join(dict.fromkeys(str(one[key]) for one in environments if key in one)) for key in keys}
+    known = {
+        key: " and ".join(dict.fromkeys(str(one[key]) for one in environments if key in one))
+        for key in keys
+    }
     versions = ", ".join(f"{key} {value}" for key, value in known.items())
-    return (f"with {versions}; " if versions else "") + "the whole configuration is in studies.json."
+    return (
+        f"with {versions}; " if versions else ""
+    ) + "the whole configuration is in studies.json."
 
 
 def described(study: Study) -> str:
     smaller = f", images smaller by {study.pool}" if study.pool > 1 else ""
     of = f"Mean and standard deviation of {study.seeds} seeds." if study.seeds > 1 else "One seed."
     return (
-        f"{study.model} on {study.inputs}{smaller}, {plural(study.epochs, 'epoch')} (lr falls by ten after "
-        f"{study.decay_epoch}), batches of {study.batch_size}. {_search(study)} {of}"
+        f"{study.model} on {study.inputs}{smaller}, {plural(study.epochs, 'epoch')} (lr falls by"
+        f" ten after {study.decay_epoch}), batches of {study.batch_size}. {_search(study)} {of}"
     )
 
 
@@ -139,7 +147,9 @@ def _ended_well(trial: Mapping[str, Any]) -> bool:
 
 
 def settings_line(outcome: Outcome) -> str:
-    settings = {k: v for k, v in (outcome.settings or {}).items() if k != "rho" or outcome.arm.rho is None}
+    settings = {
+        k: v for k, v in (outcome.settings or {}).items() if k != "rho" or outcome.arm.rho is None
+    }
     return ", ".join(f"{key} {value:g}" for key, value in settings.items())
 
 
@@ -155,7 +165,8 @@ def _differences(found: Found) -> list[list[str]]:
     head = ["ours", "other", "score", "pairs", "difference", "95% interval", "ours is"]
     intro = PAIRED.format(plural(sum(map(len, differences)), "comparison"))
     tables = [
-        [[d.ours, d.other, d.score, str(d.pairs), *_interval(d), next(words)] for d in own] for own in differences
+        [[d.ours, d.other, d.score, str(d.pairs), *_interval(d), next(words)] for d in own]
+        for own in differences
     ]
     return [[f"{intro}\n\n{lines(head, rows)}"] if rows else [] for rows in tables]
 

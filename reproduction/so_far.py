@@ -25,8 +25,8 @@ from scdro.errors import MissingDataError
 __all__ = ["Reached", "reached", "so_far"]
 
 NOT_AT_THE_END = (
-    "Scores are those of the last evaluation. The paper's numbers are of {} epochs: for a run that has not reached "
-    "them they are the goal, not a comparison."
+    "Scores are those of the last evaluation. The paper's numbers are of {} epochs: for a run that"
+    " has not reached them they are the goal, not a comparison."
 )
 
 
@@ -52,8 +52,8 @@ def so_far(folder: Path, out: Path) -> str:
     path = folder / "study.json"
     if not path.exists():
         raise MissingDataError(
-            f"expected the study.json of a sweep in {folder.absolute()}, found none; name the folder of one data set, "
-            "such as runs/table4-paper/cifar10-st"
+            f"expected the study.json of a sweep in {folder.absolute()}, found none; name the"
+            " folder of one data set, such as runs/table4-paper/cifar10-st"
         )
     study, outcomes = read_study(folder), read_outcomes(read_study(folder), folder)
     runs = reached(study, outcomes, folder)
@@ -85,7 +85,11 @@ def reached(study: Study, outcomes: Sequence[Outcome], folder: Path) -> list[Rea
 
 
 def _folders(study: Study, outcome: Outcome, folder: Path) -> list[Path]:
-    return [] if outcome.settings is None else [folder / r.path for r in study.finals(outcome.arm, outcome.settings)]
+    return (
+        []
+        if outcome.settings is None
+        else [folder / r.path for r in study.finals(outcome.arm, outcome.settings)]
+    )
 
 
 def _text(study: Study, runs: Sequence[Reached], environments: Sequence[dict[str, Any]]) -> str:
@@ -107,21 +111,33 @@ def _text(study: Study, runs: Sequence[Reached], environments: Sequence[dict[str
 
 def _table(study: Study, runs: Sequence[Reached]) -> str:
     shown = columns(study)
-    head = ["method", f"epochs of {study.epochs}", "state", "evaluated after", *(column.title for column in shown)]
+    head = [
+        "method",
+        f"epochs of {study.epochs}",
+        "state",
+        "evaluated after",
+        *(column.title for column in shown),
+    ]
     rows = []
     for run in runs:
         last = run.curve[-1] if run.curve else {}
         values = [last.get(column.part, {}).get(column.name) for column in shown]
-        cells = [cell([] if v is None else [v], c.percent) for v, c in zip(values, shown, strict=True)]
+        cells = [
+            cell([] if v is None else [v], c.percent) for v, c in zip(values, shown, strict=True)
+        ]
         paper = numbers_for(study.experiment, study.dataset, run.outcome.arm).get(study.dataset)
         how_far = [run.name, f"{run.epochs:.1f}", run.status, f"{last['epoch']:g}" if last else ""]
-        rows.append([*how_far, *cells, settings_line(run.outcome), "" if paper is None else f"{paper:.2f}"])
+        rows.append(
+            [*how_far, *cells, settings_line(run.outcome), "" if paper is None else f"{paper:.2f}"]
+        )
     return lines([*head, "settings", "the paper"], rows)
 
 
 def _evaluations(runs: Sequence[Reached]) -> str:
     """One row per epoch and one column per run; evaluations are rounded to the nearest epoch."""
-    scores = [{round(point["epoch"]): point["test"].get("top1") for point in run.curve} for run in runs]
+    scores = [
+        {round(point["epoch"]): point["test"].get("top1") for point in run.curve} for run in runs
+    ]
     rows = [
         [str(epoch), *("" if (v := own.get(epoch)) is None else f"{100 * v:.2f}" for own in scores)]
         for epoch in sorted({epoch for own in scores for epoch in own})
@@ -132,11 +148,19 @@ def _evaluations(runs: Sequence[Reached]) -> str:
 def _draw(study: Study, runs: Sequence[Reached], path: Path) -> None:
     """Test accuracy, also of the rarer half, against epochs, for runs that have begun; circles are the paper's."""
     plots = pyplot()
-    shown = [column for column in columns(study) if column.part == "test" and column.name != "majority"]
-    figure, axes = plots.subplots(len(shown), 1, figsize=(7, 2.8 * len(shown)), squeeze=False, sharex=True)
+    shown = [
+        column for column in columns(study) if column.part == "test" and column.name != "majority"
+    ]
+    figure, axes = plots.subplots(
+        len(shown), 1, figsize=(7, 2.8 * len(shown)), squeeze=False, sharex=True
+    )
     for ax, column in zip(axes[:, 0], shown, strict=True):
         for k, run in enumerate(run for run in runs if run.curve):
-            known = [(p["epoch"], 100 * y) for p in run.curve if (y := p["test"].get(column.name)) is not None]
+            known = [
+                (p["epoch"], 100 * y)
+                for p in run.curve
+                if (y := p["test"].get(column.name)) is not None
+            ]
             style = {"color": COLOURS[k % 8], "linestyle": LINES[k % 8], "marker": "."}
             ax.plot(
                 *(zip(*known, strict=True) if known else ((), ())),
@@ -156,5 +180,9 @@ def _draw(study: Study, runs: Sequence[Reached], path: Path) -> None:
     axes[-1, 0].set_xlabel("epochs; the grey line is where lr falls")
     figure.tight_layout()
     for kind in ("png", "svg"):
-        figure.savefig(path.with_suffix(f".{kind}"), dpi=110, metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(
+            path.with_suffix(f".{kind}"),
+            dpi=110,
+            metadata={"Date": None} if kind == "svg" else None,
+        )
     plots.close(figure)

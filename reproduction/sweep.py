@@ -47,16 +47,29 @@ def sweep(
     agreed(Ranks(), lambda: _begin(study, data, out))
     arms = study.arms()
     if study.searches:
-        say(f"{study.experiment} on {study.dataset}: searching settings of {plural(len(study.methods), 'method')}")
+        say(
+            f"{study.experiment} on {study.dataset}: searching settings of"
+            f" {plural(len(study.methods), 'method')}"
+        )
     made: dict[Path, Trained] = {}
     for _ in ("the grid", "around the best of it"):
         tried = {arm: _searched(study, arm, made)[0] for arm in arms}
-        due = [run for runs in tried.values() if len(runs) > 1 for run in runs if run.path not in made]
+        due = [
+            run for runs in tried.values() if len(runs) > 1 for run in runs if run.path not in made
+        ]
         made |= run_all(due, data, out, means, show, say)
     best = {arm: _searched(study, arm, made)[1] for arm in arms}
     finals = {arm: [] if found is None else study.finals(arm, found) for arm, found in best.items()}
     say(f"{study.experiment} on {study.dataset}: {plural(study.seeds, 'seed')} of the best")
-    made |= run_all([run for runs in finals.values() for run in runs], data, out, means, show, say, keep_models=True)
+    made |= run_all(
+        [run for runs in finals.values() for run in runs],
+        data,
+        out,
+        means,
+        show,
+        say,
+        keep_models=True,
+    )
     found = [
         Outcome(
             arm,
@@ -69,11 +82,17 @@ def sweep(
     ]
     for run in (run for runs in finals.values() for run in runs):
         _tell_of_a_lost_curve(run, made[run.path], out, say)
-    ordered = [made[run.path] for arm in arms for run in (*tried[arm], *finals[arm]) if run.path in made]
-    return Swept(study, found, data, _each_once(one.environment for one in ordered if one.environment))
+    ordered = [
+        made[run.path] for arm in arms for run in (*tried[arm], *finals[arm]) if run.path in made
+    ]
+    return Swept(
+        study, found, data, _each_once(one.environment for one in ordered if one.environment)
+    )
 
 
-def _searched(study: Study, arm: Arm, made: Mapping[Path, Trained]) -> tuple[list[StudyRun], dict[str, Any] | None]:
+def _searched(
+    study: Study, arm: Arm, made: Mapping[Path, Trained]
+) -> tuple[list[StudyRun], dict[str, Any] | None]:
     return searched(study, arm, lambda run: made[run.path].result if run.path in made else None)
 
 
@@ -108,10 +127,13 @@ def _there(run: StudyRun, data: str, out: Path) -> Result | None:
     return None if found is None else found.result
 
 
-def _tell_of_a_lost_curve(run: StudyRun, trained: Trained, out: Path, say: Callable[[str], None]) -> None:
+def _tell_of_a_lost_curve(
+    run: StudyRun, trained: Trained, out: Path, say: Callable[[str], None]
+) -> None:
     """Warn if a finished run has no evaluations, since every run has at least one."""
     if trained.result["status"] != "failed" and not trained.curve:
         say(
-            f"{run} is missing from the curves: expected its evaluations in {out / run.path / 'metrics.jsonl'}, got "
-            "none; restore the file, or remove its folder and run the command again"
+            f"{run} is missing from the curves: expected its evaluations in"
+            f" {out / run.path / 'metrics.jsonl'}, got none; restore the file, or remove its folder"
+            " and run the command again"
         )

@@ -1,8 +1,9 @@
 """From a study to data in three parts.
 
-Training, validation and test data never overlap. Settings are chosen on the validation data, results come from the
-test data. CIFAR has no validation images, so every other test image is used for validation and the others for testing.
-With hidden groups, every fifth training sample is used, so that validation knows no more than training.
+Training, validation and test data never overlap. Settings are chosen on the validation data,
+results come from the test data. CIFAR has no validation images, so every other test image is used
+for validation and the others for testing. With hidden groups, every fifth training sample is used,
+so that validation knows no more than training.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reproduction.baselines import REGISTRY
 from reproduction.catalog import EMBEDDED, IMAGES, LISTS, open_image_data
 from reproduction.data import Table, adult, data_folder
 from reproduction.data.augment import CropFlip
@@ -28,7 +30,6 @@ from reproduction.engine.task import Task
 from reproduction.features import load_features
 from scdro.data import hold_out
 from scdro.errors import DataError, HyperparameterError, MissingDataError
-from scdro.optim import REGISTRY
 
 __all__ = ["Sources", "check_methods", "open_task", "pooled"]
 
@@ -57,7 +58,8 @@ def check_methods(study: Study, task: Task) -> None:
         for method in study.methods:
             if "groups" in REGISTRY[method].needs:
                 raise HyperparameterError(
-                    f"expected data with groups for {method}, got {study.dataset}, which has none; omit the method"
+                    f"expected data with groups for {method}, got {study.dataset}, which has none;"
+                    " omit the method"
                 )
 
 
@@ -69,8 +71,9 @@ def _features(dataset: str, pool: int, sources: Sources) -> Task:
     if folder is None:
         chosen({**IMAGES, **LISTS}, dataset, "a data set")
         raise MissingDataError(
-            f"expected features in {place.absolute()}, or in features/ there, found no train.json; make them with "
-            f"{_how_to_make(dataset, place)}, or pass the folder that contains {dataset}/ as --features"
+            f"expected features in {place.absolute()}, or in features/ there, found no train.json;"
+            f" make them with {_how_to_make(dataset, place)}, or pass the folder that contains"
+            f" {dataset}/ as --features"
         )
     splits = [split for split in ("train", "val", "test") if (folder / f"{split}.json").exists()]
     return _parted(dataset, {split: _feature_rows(folder, split) for split in splits})
@@ -78,15 +81,29 @@ def _features(dataset: str, pool: int, sources: Sources) -> Task:
 
 def _how_to_make(dataset: str, place: Path) -> str:
     if dataset in LISTS:
-        return f"`python -m reproduction features --model resnet50 --dataset {dataset} --out {place}`"
-    return f"`python -m reproduction pretrain {dataset} --out {place}` and `python -m reproduction features {place}`"
+        return (
+            f"`python -m reproduction features --model resnet50 --dataset {dataset} --out {place}`"
+        )
+    return (
+        f"`python -m reproduction pretrain {dataset} --out {place}` and `python -m reproduction"
+        f" features {place}`"
+    )
 
 
 def _feature_rows(folder: Path, split: str) -> Rows:
     found = load_features(folder, split)
-    x, y = torch.from_numpy(np.array(found.x, np.float32)), torch.from_numpy(found.y.astype(np.int64))
+    x, y = (
+        torch.from_numpy(np.array(found.x, np.float32)),
+        torch.from_numpy(found.y.astype(np.int64)),
+    )
     groups = None if found.groups is None else torch.from_numpy(found.groups.astype(np.int64))
-    return Rows(x, y, names=_numbers(y), groups=groups, group_names=() if groups is None else _numbers(groups))
+    return Rows(
+        x,
+        y,
+        names=_numbers(y),
+        groups=groups,
+        group_names=() if groups is None else _numbers(groups),
+    )
 
 
 def _numbers(labels: Tensor) -> list[str]:
@@ -96,15 +113,24 @@ def _numbers(labels: Tensor) -> list[str]:
 def _pixels(dataset: str, train: bool) -> Rows:
     data = IMAGES[dataset](None, train)
     pixels = data.images[:, 0].flatten(1).float() / 255
-    return Rows(pixels, data.labels, names=data.names, groups=data.groups, group_names=data.group_names)
+    return Rows(
+        pixels, data.labels, names=data.names, groups=data.groups, group_names=data.group_names
+    )
 
 
 def _images(dataset: str, pool: int, sources: Sources) -> Task:
     if dataset in LISTS:
         kind = LISTS[dataset]
-        return _parted(dataset, {split: kind(sources.data, split) for split in kind.sizes}, None, sources.workers)
+        return _parted(
+            dataset,
+            {split: kind(sources.data, split) for split in kind.sizes},
+            None,
+            sources.workers,
+        )
     chosen({**IMAGES, **LISTS}, dataset, "a data set")
-    train, test = (pooled(part, pool) if pool > 1 else part for part in open_image_data(dataset, sources.data))
+    train, test = (
+        pooled(part, pool) if pool > 1 else part for part in open_image_data(dataset, sources.data)
+    )
     side = train.images.shape[-1]
     return _parted(dataset, {"train": train, "test": test}, CropFlip(max(side // 8, 1)))
 
@@ -112,9 +138,14 @@ def _images(dataset: str, pool: int, sources: Sources) -> Task:
 def pooled(data: ImageData, factor: int) -> ImageData:
     """The images shrunk by an integer factor, by averaging squares of pixels."""
     if factor < 1 or any(side % factor for side in data.images.shape[2:]):
-        raise DataError(f"expected a factor that divides {tuple(data.images.shape[2:])}, got {factor}")
+        raise DataError(
+            f"expected a factor that divides {tuple(data.images.shape[2:])}, got {factor}"
+        )
     smaller = data.subset(torch.arange(len(data)))
-    parts = [F.avg_pool2d(part.float(), factor).round().to(torch.uint8) for part in torch.split(data.images, 5000)]
+    parts = [
+        F.avg_pool2d(part.float(), factor).round().to(torch.uint8)
+        for part in torch.split(data.images, 5000)
+    ]
     smaller.inputs = torch.cat(parts).contiguous(memory_format=torch.channels_last)
     return smaller
 
@@ -127,14 +158,25 @@ def _rows(dataset: str, pool: int, sources: Sources) -> Task:
 def _census_rows(table: Table) -> Rows:
     """Groups by sex, race and income: eight, of 13,027 down to 167 rows of Adult."""
     female, white = table.groups[:, 0] == "Female", table.groups[:, 1] == "White"
-    names = [f"{sex}, {race}, {y}" for sex in ("men", "women") for race in ("other", "white") for y in ("low", "high")]
+    names = [
+        f"{sex}, {race}, {y}"
+        for sex in ("men", "women")
+        for race in ("other", "white")
+        for y in ("low", "high")
+    ]
     groups = 4 * female.astype(np.int64) + 2 * white.astype(np.int64) + table.y
     x = torch.from_numpy(np.asarray(table.X.todense(), np.float32))
-    known: dict[str, Any] = {"groups": torch.from_numpy(groups), "group_names": names, "feature_names": table.names}
+    known: dict[str, Any] = {
+        "groups": torch.from_numpy(groups),
+        "group_names": names,
+        "feature_names": table.names,
+    }
     return Rows(x, torch.from_numpy(table.y), names=("low", "high"), **known)
 
 
-def _parted(dataset: str, splits: Mapping[str, Any], augment: Augmentation | None = None, workers: int = 0) -> Task:
+def _parted(
+    dataset: str, splits: Mapping[str, Any], augment: Augmentation | None = None, workers: int = 0
+) -> Task:
     """The three parts, with validation data held out if there are none."""
     if {"train", "val", "test"} <= set(splits):
         return Task(splits["train"], splits["val"], splits["test"], augment, workers)
@@ -151,4 +193,8 @@ def _parted(dataset: str, splits: Mapping[str, Any], augment: Augmentation | Non
     return Task(train, test.subset(aside), test.subset(stays), augment, workers)
 
 
-_OPENERS: Mapping[str, Callable[[str, int, Sources], Task]] = {"features": _features, "images": _images, "rows": _rows}
+_OPENERS: Mapping[str, Callable[[str, int, Sources], Task]] = {
+    "features": _features,
+    "images": _images,
+    "rows": _rows,
+}

@@ -31,14 +31,16 @@ __all__ = ["add"]
 STAND_INS = {"hidden": "digits-hidden"}
 NAMED_ELSEWHERE = ("experiment", "dataset", "scale")
 ABOUT = {
-    "methods": "names in scdro.optim.REGISTRY",
+    "methods": "names in reproduction.baselines.REGISTRY",
     "inputs": "features, images or rows",
     "model": "linear, mlp, resnet8, resnet20, resnet32 or resnet50",
     "width": "first channels of a ResNet, or units of an mlp",
     "part": "what is trained of a ResNet: all, last_block or classifier",
     "pool": "make images smaller by this factor",
     "epochs": "passes over the training data",
-    "decay_epoch": "after how many of them lr falls by ten; with --epochs by default the same share of them",
+    "decay_epoch": (
+        "after how many of them lr falls by ten; with --epochs by default the same share of them"
+    ),
     "batch_size": "samples to a step",
     "weight_decay": "of every method",
     "max_grad_norm": "bound on the norm of each gradient; 0 for none",
@@ -50,7 +52,10 @@ ABOUT = {
     "choose_by": "what settings are chosen by on validation data: accuracy or robust_value",
     "trials": "settings to try of each grid; 0 for all of it",
     "grid": "values to try, such as lr=.1,.5 SCDRO.beta=.1",
-    "steps": "effective step sizes in place of lr: lr, or lr / (1 - momentum) where momentum is not damped",
+    "steps": (
+        "effective step sizes in place of lr: lr, or lr / (1 - momentum) where momentum is not"
+        " damped"
+    ),
     "refine": "try four steps more around the best",
     "seeds": "runs of the best settings",
     "points": "how often a run is evaluated",
@@ -68,9 +73,10 @@ def add(commands: Any) -> None:
             usage="[options]",
             help=TITLES[experiment],
             description=("" if beyond else f"The paper's claim: {CLAIMS[experiment]} ")
-            + "Settings are searched on validation data, the best run with several seeds; tables and figures have the "
-            "paper's numbers beside ours. To resume after a kill at any moment, run the same command again. Under "
-            "torchrun the processes share each batch of one run after the other.",
+            + "Settings are searched on validation data, the best run with several seeds; tables"
+            " and figures have the paper's numbers beside ours. To resume after a kill at any"
+            " moment, run the same command again. Under torchrun the processes share each batch"
+            " of one run after the other.",
             examples=f"""
                 python -m reproduction {experiment} --scale smoke
                     a minute, on embedded digits where there are no data
@@ -89,24 +95,47 @@ def add(commands: Any) -> None:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dataset", nargs="+", default=None, help="by default all of the experiment's, at that scale")
+    parser.add_argument(
+        "--dataset",
+        nargs="+",
+        default=None,
+        help="by default all of the experiment's, at that scale",
+    )
     parser.add_argument(
         "--scale",
         choices=SCALES,
         default="small",
-        help="paper: its protocol; small (default): two cores, an evening; smoke: a minute, on digits if need be",
+        help=(
+            "paper: its protocol; small (default): two cores, an evening; smoke: a minute, on"
+            " digits if need be"
+        ),
     )
-    parser.add_argument("--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data")
     parser.add_argument(
-        "--features", type=Path, default=None, help="folder with a folder of features for each data set"
+        "--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data"
     )
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="where runs go (default: runs)")
     parser.add_argument(
-        "--results", type=Path, default=None, help="where tables and figures go (default: with the runs)"
+        "--features",
+        type=Path,
+        default=None,
+        help="folder with a folder of features for each data set",
     )
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time (default: 1; under torchrun no more)")
     parser.add_argument(
-        "--image-workers", type=int, default=0, help="processes of each run that decode large images (default: 0)"
+        "--out", type=Path, default=Path("runs"), help="where runs go (default: runs)"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=None,
+        help="where tables and figures go (default: with the runs)",
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, help="runs at a time (default: 1; under torchrun no more)"
+    )
+    parser.add_argument(
+        "--image-workers",
+        type=int,
+        default=0,
+        help="processes of each run that decode large images (default: 0)",
     )
     parser.add_argument("--tensorboard", action="store_true", help=TENSORBOARD)
     parser.add_argument(
@@ -123,9 +152,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         if field.name == "grid":
             group.add_argument(flag, nargs="+", type=_grid_entry, metavar="KEY=V,V", help=about)
         elif field.name in ("methods", "rho", "steps"):
-            group.add_argument(flag, nargs="+", type=str if field.name == "methods" else float, help=about)
+            group.add_argument(
+                flag, nargs="+", type=str if field.name == "methods" else float, help=about
+            )
         elif isinstance(field.default, bool):
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=about)
+            group.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=None, help=about
+            )
         else:
             group.add_argument(flag, type=type(field.default), help=about)
 
@@ -148,7 +181,10 @@ def run(args: argparse.Namespace) -> None:
     if args.tensorboard:
         check_tensorboard()
     means = Means(
-        Sources(args.data, args.features, args.image_workers), args.workers, args.checkpoint_seconds, args.tensorboard
+        Sources(args.data, args.features, args.image_workers),
+        args.workers,
+        args.checkpoint_seconds,
+        args.tensorboard,
     )
     studies = _studies(args, means.sources)
     if args.dry_run:
@@ -166,14 +202,22 @@ def run(args: argparse.Namespace) -> None:
 def _check_once(name: str, values: Sequence[Any]) -> None:
     again = [value for i, value in enumerate(values) if value in values[:i]]
     if again:
-        raise HyperparameterError(f"expected each of --{name} once, got {again[0]} twice; leave one out")
+        raise HyperparameterError(
+            f"expected each of --{name} once, got {again[0]} twice; leave one out"
+        )
 
 
 def _study(args: argparse.Namespace, dataset: str) -> Study:
-    given = {name: tuple(v) if isinstance(v, list) else v for name, v in vars(args).items() if v is not None}
+    given = {
+        name: tuple(v) if isinstance(v, list) else v
+        for name, v in vars(args).items()
+        if v is not None
+    }
     plain = study(args.experiment, dataset, args.scale, given.get("methods"))
     own = {field.name: given[field.name] for field in fields(plain) if field.name in given}
-    return changed(plain, {name: value for name, value in own.items() if name not in NAMED_ELSEWHERE})
+    return changed(
+        plain, {name: value for name, value in own.items() if name not in NAMED_ELSEWHERE}
+    )
 
 
 def _studies(args: argparse.Namespace, sources: Sources) -> list[Study]:
@@ -217,13 +261,24 @@ def _write(swept: Sequence[Swept], folder: Path) -> None:
     """Tables, figures and the configuration."""
     found = [(own.study, own.outcomes) for own in swept]
     text = markdown(found, [one for own in swept for one in own.environments])
-    rows = {"seeds.csv": seed_rows(found), "trials.csv": trial_rows(found), "curves.csv": curve_rows(found)}
+    rows = {
+        "seeds.csv": seed_rows(found),
+        "trials.csv": trial_rows(found),
+        "curves.csv": curve_rows(found),
+    }
     files = {"table.md": text, **{name: csv_text(own) for name, own in rows.items()}}
     for name, content in files.items():
         write(folder / name, content.encode())
     write_json(
         folder / STUDIES,
-        {s.study.dataset: {"study": s.study.as_dict(), "data": s.data, "environments": s.environments} for s in swept},
+        {
+            s.study.dataset: {
+                "study": s.study.as_dict(),
+                "data": s.data,
+                "environments": s.environments,
+            }
+            for s in swept
+        },
     )
     print(text)
     try:

@@ -25,7 +25,10 @@ def add(commands: Any) -> None:
         "features",
         usage="[RUN | --model MODEL --dataset DATASET --out FOLDER] [options]",
         help="features of a pretrained network, kept on disk",
-        description="Compute the features of every split of a data set, unless those of these data and weights exist.",
+        description=(
+            "Compute the features of every split of a data set, unless those of these data and"
+            " weights exist."
+        ),
         examples="""
             python -m reproduction features runs/cifar10-st --data data
                 of all splits of the data that the network was trained on
@@ -37,21 +40,35 @@ def add(commands: Any) -> None:
         formatter=DefaultsHelp,
     )
     parser.add_argument(
-        "run_folder", type=Path, nargs="?", help="folder of `python -m reproduction pretrain`; without, see --model"
+        "run_folder",
+        type=Path,
+        nargs="?",
+        help="folder of `python -m reproduction pretrain`; without, see --model",
     )
-    parser.add_argument("--model", default=None, help="resnet50: torchvision's, with ImageNet's weights")
+    parser.add_argument(
+        "--model", default=None, help="resnet50: torchvision's, with ImageNet's weights"
+    )
     parser.add_argument("--dataset", default=None, help="by default that of the run")
     parser.add_argument(
-        "--split", action="append", help="train, val or test; may be repeated; by default all there are"
+        "--split",
+        action="append",
+        help="train, val or test; may be repeated; by default all there are",
     )
-    parser.add_argument("--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data")
+    parser.add_argument(
+        "--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data"
+    )
     parser.add_argument(
         "--out",
         type=Path,
         default=None,
-        help="where to; by default features/ in the run's folder, of other data than its own features/DATASET/",
+        help=(
+            "where to; by default features/ in the run's folder, of other data than its own"
+            " features/DATASET/"
+        ),
     )
-    parser.add_argument("--dtype", choices=("float16", "float32"), default="float16", help="of the numbers on disk")
+    parser.add_argument(
+        "--dtype", choices=("float16", "float32"), default="float16", help="of the numbers on disk"
+    )
     parser.add_argument("--batch-size", type=int, default=500, help="images at a time")
     parser.add_argument("--workers", type=int, default=0, help="processes that decode large images")
     parser.add_argument("--device", default="cpu", help="where to compute")
@@ -75,18 +92,25 @@ def run(args: argparse.Namespace) -> None:
             progress=ProgressLine(),
             notice=say,
         )
-        print(f"{split}: {len(data):,} x {model.classifier.in_features} in {out}" + ("" if wrote else " (were there)"))
+        print(
+            f"{split}: {len(data):,} x {model.classifier.in_features} in {out}"
+            + ("" if wrote else " (were there)")
+        )
 
 
 def _source(args: argparse.Namespace) -> tuple[Any, str, Path]:
     """The network, the data set's name and where the features go."""
     if args.run_folder is not None:
         if args.model is not None:
-            raise HyperparameterError("expected the folder of a run, whose model it is, or --model, got both")
+            raise HyperparameterError(
+                "expected the folder of a run, whose model it is, or --model, got both"
+            )
         model, about = load_pretrained(args.run_folder)
         own, plain = about["dataset"], args.run_folder / "features"
         dataset = args.dataset or own
         return model, dataset, args.out or (plain if dataset == own else plain / dataset)
     if args.model is None or args.dataset is None or args.out is None:
-        raise HyperparameterError("expected the folder of a run, or all of --model, --dataset and --out")
+        raise HyperparameterError(
+            "expected the folder of a run, or all of --model, --dataset and --out"
+        )
     return chosen(PRETRAINED, args.model, "a pretrained model")(1), args.dataset, args.out

@@ -37,7 +37,10 @@ def add(commands: Any) -> None:
         "pretrain",
         usage="DATASET --out FOLDER [options]",
         help="train a network by cross-entropy, the start of the convex setting",
-        description="Train a network by cross-entropy. Run again, it goes on where it was stopped, bit for bit.",
+        description=(
+            "Train a network by cross-entropy. Run again, it goes on where it was stopped, bit for"
+            " bit."
+        ),
         examples="""
             python -m reproduction pretrain cifar10-st --out runs/cifar10-st --epochs 25 --schedule one-cycle
                 a ResNet20 in a few hours of one core
@@ -45,16 +48,24 @@ def add(commands: Any) -> None:
         formatter=DefaultsHelp,
     )
     parser.add_argument("dataset", help=f"one of {', '.join(IMAGES)}")
-    parser.add_argument("--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data")
+    parser.add_argument(
+        "--data", type=Path, default=None, help="folder with the data; else $SCDRO_DATA, or ./data"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the run")
     for field in fields(Pretraining):
         if field.name != "dataset":
             flag = f"--{field.name.replace('_', '-')}"
-            about: dict[str, Any] = {"type": type(field.default), "default": field.default, "help": known[field.name]}
+            about: dict[str, Any] = {
+                "type": type(field.default),
+                "default": field.default,
+                "help": known[field.name],
+            }
             parser.add_argument(flag, **about)
     parser.add_argument("--device", default="cpu", help="where to train")
     parser.add_argument("--tensorboard", action="store_true", help=TENSORBOARD)
-    parser.add_argument("--checkpoint-every", type=int, default=100, help="steps from one checkpoint to the next")
+    parser.add_argument(
+        "--checkpoint-every", type=int, default=100, help="steps from one checkpoint to the next"
+    )
     parser.set_defaults(run=run)
 
 
@@ -82,7 +93,9 @@ def run(args: argparse.Namespace) -> None:
         "rare groups": found.rare_groups,
         "worst group": found.worst_group,
     }
-    told = ", ".join(f"{name} {value:.2%}" for name, value in parts.items() if not math.isnan(value))
+    told = ", ".join(
+        f"{name} {value:.2%}" for name, value in parts.items() if not math.isnan(value)
+    )
     print(
         f"{config.dataset}, {config.model}, {config.epochs} epochs: test accuracy {found.top1:.2%}"
         + (f" ({told})" if told else "")

@@ -21,8 +21,10 @@ def add(commands: Any) -> None:
         "table1",
         usage="[options]",
         help="rates of convergence and the cost of a step, measured",
-        description="Measure the powers at which stationarity and objective gap fall with samples, and what a step "
-        "costs. To resume after a kill at any moment, run the same command again.",
+        description=(
+            "Measure the powers at which stationarity and objective gap fall with samples, and what"
+            " a step costs. To resume after a kill at any moment, run the same command again."
+        ),
         examples="""
             python -m reproduction table1 --scale smoke
                 a few seconds
@@ -30,9 +32,15 @@ def add(commands: Any) -> None:
                 an hour or two
         """,
     )
-    parser.add_argument("--scale", choices=table1.SCALES, default="small", help="how much is run (small)")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="where runs go (default: runs)")
-    parser.add_argument("--results", type=Path, default=None, help="where runs and tables go, in place of --out")
+    parser.add_argument(
+        "--scale", choices=table1.SCALES, default="small", help="how much is run (small)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs"), help="where runs go (default: runs)"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=None, help="where runs and tables go, in place of --out"
+    )
     parser.add_argument("--workers", type=int, default=1, help="runs at a time (default: 1)")
     parser.set_defaults(run=run)
 

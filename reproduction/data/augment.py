@@ -45,6 +45,8 @@ class CropFlip:
         self.pad = pad
 
     def __call__(self, images: Tensor, rng: np.random.Generator) -> Tensor:
-        places = torch.from_numpy(rng.integers(2 * self.pad + 1, size=(2, len(images)))).to(images.device)
+        places = torch.from_numpy(rng.integers(2 * self.pad + 1, size=(2, len(images)))).to(
+            images.device
+        )
         flip = torch.from_numpy(rng.random(len(images)) < 0.5).to(images.device)
         return crop_flip(images, places[0], places[1], flip, self.pad)

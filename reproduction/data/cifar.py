@@ -61,7 +61,8 @@ class CIFAR10(ImageData):
     """CIFAR-10 in memory.
 
     Args:
-        root: the folder that holds `cifar-10-batches-py`, or that folder itself; by default $SCDRO_DATA, or ./data.
+        root: the folder that holds `cifar-10-batches-py`, or that folder itself; by default
+            $SCDRO_DATA, or ./data.
         train: the 50,000 training images, or the 10,000 test images.
 
     Example:
@@ -74,7 +75,9 @@ class CIFAR10(ImageData):
     def __init__(self, root: PathLike | None = None, train: bool = True) -> None:
         files = _Files(TEN, root, train)
         images, labels = files.read()
-        super().__init__(images, labels["labels"], mean=TEN.mean, std=TEN.std, names=files.names("label_names"))
+        super().__init__(
+            images, labels["labels"], mean=TEN.mean, std=TEN.std, names=files.names("label_names")
+        )
 
 
 class CIFAR100(ImageData):
@@ -89,7 +92,9 @@ class CIFAR100(ImageData):
         scdro.errors.MissingDataError: expected the file ...
     """
 
-    def __init__(self, root: PathLike | None = None, train: bool = True, *, coarse: bool = False) -> None:
+    def __init__(
+        self, root: PathLike | None = None, train: bool = True, *, coarse: bool = False
+    ) -> None:
         files = _Files(HUNDRED, root, train)
         images, labels = files.read()
         fine, superclass = files.names("fine_label_names"), files.names("coarse_label_names")
@@ -107,7 +112,9 @@ class CIFAR100(ImageData):
 class _FewOfHalf:
     """Of the first half of the classes only the last `keep` training images."""
 
-    def __init__(self, root: PathLike | None = None, train: bool = True, *, keep: int = 100) -> None:
+    def __init__(
+        self, root: PathLike | None = None, train: bool = True, *, keep: int = 100
+    ) -> None:
         super().__init__(root, train)  # type: ignore[call-arg]  # of the data set beside it
         if train:
             assert isinstance(self, ImageData)
@@ -141,8 +148,9 @@ class CIFAR100ST(_FewOfHalf, CIFAR100):
 class CIFAR100Hidden(CIFAR100):
     """CIFAR-100 by its 20 superclasses; in each, two of the five fine classes are almost missing.
 
-    The two are those of the least numbers, and keep their last 50 training images. All superclasses have 1,600 training
-    images, so no label tells of the imbalance. Fine labels are `groups`, for evaluation alone, `rare` the rare ones.
+    The two are those of the least numbers, and keep their last 50 training images. All superclasses
+    have 1,600 training images, so no label tells of the imbalance. Fine labels are `groups`, for
+    evaluation alone, `rare` the rare ones.
 
     Example:
         >>> CIFAR100Hidden("data").rare  # doctest: +SKIP
@@ -154,7 +162,11 @@ class CIFAR100Hidden(CIFAR100):
     def __init__(self, root: PathLike | None = None, train: bool = True, *, keep: int = 50) -> None:
         super().__init__(root, train, coarse=True)
         assert self.groups is not None
-        self.rare = tuple(sorted(g for c in range(self.classes) for g in _members(self.groups, self.labels == c)[:2]))
+        self.rare = tuple(
+            sorted(
+                g for c in range(self.classes) for g in _members(self.groups, self.labels == c)[:2]
+            )
+        )
         if train:
             self._keep(keep_last(self.groups, dict.fromkeys(self.rare, keep)))
 
@@ -175,26 +187,41 @@ class _Files:
         """Images (n, 3, 32, 32), and all kinds of labels."""
         parts = [self._load(name) for name in self.parts]
         labels = {kind: torch.cat([part[kind] for _, part in parts]) for kind in self.source.labels}
-        return torch.from_numpy(np.concatenate([data for data, _ in parts])).view(-1, 3, 32, 32), labels
+        return (
+            torch.from_numpy(np.concatenate([data for data, _ in parts])).view(-1, 3, 32, 32),
+            labels,
+        )
 
     def names(self, key: str) -> list[str]:
         path = self._path(self.source.meta)
         names = _unpickled(path).get(key)
         if not isinstance(names, list):
-            raise DataError(f"expected a list of names under {key!r} in {path}; download the file again")
+            raise DataError(
+                f"expected a list of names under {key!r} in {path}; download the file again"
+            )
         return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
 
     def _path(self, name: str) -> Path:
         return find(
-            self.folders, name, f"unpack {self.source.archive} there, or name the folder by --data or $SCDRO_DATA"
+            self.folders,
+            name,
+            f"unpack {self.source.archive} there, or name the folder by --data or $SCDRO_DATA",
         )
 
     def _load(self, name: str) -> tuple[npt.NDArray[np.uint8], dict[str, Tensor]]:
         path = self._path(name)
         content = _unpickled(path)
         data = content.get("data")
-        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
-            raise DataError(f"expected uint8 images of shape (n, 3072) under 'data' in {path}; download the file again")
+        if (
+            not isinstance(data, np.ndarray)
+            or data.dtype != np.uint8
+            or data.ndim != 2
+            or data.shape[1] != 3072
+        ):
+            raise DataError(
+                f"expected uint8 images of shape (n, 3072) under 'data' in {path}; download the"
+                " file again"
+            )
         labels = {
             kind: as_labels(content.get(kind), len(data), what=f"entries under {kind!r} in {path}")
             for kind in self.source.labels
@@ -210,7 +237,11 @@ class _NumpyOnly(pickle.Unpickler):
             ("_codecs", "encode"),
             ("numpy", "dtype"),
             ("numpy", "ndarray"),
-            *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+            *(
+                (f"numpy.{core}.multiarray", name)
+                for core in ("core", "_core")
+                for name in ("_reconstruct", "scalar")
+            ),
             *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
         }
     )
@@ -225,10 +256,14 @@ def _unpickled(path: Path) -> dict[str, Any]:
     with open_bytes(path) as file:
         try:
             content = _NumpyOnly(file, encoding="bytes").load()
-            return {key.decode() if isinstance(key, bytes) else key: value for key, value in content.items()}
+            return {
+                key.decode() if isinstance(key, bytes) else key: value
+                for key, value in content.items()
+            }
         except (OSError, EOFError, zlib.error):
             raise
         except Exception as error:  # bytes that are not a pickle fail in any way
             raise DataError(
-                f"expected a pickle file of CIFAR, got one that cannot be read, {path}: {error}; download it again"
+                f"expected a pickle file of CIFAR, got one that cannot be read, {path}: {error};"
+                " download it again"
             ) from error

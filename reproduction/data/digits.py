@@ -20,7 +20,9 @@ NAMES = tuple(str(digit) for digit in range(10))
 class _Digits(ImageData):
     """Images of 8 x 8 pixels."""
 
-    def __init__(self, labels: Callable[[Tensor], Tensor], names: Sequence[str], groups: bool) -> None:
+    def __init__(
+        self, labels: Callable[[Tensor], Tensor], names: Sequence[str], groups: bool
+    ) -> None:
         pixels, digits = _digits()
         super().__init__(
             pixels.view(-1, 1, 8, 8).expand(-1, 3, -1, -1),
@@ -68,4 +70,6 @@ def _digits() -> tuple[Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
-    return torch.from_numpy(np.round(x * (255 / 16)).astype(np.uint8)), torch.from_numpy(y.astype(np.int64))
+    return torch.from_numpy(np.round(x * (255 / 16)).astype(np.uint8)), torch.from_numpy(
+        y.astype(np.int64)
+    )

@@ -34,7 +34,11 @@ def find(folders: tuple[Path, ...], names: str | tuple[str, ...], how: str) -> P
     Raises:
         MissingDataError: with every path that was tried, and `how` to get the file.
     """
-    wanted = [folder / name for folder in folders for name in ((names,) if isinstance(names, str) else names)]
+    wanted = [
+        folder / name
+        for folder in folders
+        for name in ((names,) if isinstance(names, str) else names)
+    ]
     for file in wanted:
         for candidate in (file, file.with_name(f"{file.name}.gz")):
             if candidate.is_file():
@@ -51,7 +55,8 @@ def open_text(path: Path) -> Iterator[IO[str]]:
             yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"expected UTF-8 text in {path}, got other bytes ({error}); save it as UTF-8, or download it again"
+                f"expected UTF-8 text in {path}, got other bytes ({error}); save it as UTF-8, or"
+                " download it again"
             ) from error
 
 

@@ -44,7 +44,13 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     """
 
     def __init__(
-        self, root: str | os.PathLike[str], paths: Sequence[str], labels: Tensor, *, classes: int, transform: Transform
+        self,
+        root: str | os.PathLike[str],
+        paths: Sequence[str],
+        labels: Tensor,
+        *,
+        classes: int,
+        transform: Transform,
     ) -> None:
         self.root, self.paths, self.labels = Path(root).expanduser(), list(paths), labels
         self.classes, self.transform = classes, transform
@@ -54,7 +60,9 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
         """Random transforms draw from torch's generator, which a DataLoader seeds. See also `WorkerBatches`."""
-        return self.load(i, np.random.default_rng(int(torch.randint(2**62, ())))), int(self.labels[i])
+        return self.load(i, np.random.default_rng(int(torch.randint(2**62, ())))), int(
+            self.labels[i]
+        )
 
     @property
     def counts(self) -> Tensor:
@@ -81,8 +89,8 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         """SHA-256 of the transform, the list, and the file size of each existing image; independent of the root."""
         if " at 0x" in repr(self.transform):
             raise DataError(
-                f"expected a transform whose repr describes it, such as a dataclass, got {self.transform!r}, which "
-                "differs from process to process"
+                "expected a transform whose repr describes it, such as a dataclass, got"
+                f" {self.transform!r}, which differs from process to process"
             )
         digest = hashlib.sha256(f"{self.transform!r}\n".encode())
         for path, label in zip(self.paths, self.labels.tolist(), strict=True):
@@ -103,13 +111,18 @@ def decoded(root: Path, name: str) -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingDataError("expected Pillow to decode images; pip install scdro[images]") from error
+        raise MissingDataError(
+            "expected Pillow to decode images; pip install scdro[images]"
+        ) from error
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
     except FileNotFoundError:
         raise MissingDataError(
-            f"expected the image {path.absolute()}, which is in the list; is root, {root.absolute()}, the right folder?"
+            f"expected the image {path.absolute()}, which is in the list; is root,"
+            f" {root.absolute()}, the right folder?"
         ) from None
     except OSError as error:
-        raise DataError(f"expected an image that can be decoded, got {path.absolute()}: {error}") from error
+        raise DataError(
+            f"expected an image that can be decoded, got {path.absolute()}: {error}"
+        ) from error

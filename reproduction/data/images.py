@@ -18,7 +18,9 @@ Triple = tuple[float, float, float]
 
 def normalised(images: Tensor, mean: Triple, std: Triple) -> Tensor:
     """uint8 images (..., 3, h, w) as floats in [0, 1], minus the mean, divided by the standard deviation."""
-    shift, scale = (torch.tensor(v, device=images.device).mul(255).view(3, 1, 1) for v in (mean, std))
+    shift, scale = (
+        torch.tensor(v, device=images.device).mul(255).view(3, 1, 1) for v in (mean, std)
+    )
     return images.float().sub_(shift).div_(scale)
 
 
@@ -42,12 +44,24 @@ class ImageData(InMemory):
         ([1, 3], [1, 1])
     """
 
-    def __init__(self, images: Any, labels: Any, *, mean: Triple, std: Triple, **about: Any) -> None:
+    def __init__(
+        self, images: Any, labels: Any, *, mean: Triple, std: Triple, **about: Any
+    ) -> None:
         images = tensor_of(images, "images")
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-            raise DataError(f"expected uint8 images (n, 3, h, w), got {images.dtype} of shape {tuple(images.shape)}")
-        if len(mean) != 3 or len(std) != 3 or not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
-            raise DataError(f"expected three means and three standard deviations > 0, got {mean} and {std}")
+            raise DataError(
+                f"expected uint8 images (n, 3, h, w), got {images.dtype} of shape"
+                f" {tuple(images.shape)}"
+            )
+        if (
+            len(mean) != 3
+            or len(std) != 3
+            or not all(map(math.isfinite, (*mean, *std)))
+            or min(std) <= 0
+        ):
+            raise DataError(
+                f"expected three means and three standard deviations > 0, got {mean} and {std}"
+            )
         self.mean, self.std = mean, std
         super().__init__(images.contiguous(memory_format=torch.channels_last), labels, **about)
 

@@ -39,9 +39,10 @@ class LongTailList(ImageFiles):
 
     Args:
         list_file: lines `relative/path label`, plain or gzip.
-        root: the folder that the paths are relative to; by default that of the list. Images are not looked for before
-            they are asked for.
-        transform: a function of a Pillow image and a NumPy generator that gives a tensor; by default `EvalTransform()`.
+        root: the folder that the paths are relative to; by default that of the list. Images are not
+            looked for before they are asked for.
+        transform: a function of a Pillow image and a NumPy generator that gives a tensor; by
+            default `EvalTransform()`.
         classes: how many there are; by default the largest label plus one.
         size: checked where given.
 
@@ -65,7 +66,9 @@ class LongTailList(ImageFiles):
         size: Size | None = None,
     ) -> None:
         file = Path(list_file).expanduser()
-        path = find((file.parent,), file.name, "name an existing list of lines `relative/path label`")
+        path = find(
+            (file.parent,), file.name, "name an existing list of lines `relative/path label`"
+        )
         paths, labels = _read_list(path)
         classes = int(labels.max()) + 1 if classes is None else classes
         super().__init__(
@@ -105,7 +108,9 @@ class _Preset(LongTailList):
         path = find((place,), f"{self.stem}_{split}.txt", f"see {self.source}")
         if transform is None:
             transform = (TrainTransform if split == "train" else EvalTransform)(*self.normalisation)
-        super().__init__(path, folder, transform=transform, classes=self.number, size=self.sizes[split])
+        super().__init__(
+            path, folder, transform=transform, classes=self.number, size=self.sizes[split]
+        )
 
 
 class ImageNetLT(_Preset):
@@ -125,8 +130,15 @@ class ImageNetLT(_Preset):
     """
 
     stem, number = "ImageNet_LT", 1000
-    sizes: ClassVar = {"train": Size(115_846, 1280, 5), "val": Size(20_000, 20, 20), "test": Size(50_000, 50, 50)}
-    source = "https://github.com/zhmiao/OpenLongTailRecognition-OLTR for lists, https://image-net.org for images"
+    sizes: ClassVar = {
+        "train": Size(115_846, 1280, 5),
+        "val": Size(20_000, 20, 20),
+        "test": Size(50_000, 50, 50),
+    }
+    source = (
+        "https://github.com/zhmiao/OpenLongTailRecognition-OLTR for lists, https://image-net.org"
+        " for images"
+    )
 
 
 class PlacesLT(_Preset):
@@ -140,8 +152,15 @@ class PlacesLT(_Preset):
     """
 
     stem, number = "Places_LT", 365
-    sizes: ClassVar = {"train": Size(62_500, 4980, 5), "val": Size(7_300, 20, 20), "test": Size(36_500, 100, 100)}
-    source = "https://github.com/zhmiao/OpenLongTailRecognition-OLTR for lists, http://places2.csail.mit.edu for images"
+    sizes: ClassVar = {
+        "train": Size(62_500, 4980, 5),
+        "val": Size(7_300, 20, 20),
+        "test": Size(36_500, 100, 100),
+    }
+    source = (
+        "https://github.com/zhmiao/OpenLongTailRecognition-OLTR for lists,"
+        " http://places2.csail.mit.edu for images"
+    )
 
 
 class iNaturalist18(_Preset):
@@ -158,7 +177,10 @@ class iNaturalist18(_Preset):
     stem, number = "iNaturalist18", 8142
     sizes: ClassVar = {"train": Size(437_513, 1000, 2), "val": Size(24_426, 3, 3)}
     normalisation = ((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))
-    source = "https://github.com/facebookresearch/classifier-balancing for lists, visipedia/inat_comp for images"
+    source = (
+        "https://github.com/facebookresearch/classifier-balancing for lists, visipedia/inat_comp"
+        " for images"
+    )
 
 
 def _check(path: Path, counts: Tensor, classes: int, size: Size | None) -> None:
@@ -168,7 +190,8 @@ def _check(path: Path, counts: Tensor, classes: int, size: Size | None) -> None:
         found = Size(int(counts.sum()), int(counts.max()), int(counts.min()))
         if found != size:
             raise DataError(
-                f"expected {size} in {path}, got {found}; download it again, or use LongTailList for your own"
+                f"expected {size} in {path}, got {found}; download it again, or use LongTailList"
+                " for your own"
             )
 
 
@@ -180,10 +203,15 @@ def _read_list(path: Path) -> tuple[list[str], Tensor]:
             if not line.strip():
                 continue
             name, _, label = line.strip().rpartition(" ")
-            if not name or not label.isdecimal() or len(label) > len(str(MOST)) or int(label) >= MOST:
+            if (
+                not name
+                or not label.isdecimal()
+                or len(label) > len(str(MOST))
+                or int(label) >= MOST
+            ):
                 raise DataError(
-                    f"expected `relative/path label`, label from 0 to {MOST - 1}, in line {number} of {path}, got "
-                    f"{line.strip()!r}"
+                    f"expected `relative/path label`, label from 0 to {MOST - 1}, in line {number}"
+                    f" of {path}, got {line.strip()!r}"
                 )
             paths.append(name)
             labels.append(int(label))

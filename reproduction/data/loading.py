@@ -1,10 +1,11 @@
 """Batches (inputs, labels, index) that depend only on the seed, from memory or decoded by worker processes.
 
-The order of an epoch depends on (seed, epoch), the augmentation of a batch on (seed, epoch, its number), that of an
-image decoded by a worker on (seed, epoch, number of the batch, position in it). Nothing else is random and no state is
-carried over, so `epoch(e, start=k)` yields the same batches in interrupted and uninterrupted runs, for any number of
-workers. With a sampler, the order is the sampler's. With several processes, each gets its part of every batch; together
-they get the samples that one process would get.
+The order of an epoch depends on (seed, epoch), the augmentation of a batch on (seed, epoch, its
+number), that of an image decoded by a worker on (seed, epoch, number of the batch, position in it).
+Nothing else is random and no state is carried over, so `epoch(e, start=k)` yields the same batches
+in interrupted and uninterrupted runs, for any number of workers. With a sampler, the order is the
+sampler's. With several processes, each gets its part of every batch; together they get the samples
+that one process would get.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class MemoryBatches(Batches):
         augment: an augmentation such as `CropFlip()`; None for none.
         shuffle, drop_last: as in a DataLoader.
         seed: seed of order and augmentation.
-        sampler: an iterable of batches of positions, such as one that draws from a primal-dual method's distribution.
+        sampler: an iterable of batches of positions, such as one that draws from a primal-dual
+            method's distribution.
         ranks: the processes that share each batch. A part without samples is skipped.
 
     Example:
@@ -103,7 +105,11 @@ class MemoryBatches(Batches):
             mine = self.ranks.part(len(index))
             if not mine:
                 continue
-            yield self._inputs(epoch, number, index, mine), self.data.labels[self._there(index[mine])], index[mine]
+            yield (
+                self._inputs(epoch, number, index, mine),
+                self.data.labels[self._there(index[mine])],
+                index[mine],
+            )
 
     def _inputs(self, epoch: int, number: int, index: Tensor, mine: range) -> Tensor:
         if self.augment is None:
@@ -130,8 +136,9 @@ class WorkerBatches(Batches):
 
     Args:
         data: has `labels` and `load(index, rng)`, like `ImageFiles`.
-        workers: number of processes that decode; 0 decodes in this one. The batches are the same for any number, unless
-            a sampler changes during the epoch, since it is read two batches per worker ahead.
+        workers: number of processes that decode; 0 decodes in this one. The batches are the same
+            for any number, unless a sampler changes during the epoch, since it is read two batches
+            per worker ahead.
 
     Only one epoch at a time: once the next one begins, an unfinished one yields no more batches.
 
@@ -173,7 +180,8 @@ class WorkerBatches(Batches):
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
             collate_fn=_collated,
-            generator=torch.Generator(),  # otherwise each epoch would draw from torch's default generator
+            # otherwise each epoch would draw from torch's default generator
+            generator=torch.Generator(),
         )
 
     def _batches(self, epoch: int, numbered: Numbered) -> Iterator[LoadedBatch]:
@@ -184,8 +192,8 @@ class WorkerBatches(Batches):
             yield batch
             if self._tickets.current is not tickets:
                 raise DataError(
-                    f"expected one epoch at a time, got a request for epoch {epoch} after a newer epoch began; "
-                    "finish one first, or use one WorkerBatches for each"
+                    f"expected one epoch at a time, got a request for epoch {epoch} after a newer"
+                    " epoch began; finish one first, or use one WorkerBatches for each"
                 )
 
 
@@ -217,7 +225,9 @@ class _Decoded(Dataset[Any]):
         rng = np.random.default_rng((self.seed, 2, epoch, number, place))
         try:
             return self.data.load(index, rng), self.data.labels[index], torch.tensor(index)
-        except ScdroError as error:  # Raised later in the main process, without the worker's traceback.
+        except (
+            ScdroError
+        ) as error:  # Raised later in the main process, without the worker's traceback.
             return error
 
 

@@ -48,7 +48,9 @@ class InMemory(Dataset[tuple[Tensor, int]], ABC):
         self.groups: Tensor | None = None
         self.labels = as_labels(labels, len(inputs), len(names)).to(inputs.device)
         if groups is not None:
-            self.groups = as_labels(groups, len(inputs), len(group_names), "groups").to(inputs.device)
+            self.groups = as_labels(groups, len(inputs), len(group_names), "groups").to(
+                inputs.device
+            )
         self.names, self.group_names = tuple(names), tuple(group_names)
         self.positions = torch.arange(len(inputs))
 
@@ -94,7 +96,9 @@ class InMemory(Dataset[tuple[Tensor, int]], ABC):
 
     def fingerprint(self) -> str:
         """SHA-256 of everything that a model or its evaluation uses."""
-        digest = hashlib.sha256(repr((tuple(self.inputs.shape), *self._preparation(), self.names)).encode())
+        digest = hashlib.sha256(
+            repr((tuple(self.inputs.shape), *self._preparation(), self.names)).encode()
+        )
         for part in (self._bytes_first(), self.labels, self.groups):
             digest.update(b"none" if part is None else part.cpu().contiguous().numpy().data)
         return digest.hexdigest()
@@ -120,14 +124,23 @@ class Rows(InMemory):
         ([1, 2], [[0.0, 0.0, 1.0]])
     """
 
-    def __init__(self, inputs: Any, labels: Any, *, feature_names: Sequence[str] = (), **about: Any) -> None:
+    def __init__(
+        self, inputs: Any, labels: Any, *, feature_names: Sequence[str] = (), **about: Any
+    ) -> None:
         inputs = tensor_of(inputs, "rows")
         if not inputs.is_floating_point() or inputs.ndim != 2:
-            raise DataError(f"expected rows of floats (n, d), got {inputs.dtype} of shape {tuple(inputs.shape)}")
+            raise DataError(
+                f"expected rows of floats (n, d), got {inputs.dtype} of shape {tuple(inputs.shape)}"
+            )
         if not bool(inputs.isfinite().all()):
-            raise DataError("expected rows of finite numbers, got NaN or infinity; fill in or drop missing values")
+            raise DataError(
+                "expected rows of finite numbers, got NaN or infinity; fill in or drop missing"
+                " values"
+            )
         if len(feature_names) not in (0, inputs.shape[1]):
-            raise DataError(f"expected names of {inputs.shape[1]} features, or none, got {len(feature_names)}")
+            raise DataError(
+                f"expected names of {inputs.shape[1]} features, or none, got {len(feature_names)}"
+            )
         self.feature_names = tuple(feature_names)
         super().__init__(inputs, labels, **about)
 
@@ -144,12 +157,16 @@ def tensor_of(values: Any, what: str) -> Tensor:
     try:
         return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
     except (TypeError, ValueError) as error:
-        raise DataError(f"expected {what} as a tensor or an array, got {type(values).__name__}: {error}") from error
+        raise DataError(
+            f"expected {what} as a tensor or an array, got {type(values).__name__}: {error}"
+        ) from error
 
 
 def as_positions(values: Any, n: int) -> Tensor:
     """Return positions in a data set of n samples as an int64 vector on the CPU."""
     index = as_integers(values, "positions")
     if len(index) and not 0 <= int(index.min()) <= int(index.max()) < n:
-        raise DataError(f"expected positions in [0, {n}), got {int(index.min())} to {int(index.max())}")
+        raise DataError(
+            f"expected positions in [0, {n}), got {int(index.min())} to {int(index.max())}"
+        )
     return index

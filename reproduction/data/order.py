@@ -29,19 +29,27 @@ class Order:
         n: number of samples.
         batch_size: samples per batch; the last batch may have fewer, unless `drop_last`.
         shuffle: a new order each epoch, or always that of the data set.
-        sampler: any iterable of batches of positions, used instead of the above and iterated again each epoch. If it
-            has a `state_dict`, it resumes from that state; otherwise the batches before `start` are skipped.
+        sampler: any iterable of batches of positions, used instead of the above and iterated again
+            each epoch. If it has a `state_dict`, it resumes from that state; otherwise the batches
+            before `start` are skipped.
     """
 
     def __init__(
-        self, n: int, batch_size: int, seed: int, shuffle: bool, drop_last: bool, sampler: BatchSampler | None
+        self,
+        n: int,
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+        drop_last: bool,
+        sampler: BatchSampler | None,
     ) -> None:
         check_whole("batch_size", batch_size)
         check_whole("seed", seed, 0)
         if isinstance(sampler, Iterator):
             raise HyperparameterError(
-                f"expected a sampler that yields batches in each epoch, got a {type(sampler).__name__}, which is "
-                "exhausted after one; pass a list, or an object with __iter__"
+                "expected a sampler that yields batches in each epoch, got a"
+                f" {type(sampler).__name__}, which is exhausted after one; pass a list, or an"
+                " object with __iter__"
             )
         self.n, self.batch_size, self.seed = n, batch_size, seed
         self.shuffle, self.drop_last, self.sampler = shuffle, drop_last, sampler
@@ -55,7 +63,9 @@ class Order:
         """Numbers and positions of the batches from number `start`."""
         check_whole("epoch", epoch, 0)
         known = self.sampler is None or hasattr(self.sampler, "__len__")
-        check_whole("start", start, 0, len(self) if known else None, "the batch to start the epoch at")
+        check_whole(
+            "start", start, 0, len(self) if known else None, "the batch to start the epoch at"
+        )
         if known and start == len(self):
             return iter(())  # A sampler that resumes from its state would start over.
         return self._drawn(epoch, start) if self.sampler is None else self._sampled(start)

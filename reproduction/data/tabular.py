@@ -54,8 +54,8 @@ class Census(NamedTuple):
 
 
 ADULT_COLUMNS = (
-    "age workclass fnlwgt education education-num marital-status occupation relationship race sex capital-gain "
-    "capital-loss hours-per-week native-country income"
+    "age workclass fnlwgt education education-num marital-status occupation relationship race sex"
+    " capital-gain capital-loss hours-per-week native-country income"
 )
 ADULT = Census(
     ("adult",),
@@ -83,11 +83,12 @@ CENSUS_INCOME = Census(
 def adult(root: PathLike | None = None) -> tuple[Table, Table]:
     """Adult's training and test rows: is an income above 50,000 dollars? Groups: sex and race.
 
-    Features, sparse: numbers standardised, other columns one-hot (values of fewer than 20 training rows are one), all
-    but sex, race and the sampling weight.
+    Features, sparse: numbers standardised, other columns one-hot (values of fewer than 20 training
+    rows are one), all but sex, race and the sampling weight.
 
     Args:
-        root: the folder with adult.data and adult.test, plain or gzip; by default $SCDRO_DATA, or ./data.
+        root: the folder with adult.data and adult.test, plain or gzip; by default $SCDRO_DATA, or
+            ./data.
 
     Example:
         >>> train, test = adult("data")  # doctest: +SKIP
@@ -102,8 +103,8 @@ def census_income(root: PathLike | None = None) -> tuple[Table, Table]:
     """Census-Income (KDD), 199,523 and 99,762 rows, 6.2% of them positive; otherwise like `adult`.
 
     Args:
-        root: the folder with census-income-kdd.data and census-income-kdd.test, or census-income.data and
-            census-income.test, as UCI has them, plain or gzip.
+        root: the folder with census-income-kdd.data and census-income-kdd.test, or
+            census-income.data and census-income.test, as UCI has them, plain or gzip.
 
     Example:
         >>> train, test = census_income("data")  # doctest: +SKIP
@@ -117,11 +118,12 @@ def census_income(root: PathLike | None = None) -> tuple[Table, Table]:
 def covertype(root: PathLike | None = None) -> Table:
     """Covertype, 581,012 rows of 7 classes, 283,301 down to 2,747. Groups: the wilderness area.
 
-    The 10 numbers are standardised over all rows, the 40 soil types and 4 areas 0 or 1. UCI's training rows are the
-    first 11,340, its validation rows the next 3,780.
+    The 10 numbers are standardised over all rows, the 40 soil types and 4 areas 0 or 1. UCI's
+    training rows are the first 11,340, its validation rows the next 3,780.
 
     Args:
-        root: the folder with covtype.csv or UCI's covtype.data, plain or gzip, with or without a line of column names.
+        root: the folder with covtype.csv or UCI's covtype.data, plain or gzip, with or without a
+            line of column names.
 
     Example:
         >>> X, y, groups, names = covertype("data")  # doctest: +SKIP
@@ -129,12 +131,16 @@ def covertype(root: PathLike | None = None) -> Table:
         Traceback (most recent call last):
         scdro.errors.MissingDataError: expected the file ...
     """
-    path = find((data_folder(root),), ("covtype.csv", "covtype.data"), f"get it from {UCI}/31/covertype")
+    path = find(
+        (data_folder(root),), ("covtype.csv", "covtype.data"), f"get it from {UCI}/31/covertype"
+    )
     table = _integers(path)
     if table.shape[1] != 55:
         raise DataError(f"expected 55 columns in {path}, got {table.shape[1]}")
     if table[:, 54].min() < 1 or table[:, 54].max() > 7 or (table[:, 10:14].sum(1) != 1).any():
-        raise DataError(f"expected rows of one wilderness area and a class from 1 to 7 in {path}, got others")
+        raise DataError(
+            f"expected rows of one wilderness area and a class from 1 to 7 in {path}, got others"
+        )
     X = table[:, :54].astype(np.float64)
     spread = X[:, :10].std(0)
     X[:, :10] = (X[:, :10] - X[:, :10].mean(0)) / np.where(spread > 0, spread, 1.0)
@@ -152,7 +158,9 @@ def _integers(path: Path) -> Array:
         except UnicodeDecodeError:
             raise
         except ValueError as error:
-            raise DataError(f"expected rows of whole numbers in {path}, got others: {error}") from error
+            raise DataError(
+                f"expected rows of whole numbers in {path}, got others: {error}"
+            ) from error
 
 
 def _census(source: Census, root: PathLike | None) -> tuple[Table, Table]:
@@ -164,7 +172,11 @@ def _census(source: Census, root: PathLike | None) -> tuple[Table, Table]:
     encode = make_column_transformer(
         (StandardScaler(), list(source.numeric)),
         (
-            OneHotEncoder(min_frequency=20, handle_unknown="infrequent_if_exist", feature_name_combiner=_value_name),
+            OneHotEncoder(
+                min_frequency=20,
+                handle_unknown="infrequent_if_exist",
+                feature_name_combiner=_value_name,
+            ),
             [j for j in range(source.width) if j not in others],
         ),
         sparse_threshold=1.0,
@@ -183,7 +195,9 @@ def _table(source: Census, cells: Array, X: Any, names: tuple[str, ...]) -> Tabl
     from scipy.sparse import csr_matrix
 
     y = (np.char.rstrip(cells[:, -1], ".") == source.labels[1]).astype(np.int64)
-    return Table(csr_matrix(X), y, np.stack([cells[:, source.sex], cells[:, source.race]], 1), names)
+    return Table(
+        csr_matrix(X), y, np.stack([cells[:, source.sex], cells[:, source.race]], 1), names
+    )
 
 
 def _cells(source: Census, part: str, root: PathLike | None) -> Array:
@@ -205,12 +219,21 @@ def _cells(source: Census, part: str, root: PathLike | None) -> Array:
 
 def _check_row(source: Census, cells: list[str], where: str) -> None:
     if len(cells) != source.width:
-        raise DataError(f"expected rows of {source.width} cells, got {len(cells)} in {where}; download the file again")
+        raise DataError(
+            f"expected rows of {source.width} cells, got {len(cells)} in {where}; download the file"
+            " again"
+        )
     if cells[-1].rstrip(".") not in source.labels:
-        raise DataError(f"expected a label of {' or '.join(source.labels)}, got {cells[-1]!r} in {where}")
+        raise DataError(
+            f"expected a label of {' or '.join(source.labels)}, got {cells[-1]!r} in {where}"
+        )
     try:
         numbers = [float(cells[j]) for j in source.numeric]
     except ValueError as error:
-        raise DataError(f"expected numbers in columns {source.numeric}, got others in {where}: {error}") from error
+        raise DataError(
+            f"expected numbers in columns {source.numeric}, got others in {where}: {error}"
+        ) from error
     if not all(map(math.isfinite, numbers)):
-        raise DataError(f"expected finite numbers in columns {source.numeric}, got others in {where}")
+        raise DataError(
+            f"expected finite numbers in columns {source.numeric}, got others in {where}"
+        )

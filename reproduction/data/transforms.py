@@ -26,7 +26,8 @@ class TrainTransform:
     """A random part of the image at `size`, mirrored every other time, with brightness, contrast and saturation changed
     by factors of up to 1 +- jitter, in random order.
 
-    The part has 8 to 100% of the area and sides of 3:4 to 4:3, as in "Going deeper with convolutions".
+    The part has 8 to 100% of the area and sides of 3:4 to 4:3, as in "Going deeper with
+    convolutions".
 
     Example:
         >>> from PIL import Image
@@ -43,7 +44,9 @@ class TrainTransform:
         from PIL import ImageEnhance, ImageOps
         from PIL.Image import Resampling
 
-        image = image.resize((self.size, self.size), Resampling.BILINEAR, box=random_box(*image.size, rng))
+        image = image.resize(
+            (self.size, self.size), Resampling.BILINEAR, box=random_box(*image.size, rng)
+        )
         if rng.random() < 0.5:
             image = ImageOps.mirror(image)
         enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
@@ -75,7 +78,9 @@ class EvalTransform:
         width, height = (max(self.resize, int(side * scale)) for side in image.size)
         left, top = round((width - self.size) / 2), round((height - self.size) / 2)
         image = image.resize((width, height), Resampling.BILINEAR)
-        return as_normalised(image.crop((left, top, left + self.size, top + self.size)), self.mean, self.std)
+        return as_normalised(
+            image.crop((left, top, left + self.size, top + self.size)), self.mean, self.std
+        )
 
 
 def random_box(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:

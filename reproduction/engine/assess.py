@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from reproduction.engine.processes import share_buffers
 from reproduction.engine.task import Samples, Task
+from reproduction.scores import score
 from scdro.distributed import ALONE, Ranks
 from scdro.functional import worst_case
-from scdro.metrics import score
 
 __all__ = ["Predicted", "assess", "hardest", "predicted"]
 
@@ -57,7 +57,10 @@ def assess(found: Predicted, task: Task, rho: float) -> dict[str, Any]:
     groups, known = getattr(found.samples, "groups", None), getattr(task.train, "groups", None)
     by_group = {}
     if groups is not None and known is not None:
-        by_group = {"groups": groups, "group_counts": torch.bincount(known.cpu(), minlength=int(groups.max()) + 1)}
+        by_group = {
+            "groups": groups,
+            "group_counts": torch.bincount(known.cpu(), minlength=int(groups.max()) + 1),
+        }
     return score(found.logits, found.labels, task.train.counts, rho=rho, **by_group).as_dict()
 
 

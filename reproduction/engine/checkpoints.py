@@ -30,7 +30,8 @@ class _Damaged(CheckpointError):
 def save(path: Path, state: dict[str, Any]) -> None:
     """`torch.save`, all or nothing, with a version and a checksum.
 
-    The file is a zip archive with the checksum as its comment, so `torch.load(path, weights_only=True)` reads it too.
+    The file is a zip archive with the checksum as its comment, so `torch.load(path,
+    weights_only=True)` reads it too.
     """
     write(path, _packed(state))
 
@@ -40,12 +41,18 @@ def load(path: Path, map_location: Any = "cpu") -> dict[str, Any]:
     content = path.read_bytes()
     _check(path, content)
     try:
-        state: dict[str, Any] = torch.load(io.BytesIO(content), map_location=map_location, weights_only=True)
+        state: dict[str, Any] = torch.load(
+            io.BytesIO(content), map_location=map_location, weights_only=True
+        )
         version = state.pop("version")
     except Exception as error:
-        raise _Damaged(f"expected a file written by scdro, got one that does not load: {path}") from error
+        raise _Damaged(
+            f"expected a file written by scdro, got one that does not load: {path}"
+        ) from error
     if version != _VERSION:
-        raise CheckpointError(f"expected a file of version {_VERSION}, got {version}: {path}; upgrade scdro")
+        raise CheckpointError(
+            f"expected a file of version {_VERSION}, got {version}: {path}; upgrade scdro"
+        )
     return state
 
 
@@ -91,8 +98,9 @@ class Checkpoints:
                 self.damaged.append(path)
         if self.damaged:
             raise CheckpointError(
-                f"expected a checkpoint that is whole, got damaged ones: {', '.join(map(str, self.damaged))}; "
-                "restore one from a copy, or remove them to start again"
+                "expected a checkpoint that is whole, got damaged ones:"
+                f" {', '.join(map(str, self.damaged))}; restore one from a copy, or remove them to"
+                " start again"
             )
         return None
 
@@ -106,8 +114,9 @@ def usable(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # torch and pickle fail in many ways on bytes that are not theirs
         raise CheckpointError(
-            f"expected what scdro wrote in {path.absolute()}, got a file that is damaged or not scdro's "
-            f"({type(error).__name__}: {error}); name another folder, or delete it to start again"
+            f"expected what scdro wrote in {path.absolute()}, got a file that is damaged or not"
+            f" scdro's ({type(error).__name__}: {error}); name another folder, or delete it to"
+            " start again"
         ) from error
 
 
@@ -122,4 +131,6 @@ def _packed(state: dict[str, Any]) -> bytes:
 def _check(path: Path, content: bytes) -> None:
     body, tag = content[: -_TAG_SIZE - 2], content[-_TAG_SIZE:]
     if tag != _TAG + hashlib.sha256(body).hexdigest().encode():
-        raise _Damaged(f"expected a file as scdro wrote it, got one that is cut off or changed: {path}")
+        raise _Damaged(
+            f"expected a file as scdro wrote it, got one that is cut off or changed: {path}"
+        )

@@ -27,7 +27,7 @@ def as_device(name: torch.device | str) -> torch.device:
         tried.item()  # The meta device holds no values.
     except Exception as error:  # each backend raises its own type
         raise HyperparameterError(
-            f"expected a device that torch can use here ({', '.join(devices())}), got {str(name)!r}; name another by "
-            "--device, or leave it out"
+            f"expected a device that torch can use here ({', '.join(devices())}), got"
+            f" {str(name)!r}; name another by --device, or leave it out"
         ) from error
     return tried.device

@@ -38,10 +38,11 @@ class RunFolder:
 
     Args:
         path: the folder.
-        identity: what distinguishes this run from others; a checkpoint with another identity raises an error.
+        identity: what distinguishes this run from others; a checkpoint with another identity raises
+            an error.
         parts: the objects with state: model, optimizer, sampler.
-        notice: called if a run continues with another torch, or number of threads or processes, which may change its
-            numbers.
+        notice: called if a run continues with another torch, or number of threads or processes,
+            which may change its numbers.
         ranks: the processes that share the run: all read the checkpoint, only the first one writes.
 
     Attributes:
@@ -77,7 +78,9 @@ class RunFolder:
             self.counters = {key: value for key, value in state.items() if key not in self.identity}
             self.began_in = began_in(path)
             self._compare(now, notice)
-        self.log = JsonLines(path / "metrics.jsonl", 0 if state is None else size) if self.first else None
+        self.log = (
+            JsonLines(path / "metrics.jsonl", 0 if state is None else size) if self.first else None
+        )
         self.records = read_lines(path / "metrics.jsonl") if self.first else []
         if state is None and self.first:
             write_json(path / "config.json", {**self.identity, "environment": now})
@@ -92,15 +95,17 @@ class RunFolder:
         """Save all state; all processes call it."""
         states = {name: part.state_dict() for name, part in self.parts.items()}
         if self.log is not None:
-            self.checkpoints.save({**self.identity, **states, **counters, "log_size": self.log.size})
+            self.checkpoints.save(
+                {**self.identity, **states, **counters, "log_size": self.log.size}
+            )
 
     def _compare(self, now: Mapping[str, Any], notice: Notice) -> None:
         for key in ("torch", "threads", "processes") if self.began_in else ():
             was = self.began_in.get(key)
             if was != now[key]:
                 notice(
-                    f"the run in {self.path} began with {key} {was} and goes on with {now[key]}: it may not end with "
-                    "the same bits"
+                    f"the run in {self.path} began with {key} {was} and goes on with {now[key]}: it"
+                    " may not end with the same bits"
                 )
 
 

@@ -17,7 +17,9 @@ class OtherRun(CheckpointError):
     """A file was made with other settings or data."""
 
 
-def check_identity(there: Mapping[str, Any], own: Mapping[str, Any], path: Path, remedy: str) -> None:
+def check_identity(
+    there: Mapping[str, Any], own: Mapping[str, Any], path: Path, remedy: str
+) -> None:
     """Raise if a file has another identity.
 
     Args:
@@ -28,7 +30,10 @@ def check_identity(there: Mapping[str, Any], own: Mapping[str, Any], path: Path,
     """
     wrong = [difference for key in own for difference in _at(key, there, own)]
     if wrong:
-        raise OtherRun(f"expected {path} to be of these settings and data, got others: {', '.join(wrong)}; {remedy}")
+        raise OtherRun(
+            f"expected {path} to be of these settings and data, got others: {', '.join(wrong)};"
+            f" {remedy}"
+        )
 
 
 def _at(key: str, there: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:

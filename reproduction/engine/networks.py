@@ -53,10 +53,13 @@ class Network(nn.Module, ABC):
     def freeze_to(self: Self, part: str) -> Self:
         """Train only the "classifier", or the "last_block" and the classifier, or "all" again.
 
-        Frozen parts have no gradients, and their batch norms stay in evaluation mode, even after `train()`.
+        Frozen parts have no gradients, and their batch norms stay in evaluation mode, even after
+        `train()`.
         """
         if part not in PARTS:
-            raise HyperparameterError(f"expected to freeze to one of {', '.join(PARTS)}, got {part!r}")
+            raise HyperparameterError(
+                f"expected to freeze to one of {', '.join(PARTS)}, got {part!r}"
+            )
         self._part = part
         self.requires_grad_(part == "all")
         for module in self._unfrozen():
@@ -114,12 +117,17 @@ class CifarResNet(Network):
         if depth < 8 or depth % 6 != 2:
             raise HyperparameterError(f"expected a depth of 8, 14, 20, ..., 6 k + 2, got {depth}")
         if width < 2 or width % 2:
-            raise HyperparameterError(f"expected an even width, half of which is padded on either side, got {width}")
+            raise HyperparameterError(
+                f"expected an even width, half of which is padded on either side, got {width}"
+            )
         each = (depth - 2) // 6
         self.conv = nn.Conv2d(3, width, 3, 1, 1, bias=False)
         self.norm = nn.BatchNorm2d(width)
         stages = [
-            [Block(width << max(s - (k == 0), 0), width << s, 2 if s > 0 and k == 0 else 1) for k in range(each)]
+            [
+                Block(width << max(s - (k == 0), 0), width << s, 2 if s > 0 and k == 0 else 1)
+                for k in range(each)
+            ]
             for s in range(3)
         ]
         self.blocks = nn.Sequential(*(block for stage in stages for block in stage))
@@ -143,7 +151,8 @@ class ResNet50(Network):
 
     Args:
         classes: number of outputs of the new classifier, which is randomly initialised.
-        weights: torchvision's name of pretrained weights, which it downloads; None to load your own state_dict.
+        weights: torchvision's name of pretrained weights, which it downloads; None to load your own
+            state_dict.
 
     Example:
         >>> model = ResNet50(classes=365).freeze_to("last_block")  # doctest: +SKIP
@@ -169,10 +178,12 @@ class ResNet50(Network):
 def _resnet50() -> Any:
     try:
         from torchvision.models import resnet50
-    except Exception as error:  # torchvision fails in many ways beside a torch that it was not built for
+    except (
+        Exception
+    ) as error:  # torchvision fails in many ways beside a torch that it was not built for
         raise MissingDataError(
-            f"expected torchvision, for ResNet50 and its weights, but it cannot be imported ({error}); install the "
-            f"torchvision that belongs to torch {torch.__version__}"
+            "expected torchvision, for ResNet50 and its weights, but it cannot be imported"
+            f" ({error}); install the torchvision that belongs to torch {torch.__version__}"
         ) from error
     return resnet50
 
@@ -187,10 +198,14 @@ def image_model(
 ) -> nn.Module:
     """A model for images. The simple ones, which take `features` pixel values, are always trained as a whole."""
     if name == "resnet50":
-        return (ResNet50(classes) if pretrained else ResNet50(classes, weights=None)).freeze_to(part)
+        return (ResNet50(classes) if pretrained else ResNet50(classes, weights=None)).freeze_to(
+            part
+        )
     if name in _ROW_MODELS:
         if not features:
-            raise HyperparameterError(f"expected a network for images that do not fit into memory, got {name!r}")
+            raise HyperparameterError(
+                f"expected a network for images that do not fit into memory, got {name!r}"
+            )
         return nn.Sequential(nn.Flatten(), *_layers(row_model(name, features, classes, width)))
     return CifarResNet(chosen(DEPTHS, name, "a model for images"), classes, width).freeze_to(part)
 

@@ -25,7 +25,8 @@ class Outcome:
     Attributes:
         settings: the best settings on validation data; None if every trial failed or diverged.
         trials: results of the search, in the order of the grid.
-        results, curves: results and evaluations of the seeds; None and empty for seeds that have not run.
+        results, curves: results and evaluations of the seeds; None and empty for seeds that have
+            not run.
     """
 
     arm: Arm
@@ -36,13 +37,18 @@ class Outcome:
 
     def values(self, part: str, name: str) -> list[float]:
         """A score of every seed; NaN if the run diverged or failed, or the data have no such score."""
-        found = [None if r is None or r["status"] != "done" else r[part][name] for r in self.results]
+        found = [
+            None if r is None or r["status"] != "done" else r[part][name] for r in self.results
+        ]
         return [math.nan if value is None else float(value) for value in found]
 
 
-def best_settings(runs: Sequence[StudyRun], results: Sequence[Result | None]) -> dict[str, Any] | None:
+def best_settings(
+    runs: Sequence[StudyRun], results: Sequence[Result | None]
+) -> dict[str, Any] | None:
     """The best settings on validation data over all seeds of the search, by the study's criterion; the other score
-    breaks ties. Settings with a failed or diverged seed are left out. A single setting needs no result."""
+    breaks ties. Settings with a failed or diverged seed are left out. A single setting needs no
+    result."""
     if len(runs) == 1:
         return dict(runs[0].settings)
     tried: dict[tuple[tuple[str, Any], ...], list[Result | None]] = {}
@@ -60,7 +66,9 @@ def _score(results: Sequence[Result | None], choose_by: str) -> tuple[float, ...
     found = [r["validation"] for r in results if r and r["status"] == "done"]
     if len(found) < len(results):
         return None
-    accuracy, value = (statistics.fmean(v[name] for v in found) for name in ("balanced", "robust_loss"))
+    accuracy, value = (
+        statistics.fmean(v[name] for v in found) for name in ("balanced", "robust_loss")
+    )
     return (accuracy, -value) if choose_by == "accuracy" else (-value, accuracy)
 
 
@@ -81,7 +89,9 @@ def read_outcomes(study: Study, out: Path) -> list[Outcome]:
     for arm in study.arms():
         tried, settings = searched(study, arm, lambda run: read_result(out / run.path))
         trials = [read_result(out / run.path) for run in tried]
-        folders = [] if settings is None else [out / run.path for run in study.finals(arm, settings)]
+        folders = (
+            [] if settings is None else [out / run.path for run in study.finals(arm, settings)]
+        )
         curves = [read_lines(folder / "metrics.jsonl") for folder in folders]
         results = [read_result(folder) for folder in folders]
         found.append(Outcome(arm, settings, [t for t in trials if t is not None], results, curves))

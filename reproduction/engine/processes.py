@@ -32,7 +32,8 @@ def check_same(ranks: Ranks, own: Any, what: str) -> None:
     """Raise if a plain value differs between processes."""
     if agreed(ranks, lambda: own) != own:
         raise HyperparameterError(
-            f"expected the same {what} on all processes, got different ones on rank {ranks.rank} and rank 0"
+            f"expected the same {what} on all processes, got different ones on rank {ranks.rank}"
+            " and rank 0"
         )
 
 

@@ -12,7 +12,15 @@ from typing import IO, Any
 
 from scdro.errors import CheckpointError, HyperparameterError
 
-__all__ = ["JsonLines", "check_folder", "make_folder", "read_json", "read_lines", "write", "write_json"]
+__all__ = [
+    "JsonLines",
+    "check_folder",
+    "make_folder",
+    "read_json",
+    "read_lines",
+    "write",
+    "write_json",
+]
 
 LEFT_SECONDS = 600.0  # no write takes this long
 
@@ -22,7 +30,9 @@ def check_folder(path: Path) -> None:
     there = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not there.is_dir():
         above = "" if there == path else f" above {path}"
-        raise HyperparameterError(f"expected a folder for --out, got the file {there}{above}; name another")
+        raise HyperparameterError(
+            f"expected a folder for --out, got the file {there}{above}; name another"
+        )
 
 
 def make_folder(folder: Path) -> None:
@@ -31,11 +41,13 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise HyperparameterError(
-            f"expected a folder, or a place for one, at {folder.absolute()}, got a file there; name another"
+            f"expected a folder, or a place for one, at {folder.absolute()}, got a file there; name"
+            " another"
         ) from error
     except OSError as error:
         raise HyperparameterError(
-            f"expected a place where a folder can be made, got {folder.absolute()} ({error.strerror}); name another"
+            f"expected a place where a folder can be made, got {folder.absolute()}"
+            f" ({error.strerror}); name another"
         ) from error
 
 
@@ -78,14 +90,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 class JsonLines:
     """A file of JSON objects, one per line.
 
-    A checkpoint records `size`; on resume, everything written after it is cut off and written again.
+    A checkpoint records `size`; on resume, everything written after it is cut off and written
+    again.
     """
 
     def __init__(self, path: Path, size: int = 0) -> None:
         make_folder(path.parent)
         path.touch()
         if path.stat().st_size < size:
-            raise CheckpointError(f"expected at least {size} bytes in {path}, as its checkpoint says, got fewer")
+            raise CheckpointError(
+                f"expected at least {size} bytes in {path}, as its checkpoint says, got fewer"
+            )
         os.truncate(path, size)
         self.path, self.size = path, size
 
@@ -94,7 +109,9 @@ class JsonLines:
         """Reopen a file after a kill; return it and its records. An incomplete last line is dropped."""
         content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
-        return cls(path, len(whole)), [_parsed(line, path, "its folder") for line in whole.splitlines()]
+        return cls(path, len(whole)), [
+            _parsed(line, path, "its folder") for line in whole.splitlines()
+        ]
 
     def append(self, record: dict[str, Any]) -> None:
         line = (json.dumps(record, allow_nan=False) + "\n").encode()
@@ -108,9 +125,13 @@ def _parsed(content: bytes, path: Path, removed: str) -> dict[str, Any]:
     try:
         found = json.loads(content)
     except ValueError as error:
-        raise CheckpointError(f"expected JSON in {path}, got a damaged file ({error}); {remedy}") from error
+        raise CheckpointError(
+            f"expected JSON in {path}, got a damaged file ({error}); {remedy}"
+        ) from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"expected a JSON object in {path}, got {type(found).__name__}; {remedy}")
+        raise CheckpointError(
+            f"expected a JSON object in {path}, got {type(found).__name__}; {remedy}"
+        )
     return found
 
 

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from reproduction.baselines import REGISTRY
 from reproduction.grids import GRIDS, trials
 from scdro.errors import HyperparameterError
-from scdro.optim import REGISTRY
 
-__all__ = ["UNDAMPED", "Arm", "Study", "StudyRun", "chosen", "takes"]
+__all__ = ["BOUND", "UNDAMPED", "Arm", "Study", "StudyRun", "chosen", "takes"]
 
 Choice = TypeVar("Choice")
 
@@ -22,13 +22,27 @@ PRECISIONS = ("float32", "bfloat16")
 MODELS = ("linear", "mlp", "resnet8", "resnet20", "resnet32", "resnet50")
 TUNING_SEEDS = (0, 1001, 1002, 1003, 1004)  # never among those of reported runs
 CHOOSE_BY = ("accuracy", "robust_value")
-# Methods whose momentum is not damped: a constant gradient moves them by lr / (1 - momentum) per step, others by lr.
+# Methods whose momentum is not damped: a constant gradient moves them by lr / (1 - momentum) per
+# step, others by lr.
 UNDAMPED = (
-    *("ERM", "ClassBalanced", "Focal", "GroupDRO", "DualSGM", "ABSGD", "TERM", "FastDRO", "FastDRO-MLMC"),
+    *(
+        "ERM",
+        "ClassBalanced",
+        "Focal",
+        "GroupDRO",
+        "DualSGM",
+        "ABSGD",
+        "TERM",
+        "FastDRO",
+        "FastDRO-MLMC",
+    ),
     *("FastDRO-CVaR", "FastDRO-chi2", "FastDRO-chi2-penalty"),
 )
 USUAL_MOMENTUM = 0.9
-FINER = tuple(10 ** (k / 6) for k in (-2, -1, 1, 2))  # times the best step: between its neighbours at 10^(+-1/2)
+BOUND = "max_grad_norm"  # in a grid: searched, for every method, in place of the study's
+FINER = tuple(
+    10 ** (k / 6) for k in (-2, -1, 1, 2)
+)  # times the best step: between its neighbours at 10^(+-1/2)
 
 
 def chosen(choices: Mapping[str, Choice], name: str, what: str) -> Choice:
@@ -39,8 +53,10 @@ def chosen(choices: Mapping[str, Choice], name: str, what: str) -> Choice:
 
 
 def takes(method: str, setting: str) -> bool:
-    """Whether a setting of a method can be searched: those in its grid, and momentum if it is not damped."""
-    return setting in GRIDS[method] or (setting == "momentum" and method in UNDAMPED)
+    """Whether a setting of a method can be searched: those in its grid, momentum if it is not damped, and the bound
+    on the gradients, which every method has."""
+    usual = setting == BOUND or (setting == "momentum" and method in UNDAMPED)
+    return usual or setting in GRIDS[method]
 
 
 def _short(value: float) -> float:
@@ -55,34 +71,52 @@ class Study:
         experiment, dataset, scale: names.
         methods: names in `REGISTRY`.
         inputs: "features" of a frozen network, "images" or "rows" of a table.
-        model, width, part: the model; channels of a ResNet's first stage, or units of an MLP; which part is trained.
+        model, width, part: the model; channels of a ResNet's first stage, or units of an MLP; which
+            part is trained.
         pool: factor by which images are shrunk.
-        epochs, decay_epoch: passes over the training data, and the epoch after which lr is divided by ten.
+        epochs, decay_epoch: passes over the training data, and the epoch after which lr is divided
+            by ten.
         batch_size, weight_decay: the same for every method.
-        max_grad_norm: a bound on the norm of each gradient; 0 for none.
+        max_grad_norm: a bound on the norm of each gradient; 0 for none. If `grid` has values of it,
+            it is searched instead, for every method.
         rho: the radii; each gets its own result.
         choose_rho: report one result instead, at the best radius on the validation set.
-        tune_rho: search settings at this radius only, and use them at all; 0 searches at each radius.
+        tune_rho: search settings at this radius only, and use them at all; 0 searches at each
+            radius.
         tune_epochs: length of the search runs; 0 for `epochs`.
         tune_seeds: runs of each setting in the search, compared by their mean.
-        choose_by: the mean "accuracy" over the classes of the validation data, or their "robust_value".
-        trials: number of settings to try for each method, drawn from its grid; 0 for the whole grid.
-        grid: values that replace the grid's own, for a setting of all methods ("lr") or of one ("SCDRO.beta").
-        steps: effective step sizes, the same for all methods, that replace the grid's lr: lr, or lr / (1 - momentum)
-            for methods that do not damp their momentum.
+        choose_by: the mean "accuracy" over the classes of the validation data, or their
+            "robust_value".
+        trials: number of settings to try for each method, drawn from its grid; 0 for the whole
+            grid.
+        grid: values that replace the grid's own, for a setting of all methods ("lr") or of one
+            ("SCDRO.beta").
+        steps: effective step sizes, the same for all methods, that replace the grid's lr: lr, or lr
+            / (1 - momentum) for methods that do not damp their momentum.
         refine: try four more step sizes around the best.
         seeds: runs of the best settings.
         points: number of evaluations of a run.
-        precision: precision of the forward and backward passes of a step; "bfloat16" by autocast, with weights, losses,
-            optimizer and evaluation in float32.
+        precision: precision of the forward and backward passes of a step; "bfloat16" by autocast,
+            with weights, losses, optimizer and evaluation in float32.
         threads: number of threads of each run; part of the configuration because sums depend on it.
 
-    `WHICH_RUNS` are the fields that decide which runs there are, but not how a run proceeds. They may change when a
-    sweep is extended.
+    `WHICH_RUNS` are the fields that decide which runs there are, but not how a run proceeds. They
+    may change when a sweep is extended.
     """
 
     WHICH_RUNS: ClassVar[tuple[str, ...]] = (
-        *("methods", "rho", "choose_rho", "tune_rho", "tune_seeds", "choose_by", "trials", "grid", "steps", "refine"),
+        *(
+            "methods",
+            "rho",
+            "choose_rho",
+            "tune_rho",
+            "tune_seeds",
+            "choose_by",
+            "trials",
+            "grid",
+            "steps",
+            "refine",
+        ),
         "seeds",
     )
 
@@ -127,18 +161,27 @@ class Study:
                 raise HyperparameterError(f"expected {name} >= 1, got {getattr(self, name)}")
         if not 1 <= self.tune_seeds <= len(TUNING_SEEDS) or self.seeds >= TUNING_SEEDS[1]:
             raise HyperparameterError(
-                f"expected tune_seeds of 1 to {len(TUNING_SEEDS)}, and at most {TUNING_SEEDS[1] - 1} seeds, got "
-                f"{self.tune_seeds} and {self.seeds}"
+                f"expected tune_seeds of 1 to {len(TUNING_SEEDS)}, and at most"
+                f" {TUNING_SEEDS[1] - 1} seeds, got {self.tune_seeds} and {self.seeds}"
             )
         if not all(0.0 < step < math.inf for step in self.steps):
             raise HyperparameterError(f"expected steps > 0, got {', '.join(map(str, self.steps))}")
-        for name, usual in (("trials", "the whole grid"), ("tune_epochs", "the length of all runs")):
+        for name, usual in (
+            ("trials", "the whole grid"),
+            ("tune_epochs", "the length of all runs"),
+        ):
             if getattr(self, name) < 0:
-                raise HyperparameterError(f"expected {name} >= 1, or 0 for {usual}, got {getattr(self, name)}")
+                raise HyperparameterError(
+                    f"expected {name} >= 1, or 0 for {usual}, got {getattr(self, name)}"
+                )
         if not 0.0 <= self.max_grad_norm < math.inf:
-            raise HyperparameterError(f"expected max_grad_norm > 0, or 0 for no bound, got {self.max_grad_norm}")
+            raise HyperparameterError(
+                f"expected max_grad_norm > 0, or 0 for no bound, got {self.max_grad_norm}"
+            )
         if not self.methods or not self.rho:
-            raise HyperparameterError(f"expected methods and radii, got {self.methods} and {self.rho}")
+            raise HyperparameterError(
+                f"expected methods and radii, got {self.methods} and {self.rho}"
+            )
         for radius in (*self.rho, self.tune_rho):
             if not 0.0 <= radius < math.inf:
                 raise HyperparameterError(f"expected a radius rho >= 0, got {radius}")
@@ -146,9 +189,17 @@ class Study:
             method, _, setting = key.rpartition(".")
             known = [m for m in self.methods if m == (method or m) and takes(m, setting)]
             if not known or not values:
-                raise HyperparameterError(f"expected a grid of values for a setting of a method, got {key}={values}")
+                raise HyperparameterError(
+                    f"expected a grid of values for a setting of a method, got {key}={values}"
+                )
+            if setting == BOUND and not all(value >= 0.0 for value in values):
+                raise HyperparameterError(
+                    f"expected {BOUND} > 0, or 0 for no bound, got {', '.join(map(str, values))}"
+                )
             if not all(map(math.isfinite, values)):
-                raise HyperparameterError(f"expected finite values of {key}, got {', '.join(map(str, values))}")
+                raise HyperparameterError(
+                    f"expected finite values of {key}, got {', '.join(map(str, values))}"
+                )
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as plain values, as read back from JSON."""
@@ -169,7 +220,9 @@ class Study:
         return [
             Arm(method, rho)
             for method in self.methods
-            for rho in (self.rho if "rho" in REGISTRY[method].needs and not self.choose_rho else (None,))
+            for rho in (
+                self.rho if "rho" in REGISTRY[method].needs and not self.choose_rho else (None,)
+            )
         ]
 
     def search(self, arm: Arm) -> list[StudyRun]:
@@ -181,7 +234,9 @@ class Study:
         if "rho" in method.needs:
             values["rho"] = self.rho if arm.rho is None else (self.tune_rho or arm.rho,)
         tried = trials(arm.method, self.trials or None, values=values)
-        return self._tuning(arm, [self._with_lr(arm.method, own) for own in tried] if self.steps else tried)
+        return self._tuning(
+            arm, [self._with_lr(arm.method, own) for own in tried] if self.steps else tried
+        )
 
     def finer(self, arm: Arm, best: Mapping[str, Any]) -> list[StudyRun]:
         """The runs with step sizes around the best setting of the search; none unless the study refines."""
@@ -211,7 +266,11 @@ class Study:
 
     def _own_grid(self, method: str) -> Mapping[str, Sequence[Any]]:
         general = {key: values for key, values in self.grid if takes(method, key)}
-        return general | {key.split(".")[1]: v for key, v in self.grid if key.split(".")[0] == method and "." in key}
+        return general | {
+            key.split(".")[1]: v
+            for key, v in self.grid
+            if key.split(".")[0] == method and "." in key
+        }
 
 
 @dataclass(frozen=True)
@@ -245,6 +304,11 @@ class StudyRun:
         return float(self.settings.get("rho", self.study.score_rho))
 
     @property
+    def max_grad_norm(self) -> float | None:
+        """The bound on the norm of each gradient, searched or the study's; None for no bound."""
+        return float(self.settings.get(BOUND, self.study.max_grad_norm)) or None
+
+    @property
     def scored_at(self) -> float:
         """The radius of the reported robust objective: the arm's, or the study's if arms are compared at one."""
         own = "rho" in REGISTRY[self.method].needs and not self.study.choose_rho
@@ -262,13 +326,19 @@ class StudyRun:
     @property
     def path(self) -> Path:
         """The run's folder, relative to the study's; different settings have different folders."""
-        settings = "_".join(f"{key}-{self._named(key, value)}" for key, value in sorted(self.settings.items()))
+        settings = "_".join(
+            f"{key}-{self._named(key, value)}" for key, value in sorted(self.settings.items())
+        )
         return Path(self.method) / settings / f"seed-{self.seed}"
 
     def _named(self, key: str, value: float) -> str:
         """Six digits if they are exact, or if it is the only radius; else all digits."""
         short = f"{value:g}"
-        return short if float(short) == value or (key == "rho" and len(self.study.rho) == 1) else repr(float(value))
+        return (
+            short
+            if float(short) == value or (key == "rho" and len(self.study.rho) == 1)
+            else repr(float(value))
+        )
 
     def identity(self, data: str) -> dict[str, Any]:
         """Everything the result depends on, including the fingerprint of the data."""

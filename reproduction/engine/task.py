@@ -38,9 +38,15 @@ class Task:
     augment: Augmentation | None = None
     workers: int = 0
 
-    def batches(self, batch_size: int, seed: int, sampler: BatchSampler | None = None, ranks: Ranks = ALONE) -> Batches:
+    def batches(
+        self, batch_size: int, seed: int, sampler: BatchSampler | None = None, ranks: Ranks = ALONE
+    ) -> Batches:
         """Training batches, or this process's part of them; an incomplete last batch is dropped."""
-        own: dict[str, Any] = {"drop_last": len(self.train) >= batch_size, "seed": seed, "sampler": sampler}
+        own: dict[str, Any] = {
+            "drop_last": len(self.train) >= batch_size,
+            "seed": seed,
+            "sampler": sampler,
+        }
         own["ranks"] = ranks
         if isinstance(self.train, LongTailList):
             return WorkerBatches(self.train, batch_size, workers=self.workers, **own)
@@ -55,7 +61,9 @@ class Task:
         return iter(in_order(samples, batch_size, self.workers, ranks))
 
     def fingerprint(self) -> str:
-        return "-".join(part.fingerprint()[:16] for part in (self.train, self.validation, self.test))
+        return "-".join(
+            part.fingerprint()[:16] for part in (self.train, self.validation, self.test)
+        )
 
 
 def in_order(samples: Samples, batch_size: int, workers: int = 0, ranks: Ranks = ALONE) -> Batches:

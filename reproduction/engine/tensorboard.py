@@ -12,7 +12,8 @@ from scdro.errors import MissingDataError
 
 __all__ = ["TENSORBOARD", "Events", "check_tensorboard"]
 
-TENSORBOARD = "write TensorBoard's files beside metrics.jsonl (pip install scdro[tensorboard])"  # help of the option
+# help of the option
+TENSORBOARD = "write TensorBoard's files beside metrics.jsonl (pip install tensorboard)"
 
 
 def check_tensorboard() -> None:
@@ -31,7 +32,9 @@ class Events:
     def __init__(self, folder: Path, done: int) -> None:
         self._writer = _writer_class()(str(folder), purge_step=done + 1 if done else 0)
 
-    def add(self, record: Mapping[str, Any], step: int, histograms: Mapping[str, Tensor] | None = None) -> None:
+    def add(
+        self, record: Mapping[str, Any], step: int, histograms: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Write and flush, so that these files are never behind a later checkpoint."""
         for name, value in _scalars(record):
             self._writer.add_scalar(name, value, step)
@@ -57,6 +60,7 @@ def _writer_class() -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise MissingDataError(
-            f"expected the package tensorboard, to write its files, got {error}; pip install scdro[tensorboard]"
+            f"expected the package tensorboard, to write its files, got {error}; pip install"
+            " tensorboard"
         ) from error
     return SummaryWriter

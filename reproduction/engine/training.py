@@ -1,7 +1,7 @@
 """One run: train a model by a method of the registry, evaluate it on the way, and resume bit for bit after a kill.
 
-If torch.distributed is initialised, its processes share the run: each takes its part of every batch, only the first one
-writes files, and all read the checkpoint.
+If torch.distributed is initialised, its processes share the run: each takes its part of every
+batch, only the first one writes files, and all read the checkpoint.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from reproduction.baselines import REGISTRY
 from reproduction.engine.assess import Predicted, assess, hardest, predicted
 from reproduction.engine.checkpoints import Checkpoints, save
 from reproduction.engine.folder import Notice, RunFolder, Stopwatch, began_in, locked, silent
 from reproduction.engine.identity import check_identity
 from reproduction.engine.processes import agreed, averaged, check_same, share_buffers
 from reproduction.engine.storage import read_json, read_lines, write_json
-from reproduction.engine.study import StudyRun
+from reproduction.engine.study import BOUND, StudyRun
 from reproduction.engine.task import Task, make_model
 from reproduction.engine.tensorboard import Events
 from scdro.distributed import Ranks
 from scdro.errors import HyperparameterError, NonFiniteLossError
-from scdro.optim import REGISTRY
 
 __all__ = ["Progress", "Trained", "read_run", "train"]
 
@@ -67,8 +67,9 @@ def train(
 ) -> Trained:
     """Train, or continue an interrupted run in this folder, or return its result. All processes call it.
 
-    Writes config.json, metrics.jsonl (one line per evaluation), checkpoint.pt while it runs, TensorBoard files if asked
-    to, and at the end result.json and, with `keep_model`, model.pt. The result of a run that diverges says so.
+    Writes config.json, metrics.jsonl (one line per evaluation), checkpoint.pt while it runs,
+    TensorBoard files if asked to, and at the end result.json and, with `keep_model`, model.pt. The
+    result of a run that diverges says so.
     """
     ranks = Ranks()
     identity = run.identity(task.fingerprint())
@@ -82,7 +83,9 @@ def train(
         if ranks.first:
             write_json(out / "result.json", found)
             Checkpoints(out).remove()
-        return agreed(ranks, lambda: Trained(found, training.folder.records, training.folder.began_in))
+        return agreed(
+            ranks, lambda: Trained(found, training.folder.records, training.folder.began_in)
+        )
 
 
 class _Training:
@@ -110,7 +113,7 @@ class _Training:
         self.total = study.epochs * plain * min(study.batch_size, len(task.train))
         self.decay_step = study.decay_epoch * plain
         self.spent = 0
-        settings = {key: value for key, value in run.settings.items() if key != "rho"}
+        settings = {key: value for key, value in run.settings.items() if key not in ("rho", BOUND)}
         self.optimizer = self.method.build(
             [p for p in self.model.parameters() if p.requires_grad],
             self._facts(),
@@ -124,7 +127,11 @@ class _Training:
         self.folder = RunFolder(out, identity, parts, device, notice=notice, ranks=ranks)
         self.in_training = averaged(ranks, self.model)
         at = self.folder.counters
-        self.epoch, self.batch, self.step_number = at.get("epoch", 0), at.get("batch", 0), at.get("step", 0)
+        self.epoch, self.batch, self.step_number = (
+            at.get("epoch", 0),
+            at.get("batch", 0),
+            at.get("step", 0),
+        )
         self.spent, self.evaluated = at.get("spent", 0), at.get("evaluated", 0)
         self.watch = Stopwatch(at.get("seconds", 0.0))
         self.saved = time.monotonic()
@@ -146,10 +153,13 @@ class _Training:
             return self._outcome("diverged", error="the losses of the training data are not finite")
         if keep_model and self.ranks.first:
             save(self.out / "model.pt", {"state_dict": self.model.state_dict()})
-        extra = {} if self.run.searches else {"hardest": hardest(found["train"], self.run.scored_at)}
+        extra = (
+            {} if self.run.searches else {"hardest": hardest(found["train"], self.run.scored_at)}
+        )
         return self._outcome("done", **scores, **extra)
 
-    # -- steps --------------------------------------------------------------------------------------------------------
+    # -- steps
+    # --------------------------------------------------------------------------------------------------------
 
     def _epoch(self, progress: Progress, checkpoint_seconds: float) -> None:
         for x, y, index in self.batches.epoch(self.epoch, self.batch):
@@ -170,12 +180,14 @@ class _Training:
             falls = 0.1 if self.step_number >= self.decay_step else 1.0
             for group in self.optimizer.param_groups:
                 group["lr"] = self.run.settings["lr"] * falls
-        bound = self.study.max_grad_norm or None
+        bound = self.run.max_grad_norm
         self.optimizer.step(lambda: self._losses(x, y), index, max_grad_norm=bound)
         self.batch, self.step_number = self.batch + 1, self.step_number + 1
 
     def _losses(self, x: Tensor, y: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.study.precision == "bfloat16"):
+        with torch.autocast(
+            x.device.type, torch.bfloat16, enabled=self.study.precision == "bfloat16"
+        ):
             scores = self.in_training(x)
         return self.per_sample(scores.float(), y)
 
@@ -214,7 +226,8 @@ class _Training:
         self.model.train()
         return self.ranks.merged(losses)
 
-    # -- files and scores ---------------------------------------------------------------------------------------------
+    # -- files and scores
+    # ---------------------------------------------------------------------------------------------
 
     def _checkpoint(self) -> None:
         self.folder.checkpoint(
@@ -233,12 +246,16 @@ class _Training:
         parts = {"train": self.task.train, "validation": self.task.validation}
         if not self.run.searches:
             parts["test"] = self.task.test
-        return {name: predicted(self.model, self.task, part, self.ranks) for name, part in parts.items()}
+        return {
+            name: predicted(self.model, self.task, part, self.ranks) for name, part in parts.items()
+        }
 
     def _assessed(self) -> tuple[dict[str, Predicted], dict[str, Any]]:
         """The predictions and their scores."""
         found = self._predicted()
-        return found, {name: assess(part, self.task, self.run.scored_at) for name, part in found.items()}
+        return found, {
+            name: assess(part, self.task, self.run.scored_at) for name, part in found.items()
+        }
 
     def _evaluate(self) -> None:
         self.evaluated = self.spent * self.study.points // self.total + 1
@@ -253,14 +270,24 @@ class _Training:
         if self.spent >= self.total:
             self.final = found, whole
         scores = {name: _brief(scores) for name, scores in whole.items()}
-        state = {name: _number(getattr(self.optimizer, name, None)) for name in ("lam", "kl", "ess")}
-        record: dict[str, Any] = {"samples": self.spent, "epoch": self._epochs_done, "step": self.step_number}
+        state = {
+            name: _number(getattr(self.optimizer, name, None)) for name in ("lam", "kl", "ess")
+        }
+        record: dict[str, Any] = {
+            "samples": self.spent,
+            "epoch": self._epochs_done,
+            "step": self.step_number,
+        }
         record["seconds"] = seconds
         record |= scores | {k: v for k, v in state.items() if v is not None}
         self.folder.append(record)
         if self.events is not None:
             train = found["train"]
-            shapes = {"losses": train.losses(), "weights": train.weights(self.run.scored_at)} if train.finite else {}
+            shapes = (
+                {"losses": train.losses(), "weights": train.weights(self.run.scored_at)}
+                if train.finite
+                else {}
+            )
             self.events.add(record, self.step_number, shapes)
 
     def _outcome(self, status: str, **found: Any) -> dict[str, Any]:
@@ -273,7 +300,8 @@ class _Training:
 def _check_batch(size: int, ranks: Ranks) -> None:
     if size < ranks.size:
         raise HyperparameterError(
-            f"expected batches of at least {ranks.size} samples, one for each process, got {size}; start fewer"
+            f"expected batches of at least {ranks.size} samples, one for each process, got {size};"
+            " start fewer"
         )
 
 

@@ -1,10 +1,12 @@
 r"""Table 1, measured: how fast stationarity and objective gap fall with the number of samples, and the cost of a step.
 
-Each algorithm of the paper's table 1 (`methods.ROWS`) has one run for each horizon T and seed, on problems whose exact
-solution is known (`problems`). Step sizes follow the theorem's powers of T, with fixed constants (`schedules`). The
-slope of the measure in log-log, with its confidence interval (`fit`), is shown next to the theorem's.
+Each algorithm of the paper's table 1 (`methods.ROWS`) has one run for each horizon T and seed, on
+problems whose exact solution is known (`problems`). Step sizes follow the theorem's powers of T,
+with fixed constants (`schedules`). The slope of the measure in log-log, with its confidence
+interval (`fit`), is shown next to the theorem's.
 
-`run` appends one line per run to runs.jsonl and to cost.jsonl, and skips runs that are there, so it can be resumed.
+`run` appends one line per run to runs.jsonl and to cost.jsonl, and skips runs that are there, so it
+can be resumed.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class Scale:
 SCALES: Mapping[str, Scale] = {
     "smoke": Scale((16, 32, 64), 2, 16, (10**3, 10**4), 0.02),
     "small": Scale((100, 316, 1000, 3162, 10000), 10, 64, (10**3, 10**4, 10**5, 10**6), 1.0),
-    "paper": Scale((1000, 3162, 10000, 31623, 100000), 20, 64, (10**3, 10**4, 10**5, 10**6, 10**7), 3.0),
+    "paper": Scale(
+        (1000, 3162, 10000, 31623, 100000), 20, 64, (10**3, 10**4, 10**5, 10**6, 10**7), 3.0
+    ),
 }
 
 
@@ -73,7 +77,8 @@ def run(
         return report.write(out, scale, records, timings)
 
 
-# -- what there is to do ----------------------------------------------------------------------------------------------
+# -- what there is to do
+# ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,11 @@ def _job_of(record: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _timings(size: Scale) -> list[_Task]:
-    return [_Task((name, n), _timing, (name, n, size.seconds), 1) for name in cost.STEPPERS for n in size.sizes]
+    return [
+        _Task((name, n), _timing, (name, n, size.seconds), 1)
+        for name in cost.STEPPERS
+        for n in size.sizes
+    ]
 
 
 def _timing(name: str, n: int, seconds: float) -> dict[str, Any]:
@@ -116,16 +125,23 @@ def _timing_of(record: dict[str, Any]) -> tuple[Any, ...]:
 
 def _settings(scale: str, size: Scale) -> dict[str, Any]:
     """The settings that all records of a file share, as read back from JSON."""
-    constants = {row.key: {name: repr(value) for name, value in row.settings.items()} for row in ROWS}
+    constants = {
+        row.key: {name: repr(value) for name, value in row.settings.items()} for row in ROWS
+    }
     settings = {"scale": scale, **asdict(size), "batch": BATCH, "constants": constants}
     return dict(json.loads(json.dumps(settings)))
 
 
 def _environment() -> dict[str, str]:
-    return {"scdro": scdro.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {
+        "scdro": scdro.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
-# -- running ----------------------------------------------------------------------------------------------------------
+# -- running
+# ----------------------------------------------------------------------------------------------------------
 
 
 def _kept(
@@ -143,13 +159,18 @@ def _kept(
         lines = [settings]
     if lines[0] != settings:
         raise CheckpointError(
-            f"expected {path} to hold runs of these settings, got others: {_first_difference(lines[0], settings)}; "
-            "name another folder"
+            f"expected {path} to hold runs of these settings, got others:"
+            f" {_first_difference(lines[0], settings)}; name another folder"
         )
-    done = {key_of(record): record for record in reversed(lines) if record != settings}  # the first of each counts
+    done = {
+        key_of(record): record for record in reversed(lines) if record != settings
+    }  # the first of each counts
     records = [*reversed(done.values())]
     missing = [task for task in tasks if task.key not in done]
-    total, finished = sum(task.length for task in tasks), sum(task.length for task in tasks if task.key in done)
+    total, finished = (
+        sum(task.length for task in tasks),
+        sum(task.length for task in tasks if task.key in done),
+    )
     for task, record in _results(missing, workers):
         log.append(record)
         records.append(record)
@@ -159,7 +180,9 @@ def _kept(
 
 
 def _first_difference(came: dict[str, Any], settings: dict[str, Any]) -> str:
-    differing = (f"{k} = {came.get(k)} instead of {v}" for k, v in settings.items() if came.get(k) != v)
+    differing = (
+        f"{k} = {came.get(k)} instead of {v}" for k, v in settings.items() if came.get(k) != v
+    )
     return next(differing, "more of them")
 
 

@@ -1,8 +1,8 @@
 """The time of a step as the number n of training samples grows: O(d) against O(n + d).
 
-The model is linear with 50 features. The batch is the same at every n; only the state of the methods grows. PG-SMD2 is
-timed within a stage; the start of a stage also needs a forward pass over all n. "SPD, inside" is SPD while p is inside
-the KL ball, where no operation of size n is needed.
+The model is linear with 50 features. The batch is the same at every n; only the state of the
+methods grows. PG-SMD2 is timed within a stage; the start of a stage also needs a forward pass over
+all n. "SPD, inside" is SPD while p is inside the KL ball, where no operation of size n is needed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from reproduction.baselines import PGSMD2, SPD, AccMDA, DualSGM
 from reproduction.table1.runs import one_thread
 from scdro.functional import worst_case
-from scdro.optim import ASCDRO, PGSMD2, RASCDRO, RSCDRO, SCDRO, SPD, AccMDA, DualSGM, FastDRO, KLBall, decay_stages
+from scdro.optim import (
+    ASCDRO,
+    RASCDRO,
+    RSCDRO,
+    SCDRO,
+    FastDRO,
+    KLBall,
+    decay_stages,
+)
 
 __all__ = ["STEPPERS", "step_seconds", "steps"]
 
@@ -35,7 +44,9 @@ def _spd(params: Any, n: int) -> SPD:
 
 def _pgsmd2(params: Any, n: int) -> PGSMD2:
     """Within a stage, which starts at the edge."""
-    return PGSMD2(params, 0.1, RHO, n=n, dual_lr=2 / n, stage_steps=10**9, all_losses=lambda: torch.rand(n))
+    return PGSMD2(
+        params, 0.1, RHO, n=n, dual_lr=2 / n, stage_steps=10**9, all_losses=lambda: torch.rand(n)
+    )
 
 
 def _accmda(params: Any, n: int) -> AccMDA:

@@ -42,7 +42,8 @@ def draw(out: Path, series: Sequence[Points], timings: Sequence[Record]) -> None
         import matplotlib
     except ImportError as error:
         raise MissingDataError(
-            "expected matplotlib for the figure, got none; pip install matplotlib, and run again: measurements are kept"
+            "expected matplotlib for the figure, got none; pip install matplotlib, and run again:"
+            " measurements are kept"
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -58,11 +59,15 @@ def draw(out: Path, series: Sequence[Points], timings: Sequence[Record]) -> None
             ax.grid(alpha=0.25, which="both")
             ax.legend(fontsize=8)
         fig.supxlabel(
-            "solid: fitted; dotted: the paper's power, from the first point; bars: two standard errors", fontsize=8
+            "solid: fitted; dotted: the paper's power, from the first point; bars: two standard"
+            " errors",
+            fontsize=8,
         )
         for kind in ("png", "svg"):
             buffer = io.BytesIO()
-            fig.savefig(buffer, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
+            fig.savefig(
+                buffer, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None
+            )
             write(out / f"figure.{kind}", buffer.getvalue())
         pyplot.close(fig)
 
@@ -77,8 +82,16 @@ def _measures(ax: Any, series: Sequence[Points]) -> None:
             label += f": {law.slope:.2f} ({law.low:.2f} to {law.high:.2f})"
             ax.plot(x, np.exp(law.intercept) * x**law.slope, color=colour, linewidth=1)
         label += f", paper {one.row.exponent:.2f}"
-        ax.plot(x, one.means[0] * (x / x[0]) ** one.row.exponent, color=colour, linestyle=":", linewidth=1)
-        ax.errorbar(x, one.means, errors, color=colour, marker=marker, linestyle="", capsize=2, label=label)
+        ax.plot(
+            x,
+            one.means[0] * (x / x[0]) ** one.row.exponent,
+            color=colour,
+            linestyle=":",
+            linewidth=1,
+        )
+        ax.errorbar(
+            x, one.means, errors, color=colour, marker=marker, linestyle="", capsize=2, label=label
+        )
         if one.biases is not None and one.row.problem == "flat":
             ax.plot(
                 x,
@@ -101,6 +114,10 @@ def _costs(ax: Any, timings: Sequence[Record]) -> None:
         own = sorted((t["n"], 1e3 * t["seconds"]) for t in timings if t["method"] == name)
         colour, marker = STYLES[name]
         ax.plot(
-            [n for n, _ in own], [ms for _, ms in own], color=colour, marker=marker, label=SAME_STEP.get(name, name)
+            [n for n, _ in own],
+            [ms for _, ms in own],
+            color=colour,
+            marker=marker,
+            label=SAME_STEP.get(name, name),
         )
     ax.set(title="cost of a step", xlabel="training samples n", ylabel="CPU milliseconds")

@@ -23,12 +23,16 @@ class PowerLaw(NamedTuple):
     intercept: float
 
 
-def power_law(samples: Sequence[float], values: Sequence[Sequence[float]], level: float = 0.95) -> PowerLaw:
+def power_law(
+    samples: Sequence[float], values: Sequence[Sequence[float]], level: float = 0.95
+) -> PowerLaw:
     """Least squares of log(mean over seeds) on log(samples); `values` holds the seeds of each horizon.
 
-    The theorems bound expectations, so the mean is taken before the logarithm. Runs of different horizons are
-    independent: the variance of the slope is the sum over horizons of c^2 var/(seeds mean^2), c the weight of a horizon
-    in the slope, with Student's t by Welch's and Satterthwaite's degrees of freedom.
+    The theorems bound expectations, so the mean is taken before the logarithm. Runs of different
+    horizons are
+    independent: the variance of the slope is the sum over horizons of c^2 var/(seeds mean^2), c the
+    weight of a horizon in the slope, with Student's t by Welch's and Satterthwaite's degrees of
+    freedom.
 
     Example:
         >>> round(power_law([1, 10, 100], [[2.0, 2.0], [0.2, 0.2], [0.02, 0.02]]).slope, 9)
@@ -36,8 +40,8 @@ def power_law(samples: Sequence[float], values: Sequence[Sequence[float]], level
     """
     if len(samples) != len(values) or len(set(samples)) < 2 or any(len(v) < 2 for v in values):
         raise HyperparameterError(
-            f"expected two or more horizons, each with two or more seeds, got {len(samples)} horizons with "
-            f"{[len(v) for v in values]} seeds"
+            f"expected two or more horizons, each with two or more seeds, got {len(samples)}"
+            f" horizons with {[len(v) for v in values]} seeds"
         )
     if any(not 0.0 < value < math.inf for v in values for value in v):
         raise HyperparameterError("expected values > 0, got others; their logarithm has no slope")
@@ -48,6 +52,10 @@ def power_law(samples: Sequence[float], values: Sequence[Sequence[float]], level
     variances = weights**2 * np.array([np.var(v, ddof=1) / len(v) for v in values]) / means**2
     half = 0.0
     if variances.sum() > 0.0:
-        freedom = variances.sum() ** 2 / sum(v**2 / (len(s) - 1) for v, s in zip(variances, values, strict=True))
+        freedom = variances.sum() ** 2 / sum(
+            v**2 / (len(s) - 1) for v, s in zip(variances, values, strict=True)
+        )
         half = float(student.ppf(0.5 + level / 2, freedom) * math.sqrt(variances.sum()))
-    return PowerLaw(slope, slope - half, slope + half, float(np.log(means).mean() - slope * x.mean()))
+    return PowerLaw(
+        slope, slope - half, slope + half, float(np.log(means).mean() - slope * x.mean())
+    )

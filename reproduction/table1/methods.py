@@ -8,12 +8,20 @@ from typing import Any
 
 from torch import Tensor
 
+from reproduction.baselines import PGSMD2, SPD, AccMDA, DualSGM
 from reproduction.table1.problems import PROBLEMS, Problem
 from reproduction.table1.schedules import Ascdro, Constant, Restarts, Scdro
-from scdro.optim import ASCDRO, PGSMD2, RASCDRO, RSCDRO, SCDRO, SPD, AccMDA, DualSGM, FastDRO, KLBall
-from scdro.temperature import PrintedTemperature
+from scdro.optim import (
+    ASCDRO,
+    RASCDRO,
+    RSCDRO,
+    SCDRO,
+    FastDRO,
+    KLBall,
+)
+from scdro.printed import PrintedTemperature
 
-__all__ = ["BATCH", "ROWS", "Plan", "Row"]
+__all__ = ["BATCH", "ROWS", "MethodRow", "Plan"]
 
 BATCH = {"bounded": 2, "curved": 8, "flat": 8}
 
@@ -32,7 +40,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """An algorithm on a problem.
 
     Attributes:
@@ -71,12 +79,17 @@ class Row:
     def at(self, problem: Problem, w: Tensor, opt: Any) -> float:
         """The measure of an iterate: of (w, lam) for the paper's methods, of w at its best lam for the rest."""
         if self.measure == "dist2":
-            return problem.stationarity(w, float(opt.lam)) if self.ours else problem.robust_stationarity(w)
+            return (
+                problem.stationarity(w, float(opt.lam))
+                if self.ours
+                else problem.robust_stationarity(w)
+            )
         value = problem.value(w, float(opt.lam)) if self.ours else problem.robust_value(w)
         return value - problem.optimum().value
 
 
-# -- the paper's ------------------------------------------------------------------------------------------------------
+# -- the paper's
+# ------------------------------------------------------------------------------------------------------
 
 
 def _printed(problem: Problem) -> dict[str, Any]:
@@ -92,7 +105,10 @@ def _scdro(schedule: Scdro) -> Callable[[Problem, Tensor, int], Plan]:
     def plan(problem: Problem, w: Tensor, horizon: int) -> Plan:
         lr, beta = schedule.at(horizon)
         return Plan(
-            SCDRO([w], lr, problem.rho, beta=beta, **_printed(problem)), horizon, BATCH[problem.name], range(horizon)
+            SCDRO([w], lr, problem.rho, beta=beta, **_printed(problem)),
+            horizon,
+            BATCH[problem.name],
+            range(horizon),
         )
 
     return plan
@@ -122,12 +138,20 @@ def _restarted(schedule: Restarts) -> Callable[[Problem, Tensor, int], Plan]:
     return plan
 
 
-# -- the baselines ----------------------------------------------------------------------------------------------------
+# -- the baselines
+# ----------------------------------------------------------------------------------------------------
 
 
 def _spd(lr: Constant, dual_lr: Constant) -> Callable[[Problem, Tensor, int], Plan]:
     def plan(problem: Problem, w: Tensor, horizon: int) -> Plan:
-        opt = SPD([w], lr.at(horizon), problem.rho, n=problem.n, dual_lr=dual_lr.at(horizon), radius=problem.radius)
+        opt = SPD(
+            [w],
+            lr.at(horizon),
+            problem.rho,
+            n=problem.n,
+            dual_lr=dual_lr.at(horizon),
+            radius=problem.radius,
+        )
         return Plan(opt, horizon, BATCH[problem.name], (), average=True)
 
     return plan
@@ -156,13 +180,21 @@ def _fastdro(lr: Constant, batch: Constant) -> Callable[[Problem, Tensor, int], 
         samples = BATCH[problem.name] * horizon
         size = round(batch.at(samples))
         steps = round(samples / size)
-        opt = FastDRO([w], lr.at(steps), KLBall(problem.rho, problem.lam0), momentum=0.0, radius=problem.radius)
+        opt = FastDRO(
+            [w],
+            lr.at(steps),
+            KLBall(problem.rho, problem.lam0),
+            momentum=0.0,
+            radius=problem.radius,
+        )
         return Plan(opt, steps, size, (), average=True)
 
     return plan
 
 
-def _pgsmd2(lr: float, dual_lr: float, gamma: float, stage_steps: int) -> Callable[[Problem, Tensor, int], Plan]:
+def _pgsmd2(
+    lr: float, dual_lr: float, gamma: float, stage_steps: int
+) -> Callable[[Problem, Tensor, int], Plan]:
     """The answer is the mean of a random stage. Each stage starts with a pass over all n."""
 
     def plan(problem: Problem, w: Tensor, horizon: int) -> Plan:
@@ -186,30 +218,49 @@ def _pgsmd2(lr: float, dual_lr: float, gamma: float, stage_steps: int) -> Callab
     return plan
 
 
-def _accmda(lr: float, dual_lr: float, k: float, m: float, c: float) -> Callable[[Problem, Tensor, int], Plan]:
+def _accmda(
+    lr: float, dual_lr: float, k: float, m: float, c: float
+) -> Callable[[Problem, Tensor, int], Plan]:
     def plan(problem: Problem, w: Tensor, horizon: int) -> Plan:
-        opt = AccMDA([w], lr, problem.rho, n=problem.n, dual_lr=dual_lr, k=k, m=m, c=c, radius=problem.radius)
+        opt = AccMDA(
+            [w], lr, problem.rho, n=problem.n, dual_lr=dual_lr, k=k, m=m, c=c, radius=problem.radius
+        )
         return Plan(opt, horizon, BATCH[problem.name], range(horizon))
 
     return plan
 
 
-# -- the rows ---------------------------------------------------------------------------------------------------------
+# -- the rows
+# ---------------------------------------------------------------------------------------------------------
 
 
-def _row(algorithm: str, problem: str, claim: int, cost: str, make: Callable[..., Any], **settings: Any) -> Row:
-    return Row(algorithm, problem, claim, cost, make(**settings), settings)
+def _row(
+    algorithm: str, problem: str, claim: int, cost: str, make: Callable[..., Any], **settings: Any
+) -> MethodRow:
+    return MethodRow(algorithm, problem, claim, cost, make(**settings), settings)
 
 
 _RSCDRO = Restarts(accelerated=False, eps=1.0, mu=0.1, eta=50.0, beta=100.0, gap=0.3)
 _RASCDRO = Restarts(accelerated=True, eps=2.0, mu=0.1, eta=3.0, beta=60.0, gap=0.3)
 
-ROWS: Sequence[Row] = (
-    _row("PG-SMD2", "bounded", 4, "O(n + d)", _pgsmd2, lr=1.0, dual_lr=0.01, gamma=1.0, stage_steps=10),
+ROWS: Sequence[MethodRow] = (
+    _row(
+        "PG-SMD2",
+        "bounded",
+        4,
+        "O(n + d)",
+        _pgsmd2,
+        lr=1.0,
+        dual_lr=0.01,
+        gamma=1.0,
+        stage_steps=10,
+    ),
     _row("AccMDA", "bounded", 3, "O(n + d)", _accmda, lr=1.0, dual_lr=1e-4, k=1.0, m=8.0, c=1.0),
     _row("SCDRO", "bounded", 4, "O(d)", _scdro, schedule=Scdro(2.0)),
     _row("ASCDRO", "bounded", 3, "O(d)", _ascdro, schedule=Ascdro(1.0, 10.0, 0.5)),
-    _row("FastDRO", "curved", 3, "O(d/eps)", _fastdro, lr=Constant(2.0), batch=Constant(1.0, 1 / 3)),
+    _row(
+        "FastDRO", "curved", 3, "O(d/eps)", _fastdro, lr=Constant(2.0), batch=Constant(1.0, 1 / 3)
+    ),
     _row("SPD", "curved", 2, "O(n + d)", _spd, lr=Constant(2.0), dual_lr=Constant(0.1)),
     _row("Dual SGM", "curved", 2, "O(d)", _dual_sgm, lr=Constant(2.0)),
     _row("RSCDRO", "curved", 3, "O(d)", _restarted, schedule=_RSCDRO),

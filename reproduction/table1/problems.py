@@ -1,7 +1,7 @@
 r"""Small smooth problems for the theorems of table 1, where every quantity over all samples is exact.
 
-A linear model in float64 with residuals r = x.w - y on features of one length, labels of which some follow other
-coefficients, and x = (w, lam) in {|w| <= R} x [lam0, lam_max], as the paper assumes:
+A linear model in float64 with residuals r = x.w - y on features of one length, labels of which some
+follow other coefficients, and x = (w, lam) in {|w| <= R} x [lam0, lam_max], as the paper assumes:
 
     bounded   l = r^2/(1 + r^2): non-convex
     curved    l = sqrt(1 + r^2) - 1: convex, and F strongly convex around its minimum
@@ -136,14 +136,20 @@ class Problem:
             w *= self.radius / w.norm()
         rest = self.stationarity(w, lam, mu)
         if rest > 1e-8:
-            raise ScdroError(f"expected a stationary point of {self.name} at mu = {mu}, got a residual of {rest:.1e}")
+            raise ScdroError(
+                f"expected a stationary point of {self.name} at mu = {mu}, got a residual of"
+                f" {rest:.1e}"
+            )
         return Optimum(w, lam, self.value(w, lam))
 
     def _regularised(self, point: Floats, mu: float) -> tuple[float, Floats]:
         """F + mu |x|^2/2 and its gradient."""
         w, lam = torch.from_numpy(point[:-1]), float(point[-1])
         of_w, of_lam = self.gradient(w, lam)
-        return self.value(w, lam) + 0.5 * mu * float(point @ point), np.append(of_w.numpy(), of_lam) + mu * point
+        return (
+            self.value(w, lam) + 0.5 * mu * float(point @ point),
+            np.append(of_w.numpy(), of_lam) + mu * point,
+        )
 
     def _inside(self, point: Floats) -> float:
         return float(self.radius**2 - point[:-1] @ point[:-1])
@@ -159,7 +165,9 @@ def dist_squared(gradient: Tensor, w: Tensor, radius: float) -> float:
     return max(square - (outward / norm) ** 2, 0.0)
 
 
-def _made(name: str, loss: Callable[[Tensor], Tensor], largest: Callable[[float], float], **settings: bool) -> Problem:
+def _made(
+    name: str, loss: Callable[[Tensor], Tensor], largest: Callable[[float], float], **settings: bool
+) -> Problem:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:

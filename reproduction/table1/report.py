@@ -44,7 +44,9 @@ def write(out: Path, scale: str, records: Sequence[Record], timings: Sequence[Re
     files = {
         "table.md": text,
         "table.csv": _csv([f.name for f in fields(Line)], map(astuple, found)),
-        "cost.csv": _csv(["method", "n", "ms"], ((t["method"], t["n"], 1e3 * t["seconds"]) for t in timings)),
+        "cost.csv": _csv(
+            ["method", "n", "ms"], ((t["method"], t["n"], 1e3 * t["seconds"]) for t in timings)
+        ),
     }
     for name, content in files.items():
         storage.write(out / name, content.encode())
@@ -54,8 +56,22 @@ def write(out: Path, scale: str, records: Sequence[Record], timings: Sequence[Re
 
 def _claims(found: Sequence[Line]) -> str:
     heads = [
-        *("setting", "problem", "algorithm", "samples for eps, paper", "slope, paper", "slope, measured", "upper"),
-        *("samples for eps, measured", "later half", "diverged", "step, paper", "step ~ n^p, measured"),
+        *(
+            "setting",
+            "problem",
+            "algorithm",
+            "samples for eps, paper",
+            "slope, paper",
+            "slope, measured",
+            "upper",
+        ),
+        *(
+            "samples for eps, measured",
+            "later half",
+            "diverged",
+            "step, paper",
+            "step ~ n^p, measured",
+        ),
     ]
     rows = [
         [
@@ -63,7 +79,12 @@ def _claims(found: Sequence[Line]) -> str:
             _interval(line.slope, line.low, line.high),
             _interval(line.upper_slope, line.upper_low, line.upper_high),
             "-" if line.measured_power is None else f"eps^-{line.measured_power:.1f}",
-            *(_number(line.late_share), str(line.diverged), line.step_claim, _number(line.step_slope)),
+            *(
+                _number(line.late_share),
+                str(line.diverged),
+                line.step_claim,
+                _number(line.step_slope),
+            ),
         ]
         for line in found
     ]
@@ -78,7 +99,13 @@ def _means(series: Sequence[Points]) -> str:
         cells = [f"{m:.2e} at {s:,}" for m, s in zip(one.means, one.samples, strict=True)]
         rows.append([one.row.key, *cells, *[""] * (count - len(cells))])
         if one.biases is not None:
-            rows.append([f"{one.row.key}: bias of mu", *(f"{b:.2e}" for b in one.biases), *[""] * (count - len(cells))])
+            rows.append(
+                [
+                    f"{one.row.key}: bias of mu",
+                    *(f"{b:.2e}" for b in one.biases),
+                    *[""] * (count - len(cells)),
+                ]
+            )
     return "Mean of the measure, at the number of samples:\n\n" + _table(
         ["", *[f"T{k + 1}" for k in range(count)]], rows
     )

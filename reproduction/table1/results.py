@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reproduction.table1.fit import PowerLaw, power_law
-from reproduction.table1.methods import ROWS, Row
+from reproduction.table1.methods import ROWS, MethodRow
 from reproduction.table1.problems import PROBLEMS
 from reproduction.table1.schedules import Restarts
 
@@ -22,7 +22,7 @@ Record = dict[str, Any]
 class Points:
     """The runs of a row: the samples of each horizon, and the measure for each seed that did not diverge."""
 
-    row: Row
+    row: MethodRow
     horizons: list[int]
     samples: list[int]
     values: list[list[float]]
@@ -40,7 +40,10 @@ class Points:
         if not isinstance(schedule, Restarts):
             return None
         problem = PROBLEMS[self.row.problem]
-        return [problem.optimum(schedule.target(T)[1]).value - problem.optimum().value for T in self.horizons]
+        return [
+            problem.optimum(schedule.target(T)[1]).value - problem.optimum().value
+            for T in self.horizons
+        ]
 
     def fit(self, last: int | None = None) -> PowerLaw | None:
         """The fit over all horizons, or the last few; None if too many runs diverged."""
@@ -79,8 +82,10 @@ class Line:
     step_ms: float | None  # at the largest n
 
 
-def points(row: Row, records: Sequence[Record]) -> Points:
-    own = sorted((r for r in records if r["row"] == row.key), key=lambda r: (r["horizon"], r["seed"]))
+def points(row: MethodRow, records: Sequence[Record]) -> Points:
+    own = sorted(
+        (r for r in records if r["row"] == row.key), key=lambda r: (r["horizon"], r["seed"])
+    )
     horizons = sorted({r["horizon"] for r in own})
     by_horizon = [[r for r in own if r["horizon"] == horizon] for horizon in horizons]
     return Points(
@@ -107,7 +112,11 @@ def lines(records: Sequence[Record], timings: Sequence[Record]) -> list[Line]:
 def _line(found: Points, slope_in_n: float, ms: float) -> Line:
     row, whole = found.row, found.fit()
     upper = found.fit(last=(len(found.horizons) + 1) // 2) if len(found.horizons) > 3 else None
-    power = None if whole is None or whole.slope >= 0 else -(2.0 if row.measure == "dist2" else 1.0) / whole.slope
+    power = (
+        None
+        if whole is None or whole.slope >= 0
+        else -(2.0 if row.measure == "dist2" else 1.0) / whole.slope
+    )
     return Line(
         setting=SETTINGS[row.measure],
         problem=row.problem,

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from reproduction.table1.methods import ROWS, Plan, Row
+from reproduction.baselines import SPD
+from reproduction.table1.methods import ROWS, MethodRow, Plan
 from reproduction.table1.problems import PROBLEMS, Problem
 from scdro.errors import ScdroError
-from scdro.optim import SPD
 
 __all__ = ["Look", "measure", "one_thread", "strata"]
 
@@ -23,8 +23,8 @@ __all__ = ["Look", "measure", "one_thread", "strata"]
 def measure(row_key: str, horizon: int, seed: int, iterates: int) -> dict[str, Any]:
     """A record: samples seen, the measure averaged over random iterates, and the part of it from the later half.
 
-    The theorems speak of one iterate drawn at random; several, weighted by what each stands for, have the same
-    expectation and less noise. A run that diverges has no value.
+    The theorems speak of one iterate drawn at random; several, weighted by what each stands for,
+    have the same expectation and less noise. A run that diverges has no value.
     """
     row = next(row for row in ROWS if row.key == row_key)
     generator = torch.Generator().manual_seed(zlib.crc32(f"{row_key}/{horizon}/{seed}".encode()))
@@ -34,14 +34,20 @@ def measure(row_key: str, horizon: int, seed: int, iterates: int) -> dict[str, A
     looks = strata(len(plan.looks), iterates, generator)
     try:
         with one_thread():
-            values = _values(row, problem, w, plan, {plan.looks[look.position] for look in looks}, generator)
+            values = _values(
+                row, problem, w, plan, {plan.looks[look.position] for look in looks}, generator
+            )
     except ScdroError:
         values = [math.nan]
     value, late = values[0], None
     if not plan.average and len(values) == len(looks):
         parts = [look.share * value for look, value in zip(looks, values, strict=True)]
         value = math.fsum(parts)
-        late = math.fsum(part for look, part in zip(looks, parts, strict=True) if 2 * look.position >= len(plan.looks))
+        late = math.fsum(
+            part
+            for look, part in zip(looks, parts, strict=True)
+            if 2 * look.position >= len(plan.looks)
+        )
     finite = math.isfinite(value)
     return {
         "row": row_key,
@@ -54,7 +60,12 @@ def measure(row_key: str, horizon: int, seed: int, iterates: int) -> dict[str, A
 
 
 def _values(
-    row: Row, problem: Problem, w: Tensor, plan: Plan, due: set[int], generator: torch.Generator
+    row: MethodRow,
+    problem: Problem,
+    w: Tensor,
+    plan: Plan,
+    due: set[int],
+    generator: torch.Generator,
 ) -> list[float]:
     """The measure after each number of steps that is due, or at the mean of all iterates."""
     values: list[float] = []
@@ -98,7 +109,11 @@ def strata(size: int, count: int, generator: torch.Generator) -> list[Look]:
         return []
     half = max(count // 2, 1)
     edges = sorted(
-        {0, *(size * k // half for k in range(1, half + 1)), *(int(size ** (k / half)) for k in range(half))}
+        {
+            0,
+            *(size * k // half for k in range(1, half + 1)),
+            *(int(size ** (k / half)) for k in range(half)),
+        }
     )
     draws = torch.rand(len(edges), generator=generator, dtype=torch.float64).tolist()
     return [

@@ -1,6 +1,7 @@
 r"""Step sizes and averaging by the theorems' powers of T. The constants are fixed; only T varies.
 
-The theorems' own constants hold L_F, which grows like exp(2C/lam0), and ask for more steps than there are.
+The theorems' own constants hold L_F, which grows like exp(2C/lam0), and ask for more steps than
+there are.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class Restarts:
         count = max(1, math.ceil(math.log2(self.gap / eps)))
         levels = [eps * 2.0**k for k in reversed(range(count))]
         steps = staged(horizon, [self._length(mu, level) for level in levels])
-        return [self._stage(mu * level, length) for level, length in zip(levels, steps, strict=True)]
+        return [
+            self._stage(mu * level, length) for level, length in zip(levels, steps, strict=True)
+        ]
 
     def _length(self, mu: float, level: float) -> float:
         return 1 / (mu**1.5 * level**0.5) if self.accelerated else 1 / (mu**2 * level)

@@ -40,9 +40,14 @@ def write_cifar100(root, each=8, seed=0):
     for split, n in (("train", each), ("test", 2)):
         fine = rng.permutation(np.repeat(np.arange(100), n))
         data = pixels(len(fine), rng)
-        dump(folder / split, data=data, fine_labels=fine.tolist(), coarse_labels=(fine % 20).tolist())
+        dump(
+            folder / split, data=data, fine_labels=fine.tolist(), coarse_labels=(fine % 20).tolist()
+        )
         if split == "train":
             kept = data, fine
     names = {"fine_label_names": 100, "coarse_label_names": 20}
-    dump(folder / "meta", **{key: [f"{key[0]}{i}".encode() for i in range(n)] for key, n in names.items()})
+    dump(
+        folder / "meta",
+        **{key: [f"{key[0]}{i}".encode() for i in range(n)] for key, n in names.items()},
+    )
     return kept

@@ -18,7 +18,9 @@ def read(folder):
 def flat(record, prefix=""):
     pairs = {}
     for key, value in record.items():
-        pairs |= flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: value}
+        pairs |= (
+            flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: value}
+        )
     return {key: value for key, value in pairs.items() if value is not None}
 
 

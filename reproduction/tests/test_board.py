@@ -18,6 +18,8 @@ def test_a_line_does_not_break_the_board():
     board.say("one failed")
     board(Status(2, 1))
     drawn = board.stream.getvalue()
-    assert re.sub(r"\[[#.]+\]", "[]", drawn) == (
-        "\x1b[J[]   0% 0/2 runs\n  []  50% one\n\x1b[2A\x1b[Jone failed\n\x1b[J[]  50% 1/2 runs\n"
+    assert (
+        re.sub(r"\[[#.]+\]", "[]", drawn)
+        == "\x1b[J[]   0% 0/2 runs\n  []  50% one\n\x1b[2A\x1b[Jone failed\n\x1b[J[]  50% 1/2"
+        " runs\n"
     )

@@ -60,7 +60,9 @@ def test_a_missing_file_is_named_with_how_to_get_it(tmp_path, monkeypatch):
         CIFAR10(tmp_path)
     write_cifar10(tmp_path)
     (tmp_path / "cifar-10-batches-py" / "data_batch_4").unlink()
-    with pytest.raises(FileNotFoundError, match=str(tmp_path / "cifar-10-batches-py" / "data_batch_4")):
+    with pytest.raises(
+        FileNotFoundError, match=str(tmp_path / "cifar-10-batches-py" / "data_batch_4")
+    ):
         CIFAR10(tmp_path)
     monkeypatch.setenv("SCDRO_DATA", str(tmp_path))
     assert len(CIFAR10(train=False)) == 100
@@ -115,7 +117,11 @@ def test_flipped_bytes_are_an_error_of_ours(tmp_path):
 @pytest.mark.parametrize("labels", [None, "ab", ["a", "b"], [[0], [1]], [0.5, 1.0], 3])
 def test_labels_of_another_kind_are_refused(tmp_path, labels):
     write_cifar10(tmp_path)
-    dump(tmp_path / "cifar-10-batches-py" / "test_batch", data=np.zeros((2, 3072), np.uint8), labels=labels)
+    dump(
+        tmp_path / "cifar-10-batches-py" / "test_batch",
+        data=np.zeros((2, 3072), np.uint8),
+        labels=labels,
+    )
     with pytest.raises(DataError, match=r"entries under 'labels' in .*test_batch"):
         CIFAR10(tmp_path, train=False)
 
@@ -131,12 +137,16 @@ def test_names_and_archives_that_are_not_there(tmp_path):
         CIFAR10(tmp_path, train=False)
 
 
-@pytest.mark.parametrize("name", ["os.scalar", "builtins.ndarray", "numpy.testing.dtype", "numpy.load"])
+@pytest.mark.parametrize(
+    "name", ["os.scalar", "builtins.ndarray", "numpy.testing.dtype", "numpy.load"]
+)
 def test_only_what_arrays_need_is_called(tmp_path, name):
     """An allowed name in another module, or another name of numpy's, is refused before it is looked up."""
     module, _, function = name.rpartition(".")
     write_cifar10(tmp_path)
-    (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(f"c{module}\n{function}\n.".encode())
+    (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(
+        f"c{module}\n{function}\n.".encode()
+    )
     with pytest.raises(DataError, match="place"):
         CIFAR10(tmp_path, train=False)
 

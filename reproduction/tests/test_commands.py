@@ -17,8 +17,28 @@ from scdro.errors import MissingDataError
 
 @pytest.mark.parametrize("experiment", ["figure2", "hidden"])
 def test_reproduce_falls_back_to_digits_and_says_so(experiment, tmp_path, capsys):
-    quick = ["--epochs", "1", "--decay-epoch", "1", "--trials", "1", "--seeds", "1", "--points", "1"]
-    argv = [experiment, "--scale", "smoke", "--data", str(tmp_path), "--out", str(tmp_path / "runs"), *quick]
+    quick = [
+        "--epochs",
+        "1",
+        "--decay-epoch",
+        "1",
+        "--trials",
+        "1",
+        "--seeds",
+        "1",
+        "--points",
+        "1",
+    ]
+    argv = [
+        experiment,
+        "--scale",
+        "smoke",
+        "--data",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "runs"),
+        *quick,
+    ]
     assert main(argv) == 0
     written = capsys.readouterr()
     assert "embedded digits" in written.err
@@ -42,7 +62,12 @@ def resolved(*options):
 
 def test_options_that_would_be_ignored_are_refused(tmp_path, capsys):
     argv = ["--scale", "smoke", "--out", str(tmp_path / "runs")]
-    for option in (["--seeds", "99"], ["--methods", "nonsense"], ["--dataset", "adult"], ["--tensorboard"]):
+    for option in (
+        ["--seeds", "99"],
+        ["--methods", "nonsense"],
+        ["--dataset", "adult"],
+        ["--tensorboard"],
+    ):
         with pytest.raises(SystemExit) as ended:
             main(["table1", *argv, *option])
         assert ended.value.code == 2
@@ -55,7 +80,12 @@ def test_options_that_would_be_ignored_are_refused(tmp_path, capsys):
 
 def test_lr_falls_at_the_same_share_of_other_epochs():
     on = ("figure1", "--scale", "smoke", "--dataset", "digits-st")
-    for options, expected in (((), 4), (("--epochs", 12), 8), (("--epochs", 1), 1), (("--decay-epoch", 2), 2)):
+    for options, expected in (
+        ((), 4),
+        (("--epochs", 12), 8),
+        (("--epochs", 1), 1),
+        (("--decay-epoch", 2), 2),
+    ):
         (study,) = resolved(*on, *options)
         assert study.decay_epoch == expected
     (study,) = resolved(*on, "--epochs", 12, "--decay-epoch", 5)
@@ -72,7 +102,10 @@ def test_digits_stand_in_only_where_there_are_no_data_at_all(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "in place of cifar100-hidden, adult" in said
     assert "pretrain cifar100-hidden" in said
-    for options in (("--scale", "small"), ("--scale", "smoke", "--dataset", "adult", "cifar100-hidden")):
+    for options in (
+        ("--scale", "small"),
+        ("--scale", "smoke", "--dataset", "adult", "cifar100-hidden"),
+    ):
         with pytest.raises(MissingDataError):
             resolved("hidden", *options, "--data", tmp_path)
 
@@ -84,7 +117,8 @@ def test_reproduce_refuses_what_it_cannot_do(tmp_path, capsys):
     assert "method" in capsys.readouterr().err
 
 
-# -- help and messages ------------------------------------------------------------------------------------------------
+# -- help and messages
+# ------------------------------------------------------------------------------------------------
 
 COMMANDS = ["table1", *EXPERIMENTS, "pretrain", "features", "report"]
 SMOKE = "figure1 --scale smoke"
@@ -96,7 +130,9 @@ def test_examples_of_the_help_are_right(command, capsys):
         main([command, "--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    examples = re.findall(r"^  (?:torchrun.*?-m|python -m) reproduction (.*)", text.split("examples:\n")[1], re.M)
+    examples = re.findall(
+        r"^  (?:torchrun.*?-m|python -m) reproduction (.*)", text.split("examples:\n")[1], re.M
+    )
     assert examples
     for example in examples:
         assert parser().parse_args(shlex.split(example)).command == command
@@ -127,14 +163,26 @@ def test_a_device_that_is_not_there(told, command):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("pretrain digits-st --out data.csv", "a folder for --out, got the file data.csv; name another"),
+        (
+            "pretrain digits-st --out data.csv",
+            "a folder for --out, got the file data.csv; name another",
+        ),
         ("figure1 --out data.csv", "a folder for --out, got the file data.csv; name another"),
         (f"{SMOKE} --trials -1 --dataset digits-st", "or 0 for the whole grid, got -1"),
-        (f"{SMOKE} --dataset digits-st digits-st", "each of --dataset once, got digits-st twice; leave one out"),
+        (
+            f"{SMOKE} --dataset digits-st digits-st",
+            "each of --dataset once, got digits-st twice; leave one out",
+        ),
         (f"{SMOKE} --methods SPD ERM SPD", "each of --methods once, got SPD twice; leave one out"),
         (f"{SMOKE} --rho .1 1 0.1", "each of --rho once, got 0.1 twice; leave one out"),
-        ("pretrain cifar10-st --out run --data nowhere", "or name the folder by --data or $SCDRO_DATA"),
-        ("figure2 --dataset cifar100-st --data nowhere", "or name the folder by --data or $SCDRO_DATA"),
+        (
+            "pretrain cifar10-st --out run --data nowhere",
+            "or name the folder by --data or $SCDRO_DATA",
+        ),
+        (
+            "figure2 --dataset cifar100-st --data nowhere",
+            "or name the folder by --data or $SCDRO_DATA",
+        ),
     ],
 )
 def test_messages_say_what_to_do(told, line, expected):

@@ -43,7 +43,9 @@ def test_features_are_the_networks(tmp_path, data, model, dtype):
         expected = model.eval().features(torch.stack([data[i][0] for i in range(13)])).numpy()
     assert isinstance(found.x, np.memmap)
     assert found.x.dtype == dtype
-    np.testing.assert_allclose(found.x, expected, rtol=1e-3 if dtype == "float16" else 1e-5, atol=1e-4)
+    np.testing.assert_allclose(
+        found.x, expected, rtol=1e-3 if dtype == "float16" else 1e-5, atol=1e-4
+    )
     assert found.y.tolist() == data.labels.tolist()
     assert found.groups.tolist() == data.groups.tolist()
 
@@ -168,7 +170,9 @@ def test_two_at_once_wait_for_each_other(tmp_path, data, model):
     (tmp_path / ".train_features.1.part").write_bytes(b"left by a process that was killed")
     inside, told = threading.Event(), []
     second = threading.Thread(
-        target=extract, args=(other, data, tmp_path, "train"), kwargs={"batch_size": 5, "notice": told.append}
+        target=extract,
+        args=(other, data, tmp_path, "train"),
+        kwargs={"batch_size": 5, "notice": told.append},
     )
 
     def progress(done, total, text):
@@ -245,7 +249,16 @@ def test_from_the_command_line(tmp_path, capsys):
     assert main(["features", run, "--model", "resnet50"]) == 1
     assert "got both" in capsys.readouterr().err
     write_cifar100(tmp_path, each=50)
-    other = ["features", run, "--data", folder, "--dataset", "cifar100-hidden", "--out", str(tmp_path / "other")]
+    other = [
+        "features",
+        run,
+        "--data",
+        folder,
+        "--dataset",
+        "cifar100-hidden",
+        "--out",
+        str(tmp_path / "other"),
+    ]
     assert main([*other, "--split", "val"]) == 1
     assert "a split of train, test" in capsys.readouterr().err
     assert main([*other, "--split", "test"]) == 0
@@ -253,7 +266,10 @@ def test_from_the_command_line(tmp_path, capsys):
     assert not (tmp_path / "other" / "train.json").exists()
     hidden = CIFAR100Hidden(tmp_path, train=False)
     found = load_features(tmp_path / "other", "test")
-    assert (found.y.tolist(), found.groups.tolist()) == (hidden.labels.tolist(), hidden.groups.tolist())
+    assert (found.y.tolist(), found.groups.tolist()) == (
+        hidden.labels.tolist(),
+        hidden.groups.tolist(),
+    )
     own = {path: path.read_bytes() for path in (tmp_path / "runs/cifar10-st/features").iterdir()}
     assert main(["features", run, "--data", folder, "--dataset", "cifar100-hidden"]) == 0
     assert {path: path.read_bytes() for path in own} == own
@@ -263,7 +279,20 @@ def test_from_the_command_line(tmp_path, capsys):
 
 def _reproduces(experiment, dataset, features):
     """By the commands of reproduction/README.md, made short."""
-    short = ["--scale", "smoke", "--methods", "ERM", "--trials", "1", "--seeds", "1", "--epochs", "1", "--points", "1"]
+    short = [
+        "--scale",
+        "smoke",
+        "--methods",
+        "ERM",
+        "--trials",
+        "1",
+        "--seeds",
+        "1",
+        "--epochs",
+        "1",
+        "--points",
+        "1",
+    ]
     where = ["--dataset", dataset, "--features", str(features), "--out", str(features / "out")]
     return main([experiment, *short, *where]) == 0
 
@@ -274,7 +303,10 @@ def _reproduces(experiment, dataset, features):
         ("cifar11", "expected a data set of cifar10-st, cifar100-st"),
         (
             "cifar10-st",
-            "`python -m reproduction pretrain cifar10-st --out {place}` and `python -m reproduction features {place}`",
+            (
+                "`python -m reproduction pretrain cifar10-st --out {place}` and `python -m"
+                " reproduction features {place}`"
+            ),
         ),
         (
             "imagenet-lt",
@@ -286,7 +318,15 @@ def test_features_that_are_not_there(dataset, said, tmp_path, capsys):
     place = tmp_path / dataset
     if dataset != "cifar11":
         place.mkdir()  # empty
-    argv = ["figure1", "--dataset", dataset, "--features", str(tmp_path), "--out", str(tmp_path / "out")]
+    argv = [
+        "figure1",
+        "--dataset",
+        dataset,
+        "--features",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main(argv) == 1
     assert said.format(place=place) in capsys.readouterr().err
 
@@ -315,7 +355,9 @@ def test_splits_of_a_list_are_as_in_evaluation(tmp_path, monkeypatch):
     monkeypatch.setattr(PlacesLT, "sizes", dict.fromkeys(("train", "val", "test"), Size(2, 1, 1)))
     rng = np.random.default_rng(0)
     for i in range(2):
-        Image.fromarray(rng.integers(256, size=(40, 50, 3), dtype=np.uint8)).save(tmp_path / f"{i}.png")
+        Image.fromarray(rng.integers(256, size=(40, 50, 3), dtype=np.uint8)).save(
+            tmp_path / f"{i}.png"
+        )
     for split in ("train", "val", "test"):
         (tmp_path / f"Places_LT_{split}.txt").write_text("0.png 0\n1.png 1\n")
     splits = open_splits("places-lt", tmp_path)

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
+from reproduction.baselines import REGISTRY
 from reproduction.grids import GRIDS, trials
-from scdro.optim import REGISTRY
 
 
 def test_the_grids_are_the_papers():
@@ -29,12 +29,19 @@ def test_trials():
     assert all(trial in every for trial in some)
     assert some == trials("SPD", 7, seed=1) != trials("SPD", 7, seed=2)
     for count in (7, 15, 24, 100):  # every value as often as the others, but for one or two
-        for drawn in (trials(name, count, values={"rho": (0.1, 0.5, 1.0)}) for name in ("SCDRO", "DualSGM")):
+        for drawn in (
+            trials(name, count, values={"rho": (0.1, 0.5, 1.0)}) for name in ("SCDRO", "DualSGM")
+        ):
             assert len({tuple(trial.values()) for trial in drawn}) == count
             for key in drawn[0]:
                 times = Counter(trial[key] for trial in drawn)
                 assert max(times.values()) - min(times.values()) <= 2
-    pairs = [(t["lr"], t["rho"]) for t in trials("SCDRO", 25, values={"beta": (0.1, 0.5), "rho": range(1, 6)})]
+    pairs = [
+        (t["lr"], t["rho"])
+        for t in trials("SCDRO", 25, values={"beta": (0.1, 0.5), "rho": range(1, 6)})
+    ]
     assert len(set(pairs)) == 25  # all of them once
     own = trials("SPD", values={"lr": (0.3,), "rho": (0.1, 0.5)})
-    assert own == [{"lr": 0.3, "dual_lr": d, "rho": r} for d in (1e-5, 5e-5, 1e-4, 5e-4) for r in (0.1, 0.5)]
+    assert own == [
+        {"lr": 0.3, "dual_lr": d, "rho": r} for d in (1e-5, 5e-5, 1e-4, 5e-4) for r in (0.1, 0.5)
+    ]

@@ -11,7 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-from reproduction.data import ImageNetLT, LongTailList, PlacesLT, Size, TrainTransform, iNaturalist18
+from reproduction.data import (
+    ImageNetLT,
+    LongTailList,
+    PlacesLT,
+    Size,
+    TrainTransform,
+    iNaturalist18,
+)
 from reproduction.data.loading import WorkerBatches
 from reproduction.data.transforms import EvalTransform, random_box
 from scdro.data import imbalanced
@@ -22,7 +29,9 @@ INATURALIST = ((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))
 
 
 def write_list(path, counts, packed=False):
-    lines = "".join(f"train/c {c}/{c}_{i}.png {c}\n" for c, n in enumerate(counts) for i in range(n))
+    lines = "".join(
+        f"train/c {c}/{c}_{i}.png {c}\n" for c, n in enumerate(counts) for i in range(n)
+    )
     path.write_bytes(gzip.compress(lines.encode()) if packed else lines.encode())
 
 
@@ -79,8 +88,16 @@ def test_presets_say_what_is_missing_or_wrong(tmp_path):
 @pytest.mark.parametrize(
     ("preset", "normalisation", "sizes"),
     [
-        (ImageNetLT, IMAGENET, {"train": (115_846, 1280, 5), "val": (20_000, 20, 20), "test": (50_000, 50, 50)}),
-        (PlacesLT, IMAGENET, {"train": (62_500, 4980, 5), "val": (7_300, 20, 20), "test": (36_500, 100, 100)}),
+        (
+            ImageNetLT,
+            IMAGENET,
+            {"train": (115_846, 1280, 5), "val": (20_000, 20, 20), "test": (50_000, 50, 50)},
+        ),
+        (
+            PlacesLT,
+            IMAGENET,
+            {"train": (62_500, 4980, 5), "val": (7_300, 20, 20), "test": (36_500, 100, 100)},
+        ),
         (iNaturalist18, INATURALIST, {"train": (437_513, 1000, 2), "val": (24_426, 3, 3)}),
     ],
 )
@@ -92,13 +109,19 @@ def test_presets_are_as_published(preset, normalisation, sizes, tmp_path, monkey
     for split in sizes:
         write_list(tmp_path / f"{preset.stem}_{split}.txt", [1, 1])
         transform = preset(tmp_path, split).transform
-        kind = TrainTransform(*normalisation, 224, 0.4) if split == "train" else EvalTransform(*normalisation, 224, 256)
+        kind = (
+            TrainTransform(*normalisation, 224, 0.4)
+            if split == "train"
+            else EvalTransform(*normalisation, 224, 256)
+        )
         assert transform == kind
 
 
 def test_lists_of_other_bytes(tmp_path, monkeypatch):
     path = tmp_path / "all.txt"
-    path.write_bytes(b"\xef\xbb\xbfa.png 0\r\nb.png 1\r\n")  # with the mark that some editors put first
+    path.write_bytes(
+        b"\xef\xbb\xbfa.png 0\r\nb.png 1\r\n"
+    )  # with the mark that some editors put first
     assert LongTailList(path).paths == ["a.png", "b.png"]
     monkeypatch.setenv("HOME", str(tmp_path))
     assert LongTailList("~/all.txt", "~").root == tmp_path
@@ -135,7 +158,12 @@ def test_missing_and_damaged_images(tmp_path, monkeypatch):
 def test_the_middle_of_an_image():
     """A ramp shrunk by two: pixel values are those of the middle, whatever the filter does inside."""
     ramp = np.broadcast_to(np.arange(0, 240, dtype=np.uint8)[None, :, None], (80, 240, 3))
-    found = EvalTransform((0.0,) * 3, (1.0,) * 3, size=32, resize=40)(Image.fromarray(ramp.copy()), None) * 255
+    found = (
+        EvalTransform((0.0,) * 3, (1.0,) * 3, size=32, resize=40)(
+            Image.fromarray(ramp.copy()), None
+        )
+        * 255
+    )
     assert found.shape == (3, 32, 32)
     left = (120 - 32) / 2  # of 120 columns
     torch.testing.assert_close(found[0, 0], 2 * (left + torch.arange(32.0)) + 0.5, rtol=0, atol=1.0)
@@ -158,16 +186,21 @@ def test_random_parts_are_parts_of_the_stated_size():
 
 
 def test_training_images_vary_with_the_generator_alone():
-    image = Image.fromarray(np.random.default_rng(0).integers(256, size=(50, 60, 3), dtype=np.uint8))
+    image = Image.fromarray(
+        np.random.default_rng(0).integers(256, size=(50, 60, 3), dtype=np.uint8)
+    )
     transform = TrainTransform(size=16)
     a, b, c = (transform(image, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
     grey = Image.new("RGB", (50, 60), (100, 100, 100))
-    plain = TrainTransform((0.0,) * 3, (1.0 / 255,) * 3, size=16, jitter=0.0)(grey, np.random.default_rng(0))
+    plain = TrainTransform((0.0,) * 3, (1.0 / 255,) * 3, size=16, jitter=0.0)(
+        grey, np.random.default_rng(0)
+    )
     torch.testing.assert_close(plain, torch.full((3, 16, 16), 100.0))
     bright = [
-        TrainTransform((0.0,) * 3, (1.0 / 255,) * 3, size=4)(grey, np.random.default_rng(s)).mean() for s in range(200)
+        TrainTransform((0.0,) * 3, (1.0 / 255,) * 3, size=4)(grey, np.random.default_rng(s)).mean()
+        for s in range(200)
     ]
     assert 57 <= min(bright) < 70 < 130 < max(bright) <= 141
 

@@ -18,7 +18,13 @@ from scdro.optim.samplers import DrawnBatches
 def images(n=21, size=8, seed=0):
     g = torch.Generator().manual_seed(seed)
     pixels = torch.randint(256, (n, 3, size, size), generator=g, dtype=torch.uint8)
-    return ImageData(pixels, torch.arange(n) % 3, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), names=("a", "b", "c"))
+    return ImageData(
+        pixels,
+        torch.arange(n) % 3,
+        mean=(0.4, 0.5, 0.6),
+        std=(0.2, 0.3, 0.4),
+        names=("a", "b", "c"),
+    )
 
 
 class Decoder:
@@ -66,12 +72,16 @@ def test_crop_and_flip_by_a_loop_over_pixels(height, width, pad):
     flip = torch.from_numpy(rng.random(40) < 0.5)
     found = crop_flip(batch, top, left, flip, pad)
     for i in range(40):
-        assert torch.equal(found[i], literal_crop_flip(batch[i], int(top[i]), int(left[i]), bool(flip[i]), pad))
+        assert torch.equal(
+            found[i], literal_crop_flip(batch[i], int(top[i]), int(left[i]), bool(flip[i]), pad)
+        )
 
 
 def test_every_place_and_both_directions_are_as_likely():
     batch = torch.zeros(20_000, 1, 3, 3, dtype=torch.uint8)
-    batch[:, 0, 1] = torch.tensor([1, 2, 3], dtype=torch.uint8)  # the middle row, so that a shift and a flip show
+    batch[:, 0, 1] = torch.tensor(
+        [1, 2, 3], dtype=torch.uint8
+    )  # the middle row, so that a shift and a flip show
     found = CropFlip(1)(batch, np.random.default_rng(0))[:, 0]
     kinds, counts = found.reshape(len(found), -1).unique(dim=0, return_counts=True)
     assert len(kinds) == 18
@@ -164,11 +174,17 @@ class OneOf(Ranks):
 def test_the_parts_of_several_processes_make_the_batches_of_one():
     """Augmentation included. Of the last batch, of one sample, two of three processes have nothing."""
     whole = [list(batches.epoch(2)) for batches in kinds()]
-    parts = [[list(batches.epoch(2)) for batches in kinds(ranks=OneOf(rank, 3))] for rank in range(3)]
+    parts = [
+        [list(batches.epoch(2)) for batches in kinds(ranks=OneOf(rank, 3))] for rank in range(3)
+    ]
     for kind, batches in enumerate(whole):
         queues = [iter(part[kind]) for part in parts]
         for x, y, index in batches:
-            mine = [next(queue) for queue, size in zip(queues, OneOf.sizes(len(y), 3), strict=True) if size]
+            mine = [
+                next(queue)
+                for queue, size in zip(queues, OneOf.sizes(len(y), 3), strict=True)
+                if size
+            ]
             assert same([tuple(map(torch.cat, zip(*mine, strict=True)))], [(x, y, index)])
         assert all(next(queue, None) is None for queue in queues)
 
@@ -229,7 +245,9 @@ def test_torchs_generator_is_not_touched(workers):
 def test_augmentation_of_decoded_images_by_epoch_batch_and_place():
     """Of one image, so that the order cannot be what differs."""
     batches = WorkerBatches(Decoder(), sampler=[[5, 5], [5, 5]], seed=1)
-    drawn = [float(value) for epoch in (0, 1) for x, _, _ in batches.epoch(epoch) for value in x[:, 1]]
+    drawn = [
+        float(value) for epoch in (0, 1) for x, _, _ in batches.epoch(epoch) for value in x[:, 1]
+    ]
     expected = [
         np.random.default_rng((1, 2, epoch, number, place)).random()
         for epoch in (0, 1)
@@ -267,7 +285,11 @@ def test_a_sampler_with_state_resumes_by_it():
 
 
 def test_starts_outside_an_epoch_and_samplers_of_one_use_are_refused():
-    for batches in (*kinds(), MemoryBatches(images(), sampler=[[0]] * 6), MemoryBatches(images(), sampler=Endless())):
+    for batches in (
+        *kinds(),
+        MemoryBatches(images(), sampler=[[0]] * 6),
+        MemoryBatches(images(), sampler=Endless()),
+    ):
         for start in (-1, *(() if isinstance(batches.order.sampler, Endless) else (7,))):
             with pytest.raises(HyperparameterError, match=f"start.*got {start}|0 to .*{start}"):
                 batches.epoch(0, start)

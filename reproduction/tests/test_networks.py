@@ -27,7 +27,10 @@ def literal_resnet(weights, x, per_stage):
     def conv_norm(x, stride):
         kernel, scale, shift = (next(weights) for _ in range(3))
         x = F.conv2d(x, kernel, stride=stride, padding=1)
-        mean, variance = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), correction=0, keepdim=True)
+        mean, variance = (
+            x.mean((0, 2, 3), keepdim=True),
+            x.var((0, 2, 3), correction=0, keepdim=True),
+        )
         return (x - mean) / (variance + 1e-5).sqrt() * scale[:, None, None] + shift[:, None, None]
 
     x = conv_norm(x, 1).clamp(min=0)
@@ -35,7 +38,9 @@ def literal_resnet(weights, x, per_stage):
         for block in range(per_stage):
             down = stage > 0 and block == 0
             y = conv_norm(conv_norm(x, 2 if down else 1).clamp(min=0), 1)
-            if down:  # option A: every other pixel, and as many zero channels again, half of them on either side
+            # option A: every other pixel, and as many zero channels again, half of them on either
+            # side
+            if down:
                 x = x[:, :, ::2, ::2]
                 zero = torch.zeros_like(x[:, : x.shape[1] // 2])
                 x = torch.cat([zero, x, zero], 1)
@@ -92,16 +97,23 @@ def trained_step(model):
     model.train()
     model(torch.randn(8, 3, 16, 16)).square().sum().backward()
     optimizer.step()
-    return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    return {
+        name for name, value in model.state_dict().items() if not torch.equal(value, before[name])
+    }
 
 
-@pytest.mark.parametrize("make", [lambda: CifarResNet(8, 5), lambda: copy.deepcopy(CifarResNet(8, 5))])
+@pytest.mark.parametrize(
+    "make", [lambda: CifarResNet(8, 5), lambda: copy.deepcopy(CifarResNet(8, 5))]
+)
 def test_freezing(make):
     model = make()
     everything = set(model.state_dict())
     assert trained_step(model.freeze_to("classifier")) == {"classifier.weight", "classifier.bias"}
     last = {name for name in everything if name.startswith("blocks.2.")}
-    assert trained_step(model.freeze_to("last_block")) == last | {"classifier.weight", "classifier.bias"}
+    assert trained_step(model.freeze_to("last_block")) == last | {
+        "classifier.weight",
+        "classifier.bias",
+    }
     assert trained_step(copy.deepcopy(model)) == last | {"classifier.weight", "classifier.bias"}
     model.eval()
     assert not any(module.training for module in model.modules())
@@ -117,7 +129,9 @@ class Body(nn.Module):
         super().__init__()
         self.weights = weights
         self.conv1 = nn.Conv2d(3, 2, 1)
-        self.layer4 = nn.Sequential(*(nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)) for _ in range(3)))
+        self.layer4 = nn.Sequential(
+            *(nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)) for _ in range(3))
+        )
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(2, 1000)
 
@@ -137,7 +151,9 @@ def test_resnet50_is_torchvisions_with_a_new_classifier(monkeypatch):
     model.eval()
     expected = model.body.layer4(model.body.conv1(x)).mean((2, 3))
     torch.testing.assert_close(model.features(x), expected)
-    torch.testing.assert_close(model(x), expected @ model.classifier.weight.T + model.classifier.bias)
+    torch.testing.assert_close(
+        model(x), expected @ model.classifier.weight.T + model.classifier.bias
+    )
     head = {"classifier.weight", "classifier.bias"}
     assert trained_step(model.freeze_to("classifier")) == head
     last = {name for name in model.state_dict() if name.startswith("body.layer4.2.")}

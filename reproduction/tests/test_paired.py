@@ -15,7 +15,11 @@ from reproduction.results import cell
 
 def an_outcome(method, values, rho=0.5):
     results = [
-        {"status": "diverged"} if math.isnan(v) else {"status": "done", "test": {"top1": v}, "train": {}}
+        (
+            {"status": "diverged"}
+            if math.isnan(v)
+            else {"status": "done", "test": {"top1": v}, "train": {}}
+        )
         for v in values
     ]
     return Outcome(Arm(method, rho), {"lr": 0.1}, [], results, [[] for _ in values])
@@ -37,15 +41,23 @@ def test_seeds_that_diverged_are_left_out_and_counted():
     assert difference(a, b, COLUMNS[0]).pairs == 2
     assert [
         d.other
-        for d in comparisons(Study("figure1", "made", "smoke", ("SCDRO",)), [a, b, an_outcome("DualSGM", [0.1], 0.1)])
+        for d in comparisons(
+            Study("figure1", "made", "smoke", ("SCDRO",)), [a, b, an_outcome("DualSGM", [0.1], 0.1)]
+        )
     ] == ["FastDRO, rho 0.5"]
 
 
 def test_the_fall_over_the_radii_is_compared_seed_by_seed():
     study = Study("table4", "made", "smoke", ("SCDRO", "FastDRO"), rho=(0.01, 0.1, 1.0))
     accuracy = {("SCDRO", 0.01): [0.8, 0.7, 0.9], ("SCDRO", 1.0): [0.7, 0.6, 0.7]}
-    accuracy |= {("FastDRO", 0.01): [0.8, 0.8, 0.8], ("FastDRO", 1.0): [0.5, 0.4, 0.6], ("SCDRO", 0.1): [0.0] * 3}
-    (found,) = falls(study, [an_outcome(method, values, rho) for (method, rho), values in accuracy.items()])
+    accuracy |= {
+        ("FastDRO", 0.01): [0.8, 0.8, 0.8],
+        ("FastDRO", 1.0): [0.5, 0.4, 0.6],
+        ("SCDRO", 0.1): [0.0] * 3,
+    }
+    (found,) = falls(
+        study, [an_outcome(method, values, rho) for (method, rho), values in accuracy.items()]
+    )
     expected = scipy.stats.ttest_rel([0.1, 0.1, 0.2], [0.3, 0.4, 0.2])
     assert (found.ours, found.other, found.pairs) == ("SCDRO", "FastDRO", 3)
     assert (found.mean, found.p_value) == pytest.approx((-0.5 / 3, expected.pvalue))

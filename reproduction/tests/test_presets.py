@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from reproduction.engine.study import UNDAMPED, Arm
+from reproduction.baselines import REGISTRY
+from reproduction.engine.study import BOUND, UNDAMPED, Arm
 from reproduction.grids import GRIDS
 from reproduction.presets import EXPERIMENTS, SCALES, changed, datasets, study
 from reproduction.protocol import command
-from scdro.optim import REGISTRY
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,16 @@ def test_grids_are_the_papers():
     assert len(tried) == 45
     assert {s["lr"] for s in tried} == {0.01, 0.05, 0.1, 0.5, 1.0}
     assert sorted({s["beta"] for s in tried}) == pytest.approx([k / 10 for k in range(1, 10)])
-    assert {s["dual_lr"] for s in (r.settings for r in own.search(Arm("SPD", 0.5)))} == {1e-5, 5e-5, 1e-4, 5e-4}
-    rho = [run.settings["rho"] for run in study("table3", "imagenet-lt", "paper").search(Arm("SCDRO", None))]
+    assert {s["dual_lr"] for s in (r.settings for r in own.search(Arm("SPD", 0.5)))} == {
+        1e-5,
+        5e-5,
+        1e-4,
+        5e-4,
+    }
+    rho = [
+        run.settings["rho"]
+        for run in study("table3", "imagenet-lt", "paper").search(Arm("SCDRO", None))
+    ]
     assert set(rho) == {0.1, 0.5, 1.0}
     assert study("table4", "cifar10-st", "paper").rho == (0.01, 0.05, 0.1, 0.5, 1.0)
 
@@ -58,15 +66,34 @@ def test_every_preset_is_a_study(experiment, scale):
 
 def test_smoke_trains_what_small_does():
     for experiment in EXPERIMENTS:
-        own = [study(experiment, datasets(experiment, scale)[0], scale) for scale in ("small", "smoke")]
+        own = [
+            study(experiment, datasets(experiment, scale)[0], scale) for scale in ("small", "smoke")
+        ]
         assert len({(each.inputs, each.model, each.part) for each in own}) == 1
 
 
 def test_a_preset_with_fewer_methods_has_the_grids_of_these():
     assert {key for key, _ in study("figure2", "cifar10-st", "small").grid} == {
-        *("beta", "lam", "dual_lr", "DualSGM.dual_lr", "FastDRO.momentum")
+        *("beta", "lam", "dual_lr", "DualSGM.dual_lr", "FastDRO.momentum", "max_grad_norm")
     }
-    assert {key for key, _ in study("figure2", "cifar10-st", "small", ("SCDRO",)).grid} == {"beta"}
+    assert {key for key, _ in study("figure2", "cifar10-st", "small", ("SCDRO",)).grid} == {
+        *("beta", "max_grad_norm")
+    }
+
+
+@pytest.mark.parametrize("experiment", ["figure2", "table4"])
+def test_every_method_may_clip_or_not(experiment):
+    """The same bounds for all, none among them; a bound that is given is not searched."""
+    own = study(experiment, "cifar10-st", "small")
+    for arm in own.arms():
+        bounds = [run.max_grad_norm for run in own.search(arm)]
+        assert set(bounds) == {None, 1.0}
+        assert bounds.count(None) == bounds.count(1.0)
+    given = changed(own, {"max_grad_norm": 2.0})
+    assert {run.max_grad_norm for arm in given.arms() for run in given.search(arm)} == {2.0}
+    assert "--max-grad-norm 2" in command([given])
+    assert "--grid" not in command([given])
+    assert changed(study(experiment, "cifar10-st", "small"), {}) == own
 
 
 @pytest.mark.parametrize("experiment", ["figure2", "table3", "table4", "hidden"])
@@ -78,16 +105,23 @@ def test_every_method_tries_as_many_settings_at_the_same_effective_steps(experim
         for arm, tried in searches.items():
             each = [_effective(arm.method, settings) for settings in tried]
             rounded = sorted(round(step, 6) for step in each)
-            assert rounded == pytest.approx(sorted(own.steps * (len(each) // len(own.steps))), rel=1e-5)
+            assert rounded == pytest.approx(
+                sorted(own.steps * (len(each) // len(own.steps))), rel=1e-5
+            )
             assert len(own.finer(arm, tried[0])) == 4 * own.tune_seeds
 
 
 def _effective(method, settings):
     """By what the optimizer itself says of its momentum."""
     parameter = torch.nn.Parameter(torch.zeros(1))
-    facts = {"rho": 0.5, "n": 8, "groups": torch.zeros(8, dtype=torch.long), "module": torch.nn.Linear(1, 1)}
+    facts = {
+        "rho": 0.5,
+        "n": 8,
+        "groups": torch.zeros(8, dtype=torch.long),
+        "module": torch.nn.Linear(1, 1),
+    }
     facts |= {"all_losses": lambda: torch.zeros(8), "milestones": [1]}
-    plain = {key: value for key, value in settings.items() if key != "rho"}
+    plain = {key: value for key, value in settings.items() if key not in ("rho", BOUND)}
     group = REGISTRY[method].build([parameter], facts, **plain).param_groups[0]
     return settings["lr"] / (1 - group.get("momentum", 0.0))
 
@@ -103,8 +137,10 @@ def test_the_methods_whose_momentum_is_not_damped():
 
 def test_a_grid_of_lr_takes_the_place_of_the_steps():
     plain = study("figure2", "cifar10-st", "small", ("SCDRO",))
-    own = changed(plain, {"grid": (("lr", (0.1,)), ("beta", (0.1,)))})
-    assert [run.settings for run in own.search(own.arms()[0])] == [{"lr": 0.1, "beta": 0.1, "rho": 0.5}]
+    own = changed(plain, {"grid": (("lr", (0.1,)), ("beta", (0.1,))), "max_grad_norm": 0.0})
+    assert [run.settings for run in own.search(own.arms()[0])] == [
+        {"lr": 0.1, "beta": 0.1, "rho": 0.5}
+    ]
     assert not own.refine
     assert "--steps" not in command([own])
     assert "--no-refine" not in command([own])

@@ -22,7 +22,9 @@ from reproduction.engine.storage import JsonLines, write
 from reproduction.pretrain import Pretraining, load_pretrained, one_cycle, pretrain, step_decay
 from scdro.errors import CheckpointError, HyperparameterError, NonFiniteLossError
 
-SMALL = Pretraining("toy", model="resnet8", epochs=2, schedule="one-cycle", batch_size=16, evaluate_every=1)
+SMALL = Pretraining(
+    "toy", model="resnet8", epochs=2, schedule="one-cycle", batch_size=16, evaluate_every=1
+)
 
 
 def toy(n=72, seed=0):
@@ -45,7 +47,11 @@ def outcome(folder):
     for line in lines:
         line.pop("seconds")
     weights = torch.load(folder / "model.pt", weights_only=True)["state_dict"]
-    return lines, {k: v.tolist() for k, v in weights.items()}, json.loads((folder / "scores.json").read_text())
+    return (
+        lines,
+        {k: v.tolist() for k, v in weights.items()},
+        json.loads((folder / "scores.json").read_text()),
+    )
 
 
 class Stop(Exception):
@@ -82,7 +88,9 @@ def test_stopped_anywhere_it_ends_the_same(tmp_path, stops):
     for stop in stops:
         torch.manual_seed(stop)  # whatever the process has done before
         with pytest.raises(Stop):
-            pretrain(SMALL, toy(), toy(seed=1), broken, checkpoint_every=2, progress=stopping_at(stop))
+            pretrain(
+                SMALL, toy(), toy(seed=1), broken, checkpoint_every=2, progress=stopping_at(stop)
+            )
     pretrain(SMALL, toy(), toy(seed=1), broken, checkpoint_every=2)
     assert outcome(broken) == outcome(whole)
     pretrain(SMALL, toy(), toy(seed=1), broken)  # complete: nothing to do
@@ -119,7 +127,9 @@ def test_other_test_data_do_not_resume(tmp_path):
     stamps = [path.stat().st_mtime_ns for path in kept]
     with pytest.raises(CheckpointError, match=r"test \w+ is not"):
         pretrain(SMALL, toy(), toy(seed=2), tmp_path)
-    assert pretrain(SMALL, toy(), toy(seed=1), tmp_path).as_dict() == scores.as_dict()  # complete: nothing is written
+    assert (
+        pretrain(SMALL, toy(), toy(seed=1), tmp_path).as_dict() == scores.as_dict()
+    )  # complete: nothing is written
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
     assert [path.stat().st_mtime_ns for path in kept] == stamps
     (tmp_path / "checkpoint.pt").unlink()
@@ -132,7 +142,15 @@ def test_another_torch_or_number_of_threads_is_told(tmp_path):
         pretrain(SMALL, toy(), toy(), tmp_path, checkpoint_every=1, progress=stopping_at(2))
     told = []
     with pytest.raises(Stop):
-        pretrain(SMALL, toy(), toy(), tmp_path, checkpoint_every=1, progress=stopping_at(3), notice=told.append)
+        pretrain(
+            SMALL,
+            toy(),
+            toy(),
+            tmp_path,
+            checkpoint_every=1,
+            progress=stopping_at(3),
+            notice=told.append,
+        )
     assert told == []
     config = json.loads((tmp_path / "config.json").read_text())
     config["environment"] |= {"threads": 77, "torch": "1.0"}
@@ -157,7 +175,12 @@ def test_a_run_that_diverges_leaves_no_checkpoint_of_it(tmp_path, checkpoint_eve
 def damaged_files(tmp_path):
     whole = tmp_path / "whole.pt"
     torch.save({"classes": 2, "x": torch.zeros(1000)}, whole)
-    return {"junk": b"no file of torch", "empty": b"", "cut": whole.read_bytes()[:900], "foreign": whole.read_bytes()}
+    return {
+        "junk": b"no file of torch",
+        "empty": b"",
+        "cut": whole.read_bytes()[:900],
+        "foreign": whole.read_bytes(),
+    }
 
 
 @pytest.mark.parametrize("kind", ["junk", "empty", "cut", "foreign"])
@@ -204,7 +227,9 @@ class Plain:
         return ((part.flip(2) if flip else part) / 255 - 0.5) / 0.25
 
     def step(self, x, y, lr):
-        gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(self.model(x), y), self.model.parameters())
+        gradients = torch.autograd.grad(
+            torch.nn.functional.cross_entropy(self.model(x), y), self.model.parameters()
+        )
         with torch.no_grad():
             for p, g, v in zip(self.model.parameters(), gradients, self.velocity, strict=True):
                 v.mul_(self.config.momentum).add_(g + self.config.weight_decay * p)
@@ -224,7 +249,13 @@ def test_groups_are_reported(tmp_path):
     def grouped(seed, groups):
         data = toy(seed=seed)
         return ImageData(
-            data.images, data.labels, mean=data.mean, std=data.std, names=data.names, groups=groups, group_names="abcd"
+            data.images,
+            data.labels,
+            mean=data.mean,
+            std=data.std,
+            names=data.names,
+            groups=groups,
+            group_names="abcd",
         )
 
     rare = torch.where(torch.arange(72) < 66, torch.arange(72) % 3, 3)
@@ -249,6 +280,7 @@ def killed_run(folder):
     pretrain(KILLED, toy(), toy(seed=1), Path(folder), checkpoint_every=3)
 
 
+@pytest.mark.slow
 def test_kill_9_at_a_random_moment(tmp_path):
     """Each run in a process of its own: sums depend on the number of threads, which other tests change in this one."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -264,7 +296,10 @@ def test_kill_9_at_a_random_moment(tmp_path):
 
 
 def test_command_line_errors(tmp_path, capsys):
-    assert main(["pretrain", "cifar10-st", "--data", str(tmp_path), "--out", str(tmp_path / "run")]) == 1
+    assert (
+        main(["pretrain", "cifar10-st", "--data", str(tmp_path), "--out", str(tmp_path / "run")])
+        == 1
+    )
     assert "data_batch_1" in capsys.readouterr().err
     assert main(["pretrain", "mnist", "--out", str(tmp_path / "run")]) == 1
     assert "cifar10-st, cifar100-st, cifar100-hidden" in capsys.readouterr().err
@@ -298,9 +333,14 @@ def test_wrong_input_is_told_in_a_line(tmp_path, capsys, flags, said):
 
 
 def test_what_the_system_refuses_is_told_in_a_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     assert main(["pretrain", "digits-st", "--out", str(tmp_path / "run")]) == 1
-    assert "python -m reproduction pretrain: [Errno 28] No space left on device" in capsys.readouterr().err
+    assert (
+        "python -m reproduction pretrain: [Errno 28] No space left on device"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_loss_is_read_only_when_it_is_shown(tmp_path):
@@ -310,7 +350,9 @@ def test_the_loss_is_read_only_when_it_is_shown(tmp_path):
     assert said[0]().startswith("epoch 1/2  loss 0.")
 
 
-@pytest.mark.parametrize("bad", [{"model": "vgg"}, {"schedule": "cosine"}, {"lr": 0.0}, {"batch_size": -1}])
+@pytest.mark.parametrize(
+    "bad", [{"model": "vgg"}, {"schedule": "cosine"}, {"lr": 0.0}, {"batch_size": -1}]
+)
 def test_bad_settings(bad):
     with pytest.raises(HyperparameterError):
         Pretraining("toy", **bad)
@@ -319,7 +361,9 @@ def test_bad_settings(bad):
 @pytest.mark.parametrize("steps", [10, 57, 400])
 def test_one_cycle_is_torchs(steps):
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=steps, cycle_momentum=False)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.3, total_steps=steps, cycle_momentum=False
+    )
     at = one_cycle(0.3, steps)
     for t in range(steps):
         assert at(t) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)

@@ -33,7 +33,14 @@ COMMAND = [
 
 
 def torchrun(out, *more, **settings):
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "reproduction"]
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "reproduction",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sys.executable, *launcher, *COMMAND, "--out", str(out), *more]
@@ -52,9 +59,12 @@ def test_two_processes_equal_one(tmp_path):
     for one, two in zip(*tables, strict=True):
         for key, value in one.items():
             if key != "seconds":
-                assert two[key] == value or float(two[key]) == pytest.approx(float(value), rel=1e-4), key
+                assert two[key] == value or float(two[key]) == pytest.approx(
+                    float(value), rel=1e-4
+                ), key
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_error_of_both_processes_is_said_once(tmp_path):
     found = torchrun(tmp_path, "--workers", "2", stderr=subprocess.PIPE, text=True)

@@ -62,7 +62,13 @@ def test_cifar100_st_and_hidden():
     fine = torch.bincount(hidden.groups)
     assert sorted(fine.tolist()) == [50] * 40 + [500] * 60
     for superclass in range(20):
-        assert sorted(fine[hidden.groups[hidden.labels == superclass].unique()].tolist()) == [50, 50, 500, 500, 500]
+        assert sorted(fine[hidden.groups[hidden.labels == superclass].unique()].tolist()) == [
+            50,
+            50,
+            500,
+            500,
+            500,
+        ]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,12 @@ def test_lists(preset, split, lines, classes):
 def test_adult():
     root = folder_with("tabular") / "tabular"
     train, test = adult(root)
-    assert (len(train.y), train.y.sum(), len(test.y), test.y.sum()) == (32_561, 7_841, 16_281, 3_846)
+    assert (len(train.y), train.y.sum(), len(test.y), test.y.sum()) == (
+        32_561,
+        7_841,
+        16_281,
+        3_846,
+    )
     assert len(np.unique(train.groups, axis=0)) == 10
 
 

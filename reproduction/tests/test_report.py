@@ -54,13 +54,19 @@ def folder(made, tmp_path):
 
 
 def report(folder, *options):
-    assert main(["report", str(folder), "--out", str(folder / "page.html"), *map(str, options)]) == 0
+    assert (
+        main(["report", str(folder), "--out", str(folder / "page.html"), *map(str, options)]) == 0
+    )
     return Page(folder / "page.html")
 
 
 def seeds(folder, method, rho=None):
     """The results of an arm's seeds, read without the code under test."""
-    paths = [p for p in folder.glob(f"{method}/*/seed-[123]/result.json") if rho is None or f"rho-{rho}/" in str(p)]
+    paths = [
+        p
+        for p in folder.glob(f"{method}/*/seed-[123]/result.json")
+        if rho is None or f"rho-{rho}/" in str(p)
+    ]
     return sorted(paths)
 
 
@@ -76,7 +82,9 @@ def test_results_are_those_of_the_runs_beside_the_papers(folder):
     page = report(folder)
     head, *rows = page.tables["Mean ± standard deviation over seeds"]
     assert [row[0] for row in rows] == ["SCDRO, rho 0.1", "SCDRO, rho 0.5", "ERM"]
-    for row, (method, rho) in zip(rows, (("SCDRO", 0.1), ("SCDRO", 0.5), ("ERM", None)), strict=True):
+    for row, (method, rho) in zip(
+        rows, (("SCDRO", 0.1), ("SCDRO", 0.5), ("ERM", None)), strict=True
+    ):
         found = read(seeds(folder, method, rho))
         assert len(found) == 3
         for label, values, digits in (
@@ -84,7 +92,9 @@ def test_results_are_those_of_the_runs_beside_the_papers(folder):
             ("rarer classes, %", [100 * r["test"]["minority"] for r in found], 2),
             ("robust loss, train", [r["train"]["robust_loss"] for r in found], 3),
         ):
-            expected = f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+            expected = (
+                f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+            )
             assert row[head.index(label)] == expected
     assert not any(title.startswith("paper") for title in head)  # the digits only stand in
     change(
@@ -95,7 +105,11 @@ def test_results_are_those_of_the_runs_beside_the_papers(folder):
     head, *rows = page.tables["Mean ± standard deviation over seeds"]
     paper = head.index("paper, cifar10-st, %")
     assert [row[paper] for row in rows] == ["67.71", "67.57", "–"]
-    assert page.tables["Test accuracy by radius, %"][2] == ["SCDRO, paper, cifar10-st", "67.71", "67.57"]
+    assert page.tables["Test accuracy by radius, %"][2] == [
+        "SCDRO, paper, cifar10-st",
+        "67.71",
+        "67.57",
+    ]
 
 
 def test_curves_are_means_over_seeds(folder):
@@ -152,7 +166,9 @@ def test_pictures_are_the_hardest_training_images(folder):
     for picture, sample in zip(pictures, samples, strict=True):
         content = base64.b64decode(picture["src"].removeprefix("data:image/png;base64,"))
         pixels = np.asarray(Image.open(io.BytesIO(content)))
-        np.testing.assert_array_equal(pixels, data.images[sample["position"]].permute(1, 2, 0).numpy())
+        np.testing.assert_array_equal(
+            pixels, data.images[sample["position"]].permute(1, 2, 0).numpy()
+        )
         assert picture["alt"] == f"training image {sample['position']}, {sample['label']}"
         assert f"weight {sample['weight']:.1f}, loss {sample['loss']:.2f}" in page.text
 
@@ -169,7 +185,9 @@ def test_nothing_is_fetched_and_only_the_own_script_may_run(folder):
     assert all(link.startswith(("data:image/png;base64,", "#")) for link in links)
     assert not re.search(r"https?:|url\(|@import|import\(|fetch\(|XMLHttp", page.source)
     assert {name for name, _ in page.elements} & {"link", "iframe", "object", "embed"} == set()
-    (policy,) = [a["content"] for n, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = [
+        a["content"] for n, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"
+    ]
     digest = base64.b64encode(hashlib.sha256(page.scripts[None].encode()).digest()).decode()
     assert policy.split("; ")[0] == "default-src 'none'"
     assert f"script-src 'sha256-{digest}'" in policy
@@ -182,12 +200,19 @@ def test_text_from_data_stays_text(folder):
     change(second, status="diverged", error=EVIL)
     run = folder.parent / "lone"
     shutil.copytree(first.parent, run)
-    change(run / "config.json", study={"dataset": EVIL, "model": EVIL}, method=EVIL, settings={EVIL: EVIL})
+    change(
+        run / "config.json",
+        study={"dataset": EVIL, "model": EVIL},
+        method=EVIL,
+        settings={EVIL: EVIL},
+    )
     for there, count in ((folder, 2), (run, 1)):
         page = report(there)
         assert page.text.count(EVIL) > count
         assert [n for n, _ in page.elements].count("script") == 2
-        assert not any(key.startswith("on") for _, attributes in page.elements for key in attributes)
+        assert not any(
+            key.startswith("on") for _, attributes in page.elements for key in attributes
+        )
         assert page.scripts[None] == plain.scripts[None]
     assert json.loads(page.scripts["curves-0"])["arms"][0]["name"] == EVIL
 
@@ -234,7 +259,10 @@ def test_data_that_are_not_there(folder, tmp_path):
     assert "The data are not at hand" in page.text
     assert "cifar" in page.text.split("The data are not at hand")[1]
     assert not any(name == "img" for name, _ in page.elements)
-    (first, *_), rows = read(seeds(folder, "ERM")), page.tables["Training samples of the largest weight, ERM"]
+    (first, *_), rows = (
+        read(seeds(folder, "ERM")),
+        page.tables["Training samples of the largest weight, ERM"],
+    )
     expected = first["hardest"][0]
     assert rows[1][:2] == [str(expected["position"]), str(expected["label"])]
 
@@ -286,14 +314,24 @@ def test_rows_are_told_by_their_largest_features(folder, tmp_path):
         cells = [line.strip().split(", ") for line in files["adult.data"]]
         labels = [int(row[-1].startswith(">50K")) for row in cells]
         place = [[i for i, y in enumerate(labels) if y == label] for label in (0, 1)]
-        stays = sorted(i for own in place for k, i in enumerate(own) if k % 5 != 4)  # the others are for validation
-        sample = {"position": 7, "label": labels[stays[7]], "predicted": 0, "loss": 1.5, "weight": 9.0}
+        stays = sorted(
+            i for own in place for k, i in enumerate(own) if k % 5 != 4
+        )  # the others are for validation
+        sample = {
+            "position": 7,
+            "label": labels[stays[7]],
+            "predicted": 0,
+            "loss": 1.5,
+            "weight": 9.0,
+        }
         change(path, hardest=[sample])
     for path in folder.glob("SCDRO/*/seed-*/result.json"):
         change(path, hardest=[])
     study = json.loads((folder / "study.json").read_text())["study"]
     change(folder / "study.json", study={**study, "dataset": "adult", "inputs": "rows"})
-    head, row = report(folder, "--data", tmp_path).tables["Training samples of the largest weight, ERM"]
+    head, row = report(folder, "--data", tmp_path).tables[
+        "Training samples of the largest weight, ERM"
+    ]
     raw = cells[stays[7]]
     assert row[:5] == ["7", "high" if labels[stays[7]] else "low", "low", "9.0", "1.500"]
     assert row[5].startswith("women" if raw[9] == "Female" else "men")
@@ -323,7 +361,8 @@ def test_the_page_is_where_the_runs_are_by_default(folder, capsys):
     assert "table4 on digits-st" in Page(folder / "report.html").text
 
 
-# -- in a browser -----------------------------------------------------------------------------------------------------
+# -- in a browser
+# -----------------------------------------------------------------------------------------------------
 
 browser = pytest.mark.skipif(chromium.PROGRAM is None, reason="needs Chromium")
 BOX = """(() => {{
@@ -332,7 +371,10 @@ BOX = """(() => {{
   const box = drawing.getBoundingClientRect();
   return [box.left, box.top, box.width, box.height];
 }})()"""
-TIP = "(() => { const tip = document.querySelectorAll('.tip')[%d]; return tip.hidden ? '' : tip.innerText; })()"
+TIP = (
+    "(() => { const tip = document.querySelectorAll('.tip')[%d]; return tip.hidden ? '' :"
+    " tip.innerText; })()"
+)
 
 
 def pointed(tab):
@@ -372,7 +414,9 @@ def test_in_a_browser(folder, tmp_path):
         tab.press("Escape")
         assert tab.run(TIP % 1) == ""
 
-        press = "[...document.querySelectorAll('button')].find((b) => b.textContent === '{}').click()"
+        press = (
+            "[...document.querySelectorAll('button')].find((b) => b.textContent === '{}').click()"
+        )
         lines = "document.querySelectorAll('.chart')[0].querySelectorAll('path.line').length"
         assert tab.run(lines) == 3
         tab.run(press.format("ERM"))
@@ -389,7 +433,9 @@ def test_in_a_browser(folder, tmp_path):
             assert len(tab.screenshot(tmp_path / f"{width}.png")) > 20_000
         assert tab.complaints == []
         assert {url.partition(":")[0] for url in tab.requests} == {"file", "data"}
-        assert {url for url in tab.requests if url.startswith("file")} == {(folder / "page.html").as_uri()}
+        assert {url for url in tab.requests if url.startswith("file")} == {
+            (folder / "page.html").as_uri()
+        }
 
 
 @pytest.mark.browser
@@ -397,7 +443,9 @@ def test_in_a_browser(folder, tmp_path):
 def test_the_browser_hears_complaints(tmp_path):
     """That none is heard above means something."""
     page = tmp_path / "bad.html"
-    page.write_text("<img src='http://127.0.0.1:9/x.png'><script>console.error('oh'); nothing.there</script>")
+    page.write_text(
+        "<img src='http://127.0.0.1:9/x.png'><script>console.error('oh'); nothing.there</script>"
+    )
     with chromium.Browser(tmp_path / "profile") as tab:
         tab.open(page)
         assert any("oh" in text for text in tab.complaints)

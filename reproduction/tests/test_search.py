@@ -44,7 +44,9 @@ def test_the_search_is_refined_around_its_best_step():
     own = a_study(refine=True)
 
     def bowl(run):
-        return result(-abs(math.log10(run.settings["lr"] / 1.5)) + (run.settings["beta"] == 0.5), 1.0)
+        return result(
+            -abs(math.log10(run.settings["lr"] / 1.5)) + (run.settings["beta"] == 0.5), 1.0
+        )
 
     runs, best = searched(own, ARM, bowl)
     assert len(runs) == 4 + 4
@@ -66,7 +68,9 @@ def test_runs_of_the_search_are_never_among_the_reported_ones():
     assert not any(run.searches for run in own.finals(ARM, {"lr": 0.1, "beta": 0.1}))
 
 
-@pytest.mark.parametrize("wrong", [{"tune_seeds": 0}, {"tune_seeds": 6}, {"choose_by": "luck"}, {"steps": (0.0,)}])
+@pytest.mark.parametrize(
+    "wrong", [{"tune_seeds": 0}, {"tune_seeds": 6}, {"choose_by": "luck"}, {"steps": (0.0,)}]
+)
 def test_a_search_that_cannot_be(wrong):
     with pytest.raises(HyperparameterError):
         a_study(**wrong)

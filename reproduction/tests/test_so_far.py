@@ -50,7 +50,8 @@ def test_how_far_each_run_is(unfinished):
     assert (erm.status, erm.epochs) == ("done", 8.0)
     assert (fastdro.status, fastdro.epochs, fastdro.curve) == ("not begun", 0.0, [])
     assert scdro.status == "not finished"
-    # Evaluated after each epoch, stopped within the seventh: the checkpoint knows more than the last evaluation.
+    # Evaluated after each epoch, stopped within the seventh: the checkpoint knows more than the
+    # last evaluation.
     assert scdro.curve[-1]["epoch"] == pytest.approx(6.0, abs=0.1)
     assert 6.2 < scdro.epochs < 6.5
 
@@ -61,7 +62,11 @@ def test_the_tables_are_of_the_last_evaluations(unfinished, tmp_path, capsys):
     assert main(["so-far", str(folder), "--results", str(tmp_path)]) == 0
     text = (tmp_path / "table.md").read_text()
     assert capsys.readouterr().out == text
-    rows = {cells[1]: cells for line in text.splitlines() if len(cells := [c.strip() for c in line.split("|")]) > 8}
+    rows = {
+        cells[1]: cells
+        for line in text.splitlines()
+        if len(cells := [c.strip() for c in line.split("|")]) > 8
+    }
     scdro = read_outcomes(own, folder)[0].curves[0][-1]["test"]["top1"]
     assert rows["ERM"][2:6] == ["8.0", "done", "8", f"{100 * done.result['test']['top1']:.2f}"]
     assert rows["SCDRO, rho 0.5"][3:6:2] == ["not finished", f"{100 * scdro:.2f}"]
@@ -69,13 +74,17 @@ def test_the_tables_are_of_the_last_evaluations(unfinished, tmp_path, capsys):
     assert "The paper's numbers are of 8 epochs" in text
     by_method = {row["method"]: row for row in csv.DictReader((tmp_path / "curves.csv").open())}
     assert float(by_method["ERM"]["epoch"]) == 8.0
-    assert json.loads((tmp_path / "studies.json").read_text())["digits-st"]["study"] == own.as_dict()
+    assert (
+        json.loads((tmp_path / "studies.json").read_text())["digits-st"]["study"] == own.as_dict()
+    )
     assert (tmp_path / "figure.png").stat().st_size > 1000
 
 
 def test_the_papers_numbers_stand_beside(unfinished, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("reproduction.so_far.numbers_for", lambda *of: {"digits-st": 67.57} if of[2].rho else {})
+    monkeypatch.setattr(
+        "reproduction.so_far.numbers_for", lambda *of: {"digits-st": 67.57} if of[2].rho else {}
+    )
     assert main(["so-far", str(unfinished[1]), "--results", str(tmp_path)]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "67.57" in line]
     assert [line.split("|")[1].strip() for line in lines] == ["SCDRO, rho 0.5", "FastDRO, rho 0.5"]

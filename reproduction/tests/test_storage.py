@@ -44,7 +44,20 @@ def damage(path, how):
     path.write_bytes(content)
 
 
-DAMAGES = ["empty", "flipped", "flipped in the checksum", 0.1, 0.5, 0.99, -1, -2, -40, -77, -79, -100]
+DAMAGES = [
+    "empty",
+    "flipped",
+    "flipped in the checksum",
+    0.1,
+    0.5,
+    0.99,
+    -1,
+    -2,
+    -40,
+    -77,
+    -79,
+    -100,
+]
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -100,7 +113,9 @@ for _ in range(200):
 
 
 def test_two_processes_write_one_file(tmp_path):
-    several = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), letter]) for letter in "ab"]
+    several = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), letter]) for letter in "ab"
+    ]
     assert [process.wait() for process in several] == [0, 0]
     assert (tmp_path / "out" / "results.md").read_text() in ("a" * 20_000, "b" * 20_000)
     assert len(list((tmp_path / "out").iterdir())) == 1

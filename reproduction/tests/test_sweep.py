@@ -15,6 +15,7 @@ from functools import partial
 import pytest
 
 from reproduction.__main__ import main
+from reproduction.baselines import REGISTRY
 from reproduction.engine.outcomes import read_outcomes
 from reproduction.engine.storage import read_json, read_lines
 from reproduction.engine.training import train
@@ -25,7 +26,6 @@ from reproduction.results import cell, markdown
 from reproduction.sweep import sweep
 from reproduction.tasks import Sources, open_task
 from scdro.errors import CheckpointError, MissingDataError
-from scdro.optim import REGISTRY
 
 
 class Stop(Exception):
@@ -34,7 +34,9 @@ class Stop(Exception):
 
 def tiny(tmp_path, **own):
     whole = study("figure1", "digits-st", "smoke")
-    return dataclasses.replace(whole, **{"methods": ("RSCDRO", "ERM"), "epochs": 1, "decay_epoch": 1, **own})
+    return dataclasses.replace(
+        whole, **{"methods": ("RSCDRO", "ERM"), "epochs": 1, "decay_epoch": 1, **own}
+    )
 
 
 def test_the_best_on_validation_is_what_gets_seeds(tmp_path):
@@ -74,9 +76,14 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ERM, "step", broken)
     said = []
-    ours, other = sweep(tiny(tmp_path, trials=1), tmp_path, Means(Sources()), say=said.append).outcomes
+    ours, other = sweep(
+        tiny(tmp_path, trials=1), tmp_path, Means(Sources()), say=said.append
+    ).outcomes
     told = [text for text in said if "failed" in text]
-    assert told == [f"ERM lr {other.settings['lr']:g} seed {n} failed: ZeroDivisionError: made to fail" for n in (1, 2)]
+    assert told == [
+        f"ERM lr {other.settings['lr']:g} seed {n} failed: ZeroDivisionError: made to fail"
+        for n in (1, 2)
+    ]
     assert all(r["status"] == "done" for r in ours.results)
     assert [r["status"] for r in other.results] == ["failed", "failed"]
     assert "made to fail" in other.results[0]["error"]
@@ -104,7 +111,13 @@ def test_damaged_checkpoints_are_told_with_what_to_do(tmp_path):
             raise Stop
 
     with pytest.raises(Stop):
-        train(run, open_task("features", "digits-st", 1, Sources()), folder, checkpoint_seconds=0, progress=stop)
+        train(
+            run,
+            open_task("features", "digits-st", 1, Sources()),
+            folder,
+            checkpoint_seconds=0,
+            progress=stop,
+        )
     kept = (folder / "checkpoint.previous.pt").read_bytes()
     (folder / "checkpoint.pt").write_bytes(b"damaged")
     (folder / "checkpoint.previous.pt").write_bytes(b"too")
@@ -128,19 +141,33 @@ def test_figures_of_a_sweep_in_which_all_failed(tmp_path, monkeypatch):
 
 
 def test_a_method_that_needs_groups_is_refused_without_them(tmp_path, capsys):
-    argv = ["figure1", "--scale", "smoke", "--dataset", "digits-st", "--out", str(tmp_path / "runs")]
+    argv = [
+        "figure1",
+        "--scale",
+        "smoke",
+        "--dataset",
+        "digits-st",
+        "--out",
+        str(tmp_path / "runs"),
+    ]
     assert main([*argv, "--methods", "ERM", "GroupDRO"]) == 1
     assert "groups for GroupDRO, got digits-st" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("name", ["study.json", "ERM/lr-0.1/seed-0/result.json", "ERM/lr-0.1/seed-0/metrics.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["study.json", "ERM/lr-0.1/seed-0/result.json", "ERM/lr-0.1/seed-0/metrics.jsonl"]
+)
 def test_a_damaged_file_is_named(name, tmp_path):
     file = tmp_path / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text('{"status": "do\n\n')
     study = tiny(tmp_path, methods=("ERM",), grid=(("lr", (0.1, 0.5)),), trials=0)
-    reading = partial(read_lines, file) if name.endswith("jsonl") else partial(sweep, study, tmp_path, Means(Sources()))
+    reading = (
+        partial(read_lines, file)
+        if name.endswith("jsonl")
+        else partial(sweep, study, tmp_path, Means(Sources()))
+    )
     with pytest.raises(CheckpointError, match=f"{re.escape(str(file))}.*remove"):
         reading()
     file.write_text("[]")
@@ -148,25 +175,41 @@ def test_a_damaged_file_is_named(name, tmp_path):
         read_json(file)
 
 
-# -- the kill test ----------------------------------------------------------------------------------------------------
+# -- the kill test
+# ----------------------------------------------------------------------------------------------------
 
 FILES = ("table.md", "trials.csv")
 
 
 def _command(out, *more):
-    own = ["--methods", "RSCDRO", "SPD", "--seeds", "2", "--checkpoint-seconds", "0", "--points", "4"]
+    own = [
+        "--methods",
+        "RSCDRO",
+        "SPD",
+        "--seeds",
+        "2",
+        "--checkpoint-seconds",
+        "0",
+        "--points",
+        "4",
+    ]
     return ["figure1", "--scale", "smoke", "--dataset", "digits-st", "--out", str(out), *own, *more]
 
 
 def _tables(out):
     folder = out / "figure1-smoke"
-    seeds = [line.rsplit(",", 1)[0] for line in (folder / "seeds.csv").read_text().splitlines()]  # without seconds
+    seeds = [
+        line.rsplit(",", 1)[0] for line in (folder / "seeds.csv").read_text().splitlines()
+    ]  # without seconds
     return {name: (folder / name).read_text() for name in FILES} | {"seeds": seeds}
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_at_random_moments_gives_the_same_tables(tmp_path):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["reproduction.engine.training", "reproduction.sweep", "matplotlib.pyplot"])
+    context.set_forkserver_preload(
+        ["reproduction.engine.training", "reproduction.sweep", "matplotlib.pyplot"]
+    )
 
     def start(out):
         process = context.Process(target=main, args=(_command(out),))
@@ -195,9 +238,16 @@ def test_a_sweep_killed_at_random_moments_gives_the_same_tables(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_sweep_of_several_processes_leaves_none_behind(tmp_path):
-    whole = subprocess.run([sys.executable, "-m", "reproduction", *_command(tmp_path / "whole")], check=False)
+    whole = subprocess.run(
+        [sys.executable, "-m", "reproduction", *_command(tmp_path / "whole")], check=False
+    )
     assert whole.returncode == 0
-    command = [sys.executable, "-m", "reproduction", *_command(tmp_path / "killed", "--workers", "2")]
+    command = [
+        sys.executable,
+        "-m",
+        "reproduction",
+        *_command(tmp_path / "killed", "--workers", "2"),
+    ]
     for delay in (8, 12):
         parent = subprocess.Popen(command)
         time.sleep(delay)
@@ -205,7 +255,9 @@ def test_a_killed_sweep_of_several_processes_leaves_none_behind(tmp_path):
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
         end = time.monotonic() + 20
-        while any(os.path.exists(f"/proc/{child}") for child in children) and time.monotonic() < end:
+        while (
+            any(os.path.exists(f"/proc/{child}") for child in children) and time.monotonic() < end
+        ):
             time.sleep(0.2)
         assert not any(os.path.exists(f"/proc/{child}") for child in children)
     assert subprocess.run(command, check=False).returncode == 0
@@ -215,9 +267,15 @@ def test_a_killed_sweep_of_several_processes_leaves_none_behind(tmp_path):
 @pytest.mark.slow
 def test_what_is_wrong_for_all_runs_stops_a_sweep_of_several_processes(tmp_path):
     with pytest.raises(MissingDataError, match="expected features in"):
-        sweep(study("figure1", "cifar10-st", "smoke"), tmp_path / "out", Means(Sources(tmp_path), workers=2))
+        sweep(
+            study("figure1", "cifar10-st", "smoke"),
+            tmp_path / "out",
+            Means(Sources(tmp_path), workers=2),
+        )
 
 
 def _children(pid):
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
+    )
     return found.stdout.split()

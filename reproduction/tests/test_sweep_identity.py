@@ -9,12 +9,23 @@ import shutil
 import pytest
 
 from reproduction.__main__ import main
+from reproduction.baselines import REGISTRY
 from reproduction.engine.study import Study, StudyRun
 from reproduction.grids import GRIDS, trials
 from reproduction.presets import study
-from scdro.optim import REGISTRY
 
-QUICK = ["--scale", "smoke", "--dataset", "digits-st", "--epochs", "1", "--decay-epoch", "1", "--points", "1"]
+QUICK = [
+    "--scale",
+    "smoke",
+    "--dataset",
+    "digits-st",
+    "--epochs",
+    "1",
+    "--decay-epoch",
+    "1",
+    "--points",
+    "1",
+]
 
 
 def reproduce(out, *more):
@@ -92,7 +103,10 @@ def test_a_checkpoint_of_other_settings_ends_the_sweep(folder, capsys):
     path = next(folder.rglob("seed-1/result.json"))
     whole = json.loads(path.read_text())
     path.unlink()
-    save(path.parent / "checkpoint.pt", {key: whole[key] for key in ("study", "method", "settings", "seed", "data")})
+    save(
+        path.parent / "checkpoint.pt",
+        {key: whole[key] for key in ("study", "method", "settings", "seed", "data")},
+    )
     assert reproduce(folder, "--methods", "ERM", "--epochs", "2") == 1
     said = capsys.readouterr().err
     assert "epochs 1 is not 2" in said
@@ -117,7 +131,9 @@ def test_a_lost_curve_is_told(folder, capsys):
     path.unlink()
     assert reproduce(folder, "--methods", "ERM") == 0
     said = capsys.readouterr().err
-    assert f"seed 1 is missing from the curves: expected its evaluations in {path}, got none" in said
+    assert (
+        f"seed 1 is missing from the curves: expected its evaluations in {path}, got none" in said
+    )
 
 
 def test_other_settings_have_other_folders():
@@ -135,7 +151,10 @@ def test_folders_that_are_there_keep_their_names():
             assert str(StudyRun(own, name, settings, 1).path) == f"{name}/{short}/seed-1"
     rho = -math.log(0.61)
     share = Study("own", "rows.csv", "own", ("SCDRO",), rho=(rho,))
-    assert str(StudyRun(share, "SCDRO", {"lr": 0.5, "rho": rho}, 0).path) == "SCDRO/lr-0.5_rho-0.494296/seed-0"
+    assert (
+        str(StudyRun(share, "SCDRO", {"lr": 0.5, "rho": rho}, 0).path)
+        == "SCDRO/lr-0.5_rho-0.494296/seed-0"
+    )
 
 
 def test_the_radius_of_the_robust_objective():
@@ -149,7 +168,7 @@ def test_the_radius_of_the_robust_objective():
 
 
 def test_the_bound_on_gradients_binds(tmp_path):
-    """With a tiny one the weights hardly move."""
+    """With a tiny one the weights hardly move, whether it is the study's or searched."""
     import torch
 
     from reproduction.engine.task import make_model
@@ -158,12 +177,25 @@ def test_the_bound_on_gradients_binds(tmp_path):
 
     task = open_task("features", "digits-st", 1, Sources(None, None))
     moved = {}
-    for bound in (0.0, 1e-6):
-        own = Study("made", "digits-st", "smoke", ("ERM",), epochs=1, decay_epoch=1, points=1, max_grad_norm=bound)
-        settings = {key: values[0] for key, values in GRIDS["ERM"].items()}
+    for bound, searched in ((0.0, {}), (1e-6, {}), (0.0, {"max_grad_norm": 1e-6})):
+        own = Study(
+            "made",
+            "digits-st",
+            "smoke",
+            ("ERM",),
+            epochs=1,
+            decay_epoch=1,
+            points=1,
+            max_grad_norm=bound,
+        )
+        settings = {key: values[0] for key, values in GRIDS["ERM"].items()} | searched
         run = StudyRun(own, "ERM", settings, 1)
-        assert train(run, task, tmp_path / str(bound), keep_model=True).result["status"] == "done"
-        weights = torch.load(tmp_path / str(bound) / "model.pt", weights_only=True)["state_dict"]
+        folder = tmp_path / f"{bound}-{len(searched)}"
+        assert train(run, task, folder, keep_model=True).result["status"] == "done"
+        weights = torch.load(folder / "model.pt", weights_only=True)["state_dict"]
         start = make_model(own, task, 1).state_dict()
-        moved[bound] = max(float((weights[name] - start[name]).abs().max()) for name in start)
-    assert moved[1e-6] < 1e-3 * moved[0.0]
+        moved[bound, len(searched)] = max(
+            float((weights[name] - start[name]).abs().max()) for name in start
+        )
+    assert moved[1e-6, 0] < 1e-3 * moved[0.0, 0]
+    assert moved[0.0, 1] == moved[1e-6, 0]  # searched, or the study's: the same

@@ -22,12 +22,15 @@ from reproduction.table1.results import points, step_slope
 from reproduction.table1.runs import measure, strata
 from reproduction.table1.schedules import Ascdro, Restarts, Scdro
 from scdro.errors import CheckpointError, HyperparameterError, MissingDataError
-from scdro.temperature import MovingAverage, PrintedTemperature, Storm
+from scdro.printed import PrintedTemperature, Storm
+from scdro.temperature import MovingAverage
 
 ROW = {row.key: row for row in ROWS}
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.algorithm.endswith("SCDRO")], ids=lambda row: row.key)
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.algorithm.endswith("SCDRO")], ids=lambda row: row.key
+)
 def test_the_printed_update_runs(row):
     problem = PROBLEMS[row.problem]
     opt = row.plan(problem, problem.start().requires_grad_(), 50).opt
@@ -70,7 +73,9 @@ def by_hand(problem):
     return batch
 
 
-@pytest.mark.parametrize("key", ["SCDRO on bounded", "ASCDRO on bounded", "RSCDRO on flat", "RASCDRO on curved"])
+@pytest.mark.parametrize(
+    "key", ["SCDRO on bounded", "ASCDRO on bounded", "RSCDRO on flat", "RASCDRO on curved"]
+)
 def test_a_run_is_the_algorithm_as_printed(key):
     """Against the literal twins, which know nothing of scdro, on the same samples."""
     row = ROW[key]
@@ -95,7 +100,9 @@ def test_a_run_is_the_algorithm_as_printed(key):
             total += shares[t] * problem.stationarity(w, lam)
         if isinstance(schedule, Ascdro):
             twin.eta, twin.beta = schedule.at(t + 1)
-        twin.step(batch(torch.randint(problem.n, (BATCH[problem.name],), generator=generator).numpy()))
+        twin.step(
+            batch(torch.randint(problem.n, (BATCH[problem.name],), generator=generator).numpy())
+        )
     assert measure(key, horizon, 3, 16)["value"] == pytest.approx(total, rel=1e-8)
 
 
@@ -138,7 +145,8 @@ def test_cost_of_a_step_grows_only_where_a_number_is_kept_for_each_sample():
     assert step_slope("AccMDA", timings)[0] > step_slope("SCDRO", timings)[0] + 0.3
 
 
-# -- a killed run goes on ---------------------------------------------------------------------------------------------
+# -- a killed run goes on
+# ---------------------------------------------------------------------------------------------
 
 
 class Killed(BaseException):
@@ -162,6 +170,7 @@ def deterministic(folder):
     return [line.rsplit(",", 2)[0] for line in csv], [line.rsplit("|", 2)[0] for line in text]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_gives_the_same_table(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     table1.run(whole, "smoke", workers=2)
@@ -172,7 +181,9 @@ def test_a_killed_run_goes_on_and_gives_the_same_table(tmp_path):
             file.write(b'{"row": "SCDRO on bou')  # cut short
     before = (parts / "runs.jsonl").read_bytes()
     table1.run(parts, "smoke")
-    assert (parts / "runs.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])  # append-only
+    assert (
+        (parts / "runs.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    )  # append-only
     assert deterministic(whole) == deterministic(parts)
     records = [json.loads(line) for line in (parts / "runs.jsonl").read_text().splitlines()[1:]]
     size = table1.SCALES["smoke"]
@@ -214,7 +225,14 @@ def test_a_second_process_waits(tmp_path, tiny):
         while not said and time.monotonic() < until:
             time.sleep(0.01)
         assert said == [f"waiting for another process in {tmp_path}"]
-        table1._kept(tmp_path / "runs.jsonl", settings, table1._jobs(tiny), table1._job_of, 1, lambda *a: None)
+        table1._kept(
+            tmp_path / "runs.jsonl",
+            settings,
+            table1._jobs(tiny),
+            table1._job_of,
+            1,
+            lambda *a: None,
+        )
         before = (tmp_path / "runs.jsonl").read_bytes()
         assert not ended
     thread.join()
@@ -241,7 +259,12 @@ def test_without_matplotlib_the_error_says_what_to_do(tmp_path, monkeypatch):
 def test_a_diverged_run_is_counted_and_left_out():
     record = {"row": "SCDRO on bounded", "samples": 10, "late": 0.5}
     records = [
-        {**record, "horizon": horizon, "seed": seed, "value": None if (horizon, seed) == (2, 0) else 1.0 / horizon}
+        {
+            **record,
+            "horizon": horizon,
+            "seed": seed,
+            "value": None if (horizon, seed) == (2, 0) else 1.0 / horizon,
+        }
         for horizon in (1, 2)
         for seed in range(3)
     ]

@@ -19,14 +19,18 @@ def adult_rows(n, seed, end=""):
         age, hours = rng.integers(20, 60), rng.integers(10, 60)
         country = "Rare" if rng.random() < 0.02 else "Peru"
         yield (
-            f"{age}, Private, {rng.integers(1e5)}, HS-grad, 9, Divorced, {'Sales' if age > 40 else 'Tech'}, Wife, "
-            f"{RACE[rng.integers(3)]}, {SEX[rng.integers(2)]}, 0, 0, {hours}, {country}, "
-            f"{'>50K' if hours > 30 else '<=50K'}{end}\n"
+            f"{age}, Private, {rng.integers(1e5)}, HS-grad, 9, Divorced,"
+            f" {'Sales' if age > 40 else 'Tech'}, Wife, {RACE[rng.integers(3)]},"
+            f" {SEX[rng.integers(2)]}, 0, 0, {hours}, {country},"
+            f" {'>50K' if hours > 30 else '<=50K'}{end}\n"
         )
 
 
 def write_adult(root, packed):
-    files = {"adult.data": list(adult_rows(300, 0)), "adult.test": ["|1x3 Cross validator\n", *adult_rows(90, 1, ".")]}
+    files = {
+        "adult.data": list(adult_rows(300, 0)),
+        "adult.test": ["|1x3 Cross validator\n", *adult_rows(90, 1, ".")],
+    }
     for name, lines in files.items():
         text = "".join(lines) + "\n"
         if packed:
@@ -50,9 +54,17 @@ def test_adult(tmp_path, packed):
     np.testing.assert_allclose(numbers[:, 0], (ages - ages.mean()) / ages.std())
     rest = train.X[:, 5:].toarray()
     assert set(np.unique(rest)) == {0.0, 1.0}
-    assert rest.shape[1] == 1 + 1 + 1 + 2 + 1 + 2  # neither sex nor race, and the rare country is one of its own
+    assert (
+        rest.shape[1] == 1 + 1 + 1 + 2 + 1 + 2
+    )  # neither sex nor race, and the rare country is one of its own
     assert test.X.shape[1] == train.X.shape[1]
-    assert train.names[:5] == ("age", "education-num", "capital-gain", "capital-loss", "hours-per-week")
+    assert train.names[:5] == (
+        "age",
+        "education-num",
+        "capital-gain",
+        "capital-loss",
+        "hours-per-week",
+    )
     sales = train.names.index("occupation: Sales")
     np.testing.assert_array_equal(train.X[:, sales].toarray()[:, 0], ages > 40)
     assert "native-country: a rare value" in test.names
@@ -64,7 +76,9 @@ CENSUS_NUMBERS = (0, 5, 16, 17, 18, 30, 39)  # age, wage, gains, losses, dividen
 def census_rows(n, seed=0):
     """Of every other column, two values as often as another; of the weight, one for each row."""
     rng = np.random.default_rng(seed)
-    cells = np.array([[f"c{j}_{rng.integers(2)}" for j in range(42)] for _ in range(n)], dtype="U20")
+    cells = np.array(
+        [[f"c{j}_{rng.integers(2)}" for j in range(42)] for _ in range(n)], dtype="U20"
+    )
     for k, j in enumerate(CENSUS_NUMBERS):
         cells[:, j] = rng.integers(100 * (k + 1), size=n)
     cells[:, 10], cells[:, 12] = rng.choice(RACE, n), rng.choice(SEX, n)
@@ -86,7 +100,9 @@ def test_census_income(tmp_path, stem):
         X = table.X.toarray()
         own = rows[:, CENSUS_NUMBERS].astype(float)
         np.testing.assert_allclose(X[:, :7], (own - numbers.mean(0)) / numbers.std(0))
-        expected = np.column_stack([rows[:, j] == f"c{j}_{value}" for j in others for value in (0, 1)])
+        expected = np.column_stack(
+            [rows[:, j] == f"c{j}_{value}" for j in others for value in (0, 1)]
+        )
         assert np.array_equal(X[:, 7:], expected)  # neither sex nor race nor weight
 
 
@@ -130,7 +146,9 @@ def test_missing_and_damaged_tables(tmp_path):
         (tmp_path / "covtype.csv").write_text(text)
         with pytest.raises(DataError, match=said):
             covertype(tmp_path)
-    (tmp_path / "covtype.csv").write_text(",".join(["3"] * 10 + ["0", "1", "0", "0"] + ["0"] * 40 + ["7"]))
+    (tmp_path / "covtype.csv").write_text(
+        ",".join(["3"] * 10 + ["0", "1", "0", "0"] + ["0"] * 40 + ["7"])
+    )
     X, y, groups, _ = covertype(tmp_path)
     assert (X[0, :10].tolist(), y.tolist(), groups.tolist()) == ([0.0] * 10, [6], [["Neota"]])
 
@@ -140,7 +158,10 @@ def test_missing_and_damaged_tables(tmp_path):
     [
         (lambda lines: [*lines[:-1], lines[-1][:40]], "line 300"),
         (lambda lines: ["junk\n", *lines], "15 cells, got 1 in line 1 "),
-        (lambda lines: [line.replace(">50K", ">50k") for line in lines], "label of <=50K or >50K, got '>50k'"),
+        (
+            lambda lines: [line.replace(">50K", ">50k") for line in lines],
+            "label of <=50K or >50K, got '>50k'",
+        ),
         (lambda lines: ["x" + lines[0], *lines[1:]], "numbers in columns"),
         (lambda lines: ["nan," + lines[0].partition(",")[2], *lines[1:]], "finite numbers"),
         (lambda lines: ["\n"], "got none"),

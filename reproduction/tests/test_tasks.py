@@ -24,8 +24,12 @@ def test_missing_features_say_how_to_get_them(tmp_path):
 
 
 def test_pooled_images_are_means_of_squares():
-    images = torch.from_numpy(np.random.default_rng(0).integers(256, size=(3, 3, 4, 6), dtype=np.uint8))
-    data = ImageData(images, torch.zeros(3, dtype=torch.int64), mean=(0.5,) * 3, std=(0.5,) * 3, names="a")
+    images = torch.from_numpy(
+        np.random.default_rng(0).integers(256, size=(3, 3, 4, 6), dtype=np.uint8)
+    )
+    data = ImageData(
+        images, torch.zeros(3, dtype=torch.int64), mean=(0.5,) * 3, std=(0.5,) * 3, names="a"
+    )
     expected = images.double().reshape(3, 3, 2, 2, 3, 2).mean((3, 5))
     assert (pooled(data, 2).images.double() - expected).abs().max() <= 0.5
     with pytest.raises(DataError, match="factor"):

@@ -21,14 +21,25 @@ def test_a_run(tmp_path, stops):
     run, task = worker.run_of("SCDRO"), worker.rows()
     with worker.float64():
         for samples in stops:
-            seconds = 0.0 if samples < 300 else 1e9  # the second stop loses what came after the first
+            seconds = (
+                0.0 if samples < 300 else 1e9
+            )  # the second stop loses what came after the first
             with pytest.raises(worker.Stop):
-                train(run, task, tmp_path, checkpoint_seconds=seconds, tensorboard=True, progress=interrupted(samples))
+                train(
+                    run,
+                    task,
+                    tmp_path,
+                    checkpoint_seconds=seconds,
+                    tensorboard=True,
+                    progress=interrupted(samples),
+                )
         train(run, task, tmp_path, tensorboard=True)
     steps = [line["step"] for line in lines(tmp_path)]
     assert len(steps) == worker.STUDY.points + 1
     found = assert_as_logged(tmp_path, steps)
-    assert {"lam", "kl", "ess", "train/robust_loss", "validation/top1"} <= set(found.Tags()["scalars"])
+    assert {"lam", "kl", "ess", "train/robust_loss", "validation/top1"} <= set(
+        found.Tags()["scalars"]
+    )
     n = len(task.train)
     for line, losses, weights in zip(
         lines(tmp_path), found.Histograms("losses"), found.Histograms("weights"), strict=True

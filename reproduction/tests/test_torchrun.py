@@ -13,18 +13,24 @@ import torch
 import torchrun_worker as worker
 from filelock import FileLock
 
+from reproduction.baselines import REGISTRY
 from reproduction.engine.assess import predicted
 from reproduction.engine.task import make_model
 from reproduction.engine.training import train
 from scdro.distributed import initialize
-from scdro.optim import REGISTRY
 
 pytestmark = pytest.mark.timeout(900)
 DRAWING = ("SPD", "PGSMD2")  # other draws for another number of processes
 
 
 def torchrun(*command, **settings):
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     started = [sys.executable, *launcher, *map(str, command)]
     return subprocess.Popen(started, env=environment, stderr=subprocess.PIPE, text=True, **settings)
@@ -66,7 +72,12 @@ def numbers(value, path=""):
     if not isinstance(value, (dict, list)):
         return {path: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
-    return {p: v for k, entry in items if k != "seconds" for p, v in numbers(entry, f"{path}/{k}").items()}
+    return {
+        p: v
+        for k, entry in items
+        if k != "seconds"
+        for p, v in numbers(entry, f"{path}/{k}").items()
+    }
 
 
 def assert_close(found, expected, rel, floor):
@@ -89,7 +100,10 @@ def test_two_processes_equal_one(shared, method):
         torch.testing.assert_close(weights(two)[name], value, rtol=1e-9, atol=1e-9)
     assert result(two)["status"] == "done"
     assert_close(result(two), result(one), 1e-8, 1e-9)
-    logs = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in (one, two)]
+    logs = [
+        [json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()]
+        for f in (one, two)
+    ]
     assert len(logs[0]) >= 3
     assert_close(logs[1], logs[0], 1e-8, 1e-9)
 
@@ -144,20 +158,26 @@ def test_each_process_has_its_gpu_if_it_asks_for_one(monkeypatch, asked, given):
     assert seen == [given] * (given != "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the workers in /proc")
 def test_a_killed_worker(tmp_path):
     out = tmp_path / "two"
     process = torchrun(Path(worker.__file__), out, "alone", stdout=subprocess.DEVNULL)
 
     def log():
-        return [line for path in out.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
+        return [
+            line for path in out.rglob("metrics.jsonl") for line in path.read_text().splitlines()
+        ]
 
     try:
         while len(log()) < 3 or not list(out.rglob("checkpoint.pt")):
             assert process.poll() is None
             time.sleep(0.005)
         before = log()[:2]
-        os.kill(int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[-1]), signal.SIGKILL)
+        os.kill(
+            int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[-1]),
+            signal.SIGKILL,
+        )
         said = process.communicate(timeout=600)[1]
     finally:
         process.kill()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from reproduction.baselines import REGISTRY
 from reproduction.data.memory import Rows
 from reproduction.engine.assess import predicted
 from reproduction.engine.study import Study, StudyRun
@@ -16,9 +17,18 @@ from reproduction.engine.task import Task, make_model
 from reproduction.engine.training import train
 from reproduction.grids import GRIDS
 from scdro.errors import CheckpointError, HyperparameterError
-from scdro.optim import REGISTRY
 
-KINDS = ["SCDRO", "RASCDRO", "ERM", "FastDRO-MLMC", "SPD", "PGSMD2", "AccMDA", "GroupDRO", "ClassBalanced"]
+KINDS = [
+    "SCDRO",
+    "RASCDRO",
+    "ERM",
+    "FastDRO-MLMC",
+    "SPD",
+    "PGSMD2",
+    "AccMDA",
+    "GroupDRO",
+    "ClassBalanced",
+]
 
 
 def rows(n=90, seed=0):
@@ -40,7 +50,9 @@ def task():
 
 
 def small(method, **own):
-    return Study("figure1", "made", "smoke", (method,), **{"epochs": 3, "batch_size": 8, "points": 4, **own})
+    return Study(
+        "figure1", "made", "smoke", (method,), **{"epochs": 3, "batch_size": 8, "points": 4, **own}
+    )
 
 
 def a_run(method, seed=1, **own):
@@ -48,7 +60,10 @@ def a_run(method, seed=1, **own):
     if method == "FastDRO-MLMC":
         grid |= {"smallest": 4, "largest": 16}
     return StudyRun(
-        small(method, **own), method, {**grid, "rho": 0.5} if "rho" in REGISTRY[method].needs else grid, seed
+        small(method, **own),
+        method,
+        {**grid, "rho": 0.5} if "rho" in REGISTRY[method].needs else grid,
+        seed,
     )
 
 
@@ -57,7 +72,9 @@ def timeless(result):
 
 
 def curve(folder):
-    return [timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 class Stop(Exception):
@@ -78,7 +95,12 @@ def test_a_run_stopped_anywhere_ends_as_one_never_stopped(method, tmp_path):
     while True:
         try:
             parts, again, _ = train(
-                run, task(), tmp_path / "parts", keep_model=True, checkpoint_seconds=0, progress=progress
+                run,
+                task(),
+                tmp_path / "parts",
+                keep_model=True,
+                checkpoint_seconds=0,
+                progress=progress,
             )
             break
         except Stop:
@@ -87,7 +109,10 @@ def test_a_run_stopped_anywhere_ends_as_one_never_stopped(method, tmp_path):
     assert timeless(parts) == timeless(whole)
     assert curve(tmp_path / "parts") == curve(tmp_path / "whole")
     assert curve(tmp_path / "whole") == list(map(timeless, points)) == list(map(timeless, again))
-    weights = [torch.load(tmp_path / kind / "model.pt", weights_only=True)["state_dict"] for kind in ("parts", "whole")]
+    weights = [
+        torch.load(tmp_path / kind / "model.pt", weights_only=True)["state_dict"]
+        for kind in ("parts", "whole")
+    ]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
     assert not (tmp_path / "parts" / "checkpoint.pt").exists()
 
@@ -112,8 +137,12 @@ def test_a_run_reports_what_its_model_is_worth(tmp_path):
     )
     assert points[-1]["test"]["top1"] == result["test"]["top1"]
     hard = result["hardest"]
-    losses = torch.nn.functional.cross_entropy(model(data.train.inputs), data.train.labels, reduction="none")
-    assert [h["position"] for h in hard] == torch.argsort(losses, descending=True, stable=True)[: len(hard)].tolist()
+    losses = torch.nn.functional.cross_entropy(
+        model(data.train.inputs), data.train.labels, reduction="none"
+    )
+    assert [h["position"] for h in hard] == torch.argsort(losses, descending=True, stable=True)[
+        : len(hard)
+    ].tolist()
     assert sum(h["weight"] for h in hard) <= len(data.train)
 
 
@@ -136,7 +165,9 @@ def test_lr_falls_by_ten_after_the_epoch_that_says_so(tmp_path, monkeypatch):
 
     step = ERM.step
     monkeypatch.setattr(
-        ERM, "step", lambda self, *a, **k: (seen.append(self.param_groups[0]["lr"]), step(self, *a, **k))
+        ERM,
+        "step",
+        lambda self, *a, **k: (seen.append(self.param_groups[0]["lr"]), step(self, *a, **k)),
     )
     train(a_run("ERM", decay_epoch=2), task(), tmp_path)
     assert seen == [0.1] * 22 + [pytest.approx(0.01)] * 11
@@ -172,13 +203,24 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     # The first step's progress comes before its checkpoint: go one further.
     calls = iter(range(10))
     with pytest.raises(Stop):
-        train(a_run("ERM"), task(), tmp_path, checkpoint_seconds=0, progress=lambda *a: next(calls) < 2 or progress(*a))
+        train(
+            a_run("ERM"),
+            task(),
+            tmp_path,
+            checkpoint_seconds=0,
+            progress=lambda *a: next(calls) < 2 or progress(*a),
+        )
     with pytest.raises(CheckpointError, match=r"weight_decay 0\.0002 is not 0\.1"):
         train(a_run("ERM", weight_decay=0.1), task(), tmp_path)
 
 
 def test_a_method_that_needs_groups_is_refused_without_them(tmp_path):
-    data = Task(*(Rows(part.inputs, part.labels, names=part.names) for part in (rows(), rows(60, 1), rows(60, 2))))
+    data = Task(
+        *(
+            Rows(part.inputs, part.labels, names=part.names)
+            for part in (rows(), rows(60, 1), rows(60, 2))
+        )
+    )
     with pytest.raises(HyperparameterError, match=r"groups.*GroupDRO"):
         train(a_run("GroupDRO"), data, tmp_path)
 
@@ -212,7 +254,10 @@ def test_steps_in_bfloat16_keep_weights_and_losses_in_float32_and_end_nearby(tmp
         result, _, _ = train(run, task(), tmp_path / precision, keep_model=True)
         weights = torch.load(tmp_path / precision / "model.pt")["state_dict"]
         assert {w.dtype for w in weights.values()} == {torch.float32}
-        ends[precision] = result["train"]["robust_loss"], torch.cat([w.flatten() for w in weights.values()])
+        ends[precision] = (
+            result["train"]["robust_loss"],
+            torch.cat([w.flatten() for w in weights.values()]),
+        )
     first, second = ends["float32"], ends["bfloat16"]
     assert first[0] == pytest.approx(second[0], rel=0.05)
     assert 0 < float((first[1] - second[1]).norm()) < 0.05 * float(first[1].norm())

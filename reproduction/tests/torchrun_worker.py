@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from reproduction.__main__ import main
+from reproduction.baselines import REGISTRY
 from reproduction.data.images import ImageData
 from reproduction.data.memory import Rows
 from reproduction.engine.study import Study, StudyRun
@@ -17,11 +18,30 @@ from reproduction.engine.task import Task
 from reproduction.engine.training import train
 from reproduction.grids import GRIDS
 from scdro.distributed import finish, initialize
-from scdro.optim import REGISTRY
 
-STUDY = Study("own", "made up", "own", tuple(REGISTRY), inputs="rows", epochs=6, decay_epoch=4, batch_size=15, points=4)
+STUDY = Study(
+    "own",
+    "made up",
+    "own",
+    tuple(REGISTRY),
+    inputs="rows",
+    epochs=6,
+    decay_epoch=4,
+    batch_size=15,
+    points=4,
+)
 LONG = replace(STUDY, epochs=60, points=30)
-IMAGES = Study("own", "noise", "own", ("SCDRO",), inputs="images", model="resnet8", width=4, epochs=1, batch_size=8)
+IMAGES = Study(
+    "own",
+    "noise",
+    "own",
+    ("SCDRO",),
+    inputs="images",
+    model="resnet8",
+    width=4,
+    epochs=1,
+    batch_size=8,
+)
 # Begun by one process, and ended by two.
 INTERRUPTED = ("SCDRO", "RASCDRO", "ERM", "DualSGM", "PGSMD2", "AccMDA", "RECOVER", "GroupDRO")
 DIVERGING = ("ERM", "SPD")
@@ -49,14 +69,21 @@ def images():
 
     def part(n):
         pixels = torch.randint(256, (n, 3, 8, 8), generator=generator, dtype=torch.uint8)
-        return ImageData(pixels, torch.arange(n) % 2, mean=(0.5,) * 3, std=(0.25,) * 3, names=("a", "b"))
+        return ImageData(
+            pixels, torch.arange(n) % 2, mean=(0.5,) * 3, std=(0.25,) * 3, names=("a", "b")
+        )
 
     return Task(part(24), part(7), part(5))
 
 
 def run_of(method, study=STUDY, lr=0.05):
     settings = {key: values[0] for key, values in GRIDS[method].items()}
-    return StudyRun(study, method, settings | {"lr": lr} | ({"rho": 0.5} if "rho" in REGISTRY[method].needs else {}), 1)
+    return StudyRun(
+        study,
+        method,
+        settings | {"lr": lr} | ({"rho": 0.5} if "rho" in REGISTRY[method].needs else {}),
+        1,
+    )
 
 
 @contextlib.contextmanager
@@ -103,4 +130,16 @@ if __name__ == "__main__":
     finish()
     with contextlib.suppress(SystemExit):
         main(["figure1", "--no-such-option"])
-    sys.exit(main(["figure1", "--scale", "smoke", "--methods", "NoSuchMethod", "--out", str(folder / "wrong")]))
+    sys.exit(
+        main(
+            [
+                "figure1",
+                "--scale",
+                "smoke",
+                "--methods",
+                "NoSuchMethod",
+                "--out",
+                str(folder / "wrong"),
+            ]
+        )
+    )

@@ -20,14 +20,20 @@ def hardest(sweep: Sweep, known: Known) -> Html | None:
     chosen = [(outcome, result) for outcome in sweep.outcomes if (result := _first(outcome))]
     if not chosen:
         return None
-    note = tag("p", f"The data are not at hand, so samples are known by position: {known.missing}.", class_="missing")
+    note = tag(
+        "p",
+        f"The data are not at hand, so samples are known by position: {known.missing}.",
+        class_="missing",
+    )
     folds = [
         tag(
             "details",
             tag("summary", f"{outcome.arm}, seed {result.get('seed', 1)}"),
-            _gallery(result["hardest"], known)
-            if all(sample["position"] in known.pictures for sample in result["hardest"])
-            else _rows(result["hardest"], known, outcome),
+            (
+                _gallery(result["hardest"], known)
+                if all(sample["position"] in known.pictures for sample in result["hardest"])
+                else _rows(result["hardest"], known, outcome)
+            ),
             open=not i,
         )
         for i, (outcome, result) in enumerate(chosen)
@@ -47,7 +53,12 @@ def _gallery(samples: list[Sample], known: Known) -> Html:
 def _picture(sample: Sample, known: Known) -> Html:
     label, predicted = known.class_name(sample["label"]), known.class_name(sample["predicted"])
     position, group = sample["position"], _group(sample, known)
-    image = tag("img", src=known.pictures[position], alt=f"training image {position}, {label}", loading="lazy")
+    image = tag(
+        "img",
+        src=known.pictures[position],
+        alt=f"training image {position}, {label}",
+        loading="lazy",
+    )
     caption = tag(
         "figcaption",
         tag("b", label),

@@ -34,7 +34,9 @@ def tag(name: str, *children: Child, **attributes: str | int | float | bool | No
     return Html(f"<{name}{own}>" if name in VOID else f"<{name}{own}>{_inner(children)}</{name}>")
 
 
-def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], caption: str, class_: str | None = None) -> Html:
+def table(
+    head: Sequence[Child], rows: Iterable[Sequence[Child]], caption: str, class_: str | None = None
+) -> Html:
     """A table that scrolls on narrow pages; the first cell of a row is its header.
 
     Cells that are `td` or `th` elements already stay what they are.
@@ -46,7 +48,12 @@ def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], caption: str, 
         tag("tbody", body),
     )
     return tag(
-        "div", tag("table", *inner, class_=class_), class_="scroll", tabindex=0, role="region", aria_label=caption
+        "div",
+        tag("table", *inner, class_=class_),
+        class_="scroll",
+        tabindex=0,
+        role="region",
+        aria_label=caption,
     )
 
 

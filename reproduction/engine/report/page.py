@@ -24,8 +24,8 @@ __all__ = ["render", "write_report"]
 SCRIPTS = ("scales.js", "chart.js", "page.js")
 FEW = 26  # tables of up to this many rows are not folded
 HARDEST = (
-    "The worst case within the radius puts more weight on hard samples. Weight 10 means: as much as ten samples of the "
-    "average. Look here for wrong labels, and for groups that nobody labelled."
+    "The worst case within the radius puts more weight on hard samples. Weight 10 means: as much as"
+    " ten samples of the average. Look here for wrong labels, and for groups that nobody labelled."
 )
 
 
@@ -38,7 +38,9 @@ def write_report(folder: Path, out: Path, look_up: Callable[[Sweep], Known]) -> 
 
 def render(sweeps: Sequence[Sweep], known: Sequence[Known]) -> str:
     """The page."""
-    methods = list(dict.fromkeys(outcome.arm.method for sweep in sweeps for outcome in sweep.outcomes))
+    methods = list(
+        dict.fromkeys(outcome.arm.method for sweep in sweeps for outcome in sweep.outcomes)
+    )
     parts = [_sweep(i, *pair, methods) for i, pair in enumerate(zip(sweeps, known, strict=True))]
     title = sweeps[0].title if len(sweeps) == 1 else f"{len(sweeps)} sweeps"
     script = "\n".join(_asset(name) for name in SCRIPTS)
@@ -70,8 +72,14 @@ def _sweep(i: int, sweep: Sweep, known: Known, methods: Sequence[str]) -> Html:
         ("Results", [tables.results(sweep, known), tables.by_radius(sweep, known)]),
         ("Not finished, or gone wrong", [tables.problems(sweep)]),
         ("Curves", _curves(i, sweep, methods)),
-        ("Classes", [_fold("Accuracy of each class", tables.by_part(sweep, "per_class", known), FEW)]),
-        ("Groups", [_fold("Accuracy of each group", tables.by_part(sweep, "per_group", known), FEW)]),
+        (
+            "Classes",
+            [_fold("Accuracy of each class", tables.by_part(sweep, "per_class", known), FEW)],
+        ),
+        (
+            "Groups",
+            [_fold("Accuracy of each group", tables.by_part(sweep, "per_group", known), FEW)],
+        ),
         ("What the worst case weighs most", _with_note(HARDEST, hardest(sweep, known))),
         ("Configuration", [tables.configuration(sweep)]),
         ("Search of settings", [tables.search(sweep)]),

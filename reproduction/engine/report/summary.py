@@ -42,7 +42,11 @@ class Score:
 
     def of(self, outcome: Outcome) -> Spread | None:
         """Mean and standard deviation over the seeds that have it."""
-        done = [result for result in outcome.results if result is not None and result.get("status") == "done"]
+        done = [
+            result
+            for result in outcome.results
+            if result is not None and result.get("status") == "done"
+        ]
         return spread(looked_up(result, self.key) for result in done)
 
     def within(self, sweep: Sweep) -> Score:
@@ -77,7 +81,10 @@ CHARTS: tuple[tuple[str, tuple[Score, ...]], ...] = (
     ("Temperature lam", (Score("lam", "lam", percent=False, wide=True),)),
     (
         "KL of the worst case",
-        (Score("kl", "KL spent", percent=False), Score("ess", "share of samples it looks at", percent=False)),
+        (
+            Score("kl", "KL spent", percent=False),
+            Score("ess", "share of samples it looks at", percent=False),
+        ),
     ),
 )
 
@@ -104,7 +111,9 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     there = [value for value in values if value is not None]
     if not there:
         return None
-    return Spread(statistics.fmean(there), statistics.stdev(there) if len(there) > 1 else 0.0, len(there))
+    return Spread(
+        statistics.fmean(there), statistics.stdev(there) if len(there) > 1 else 0.0, len(there)
+    )
 
 
 def curves(sweep: Sweep, methods: Sequence[str]) -> dict[str, Any]:
@@ -115,7 +124,10 @@ def curves(sweep: Sweep, methods: Sequence[str]) -> dict[str, Any]:
     arms = [outcome.arm for outcome in sweep.outcomes]
     radii = sorted({arm.rho for arm in arms if arm.rho is not None})
     shown = [
-        (title + sweep.at_rho if title == ROBUST else title, [score.within(sweep) for score in scores])
+        (
+            title + sweep.at_rho if title == ROBUST else title,
+            [score.within(sweep) for score in scores],
+        )
         for title, scores in CHARTS
     ]
     keys = [score.key for _, scores in shown for score in scores]
@@ -136,7 +148,10 @@ def curves(sweep: Sweep, methods: Sequence[str]) -> dict[str, Any]:
     ]
     return {
         "arms": lines,
-        "methods": [{"name": m, "index": methods.index(m)} for m in dict.fromkeys(arm.method for arm in arms)],
+        "methods": [
+            {"name": m, "index": methods.index(m)}
+            for m in dict.fromkeys(arm.method for arm in arms)
+        ],
         "radii": [f"{rho:g}" for rho in radii] if len(radii) > 1 else [],
         "charts": [chart for chart in charts if chart["choices"]],
     }
@@ -146,9 +161,15 @@ def _line(seeds: Sequence[Sequence[Mapping[str, Any]]], keys: Sequence[str]) -> 
     """Point i is the mean over the seeds that have an i-th evaluation."""
     length = max(map(len, seeds), default=0)
     points = [[seed[i] for seed in seeds if i < len(seed)] for i in range(length)]
-    values = {key: [_packed(spread(looked_up(record, key) for record in point)) for point in points] for key in keys}
+    values = {
+        key: [_packed(spread(looked_up(record, key) for record in point)) for point in points]
+        for key in keys
+    }
     axes = {
-        axis: [_short(found.mean) if (found := spread(looked_up(r, axis) for r in p)) else None for p in points]
+        axis: [
+            _short(found.mean) if (found := spread(looked_up(r, axis) for r in p)) else None
+            for p in points
+        ]
         for axis in ("samples", "seconds")
     }
     return {**axes, "values": {key: found for key, found in values.items() if any(found)}}

@@ -56,7 +56,12 @@ class Sweep:
     @property
     def hardest(self) -> list[dict[str, Any]]:
         """The training samples with the largest worst-case weights, of all runs."""
-        return [sample for o in self.outcomes for result in o.results for sample in (result or {}).get("hardest", ())]
+        return [
+            sample
+            for o in self.outcomes
+            for result in o.results
+            for sample in (result or {}).get("hardest", ())
+        ]
 
     @property
     def one_seed(self) -> bool:
@@ -93,8 +98,8 @@ def read_sweeps(folder: Path) -> list[Sweep]:
     sweeps += _lone(folder, runs)
     if not sweeps:
         raise MissingDataError(
-            f"expected a study.json, or a run's config.json, in {folder.absolute()} or below it, found none; "
-            "pass a folder that `python -m reproduction EXPERIMENT` made"
+            f"expected a study.json, or a run's config.json, in {folder.absolute()} or below it,"
+            " found none; pass a folder that `python -m reproduction EXPERIMENT` made"
         )
     return sweeps
 
@@ -122,7 +127,9 @@ def read_study(folder: Path) -> Study:
 def _sweep(path: Path, name: str) -> Sweep:
     saved, study = read_json(path / "study.json"), read_study(path)
     found = read_outcomes(study, path)
-    trials = [searched(study, arm, lambda run: read_result(path / run.path))[0] for arm in study.arms()]
+    trials = [
+        searched(study, arm, lambda run: read_result(path / run.path))[0] for arm in study.arms()
+    ]
     runs = {run.path for tried in trials if len(tried) > 1 for run in tried}
     made = sum((path / run / "result.json").exists() for run in runs)
     return Sweep(name, study.as_dict(), saved.get("environment", {}), found, made, len(runs))
@@ -133,8 +140,8 @@ def _study(saved: Any, path: Path) -> Study:
         return Study(**{key: _tuples(value) for key, value in saved.items()})
     except (AttributeError, TypeError) as error:
         raise DataError(
-            f"expected the configuration of a study of this version in {path}, got another ({error}); "
-            "make the report with the version that made the sweep"
+            f"expected the configuration of a study of this version in {path}, got another"
+            f" ({error}); make the report with the version that made the sweep"
         ) from error
 
 
@@ -186,5 +193,6 @@ def _result(path: Path) -> dict[str, Any] | None:
 def described(settings: Mapping[str, Any]) -> str:
     """Settings in one line."""
     return ", ".join(
-        f"{key} {value:g}" if isinstance(value, (int, float)) else f"{key} {value}" for key, value in settings.items()
+        f"{key} {value:g}" if isinstance(value, (int, float)) else f"{key} {value}"
+        for key, value in settings.items()
     )

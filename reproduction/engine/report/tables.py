@@ -11,7 +11,15 @@ from reproduction.engine.report.markup import Child, Html, table, tag
 from reproduction.engine.report.summary import Score, looked_up, spread
 from reproduction.engine.report.sweeps import Sweep, described
 
-__all__ = ["by_part", "by_radius", "configuration", "curve_numbers", "problems", "results", "search"]
+__all__ = [
+    "by_part",
+    "by_radius",
+    "configuration",
+    "curve_numbers",
+    "problems",
+    "results",
+    "search",
+]
 
 MOST_ROWS = 120
 ACCURACY = Score("test.top1", "test accuracy, %")
@@ -43,7 +51,13 @@ def results(sweep: Sweep, known: Known) -> Html:
         ]
         for outcome, row in zip(sweep.outcomes, paper, strict=True)
     ]
-    head = ["method", "seeds", ACCURACY.label, *(f"paper, {name}, %" for name in columns), *(s.label for s in others)]
+    head = [
+        "method",
+        "seeds",
+        ACCURACY.label,
+        *(f"paper, {name}, %" for name in columns),
+        *(s.label for s in others),
+    ]
     caption = "Scores, of one seed" if sweep.one_seed else "Mean ± standard deviation over seeds"
     return table(head, rows, caption, "results")
 
@@ -77,15 +91,27 @@ def by_part(sweep: Sweep, part: str, known: Known) -> Html | None:
     sizes = known.counts if classes else known.group_counts
     sized = len(sizes) == number
     means = [[spread(arm[k]) if k < len(arm) else None for arm in arms] for k in range(number)]
-    order = sorted((k for k in range(number) if any(means[k])), key=lambda k: sizes[k] if sized else k)
+    order = sorted(
+        (k for k in range(number) if any(means[k])), key=lambda k: sizes[k] if sized else k
+    )
     shown = order[:MOST_ROWS]
     rows = [
-        [name(k), *([f"{sizes[k]:,}"] if sized else []), *(_heat(f.mean if f else None) for f in means[k])]
+        [
+            name(k),
+            *([f"{sizes[k]:,}"] if sized else []),
+            *(_heat(f.mean if f else None) for f in means[k]),
+        ]
         for k in shown
     ]
     what = "class" if classes else "group"
-    head = [what, *(["training samples"] if sized else []), *(str(outcome.arm) for outcome in sweep.outcomes)]
-    left_out = "" if len(shown) == len(order) else f"; {len(shown)} of {len(order)}, the first or rarest"
+    head = [
+        what,
+        *(["training samples"] if sized else []),
+        *(str(outcome.arm) for outcome in sweep.outcomes),
+    ]
+    left_out = (
+        "" if len(shown) == len(order) else f"; {len(shown)} of {len(order)}, the first or rarest"
+    )
     over = "" if sweep.one_seed else ", mean over seeds"
     return table(head, rows, f"Test accuracy of each {what}, %{over}{left_out}", "heat")
 
@@ -97,7 +123,10 @@ def curve_numbers(sweep: Sweep) -> Html | None:
         return None
     rows: list[list[Child]] = []
     for i, record in enumerate(longest):
-        at = [spread(looked_up(curve[i], ACCURACY.key) for curve in o.curves if i < len(curve)) for o in sweep.outcomes]
+        at = [
+            spread(looked_up(curve[i], ACCURACY.key) for curve in o.curves if i < len(curve))
+            for o in sweep.outcomes
+        ]
         rows.append([f"{record['samples']:,}", *map(ACCURACY.written, at)])
     head = ["samples", *(str(outcome.arm) for outcome in sweep.outcomes)]
     return table(head, rows, "Test accuracy as training goes on, %")
@@ -109,7 +138,10 @@ def search(sweep: Sweep) -> Html | None:
     if not folds:
         return None
     progress = f"{sweep.searched} of {sweep.to_search} runs ended. "
-    how = "Chosen by the mean accuracy over the validation data's classes; the test data have no part in it."
+    how = (
+        "Chosen by the mean accuracy over the validation data's classes; the test data have no part"
+        " in it."
+    )
     return tag("div", tag("p", progress, how), folds)
 
 
@@ -153,7 +185,11 @@ def _problems(sweep: Sweep, outcome: Outcome) -> list[Child]:
         elif result["status"] != "done":
             lines.append([f"{name}: {result['status']}", _error(result)])
     if outcome.settings is None:
-        why = "every trial failed or diverged" if sweep.searched == sweep.to_search else "no trial has ended well yet"
+        why = (
+            "every trial failed or diverged"
+            if sweep.searched == sweep.to_search
+            else "no trial has ended well yet"
+        )
         lines.append(f"{outcome.arm}: {why}")
     return lines
 
@@ -169,10 +205,18 @@ def _trials(outcome: Outcome, at_rho: str) -> Html:
     done = [t for t in outcome.trials if t["status"] == "done"]
     done.sort(key=lambda t: (-t["validation"]["balanced"], t["validation"]["robust_loss"]))
     rows: list[list[Child]] = [
-        [described(t["settings"]), f"{100 * t['validation']['balanced']:.2f}", f"{t['validation']['robust_loss']:.4f}"]
+        [
+            described(t["settings"]),
+            f"{100 * t['validation']['balanced']:.2f}",
+            f"{t['validation']['robust_loss']:.4f}",
+        ]
         for t in done
     ]
-    rows += [[described(t["settings"]), [t["status"], _error(t)], ""] for t in outcome.trials if t["status"] != "done"]
+    rows += [
+        [described(t["settings"]), [t["status"], _error(t)], ""]
+        for t in outcome.trials
+        if t["status"] != "done"
+    ]
     head = ["settings", "mean over classes, %", f"robust loss{at_rho}"]
     inner = table(head, rows, f"Trials of {outcome.arm}, on validation data")
     return tag("details", tag("summary", f"{outcome.arm}: {len(rows)} tried"), inner)
@@ -200,16 +244,30 @@ def _paper(value: float | None) -> Html:
 
 
 def _heat(value: float | None) -> Html:
-    return tag("td", "–") if value is None else tag("td", f"{100 * value:.1f}", style=f"--v:{100 * value:.1f}%")
+    return (
+        tag("td", "–")
+        if value is None
+        else tag("td", f"{100 * value:.1f}", style=f"--v:{100 * value:.1f}%")
+    )
 
 
 def _parts(outcome: Outcome, part: str) -> list[list[float | None]]:
     """The values of all seeds, for each class or group."""
-    lists = [r["test"].get(part) or [] for r in outcome.results if r and r["status"] == "done" and "test" in r]
-    return [[own[k] for own in lists if k < len(own)] for k in range(max(map(len, lists), default=0))]
+    lists = [
+        r["test"].get(part) or []
+        for r in outcome.results
+        if r and r["status"] == "done" and "test" in r
+    ]
+    return [
+        [own[k] for own in lists if k < len(own)] for k in range(max(map(len, lists), default=0))
+    ]
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_plain, value)) or "none"
-    return "; ".join(f"{k}: {_plain(v)}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
+    return (
+        "; ".join(f"{k}: {_plain(v)}" for k, v in value.items())
+        if isinstance(value, Mapping)
+        else str(value)
+    )
