@@ -3,8 +3,9 @@
     python benchmarks/distributed.py                     # two processes, ResNet20, 64 images each
     python benchmarks/distributed.py --processes 2 4 8   # the exchange alone, for more of them
 
-The plain side is DistributedDataParallel and SGD with momentum 0.9. Both sides alternate within one run, with gloo on
-the loopback interface. The last table is what each process computes on the joined batch; it needs no other processes.
+The plain side is DistributedDataParallel and SGD with momentum 0.9. Both sides alternate within one
+run, with gloo on the loopback interface. The last table is what each process computes on the joined
+batch; it needs no other processes.
 """
 
 from __future__ import annotations
@@ -114,7 +115,10 @@ def exchange_table(folder: Path) -> None:
     times = [seconds(lambda: ranks.join(losses, None, None), 20) for _ in range(11)]
     if dist.get_rank() == 0:
         sent = 8 * (3 + IMAGES)
-        line = f"| {ranks.size} | {sent} | {sent * ranks.size} | {1e6 * statistics.median(times[1:]):.0f} |"
+        line = (
+            f"| {ranks.size} | {sent} | {sent * ranks.size} |"
+            f" {1e6 * statistics.median(times[1:]):.0f} |"
+        )
         (folder / "lines").write_text(line)
 
 
@@ -128,7 +132,9 @@ def joined_rows(rounds: int) -> list[str]:
             robust(losses)
         times = []
         for _ in range(rounds):
-            start = time.process_time()  # CPU time, so that other work on the machine does not count
+            start = (
+                time.process_time()
+            )  # CPU time, so that other work on the machine does not count
             robust(losses)
             times.append(time.process_time() - start)
         lines.append(f"| {size} | {size * IMAGES} | {1e6 * statistics.median(times):.0f} |")
@@ -136,22 +142,36 @@ def joined_rows(rounds: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4, 8], help="for the exchange")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "distributed" / "table.md")
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[2, 4, 8], help="for the exchange"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(__file__).parents[1] / "results" / "distributed" / "table.md",
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     tables: list[tuple[str, Callable[[], list[str]]]] = [
         (
-            f"| 2 processes, ResNet20, {IMAGES} images each | DDP and SGD, ms | robust, ms | ratio |",
+            (
+                f"| 2 processes, ResNet20, {IMAGES} images each | DDP and SGD, ms | robust, ms |"
+                " ratio |"
+            ),
             lambda: run(2, StepTable(args.rounds)),
         ),
         (
             "| processes | bytes sent by each | bytes received | time of the exchange, us |",
             lambda: [line for size in args.processes for line in run(size, exchange_table)],
         ),
-        ("| processes | joined losses | CPU time of the loss on them, us |", lambda: joined_rows(50)),
+        (
+            "| processes | joined losses | CPU time of the loss on them, us |",
+            lambda: joined_rows(50),
+        ),
     ]
     parts = []
     for header, rows in tables:

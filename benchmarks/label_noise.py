@@ -2,8 +2,8 @@
 
     python benchmarks/label_noise.py
 
-Ten Gaussian classes, the first half rare. A share of the training labels is replaced by random other labels. Accuracy
-on clean test data, overall and in the rare classes, mean over seeds.
+Ten Gaussian classes, the first half rare. A share of the training labels is replaced by random
+other labels. Accuracy on clean test data, overall and in the rare classes, mean over seeds.
 """
 
 from __future__ import annotations
@@ -45,9 +45,15 @@ def accuracy(flip: float, rho: float, trim: float, seed: int) -> tuple[float, fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "label_noise" / "table.md")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(__file__).parents[1] / "results" / "label_noise" / "table.md",
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     lines = ["| labels flipped | method | accuracy, % | rare classes, % |", "|---|---|---|---|"]
@@ -58,7 +64,9 @@ def main() -> None:
             ("SCDRO, rho = 1, trim = .1", 1.0, 0.1),
         ):
             runs = 100 * np.array([accuracy(flip, rho, trim, seed) for seed in range(args.seeds)])
-            cells = (f"{m:.1f} ± {s:.1f}" for m, s in zip(runs.mean(0), runs.std(0, ddof=1), strict=True))
+            cells = (
+                f"{m:.1f} ± {s:.1f}" for m, s in zip(runs.mean(0), runs.std(0, ddof=1), strict=True)
+            )
             lines.append(f"| {flip:.0%} | {name} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -2,8 +2,8 @@
 
     python benchmarks/large_table.py [--rows 1000000] [--columns 20]
 
-The file has numbers and categories, with gaps, and is written first. The command runs in a process of its own, without
-options. Writes results/large_table/table.md.
+The file has numbers and categories, with gaps, and is written first. The command runs in a process
+of its own, without options. Writes results/large_table/table.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def write(path: Path, rows: int, columns: int) -> None:
     x = rng.normal(size=(rows, columns - 6)).round(4)
     kinds = {f"kind{k}": rng.choice([f"v{j}" for j in range(4 * k + 3)], rows) for k in range(5)}
     rare = rng.random(rows) < 0.03
-    score = x[:, 0] + 0.5 * x[:, 1] * x[:, 2] + (kinds["kind1"] == "v0") + 0.7 * rng.normal(size=rows)
+    score = (
+        x[:, 0] + 0.5 * x[:, 1] * x[:, 2] + (kinds["kind1"] == "v0") + 0.7 * rng.normal(size=rows)
+    )
     score = np.where(rare, -score, score)
     frame = {f"x{k}": np.where(rng.random(rows) < 0.02, np.nan, x[:, k]) for k in range(x.shape[1])}
     frame |= kinds | {"site": np.where(rare, "odd", "usual")}
@@ -37,15 +39,31 @@ def write(path: Path, rows: int, columns: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--columns", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "large_table" / "table.md")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(__file__).parents[1] / "results" / "large_table" / "table.md",
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         path = Path(made) / "large.csv"
         write(path, args.rows, args.columns)
-        command = [sys.executable, "-m", "scdro", "train", str(path), "--target", "y", "--out", f"{made}/run"]
+        command = [
+            sys.executable,
+            "-m",
+            "scdro",
+            "train",
+            str(path),
+            "--target",
+            "y",
+            "--out",
+            f"{made}/run",
+        ]
         began = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
@@ -54,8 +72,9 @@ def main() -> None:
         seconds = time.monotonic() - began
         assert status == 0
         line = (
-            f"| {args.rows:,} x {args.columns} | {path.stat().st_size / 1e6:.0f} MB | {seconds:.0f} s | "
-            f"{used.ru_utime + used.ru_stime:.0f} s | {used.ru_maxrss / 1e6:.2f} GB | {os.getloadavg()[2]:.0f} |"
+            f"| {args.rows:,} x {args.columns} | {path.stat().st_size / 1e6:.0f} MB | {seconds:.0f}"
+            f" s | {used.ru_utime + used.ru_stime:.0f} s | {used.ru_maxrss / 1e6:.2f} GB |"
+            f" {os.getloadavg()[2]:.0f} |"
         )
     text = f"""# A large table
 

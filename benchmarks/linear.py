@@ -3,10 +3,10 @@
     python benchmarks/linear.py                                  # without Covertype
     python benchmarks/linear.py --covtype DIR                    # the folder with covtype.csv.gz, or SCDRO_COVTYPE=DIR
 
-Sections: binary (100,000 x 50, against LogisticRegression at the same gradient tolerance), covtype (the same, 7
-classes), lbfgs (Newton against L-BFGS on the same objective), dro (the PyPI package, if it is installed), stream (10
-million rows).
-The packages alternate, and the shortest time of each counts.
+Sections: binary (100,000 x 50, against LogisticRegression at the same gradient tolerance), covtype
+(the same, 7 classes), lbfgs (Newton against L-BFGS on the same objective), dro (the PyPI package,
+if it is installed), stream (10 million rows). The packages alternate, and the shortest time of each
+counts.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from sklearn.preprocessing import StandardScaler
 import scdro
 from reproduction.data import covertype
 from scdro.linear_model import KLDROClassifier
-from scdro.linear_model._losses import Logistic, Multinomial
-from scdro.linear_model._problem import LinearProblem
+from scdro.linear_model._linear_problem import LinearProblem
+from scdro.linear_model._score_losses import Logistic, Multinomial
 
 Array = npt.NDArray[Any]
 TOL, RHO = 1e-4, 0.1
@@ -78,19 +78,30 @@ def against_logistic(name: str, X: Array, y: Array, rounds: int) -> Iterator[str
     )
     plain, tilted = problem_of(X, y, 0.0), problem_of(X, y, RHO)
     first = f"| {name} | {len(X):,} x {X.shape[1]}"
-    yield f"{first} | LogisticRegression (L-BFGS) | {erm:.2f} | 1 | {slope(plain, packed(peer)):.1e} | |"
+    yield (
+        f"{first} | LogisticRegression (L-BFGS) | {erm:.2f} | 1 |"
+        f" {slope(plain, packed(peer)):.1e} | |"
+    )
     for label, seconds, problem, fit in (
         ("KLDROClassifier, rho = 0", same, plain, ours),
         (f"KLDROClassifier, rho = {RHO}", robust, tilted, model),
     ):
         steepness = slope(problem, packed(fit))
-        yield f"{first} | {label} | {seconds:.2f} | {seconds / erm:.2f} | {steepness:.1e} | {fit.dual_gap_:.1e} |"
+        yield (
+            f"{first} | {label} | {seconds:.2f} | {seconds / erm:.2f} | {steepness:.1e} |"
+            f" {fit.dual_gap_:.1e} |"
+        )
 
 
 def binary(_: argparse.Namespace) -> list[str]:
-    lines = ["| data | size | method | seconds | ratio | largest gradient entry | duality gap |", "|---" * 7 + "|"]
+    lines = [
+        "| data | size | method | seconds | ratio | largest gradient entry | duality gap |",
+        "|---" * 7 + "|",
+    ]
     rng = np.random.default_rng(0)
-    X, y = make_classification(100_000, 50, n_informative=25, n_redundant=15, flip_y=0.1, random_state=0)
+    X, y = make_classification(
+        100_000, 50, n_informative=25, n_redundant=15, flip_y=0.1, random_state=0
+    )
     lines += against_logistic("make_classification", X, y, 7)
     X = rng.standard_normal((100_000, 50))
     y = (rng.random(len(X)) < 1 / (1 + np.exp(-X @ rng.standard_normal(50) / 3.5))).astype(int)
@@ -100,21 +111,31 @@ def binary(_: argparse.Namespace) -> list[str]:
 
 def read_covtype(folder: str, rows: int | None = None) -> tuple[Array, Array]:
     table = covertype(folder)
-    chosen = slice(None) if rows is None else np.random.default_rng(0).permutation(len(table.y))[:rows]
+    chosen = (
+        slice(None) if rows is None else np.random.default_rng(0).permutation(len(table.y))[:rows]
+    )
     return StandardScaler().fit_transform(table.X[chosen]), table.y[chosen]
 
 
 def covtype(args: argparse.Namespace) -> list[str]:
     if args.covtype is None:
         return ["Covertype: skipped, no folder given (--covtype or SCDRO_COVTYPE)."]
-    lines = ["| data | size | method | seconds | ratio | largest gradient entry | duality gap |", "|---" * 7 + "|"]
-    return [*lines, *against_logistic("Covertype, 7 classes", *read_covtype(args.covtype, args.rows), 1)]
+    lines = [
+        "| data | size | method | seconds | ratio | largest gradient entry | duality gap |",
+        "|---" * 7 + "|",
+    ]
+    return [
+        *lines,
+        *against_logistic("Covertype, 7 classes", *read_covtype(args.covtype, args.rows), 1),
+    ]
 
 
 def lbfgs(args: argparse.Namespace) -> list[str]:
     """SciPy's L-BFGS on the same objective, with lam eliminated at each evaluation, warm-started."""
     lines = ["| data | solver | seconds | objective | largest gradient entry |", "|---" * 5 + "|"]
-    X, y = make_classification(100_000, 50, n_informative=25, n_redundant=15, flip_y=0.1, random_state=0)
+    X, y = make_classification(
+        100_000, 50, n_informative=25, n_redundant=15, flip_y=0.1, random_state=0
+    )
     data = [("make_classification, 100,000 x 50", X, y, 3)]
     if args.covtype is not None:
         data.append(("Covertype, 50,000 rows, 7 classes", *read_covtype(args.covtype, 50_000), 1))
@@ -195,9 +216,15 @@ def dro(_: argparse.Namespace) -> list[str]:
             margin = (2 * y - 1) * (X @ coef + intercept)
             return float(scdro.worst_case(np.logaddexp(0, -margin), RHO, 1e-6).value)
 
-        lines.append(f"| {n:,} x {d} | scdro | {ours:.3f} | {value(model.coef_[0], model.intercept_[0]):.8f} | |")
+        lines.append(
+            f"| {n:,} x {d} | scdro | {ours:.3f} |"
+            f" {value(model.coef_[0], model.intercept_[0]):.8f} | |"
+        )
         result = "" if failure else f"{value(peer.theta, float(peer.b)):.8f}"
-        lines.append(f"| {n:,} x {d} | dro | {seconds:.1f} | {result} | {failure or f'{seconds / ours:.0f} times'} |")
+        lines.append(
+            f"| {n:,} x {d} | dro | {seconds:.1f} | {result} |"
+            f" {failure or f'{seconds / ours:.0f} times'} |"
+        )
     return lines
 
 
@@ -222,18 +249,16 @@ def stream(args: argparse.Namespace) -> list[str]:
         "| rows | solver | seconds | MB after 5% and at the end | objective | above exact |",
         "|---" * 6 + "|",
     ]
-    streamed = {}
-    for solver in ("rscdro", "ascdro"):
-        model = KLDROClassifier(rho=RHO, solver=solver, batch_size=1024)
-        seconds, early = 0.0, 0.0
-        for j, (x, y) in enumerate(chunks(args.stream)):
-            start = time.perf_counter()
-            model.partial_fit(x, y, classes=[0, 1])
-            seconds += time.perf_counter() - start
-            if j == max(args.stream // 100_000 // 20, 1) - 1:
-                early = megabytes()
-        streamed[solver] = model, seconds, early, megabytes()
-        print(f"stream: {solver} {seconds:.0f} s, {early:.0f} MB, then {megabytes():.0f} MB", flush=True)
+    model = KLDROClassifier(rho=RHO, batch_size=1024)
+    stream_seconds, early = 0.0, 0.0
+    for j, (x, y) in enumerate(chunks(args.stream)):
+        start = time.perf_counter()
+        model.partial_fit(x, y, classes=[0, 1])
+        stream_seconds += time.perf_counter() - start
+        if j == max(args.stream // 100_000 // 20, 1) - 1:
+            early = megabytes()
+    late = megabytes()
+    print(f"stream: {stream_seconds:.0f} s, {early:.0f} MB, then {late:.0f} MB", flush=True)
     X, y = (np.concatenate(parts) for parts in zip(*chunks(args.stream), strict=True))
     start = time.perf_counter()
     exact = KLDROClassifier(rho=RHO).fit(X, y)
@@ -244,11 +269,12 @@ def stream(args: argparse.Namespace) -> list[str]:
         return problem.evaluate(packed(model), problem.scores(packed(model))).value
 
     best = value(exact)
-    for solver, (model, s, early, late) in streamed.items():
-        above = value(model) / best - 1
-        cells = f"{s:.0f} | {early:.0f}, {late:.0f} | {value(model):.6f} | {above:.3%}"
-        lines.append(f"| {args.stream:,} | {solver}, partial_fit | {cells} |")
-    lines.append(f"| {args.stream:,} | exact, in memory | {seconds:.0f} | {megabytes():.0f} | {best:.6f} | |")
+    above = value(model) / best - 1
+    cells = f"{stream_seconds:.0f} | {early:.0f}, {late:.0f} | {value(model):.6f} | {above:.3%}"
+    lines.append(f"| {args.stream:,} | partial_fit (RSCDRO) | {cells} |")
+    lines.append(
+        f"| {args.stream:,} | exact, in memory | {seconds:.0f} | {megabytes():.0f} | {best:.6f} | |"
+    )
     return lines
 
 
@@ -256,12 +282,18 @@ SECTIONS = {"binary": binary, "dro": dro, "stream": stream, "covtype": covtype, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--covtype", default=os.environ.get("SCDRO_COVTYPE"), help="folder with covtype.csv.gz")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--covtype", default=os.environ.get("SCDRO_COVTYPE"), help="folder with covtype.csv.gz"
+    )
     parser.add_argument("--rows", type=int, help="use only this many rows of it")
     parser.add_argument("--stream", type=int, default=10_000_000, help="rows of the stream")
     parser.add_argument("--only", choices=SECTIONS, nargs="*", default=list(SECTIONS))
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "linear" / "table.md")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parents[1] / "results" / "linear" / "table.md"
+    )
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -269,13 +301,17 @@ def main() -> None:
         lines = SECTIONS[name](args)
         print("\n".join([f"## {name}", "", *lines, ""]), flush=True)
         sections = _sections(args.out) | {name: "\n".join(lines)}
-        args.out.write_text("\n\n".join(f"## {n}\n\n{sections[n]}" for n in SECTIONS if n in sections) + "\n")
+        args.out.write_text(
+            "\n\n".join(f"## {n}\n\n{sections[n]}" for n in SECTIONS if n in sections) + "\n"
+        )
 
 
 def _sections(path: Path) -> dict[str, str]:
     """The sections already in the file, since a run of some sections keeps the others."""
     parts = path.read_text().split("## ")[1:] if path.exists() else []
-    return {name.strip(): body.strip() for name, _, body in (part.partition("\n") for part in parts)}
+    return {
+        name.strip(): body.strip() for name, _, body in (part.partition("\n") for part in parts)
+    }
 
 
 if __name__ == "__main__":

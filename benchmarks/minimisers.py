@@ -1,12 +1,13 @@
 """How good the exact minimiser of the robust objective is, on features or rows, without step sizes or grids.
 
-    python benchmarks/minimisers.py
-    python benchmarks/minimisers.py --datasets cifar100-hidden adult --data DIR --out results/minimisers_hidden/table.md
+    python benchmarks/minimisers.py python benchmarks/minimisers.py --datasets cifar100-hidden adult
+    --data DIR --out results/minimisers_hidden/table.md
 
-For each data set and rho: test accuracy, averaged over all groups (the classes, if the data have no groups), over the
-rare and the other groups, and of the worst group; and the share of the worst case's weight on training samples of rare
-groups. Last, for comparison, ERM with known groups, all of the same weight. Training and test data are those of
-`python -m reproduction`. DIR contains Adult.
+For each data set and rho: test accuracy, averaged over all groups (the classes, if the data have no
+groups), over the rare and the other groups, and of the worst group; and the share of the worst
+case's weight on training samples of rare groups. Last, for comparison, ERM with known groups, all
+of the same weight. Training and test data are those of `python -m reproduction`. DIR contains
+Adult.
 """
 
 from __future__ import annotations
@@ -37,9 +38,13 @@ def parts(dataset: str, folder: Path | None) -> tuple[GroupedPart, GroupedPart]:
     """Training and test data as in `python -m reproduction`; validation data are in neither."""
     inputs = "rows" if dataset == "adult" else "features"
     task: Any = open_task(inputs, dataset, 1, Sources(folder, ROOT / "results" / "features"))
-    train, test = ([p.inputs, p.labels, p.labels if p.groups is None else p.groups] for p in (task.train, task.test))
+    train, test = (
+        [p.inputs, p.labels, p.labels if p.groups is None else p.groups]
+        for p in (task.train, task.test)
+    )
     first, second = (
-        GroupedPart(np.asarray(p[0], np.float64), np.asarray(p[1]), np.asarray(p[2])) for p in (train, test)
+        GroupedPart(np.asarray(p[0], np.float64), np.asarray(p[1]), np.asarray(p[2]))
+        for p in (train, test)
     )
     return first, second
 
@@ -81,26 +86,41 @@ def row(dataset: str, train: GroupedPart, test: GroupedPart, rho: float | None, 
     rare = rare_groups(train)
     accuracy = accuracies(model, test, len(rare))
     overall = 100 * float((model.predict(test.x) == test.y).mean())
-    shown = " | ".join(f"{a:.2f}" for a in (overall, accuracy[rare].mean(), accuracy[~rare].mean(), accuracy.min()))
+    shown = " | ".join(
+        f"{a:.2f}" for a in (overall, accuracy[rare].mean(), accuracy[~rare].mean(), accuracy.min())
+    )
     mean = f"{losses_of(model, train).mean():.3f}"
     if rho is None:
         return f"| {dataset} | groups equal | {shown} | {mean} | | {100 * rare.mean():.1f} |"
     return (
-        f"| {dataset} | {rho:g} | {shown} | {mean} | {model.robust_value_:.3f} | {rare_weight(model, train, rho):.1f} |"
+        f"| {dataset} | {rho:g} | {shown} | {mean} | {model.robust_value_:.3f} |"
+        f" {rare_weight(model, train, rho):.1f} |"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--datasets", nargs="+", default=["cifar10-st", "cifar100-st"])
-    parser.add_argument("--data", type=Path, default=None, help="folder with Adult; by default $SCDRO_DATA, or ./data")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=None,
+        help="folder with Adult; by default $SCDRO_DATA, or ./data",
+    )
     parser.add_argument("--rho", nargs="+", type=float, default=[0.0, 0.01, 0.1, 0.5, 1.0])
-    parser.add_argument("--C", type=float, default=1.0, help="inverse strength of the penalty, as in scikit-learn")
+    parser.add_argument(
+        "--C", type=float, default=1.0, help="inverse strength of the penalty, as in scikit-learn"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "minimisers" / "table.md")
     args = parser.parse_args()
     torch.set_num_threads(1)
     lines = [
-        "| data | rho | test accuracy, % | rare | other | worst | mean loss | robust value | weight on rare, % |",
+        (
+            "| data | rho | test accuracy, % | rare | other | worst | mean loss | robust value |"
+            " weight on rare, % |"
+        ),
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for dataset in args.datasets:

@@ -2,8 +2,9 @@
 
     python benchmarks/overhead.py
 
-ResNet20 on batches of 128 CIFAR-sized images; a linear model of 50 features and 10 classes, eager and compiled; and
-time per step as a streamed data set grows from 1e4 to 1e8 samples. The plain side is SGD with momentum 0.9.
+ResNet20 on batches of 128 CIFAR-sized images; a linear model of 50 features and 10 classes, eager
+and compiled; and time per step as a streamed data set grows from 1e4 to 1e8 samples. The plain side
+is SGD with momentum 0.9.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def _loop(loss: Callable[[], Tensor], opt: torch.optim.Optimizer) -> Step:
     return step
 
 
-def optimizer(cls: type[scdro.SCDRO] | type[scdro.ASCDRO], model: nn.Module, x: Tensor, y: Tensor) -> Step:
+def optimizer(
+    cls: type[scdro.SCDRO] | type[scdro.ASCDRO], model: nn.Module, x: Tensor, y: Tensor
+) -> Step:
     extra: dict[str, Any] = {"module": model} if cls is scdro.ASCDRO else {}
     opt = cls(model.parameters(), lr=0.01, rho=0.5, beta=0.1, **extra)
     return lambda: opt.step(lambda: cross_entropy(model, x, y))
@@ -88,11 +91,18 @@ def image_rows(rounds: int) -> Iterator[tuple[str, float, float, float]]:
     for cls in (scdro.SCDRO, scdro.ASCDRO):
         yield (
             f"ResNet20, {cls.__name__}",
-            *ratio(sgd(CifarResNet(20, 10), x, y), optimizer(cls, CifarResNet(20, 10), x, y), 2 * rounds, 1),
+            *ratio(
+                sgd(CifarResNet(20, 10), x, y),
+                optimizer(cls, CifarResNet(20, 10), x, y),
+                2 * rounds,
+                1,
+            ),
         )
     yield (
         "ResNet20, KLRobustLoss",
-        *ratio(sgd(CifarResNet(20, 10), x, y), robust_loss(CifarResNet(20, 10), x, y), 2 * rounds, 1),
+        *ratio(
+            sgd(CifarResNet(20, 10), x, y), robust_loss(CifarResNet(20, 10), x, y), 2 * rounds, 1
+        ),
     )
 
 
@@ -104,7 +114,10 @@ def linear_rows(rounds: int) -> Iterator[tuple[str, float, float, float]]:
 
     plain = sgd(model(), x, y)
     for cls in (scdro.SCDRO, scdro.ASCDRO):
-        yield f"linear, {cls.__name__}", *ratio(plain, optimizer(cls, model(), x, y), 4 * rounds, 50)
+        yield (
+            f"linear, {cls.__name__}",
+            *ratio(plain, optimizer(cls, model(), x, y), 4 * rounds, 50),
+        )
     yield "linear, KLRobustLoss", *ratio(plain, robust_loss(model(), x, y), 4 * rounds, 50)
     both = sgd(model(), x, y, compiled=True), robust_loss(model(), x, y, compiled=True)
     yield "linear, KLRobustLoss, both compiled", *ratio(*both, 4 * rounds, 50)
@@ -127,7 +140,9 @@ def size_rows(rounds: int) -> Iterator[tuple[str, float]]:
         opt = scdro.SCDRO(model.parameters(), lr=0.01, rho=0.5)
 
         def step(
-            opt: scdro.SCDRO = opt, model: nn.Module = model, data: Iterator[tuple[Tensor, Tensor]] = data
+            opt: scdro.SCDRO = opt,
+            model: nn.Module = model,
+            data: Iterator[tuple[Tensor, Tensor]] = data,
         ) -> None:
             x, y = next(data)
             opt.step(lambda: cross_entropy(model, x, y))
@@ -142,9 +157,13 @@ def size_rows(rounds: int) -> Iterator[tuple[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "overhead" / "table.md")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parents[1] / "results" / "overhead" / "table.md"
+    )
     args = parser.parse_args()
     torch.manual_seed(0)
     lines = ["| step | SGD, ms | robust, ms | ratio |", "|---|---|---|---|"]

@@ -2,8 +2,9 @@
 
     python benchmarks/pipeline.py --data DIR     # the folder with CIFAR-10; without it, random images of the same size
 
-A batch of 128 CIFAR images, drawn, cropped, flipped and normalised, against forward, backward and step of a ResNet20.
-The step is timed with and without `keep_freed_memory`, which the command line sets.
+A batch of 128 CIFAR images, drawn, cropped, flipped and normalised, against forward, backward and
+step of a ResNet20. The step is timed with and without `keep_freed_memory`, which the command line
+sets.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ ABOUT = """# What the input pipeline costs
 def made_up(n: int = 25_500) -> ImageData:
     images = torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8)
     names = [str(c) for c in range(10)]
-    return ImageData(images, torch.arange(n) % 10, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), names=names)
+    return ImageData(
+        images, torch.arange(n) % 10, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), names=names
+    )
 
 
 def forever(batches: MemoryBatches) -> Iterator[LoadedBatch]:
@@ -71,17 +74,24 @@ def measure(source: Iterator[LoadedBatch], trainer: Trainer, rounds: int) -> tup
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "pipeline" / "table.md")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parents[1] / "results" / "pipeline" / "table.md"
+    )
     args = parser.parse_args()
     torch.manual_seed(0)
     data = made_up() if args.data is None else CIFAR10ST(args.data)
     source = forever(MemoryBatches(data, 128, augment=CropFlip()))
     lines = [
         ABOUT,
-        f"{'Made-up images' if args.data is None else 'CIFAR10-ST'}, threads: {torch.get_num_threads()}.",
+        (
+            f"{'Made-up images' if args.data is None else 'CIFAR10-ST'}, threads:"
+            f" {torch.get_num_threads()}."
+        ),
         "",
         "| memory | batch, ms | step, ms | pipeline's share of both |",
         "|---|---|---|---|",
@@ -90,7 +100,9 @@ def main() -> None:
         if name == "kept":
             keep_freed_memory()
         batch, step = measure(source, Trainer(), args.rounds)
-        lines.append(f"| {name} | {1e3 * batch:.2f} | {1e3 * step:.1f} | {batch / (batch + step):.1%} |")
+        lines.append(
+            f"| {name} | {1e3 * batch:.2f} | {1e3 * step:.1f} | {batch / (batch + step):.1%} |"
+        )
         print(lines[-1], flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text("\n".join(lines) + "\n")

@@ -1,7 +1,8 @@
 """Convex problems with known optima: imbalanced classes, and a regression with heavy tails and a hidden group.
 
-The first is the ten-class problem on which the default temperature was chosen; the others were not used for that.
-Nothing here imports scdro, so that values and optima are independent of the code under test.
+The first is the ten-class problem on which the default temperature was chosen; the others were not
+used for that. Nothing here imports scdro, so that values and optima are independent of the code
+under test.
 """
 
 from __future__ import annotations
@@ -48,12 +49,16 @@ def _with_ones(x: Tensor) -> Tensor:
     return torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
 
 
-def blobs(name: str, major: int, minor: int, classes: int, seed: int, d: int = 32, sep: float = 2.0) -> Problem:
+def blobs(
+    name: str, major: int, minor: int, classes: int, seed: int, d: int = 32, sep: float = 2.0
+) -> Problem:
     """Gaussian classes, the first half rare."""
     g = torch.Generator().manual_seed(seed)
     mu = torch.randn(classes, d, generator=g, dtype=torch.float64) * 2 * sep / math.sqrt(d)
     counts = [minor] * (classes // 2) + [major] * (classes - classes // 2)
-    x = torch.cat([mu[c] + torch.randn(m, d, generator=g, dtype=torch.float64) for c, m in enumerate(counts)])
+    x = torch.cat(
+        [mu[c] + torch.randn(m, d, generator=g, dtype=torch.float64) for c, m in enumerate(counts)]
+    )
     y = torch.cat([torch.full((m,), c) for c, m in enumerate(counts)])
     return Problem(name, _with_ones(x), y, classes, _cross_entropy, 0.05)
 
@@ -65,11 +70,17 @@ def heavy_regression(n: int = 4000, d: int = 10, hidden: float = 0.1, seed: int 
     slopes = np.where(rng.random(n)[:, None] < hidden, w + rng.standard_normal(d), w)
     y = (x * slopes).sum(1) + 0.3 * rng.standard_t(3, n)
     y = (y - y.mean()) / y.std()  # The mean loss at w = 0 is one half, whatever the units.
-    return Problem("regression", _with_ones(torch.from_numpy(x)), torch.from_numpy(y), 1, _half_square, 0.02)
+    return Problem(
+        "regression", _with_ones(torch.from_numpy(x)), torch.from_numpy(y), 1, _half_square, 0.02
+    )
 
 
 def problems() -> dict[str, Problem]:
-    made = [blobs("ten-class", 1000, 20, 10, 1), blobs("eight-class", 900, 18, 8, 2), heavy_regression()]
+    made = [
+        blobs("ten-class", 1000, 20, 10, 1),
+        blobs("eight-class", 900, 18, 8, 2),
+        heavy_regression(),
+    ]
     return {p.name: p for p in made}
 
 
@@ -85,7 +96,9 @@ def worst_case(losses: Floats, rho: float, lam0: float = LAM0) -> tuple[float, F
     lam = lam0
     if weights(lam0)[1] > rho:
         high = math.log(lam0 + (top - losses.mean()) / rho) + 1e-9
-        lam = math.exp(brentq(lambda t: weights(math.exp(t))[1] - rho, math.log(lam0), high, xtol=1e-14))
+        lam = math.exp(
+            brentq(lambda t: weights(math.exp(t))[1] - rho, math.log(lam0), high, xtol=1e-14)
+        )
     p, kl = weights(lam)
     return float(p @ losses - lam0 * kl), p
 
@@ -111,5 +124,7 @@ def optimum(problem: Problem, rho: float, scale: float) -> float:
         return total / scale, (w.grad / scale).numpy().ravel()
 
     options = {"maxiter": 3000, "maxfun": 6000, "ftol": 1e-14, "gtol": 1e-8, "maxcor": 30}
-    found = minimize(value_and_grad, np.zeros(math.prod(shape)), jac=True, method="L-BFGS-B", options=options)
+    found = minimize(
+        value_and_grad, np.zeros(math.prod(shape)), jac=True, method="L-BFGS-B", options=options
+    )
     return scale * float(found.fun)

@@ -2,7 +2,8 @@
 
     python benchmarks/scaling.py               # n = 1e4 to 1e7, one process per point; a few minutes
 
-The steps are those timed for table 1 (`reproduction.table1.cost`): a linear model of 50 features, batches of 64.
+The steps are those timed for table 1 (`reproduction.table1.cost`): a linear model of 50 features,
+batches of 64.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def sweep() -> list[dict[str, Any]]:
     for name in METHODS:
         for n in SIZES:
             out = subprocess.run(
-                [sys.executable, __file__, "--point", name, str(n)], check=True, capture_output=True, text=True
+                [sys.executable, __file__, "--point", name, str(n)],
+                check=True,
+                capture_output=True,
+                text=True,
             )
             rows.append({"method": name, "n": n, **json.loads(out.stdout)})
             print(rows[-1], file=sys.stderr, flush=True)
@@ -53,7 +57,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     for name in METHODS:
         own = {r["n"]: r for r in rows if r["method"] == name}
         lines.append(
-            f"| {name} | " + " | ".join(f"{own[n]['ms']:.3g} ms, {own[n]['mib']:.3g} MiB" for n in SIZES) + " |"
+            f"| {name} | "
+            + " | ".join(f"{own[n]['ms']:.3g} ms, {own[n]['mib']:.3g} MiB" for n in SIZES)
+            + " |"
         )
     return "\n".join(lines)
 
@@ -71,7 +77,9 @@ def figure(rows: list[dict[str, Any]], path: Path) -> None:
         for ax, key in zip(axes, ("ms", "mib"), strict=True):
             heights = [max(r[key], 0.1 if key == "mib" else 0.0) for r in own]
             ax.plot([r["n"] for r in own], heights, marker=marker, color=colour, label=name)
-    for ax, label in zip(axes, ("milliseconds a step", "MiB kept and used (0.1 = none seen)"), strict=True):
+    for ax, label in zip(
+        axes, ("milliseconds a step", "MiB kept and used (0.1 = none seen)"), strict=True
+    ):
         ax.set(xscale="log", yscale="log", xlabel="training samples n", ylabel=label)
         ax.grid(alpha=0.25, which="both")
     axes[0].legend(fontsize=8)
@@ -81,8 +89,12 @@ def figure(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--point", nargs=2, metavar=("METHOD", "N"), help="measure one point, as JSON")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--point", nargs=2, metavar=("METHOD", "N"), help="measure one point, as JSON"
+    )
     args = parser.parse_args()
     if args.point:
         print(json.dumps(measure(args.point[0], int(args.point[1]))))

@@ -5,28 +5,34 @@
     python benchmarks/second_look.py run --half kept --data DIR --cache CACHE
     python benchmarks/second_look.py table > results/second_look/table.md
 
-Each line of results/second_look/runs.jsonl is one run (data, seed, method); runs that are there are not repeated.
+Each line of results/second_look/runs.jsonl is one run (data, seed, method); runs that are there are
+not repeated.
 
 Written down before the kept half was run:
 
-* The tuning half, on which every default is chosen: digits with rare hidden digits, Dominoes, Waterbirds features
-  (seeds decide the folds; a bootstrap of the training set besides), and labels flipped at 5, 10 and 20% on data where
-  nothing stands out (breast cancer, wine, iris, all ten digits). "digits" has the one test set of
-  examples/hidden_digits.py; in "digits-splits" the seed draws the test set too. Success is asked of the former.
-* The kept half, run after the defaults are fixed: CIFAR10-ST features, CIFAR100-hidden features, Adult, tweets with
-  dialects, diabetes130, crashes (Adult and crashes with boosted trees too), and labels drawn again from the reference's
-  own out-of-fold probabilities. The first seed of Adult and crashes, and redrawn digits, had been seen in an earlier
-  version.
-* Five seeds each. No method sees a group label in training or choosing, except the oracles, which are named so.
-* Success with defaults, mean worst group over five seeds: Dominoes >= 70 (whole network trained again), digits >= 68
-  (`SecondLook`), Waterbirds >= 78 (`repair` of the plainly trained head, mean accuracy >= 92; stretch 84).
-* Where the verdict says "helps": on no data set is the mean worst group of these runs more than 2 points below plain
-  training's, and in no run significantly (5%, one-sided; paired where the worst group is the same).
+* The tuning half, on which every default is chosen: digits with rare hidden digits, Dominoes,
+  Waterbirds features (seeds decide the folds; a bootstrap of the training set besides), and labels
+  flipped at 5, 10 and 20% on data where nothing stands out (breast cancer, wine, iris, all ten
+  digits). "digits" has the one test set of examples/hidden_digits.py; in "digits-splits" the seed
+  draws the test set too. Success is asked of the former.
+* The kept half, run after the defaults are fixed: CIFAR10-ST features, CIFAR100-hidden features,
+  Adult, tweets with dialects, diabetes130, crashes (Adult and crashes with boosted trees too), and
+  labels drawn again from the reference's own out-of-fold probabilities. The first seed of Adult and
+  crashes, and redrawn digits, had been seen in an earlier version.
+* Five seeds each. No method sees a group label in training or choosing, except the oracles, which
+  are named so.
+* Success with defaults, mean worst group over five seeds: Dominoes >= 70 (whole network trained
+  again), digits >= 68 (`SecondLook`), Waterbirds >= 78 (`repair` of the plainly trained head, mean
+  accuracy >= 92; stretch 84).
+* Where the verdict says "helps": on no data set is the mean worst group of these runs more than 2
+  points below plain training's, and in no run significantly (5%, one-sided; paired where the worst
+  group is the same).
 * Flipped and redrawn labels: "helps" in at most 3 of at least 60 runs.
-* Baselines with a number to choose take the one with the best worst class on a fifth of the training rows, held out.
-* Regret, the yardstick: the best worst group, on the test set itself, among all models that a method could have chosen
-  (its settings; for a second look, its penalties, class weights and the plain model), less that of its choice. Choosing
-  by group labels cannot do better.
+* Baselines with a number to choose take the one with the best worst class on a fifth of the
+  training rows, held out.
+* Regret, the yardstick: the best worst group, on the test set itself, among all models that a
+  method could have chosen (its settings; for a second look, its penalties, class weights and the
+  plain model), less that of its choice. Choosing by group labels cannot do better.
 
 What was changed after looking, on which data, is said in results/second_look/table.md.
 """
@@ -40,6 +46,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,22 +63,38 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
+from scdro.fix import SECOND_PENALTIES
+from scdro.fix._folds import cross_fit, fit_weighted
+from scdro.fix._verdict import CLASS_WEIGHTS
+from scdro.fix._weights import balanced
 from scdro.linear_model import KLDROClassifier
 from scdro.second_look import SecondLook, repair
-from scdro.second_look._folds import cross_fit, fit_weighted
-from scdro.second_look._repair import SECOND_PENALTIES
-from scdro.second_look._verdict import CLASS_WEIGHTS
-from scdro.second_look._weights import balanced
 
 Array = npt.NDArray[Any]
 Predict = Callable[[Array], Array]
 SEEDS = range(5)
 LEAST = 15  # test samples of a group that counts
-FEW = 8  # a group with fewer training samples weighs as many of these samples, where groups are known
-FEATURES = ("waterbirds", "waterbirds-bootstrap", "waterbirds-unequal", "cifar10-st", "cifar100-hidden", "tweets")
+FEW = (
+    8  # a group with fewer training samples weighs as many of these samples, where groups are known
+)
+FEATURES = (
+    "waterbirds",
+    "waterbirds-bootstrap",
+    "waterbirds-unequal",
+    "cifar10-st",
+    "cifar100-hidden",
+    "tweets",
+)
 REDRAWN = ("digits", "adult", "crashes", "diabetes130")
 ROUNDS = 10  # of GroupDRO
-PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # factors of the plain model's C, where groups are known
+PENALTIES = (
+    1e-4,
+    1e-3,
+    1e-2,
+    1e-1,
+    1.0,
+    10.0,
+)  # factors of the plain model's C, where groups are known
 
 
 def estimator(task: Task, seed: int) -> Any:
@@ -107,8 +130,12 @@ def scores(right: Array, task: Task) -> dict[str, Any]:
         "group": str(worst),
         "size": int((test.groups == worst).sum()),
         "mean": float(right.mean()),
-        "usual": float(np.dot(list(rates.values()), shares / shares.sum())) if shares.sum() else None,
-        "groups": {str(g): round(rate, 4) for g, rate in rates.items()} if len(groups) <= 20 else {},
+        "usual": (
+            float(np.dot(list(rates.values()), shares / shares.sum())) if shares.sum() else None
+        ),
+        "groups": (
+            {str(g): round(rate, 4) for g, rate in rates.items()} if len(groups) <= 20 else {}
+        ),
     }
 
 
@@ -167,7 +194,8 @@ class Methods:
         found: Array = self.once("proba", make)
         return found
 
-    # -- without group labels -----------------------------------------------------------------------------------------
+    # -- without group labels
+    # -----------------------------------------------------------------------------------------
 
     def plain(self) -> Any:
         return self.once("plain", lambda: self.fitted(self.one).predict(self.test)), [], {}
@@ -209,13 +237,17 @@ class Methods:
 
     def minimax(self) -> Any:
         """The exact minimiser of the KL worst case, at three radii."""
-        *steps, last = [step for _, step in self.model.steps] if hasattr(self.model, "steps") else [self.model]
+        *steps, last = (
+            [step for _, step in self.model.steps] if hasattr(self.model, "steps") else [self.model]
+        )
         if not hasattr(last, "C"):
             return None
 
         def maker(rho: float) -> Callable[[Array | None], Predict]:
             def make(rows: Array | None) -> Predict:
-                model = make_pipeline(*(clone(step) for step in steps), KLDROClassifier(rho=rho, C=last.C))
+                model = make_pipeline(
+                    *(clone(step) for step in steps), KLDROClassifier(rho=rho, C=last.C)
+                )
                 rows = np.arange(len(self.y)) if rows is None else rows
                 return model.fit(self.X[rows], self.y[rows]).predict  # type: ignore[no-any-return]
 
@@ -226,11 +258,15 @@ class Methods:
     def jtt(self) -> Any:
         """More weight for samples that are wrong out of fold."""
         wrong = self.proba <= 1 / len(np.unique(self.y))
-        return self._best_weights({factor: np.where(wrong, factor, 1.0) for factor in (5.0, 20.0, 50.0)})
+        return self._best_weights(
+            {factor: np.where(wrong, factor, 1.0) for factor in (5.0, 20.0, 50.0)}
+        )
 
     def afr(self) -> Any:
         """exp(-gamma p) inside balanced classes."""
-        return self._best_weights({g: balanced(np.exp(-g * self.proba), self.y) for g in (2.0, 4.0, 8.0, 16.0)})
+        return self._best_weights(
+            {g: balanced(np.exp(-g * self.proba), self.y) for g in (2.0, 4.0, 8.0, 16.0)}
+        )
 
     def second_look(self) -> Any:
         if self.task.name.removeprefix("redrawn ") in FEATURES:
@@ -243,17 +279,29 @@ class Methods:
     def _looked(self, strategy: str) -> Any:
         """With a frozen network's features, the penalties of `repair`."""
         features = self.task.name.removeprefix("redrawn ") in FEATURES
-        settings = {"reference": self.model, "grid": {self.penalty: list(SECOND_PENALTIES)}} if features else {}
-        look = SecondLook(self.model, strategy=strategy, random_state=self.seed, **settings).fit(self.X, self.y)
+        settings = (
+            {"reference": self.model, "grid": {self.penalty: list(SECOND_PENALTIES)}}
+            if features
+            else {}
+        )
+        look = SecondLook(self.model, strategy=strategy, random_state=self.seed, **settings).fit(
+            self.X, self.y
+        )
         self._kept[strategy] = look
-        forced = fit_weighted(clone(self.model).set_params(**look.verdict_.chosen), self.X, self.y, look.weights_)
+        forced = fit_weighted(
+            clone(self.model).set_params(**look.verdict_.chosen), self.X, self.y, look.weights_
+        )
         others = [
             self.fitted(look.weights_, **candidate).predict(self.test)
             for candidate in look._candidates()
             if candidate != look.verdict_.chosen
         ]
         others += [forced.predict(self.test), self.plain()[0], self.class_balanced()[0]]
-        return look.predict(self.test), others, {**_told(look.verdict_), "always": forced.predict(self.test)}
+        return (
+            look.predict(self.test),
+            others,
+            {**_told(look.verdict_), "always": forced.predict(self.test)},
+        )
 
     def _repaired(self) -> Any:
         """The plainly trained head of a frozen network, repaired."""
@@ -272,13 +320,20 @@ class Methods:
         fixed = repair(network, loader, seed=self.seed, progress=False, refuse=False)
         with torch.no_grad():
             always = fixed.model(torch.tensor(self.test)).argmax(1).numpy()
-        refused = self.class_balanced()[0] if fixed.verdict.answer == CLASS_WEIGHTS else self.plain()[0]
+        refused = (
+            self.class_balanced()[0] if fixed.verdict.answer == CLASS_WEIGHTS else self.plain()[0]
+        )
         grid: list[dict[str, Any]] = [{str(self.penalty): C} for C in SECOND_PENALTIES]
         others = [self.fitted(fixed.weights, **settings).predict(self.test) for settings in grid]
         others += [always, self.plain()[0], self.class_balanced()[0]]
-        return always if fixed.verdict.helps else refused, others, {**_told(fixed.verdict), "always": always}
+        return (
+            always if fixed.verdict.helps else refused,
+            others,
+            {**_told(fixed.verdict), "always": always},
+        )
 
-    # -- groups known -------------------------------------------------------------------------------------------------
+    # -- groups known
+    # -------------------------------------------------------------------------------------------------
 
     def _by_groups(self, fit: Callable[[Array, dict[str, Any]], Predict]) -> Any:
         """The penalty by the worst group of the rows held out, if one has a penalty."""
@@ -300,16 +355,22 @@ class Methods:
 
     def groups_equal(self) -> Any:
         """Equal weights of the groups."""
-        _, member, counts = np.unique(self.task.train.groups, return_inverse=True, return_counts=True)
+        _, member, counts = np.unique(
+            self.task.train.groups, return_inverse=True, return_counts=True
+        )
         weights = 1.0 / np.maximum(counts[member], FEW)
-        return self._by_groups(lambda rows, settings: self.fitted(weights, rows, **settings).predict)
+        return self._by_groups(
+            lambda rows, settings: self.fitted(weights, rows, **settings).predict
+        )
 
     def group_dro(self) -> Any:
         """The least loss of the worst group (GroupDRO): weights of the groups by exponentiated ascent, then their mean.
 
         The penalty is the one that equal weights choose.
         """
-        _, member, counts = np.unique(self.task.train.groups, return_inverse=True, return_counts=True)
+        _, member, counts = np.unique(
+            self.task.train.groups, return_inverse=True, return_counts=True
+        )
         chosen = self.groups_equal()[2]["chosen"]
         q, mean = np.ones(len(counts)) / len(counts), np.zeros(len(counts))
 
@@ -318,7 +379,9 @@ class Methods:
 
         for _ in range(ROUNDS):
             model = fit(q)
-            proba = model.predict_proba(self.X)[np.arange(len(self.y)), np.searchsorted(model.classes_, self.y)]
+            proba = model.predict_proba(self.X)[
+                np.arange(len(self.y)), np.searchsorted(model.classes_, self.y)
+            ]
             losses = np.bincount(member, -np.log(np.maximum(proba, 1e-12))) / counts
             q = q * np.exp(losses - losses.max())
             q /= q.sum()
@@ -338,7 +401,9 @@ class Methods:
             for _ in range(10):
                 drawn = [rng.permutation(rows[member == g])[:size] for g in range(len(counts))]
                 models.append(self.fitted(self.one, np.concatenate(drawn), **settings))
-            return lambda X: models[0].classes_[np.mean([m.predict_proba(X) for m in models], 0).argmax(1)]
+            return lambda X: models[0].classes_[
+                np.mean([m.predict_proba(X) for m in models], 0).argmax(1)
+            ]
 
         return self._by_groups(fit)
 
@@ -362,13 +427,24 @@ def _told(verdict: Any) -> dict[str, Any]:
 
 
 METHODS = [
-    *("second_look", "plain", "class_balanced", "score_scaling", "minimax", "jtt", "afr", "cross_mistakes"),
+    *(
+        "second_look",
+        "plain",
+        "class_balanced",
+        "score_scaling",
+        "minimax",
+        "jtt",
+        "afr",
+        "cross_mistakes",
+    ),
     *("groups_equal", "group_dro", "dfr"),
 ]
 SHORT = ["second_look", "plain", "class_balanced", "cross_mistakes"]
 
 
-def tasks(half: str, data: Path, cache: Path, seed: int) -> Iterator[tuple[str, Callable[[], Task], list[str]]]:
+def tasks(
+    half: str, data: Path, cache: Path, seed: int
+) -> Iterator[tuple[str, Callable[[], Task], list[str]]]:
     """The tasks of a half, and the methods to run on each."""
     for name in TUNING if half == "tuning" else FINAL:
         if name in LOADERS:
@@ -380,7 +456,12 @@ def tasks(half: str, data: Path, cache: Path, seed: int) -> Iterator[tuple[str, 
                     yield title, lambda s=source, r=rate: flipped(s, r, seed), SHORT  # type: ignore[misc]
         elif name == "redrawn":
             for source in REDRAWN:
-                yield f"redrawn {source}", lambda s=source: _redrawn(LOADERS[s](data, cache, seed), seed), SHORT  # type: ignore[misc]
+                make = partial(_load_redrawn, source, data, cache, seed)
+                yield f"redrawn {source}", make, SHORT
+
+
+def _load_redrawn(source: str, data: Path, cache: Path, seed: int) -> Task:
+    return _redrawn(LOADERS[source](data, cache, seed), seed)
 
 
 def _redrawn(task: Task, seed: int) -> Task:
@@ -391,12 +472,20 @@ def _redrawn(task: Task, seed: int) -> Task:
 
 
 def run(
-    half: str, data: Path, cache: Path, out: Path, only: list[str], methods: list[str], seeds: Iterable[int] = SEEDS
+    half: str,
+    data: Path,
+    cache: Path,
+    out: Path,
+    only: list[str],
+    methods: list[str],
+    seeds: Iterable[int] = SEEDS,
 ) -> None:
     done = {(r["data"], r["seed"], r["method"]) for r in records(out)}
     for seed in seeds:
         for title, make, wanted in tasks(half, data, cache, seed):
-            names = [m for m in wanted if (title, seed, m) not in done and (not methods or m in methods)]
+            names = [
+                m for m in wanted if (title, seed, m) not in done and (not methods or m in methods)
+            ]
             if not names or (only and title not in only):
                 continue
             task = make()
@@ -411,8 +500,13 @@ def run(
                     continue
                 predicted, others, told = found
                 right = predicted == task.test.y
-                row: dict[str, Any] = {"data": title, "seed": seed, "method": name} | scores(right, task)
-                every = [row["worst"], *(scores(other == task.test.y, task)["worst"] for other in others)]
+                row: dict[str, Any] = {"data": title, "seed": seed, "method": name} | scores(
+                    right, task
+                )
+                every = [
+                    row["worst"],
+                    *(scores(other == task.test.y, task)["worst"] for other in others),
+                ]
                 row |= {"hindsight": max(every), "below": round(below(right, plain, task), 2)}
                 if "always" in told:
                     told["always"] = scores(told["always"] == task.test.y, task)["worst"]
@@ -441,7 +535,13 @@ def embed(data: Path, cache: Path) -> None:
     with torch.no_grad():
         for start in range(0, len(order), 128):
             rows = order[start : start + 128]
-            batch = read([texts[i] for i in rows], padding=True, truncation=True, max_length=128, return_tensors="pt")
+            batch = read(
+                [texts[i] for i in rows],
+                padding=True,
+                truncation=True,
+                max_length=128,
+                return_tensors="pt",
+            )
             mask = batch["attention_mask"][..., None].float()
             mean = (net(**batch).last_hidden_state * mask).sum(1) / mask.sum(1)
             found[rows] = nn.functional.normalize(mean, dim=1).numpy()
@@ -449,10 +549,14 @@ def embed(data: Path, cache: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["embed", "run", "table"])
     parser.add_argument("--half", choices=["tuning", "kept"], default="tuning")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="folder with waterbirds, tabular and text")
+    parser.add_argument(
+        "--data", type=Path, default=Path("data"), help="folder with waterbirds, tabular and text"
+    )
     parser.add_argument("--cache", type=Path, default=Path.home() / "scdro-data" / "second_look")
     parser.add_argument("--out", type=Path, default=Path("results/second_look/runs.jsonl"))
     parser.add_argument("--only", nargs="*", default=[], help="parts of data sets' names")
@@ -489,7 +593,11 @@ def table(rows: list[Row]) -> str:
     controls = [data for data in names if data.startswith(("clean", "flipped", "redrawn"))]
     real = [data for data in names if data not in controls]
     few = {m: NAMES[m] for m in ("plain", "class_balanced", "cross_mistakes", "second_look")}
-    parts = [_worst_groups(rows, real, NAMES), _regrets(rows, real), _worst_groups(rows, controls, few)]
+    parts = [
+        _worst_groups(rows, real, NAMES),
+        _regrets(rows, real),
+        _worst_groups(rows, controls, few),
+    ]
     return "\n\n".join([*parts, _success(rows, names)])
 
 
@@ -502,17 +610,25 @@ def _mean(rows: list[Row], key: str) -> float:
 
 
 def _worst_groups(rows: list[Row], names: list[str], methods: dict[str, str]) -> str:
-    lines = ["| data | " + " | ".join(methods.values()) + " | second look, never refused | verdicts |"]
+    lines = [
+        "| data | " + " | ".join(methods.values()) + " | second look, never refused | verdicts |"
+    ]
     lines.append("|" + "---|" * (len(methods) + 3))
     for data in names:
         cells = []
         for method in methods:
             found = _of(rows, data, method)
             seeds = "" if len(found) == len(SEEDS) else f" [{len(found)}]"
-            cells.append(f"{_mean(found, 'worst'):.1f} ({_mean(found, 'usual'):.1f}){seeds}" if found else "")
+            cells.append(
+                f"{_mean(found, 'worst'):.1f} ({_mean(found, 'usual'):.1f}){seeds}" if found else ""
+            )
         looked = _of(rows, data, "second_look")
-        always = 100 * float(np.mean([row["told"]["always"] for row in looked])) if looked else math.nan
-        lines.append(f"| {data} | " + " | ".join(cells) + f" | {always:.1f} | {_verdicts(looked)} |")
+        always = (
+            100 * float(np.mean([row["told"]["always"] for row in looked])) if looked else math.nan
+        )
+        lines.append(
+            f"| {data} | " + " | ".join(cells) + f" | {always:.1f} | {_verdicts(looked)} |"
+        )
     return "\n".join(lines)
 
 
@@ -523,12 +639,17 @@ def _verdicts(looked: list[Row]) -> str:
 
 def _regrets(rows: list[Row], names: list[str]) -> str:
     chosen = [m for m in NAMES if m not in ("plain", "class_balanced")]
-    lines = ["| data | " + " | ".join(NAMES[m] for m in chosen) + " |", "|" + "---|" * (len(chosen) + 1)]
+    lines = [
+        "| data | " + " | ".join(NAMES[m] for m in chosen) + " |",
+        "|" + "---|" * (len(chosen) + 1),
+    ]
     for data in names:
         cells = []
         for method in chosen:
             found = _of(rows, data, method)
-            cells.append(f"{_mean(found, 'hindsight') - _mean(found, 'worst'):.1f}" if found else "")
+            cells.append(
+                f"{_mean(found, 'hindsight') - _mean(found, 'worst'):.1f}" if found else ""
+            )
         lines.append(f"| {data} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -539,7 +660,9 @@ def _success(rows: list[Row], names: list[str]) -> str:
     for data, least in (("digits", 68), ("waterbirds", 78)):
         if found := _of(rows, data, "second_look"):
             worst, usual = _mean(found, "worst"), _mean(found, "usual")
-            lines.append(f"- {data}: worst group {worst:.1f} (asked: {least}), mean accuracy {usual:.1f}.")
+            lines.append(
+                f"- {data}: worst group {worst:.1f} (asked: {least}), mean accuracy {usual:.1f}."
+            )
     for method in ("second_look", "cross_mistakes"):
         lost = []
         for data in names:
@@ -548,12 +671,22 @@ def _success(rows: list[Row], names: list[str]) -> str:
             plain = [row for row in _of(rows, data, "plain") if row["seed"] in seeds]
             if helped and _mean(helped, "worst") < _mean(plain, "worst") - 2:
                 lost.append(f"{data} {_mean(plain, 'worst'):.1f} to {_mean(helped, 'worst'):.1f}")
-            lost += [f"{data}, seed {row['seed']} ({row['below']} errors)" for row in helped if row["below"] > 1.645]
-        lines.append(f'- {NAMES[method]}, where it "helps", below plain: {"; ".join(lost) or "nowhere"}.')
+            lost += [
+                f"{data}, seed {row['seed']} ({row['below']} errors)"
+                for row in helped
+                if row["below"] > 1.645
+            ]
+        lines.append(
+            f'- {NAMES[method]}, where it "helps", below plain: {"; ".join(lost) or "nowhere"}.'
+        )
         for kind in ("flipped", "redrawn"):
-            noisy = [row for row in rows if row["method"] == method and row["data"].startswith(kind)]
+            noisy = [
+                row for row in rows if row["method"] == method and row["data"].startswith(kind)
+            ]
             wrong = sum(row["told"]["answer"] == "helps" for row in noisy)
-            lines.append(f'- {NAMES[method]}, {kind} labels: "helps" in {wrong} of {len(noisy)} runs.')
+            lines.append(
+                f'- {NAMES[method]}, {kind} labels: "helps" in {wrong} of {len(noisy)} runs.'
+            )
     return "\n".join(lines)
 
 

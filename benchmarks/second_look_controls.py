@@ -2,10 +2,10 @@
 
     python benchmarks/second_look_controls.py > results/second_look_controls/table.md     # eight minutes
 
-The worst group is the worst class where no group is hidden, else the worst of class x hidden group; accuracy on test
-data in %. `SecondLook` with defaults, of a logistic regression on standardised features unless the name says a tree.
-"Where it helps" is the mean over the runs with that verdict, "never refused"
-over all.
+The worst group is the worst class where no group is hidden, else the worst of class x hidden group;
+accuracy on test data in %. `SecondLook` with defaults, of a logistic regression on standardised
+features unless the name says a tree. "Where it helps" is the mean over the runs with that verdict,
+"never refused" over all.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def _typing_errors(seed: int) -> Draw:
     return Draw(X, y, groups, 600)
 
 
-# "tuned": the rule for a fall of the worst class was chosen on these. "fresh": they were seen once before it was fixed.
+# "tuned": the rule for a fall of the worst class was chosen on these. "fresh": they were seen once
+# before it was fixed.
 DATA: dict[str, tuple[str, bool, int, Callable[[int], Draw]]] = {
     "two clusters to a class": (
         "tuned", False, 12,
@@ -161,7 +162,9 @@ def _parity(made: tuple[Array, Array]) -> tuple[Array, Array]:
 
 
 def worst(right: Array, groups: Array) -> float:
-    return 100 * min(float(right[groups == g].mean()) for g in np.unique(groups) if (groups == g).sum() >= 15)
+    return 100 * min(
+        float(right[groups == g].mean()) for g in np.unique(groups) if (groups == g).sum() >= 15
+    )
 
 
 def runs(draw: Callable[[int], Draw], seeds: int, tree: bool) -> Iterator[tuple[str, float, float]]:
@@ -174,7 +177,9 @@ def runs(draw: Callable[[int], Draw], seeds: int, tree: bool) -> Iterator[tuple[
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             look = SecondLook(model, random_state=seed, refuse=False).fit(X[:n], y[:n])
-        plain, second = (fitted.predict(X[n:]) == y[n:] for fitted in (look.plain_, look.estimator_))
+        plain, second = (
+            fitted.predict(X[n:]) == y[n:] for fitted in (look.plain_, look.estimator_)
+        )
         yield look.verdict_.answer, worst(plain, groups[n:]), worst(second, groups[n:])
 
 
@@ -193,7 +198,10 @@ def row(name: str, half: str, seeds: int, draw: Callable[[int], Draw]) -> str:
 def main() -> None:
     for hidden, title in ((False, "Nobody is overlooked"), (True, "A group is overlooked")):
         print(f"### {title}\n")
-        print("| data | half | plain | verdicts | where it helps | worst such run | never refused |\n|" + "---|" * 7)
+        print(
+            "| data | half | plain | verdicts | where it helps | worst such run | never refused"
+            " |\n|" + "---|" * 7
+        )
         for name, (half, has_group, seeds, draw) in DATA.items():
             if has_group == hidden:
                 print(row(name, half, seeds, draw), flush=True)

@@ -1,6 +1,7 @@
 """The data of `benchmarks/second_look.py`: features or rows, labels, and groups that only the evaluation sees.
 
-Every task is made from files on disk and a seed. What takes long (images, embeddings) is kept in a cache folder.
+Every task is made from files on disk and a seed. What takes long (images, embeddings) is kept in a
+cache folder.
 """
 
 from __future__ import annotations
@@ -18,12 +19,33 @@ from sklearn.preprocessing import StandardScaler
 
 Array = npt.NDArray[Any]
 ROOT = Path(__file__).parents[1]
-HIDDEN, KEPT = (2, 3, 8, 9), 8  # the digits that are almost missing from training, and what is left of each
-ROWS = 3_000  # of a large training part, so that five seeds of everything fit into an hour of one core
+HIDDEN, KEPT = (
+    (2, 3, 8, 9),
+    8,
+)  # the digits that are almost missing from training, and what is left of each
+ROWS = (
+    3_000  # of a large training part, so that five seeds of everything fit into an hour of one core
+)
 UNEQUAL = (1500, 1500, 30, 500)  # landbirds on land and on water, waterbirds on land and on water
-TUNING = ("digits", "digits-splits", "waterbirds", "waterbirds-bootstrap", "waterbirds-unequal", "flipped")
+TUNING = (
+    "digits",
+    "digits-splits",
+    "waterbirds",
+    "waterbirds-bootstrap",
+    "waterbirds-unequal",
+    "flipped",
+)
 FINAL = (
-    *("cifar10-st", "cifar100-hidden", "adult", "adult trees", "tweets", "diabetes130", "crashes", "crashes trees"),
+    *(
+        "cifar10-st",
+        "cifar100-hidden",
+        "adult",
+        "adult trees",
+        "tweets",
+        "diabetes130",
+        "crashes",
+        "crashes trees",
+    ),
     "redrawn",
 )
 
@@ -47,7 +69,8 @@ class Task(NamedTuple):
 def digits(data: Path, cache: Path, seed: int) -> Task:
     """Odd or even; digits 2, 3, 8 and 9 have 8 training samples each. Groups: the digit.
 
-    The split is that of examples/hidden_digits.py: one test set, the seed decides which rare samples are kept.
+    The split is that of examples/hidden_digits.py: one test set, the seed decides which rare
+    samples are kept.
     """
     return _digits("digits", 0, seed)
 
@@ -60,9 +83,14 @@ def digits_splits(data: Path, cache: Path, seed: int) -> Task:
 def _digits(name: str, split: int, seed: int) -> Task:
     source = load_digits()
     every = _part(source.data / 16.0, source.target % 2, source.target, digit=source.target)
-    train, test = train_test_split(np.arange(len(every.y)), test_size=0.4, stratify=source.target, random_state=split)
+    train, test = train_test_split(
+        np.arange(len(every.y)), test_size=0.4, stratify=source.target, random_state=split
+    )
     rng = np.random.default_rng(seed)
-    kept = [rng.permutation(train[source.target[train] == d])[: KEPT if d in HIDDEN else None] for d in range(10)]
+    kept = [
+        rng.permutation(train[source.target[train] == d])[: KEPT if d in HIDDEN else None]
+        for d in range(10)
+    ]
     return Task(name, every.rows(np.concatenate(kept)), every.rows(test))
 
 
@@ -70,14 +98,17 @@ def waterbirds(data: Path, cache: Path, seed: int) -> Task:
     """The standard split, frozen EfficientNet-Lite0 features. Groups: class x place."""
     with np.load(data / "waterbirds" / "features_efficientnet_lite0_224.npz") as file:
         X, y, place, split = (file[key] for key in ("features", "y", "place", "split"))
-    every = _part(X.astype(np.float64), y, 2 * y + place, place=np.where(place == 1, "water", "land"))
+    every = _part(
+        X.astype(np.float64), y, 2 * y + place, place=np.where(place == 1, "water", "land")
+    )
     return Task("waterbirds", every.rows(split == 0), every.rows(split == 2))
 
 
 def waterbirds_bootstrap(data: Path, cache: Path, seed: int) -> Task:
     task = waterbirds(data, cache, seed)
     n = len(task.train.y)
-    # Copies of one row must not lie on both sides of a fold: a bootstrap without them, of the distinct rows it draws.
+    # Copies of one row must not lie on both sides of a fold: a bootstrap without them, of the
+    # distinct rows it draws.
     drawn = np.unique(np.random.default_rng(1000 + seed).integers(0, n, n))
     return Task("waterbirds-bootstrap", task.train.rows(drawn), task.test)
 
@@ -91,7 +122,9 @@ def waterbirds_unequal(data: Path, cache: Path, seed: int) -> Task:
     every = GroupedPart(*(_joined(*pair) for pair in zip(first.train, first.test, strict=True)))
     rng = np.random.default_rng(seed)
     drawn = [rng.permutation(np.flatnonzero(every.groups == g)) for g in range(len(UNEQUAL))]
-    train = rng.permutation(np.concatenate([rows[:n] for rows, n in zip(drawn, UNEQUAL, strict=True)]))
+    train = rng.permutation(
+        np.concatenate([rows[:n] for rows, n in zip(drawn, UNEQUAL, strict=True)])
+    )
     test = np.concatenate([rows[n : n + 600] for rows, n in zip(drawn, UNEQUAL, strict=True)])
     return Task("waterbirds-unequal", every.rows(train), every.rows(test))
 
@@ -119,12 +152,32 @@ def _features(name: str, seed: int) -> Task:
 def adult(data: Path, cache: Path, seed: int) -> Task:
     """Groups: sex x race x income; sex and race are no features."""
     names = [
-        *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship"),
-        *("race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income"),
+        *(
+            "age",
+            "workclass",
+            "fnlwgt",
+            "education",
+            "education-num",
+            "marital-status",
+            "occupation",
+            "relationship",
+        ),
+        *(
+            "race",
+            "sex",
+            "capital-gain",
+            "capital-loss",
+            "hours-per-week",
+            "native-country",
+            "income",
+        ),
     ]
     tables = [
         pd.read_csv(
-            data / "tabular" / f"adult.{half}.gz", names=names, skiprows=int(half == "test"), skipinitialspace=True
+            data / "tabular" / f"adult.{half}.gz",
+            names=names,
+            skiprows=int(half == "test"),
+            skipinitialspace=True,
         )
         for half in ("data", "test")
     ]
@@ -141,14 +194,18 @@ def diabetes130(data: Path, cache: Path, seed: int) -> Task:
     table = pd.read_csv(data / "tabular" / "diabetes130.csv.gz", low_memory=False)
     y = (table.readmitted != "NO").to_numpy().astype(int)
     frame = table[["race", "gender", "age", "payer_code", "medical_specialty"]]
-    groups = (table.race.astype(str) + ", " + table.gender + ", " + pd.Series(y).astype(str)).to_numpy()
+    groups = (
+        table.race.astype(str) + ", " + table.gender + ", " + pd.Series(y).astype(str)
+    ).to_numpy()
     for column in ("diag_1", "diag_2", "diag_3"):
         table[column] = table[column].astype(str).str.split(".").str[0]
     for column in ("admission_type_id", "discharge_disposition_id", "admission_source_id"):
         table[column] = table[column].astype(str)
     left_out = ["encounter_id", "patient_nbr", "race", "gender", "weight", "readmitted"]
     X = _columns(table.drop(columns=left_out), rare=400)
-    return _split("diabetes130", GroupedPart(X, y, groups, frame), seed, table.patient_nbr.to_numpy())
+    return _split(
+        "diabetes130", GroupedPart(X, y, groups, frame), seed, table.patient_nbr.to_numpy()
+    )
 
 
 def crashes(data: Path, cache: Path, seed: int) -> Task:
@@ -166,15 +223,29 @@ def tweets(data: Path, cache: Path, seed: int) -> Task:
     """Offensive or not (hate counts as offensive), sentence embeddings. Groups: dialect x class."""
     table = pd.read_csv(data / "text" / "tweets_dialect.csv.gz")
     y = (table["class"] != 2).to_numpy().astype(int)
-    dialect = np.where(table.dialect_argmax == "p_aae", "aae", table.dialect_argmax.astype(str).str.removeprefix("p_"))
-    groups = np.array([f"{d}, {'offensive' if label else 'not'}" for d, label in zip(dialect, y, strict=True)])
+    dialect = np.where(
+        table.dialect_argmax == "p_aae",
+        "aae",
+        table.dialect_argmax.astype(str).str.removeprefix("p_"),
+    )
+    groups = np.array(
+        [f"{d}, {'offensive' if label else 'not'}" for d, label in zip(dialect, y, strict=True)]
+    )
     frame = pd.DataFrame({"dialect": dialect, "text": table.text})
     return _split(
-        "tweets", GroupedPart(np.load(cache / "tweets_minilm.npy").astype(np.float64), y, groups, frame), seed, None
+        "tweets",
+        GroupedPart(np.load(cache / "tweets_minilm.npy").astype(np.float64), y, groups, frame),
+        seed,
+        None,
     )
 
 
-FLIPPED = {"breast_cancer": load_breast_cancer, "wine": load_wine, "iris": load_iris, "ten digits": load_digits}
+FLIPPED = {
+    "breast_cancer": load_breast_cancer,
+    "wine": load_wine,
+    "iris": load_iris,
+    "ten digits": load_digits,
+}
 RATES = (0.05, 0.1, 0.2)
 
 
@@ -186,7 +257,9 @@ def flipped(source: str, rate: float, seed: int) -> Task:
     rng = np.random.default_rng(seed)
     given = y.copy()
     wrong = rng.permutation(train)[: round(rate * len(train))]
-    given[wrong] = (given[wrong] + rng.integers(1, len(np.unique(y)), len(wrong))) % len(np.unique(y))
+    given[wrong] = (given[wrong] + rng.integers(1, len(np.unique(y)), len(wrong))) % len(
+        np.unique(y)
+    )
     name = f"flipped {source} {rate:g}" if rate else f"clean {source}"
     return Task(name, _part(X, given, y).rows(train), _part(X, y, y).rows(test))
 
@@ -194,16 +267,24 @@ def flipped(source: str, rate: float, seed: int) -> Task:
 def redrawn(task: Task, proba: Array, classes: Array, seed: int) -> Task:
     """Training labels drawn from a reference's out-of-fold probabilities: whatever stands out now is chance."""
     rng = np.random.default_rng(seed)
-    drawn = classes[(rng.random(len(proba))[:, None] > proba.cumsum(1)).sum(1).clip(max=len(classes) - 1)]
+    drawn = classes[
+        (rng.random(len(proba))[:, None] > proba.cumsum(1)).sum(1).clip(max=len(classes) - 1)
+    ]
     return Task(f"redrawn {task.name}", task.train._replace(y=drawn), task.test)
 
 
 def _part(X: Array, y: Array, groups: Array, **columns: Any) -> GroupedPart:
-    return GroupedPart(X, np.asarray(y), np.asarray(groups), pd.DataFrame(columns, index=range(len(y))))
+    return GroupedPart(
+        X, np.asarray(y), np.asarray(groups), pd.DataFrame(columns, index=range(len(y)))
+    )
 
 
 def _joined(first: Any, second: Any) -> Any:
-    return pd.concat([first, second]) if isinstance(first, pd.DataFrame) else np.concatenate([first, second])
+    return (
+        pd.concat([first, second])
+        if isinstance(first, pd.DataFrame)
+        else np.concatenate([first, second])
+    )
 
 
 def _columns(table: pd.DataFrame, rare: int = 50) -> Array:
@@ -232,7 +313,9 @@ def _split(name: str, part: GroupedPart, seed: int, together: Array | None) -> T
     if together is None:
         train, test = train_test_split(n, test_size=0.3, stratify=part.y, random_state=seed)
     else:
-        train, test = next(GroupShuffleSplit(1, test_size=0.3, random_state=seed).split(n, groups=together))
+        train, test = next(
+            GroupShuffleSplit(1, test_size=0.3, random_state=seed).split(n, groups=together)
+        )
         train = np.random.default_rng(seed).permutation(train)
     return Task(name, part.rows(train[:ROWS]), part.rows(test))
 

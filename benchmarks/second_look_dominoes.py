@@ -1,13 +1,15 @@
 """Dominoes: a car or a truck (CIFAR-10) above a zero or a one (MNIST) that agrees with it in 95% of the training data.
 
-The class is the vehicle. The digit is easier to see, so a network learns it; groups are class x digit, equally many in
-the test set. Images are halved, to 32 x 16, and the network is small: a training run takes half a minute on one core.
+The class is the vehicle. The digit is easier to see, so a network learns it; groups are class x
+digit, equally many in the test set. Images are halved, to 32 x 16, and the network is small: a
+training run takes half a minute on one core.
 
     python benchmarks/second_look_dominoes.py --cifar DIR --mnist DIR
 
-DIR hold the files of CIFAR-10 (cifar-10-batches-py) and of MNIST (the four idx files). Three trainings of the whole
-network: plain; with the weights of a second look, for which two more networks, each trained on one half, are the
-reference; and, for comparison, with groups known and weighing the same.
+DIR hold the files of CIFAR-10 (cifar-10-batches-py) and of MNIST (the four idx files). Three
+trainings of the whole
+network: plain; with the weights of a second look, for which two more networks, each trained on one
+half, are the reference; and, for comparison, with groups known and weighing the same.
 """
 
 from __future__ import annotations
@@ -44,7 +46,13 @@ def load(cifar: Path, mnist: Path, seed: int) -> tuple[Dominoes, Dominoes]:
     """Training and test data; the seed pairs vehicles with digits."""
     rng = np.random.default_rng(seed)
     return (
-        _pairs(*_vehicles(cifar, [f"data_batch_{k}" for k in range(1, 6)]), mnist, "train", AGREEMENT, rng),
+        _pairs(
+            *_vehicles(cifar, [f"data_batch_{k}" for k in range(1, 6)]),
+            mnist,
+            "train",
+            AGREEMENT,
+            rng,
+        ),
         _pairs(*_vehicles(cifar, ["test_batch"]), mnist, "t10k", 0.5, rng),
     )
 
@@ -52,13 +60,19 @@ def load(cifar: Path, mnist: Path, seed: int) -> tuple[Dominoes, Dominoes]:
 def _vehicles(folder: Path, files: list[str]) -> tuple[Array, Array]:
     batches = [pickle.loads((folder / name).read_bytes(), encoding="bytes") for name in files]
     labels = np.concatenate([np.asarray(batch[b"labels"]) for batch in batches])
-    images = np.concatenate([np.asarray(batch[b"data"]) for batch in batches]).reshape(-1, 3, 32, 32)
+    images = np.concatenate([np.asarray(batch[b"data"]) for batch in batches]).reshape(
+        -1, 3, 32, 32
+    )
     chosen = np.isin(labels, (AUTOMOBILE, TRUCK))
     return images[chosen] / 255.0, (labels[chosen] == TRUCK).astype(int)
 
 
-def _pairs(images: Array, y: Array, mnist: Path, half: str, agreement: float, rng: np.random.Generator) -> Dominoes:
-    digits = np.frombuffer((mnist / f"{half}-images-idx3-ubyte").read_bytes(), np.uint8, offset=16).reshape(-1, 28, 28)
+def _pairs(
+    images: Array, y: Array, mnist: Path, half: str, agreement: float, rng: np.random.Generator
+) -> Dominoes:
+    digits = np.frombuffer(
+        (mnist / f"{half}-images-idx3-ubyte").read_bytes(), np.uint8, offset=16
+    ).reshape(-1, 28, 28)
     names = np.frombuffer((mnist / f"{half}-labels-idx1-ubyte").read_bytes(), np.uint8, offset=8)
     agrees = np.zeros(len(y), bool)
     for label in (0, 1):
@@ -86,7 +100,11 @@ def train(data: Dominoes, seed: int, weights: Array | None = None) -> nn.Module:
             nn.MaxPool2d(2),
         ]
     net = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 2))
-    w = torch.ones(len(data.y)) if weights is None else torch.tensor(weights / weights.mean(), dtype=torch.float32)
+    w = (
+        torch.ones(len(data.y))
+        if weights is None
+        else torch.tensor(weights / weights.mean(), dtype=torch.float32)
+    )
     steps = -(-len(data.y) // BATCH)
     opt = torch.optim.SGD(net.parameters(), lr=LR, momentum=0.9, weight_decay=5e-4, nesterov=True)
     cycle = torch.optim.lr_scheduler.OneCycleLR(opt, LR, total_steps=EPOCHS * steps)
@@ -102,7 +120,9 @@ def train(data: Dominoes, seed: int, weights: Array | None = None) -> nn.Module:
 
 @torch.no_grad()
 def probabilities(net: nn.Module, data: Dominoes) -> Array:
-    found: Array = torch.cat([net(x).softmax(1) for x in torch.split(data.x, 1000)]).double().numpy()
+    found: Array = (
+        torch.cat([net(x).softmax(1) for x in torch.split(data.x, 1000)]).double().numpy()
+    )
     return found
 
 
@@ -116,18 +136,26 @@ def weights_of(method: str, data: Dominoes, seed: int) -> Array | None:
         return weights
     seeds = iter(range(100 * seed, 100 * seed + 2))
     pairs = torch.utils.data.TensorDataset(data.x, data.y)
-    proba = scdro.out_of_fold(lambda half: train(data.rows(half.indices), next(seeds)), pairs, folds=2, seed=seed)
+    proba = scdro.out_of_fold(
+        lambda half: train(data.rows(half.indices), next(seeds)), pairs, folds=2, seed=seed
+    )
     found: Array = scdro.second_look_weights(proba.double().numpy(), data.y.numpy())
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cifar", type=Path, required=True)
     parser.add_argument("--mnist", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("results/second_look/dominoes.jsonl"))
     args = parser.parse_args()
-    done = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
+    done = (
+        [json.loads(line) for line in args.out.read_text().splitlines()]
+        if args.out.exists()
+        else []
+    )
     known = {(row["seed"], row["method"]) for row in done}
     for seed in range(5):
         data, test = load(args.cifar, args.mnist, seed)

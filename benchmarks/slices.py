@@ -2,19 +2,23 @@
 
     python benchmarks/slices.py --data DIR --cache CACHE > results/slices/table.md
 
-DIR has waterbirds, tabular and text; CACHE the tweets' sentence embeddings (`python benchmarks/second_look.py embed`).
-On each data set the weights are those of the half rule, for a model with balanced classes, out of fold; the columns are
-ones that the model has not seen. The true groups were fixed before the first run: on the digits the four rare ones, on
-Waterbirds birds on the other background, on the tweets inoffensive ones in African-American English, on Adult the group
-(sex x race x income, at least 15 test samples) that the plain model gets wrong most on test data. The description that
-comes first must be about that group: each of its conditions holds for the group, and one is about a column other than
-the label.
+DIR has waterbirds, tabular and text; CACHE the tweets' sentence embeddings (`python
+benchmarks/second_look.py embed`). On each data set the weights are those of the half rule, for a
+model with balanced classes, out of fold; the columns are ones that the model has not seen. The true
+groups were fixed before the first run: on the digits the four rare ones, on Waterbirds birds on the
+other background, on the tweets inoffensive ones in African-American English, on Adult the group
+(sex x race x income, at least 15 test samples) that the plain model gets wrong most on test data.
+The description that
+comes first must be about that group: each of its conditions holds for the group, and one is about a
+column other than the label.
 
-What changed after the first runs: they had 6,000 rows each of Adult and the tweets, now all training rows are used.
-With 6,000, the tweets' group was first for three seeds of five, and second, after offensive tweets in white English,
-for two; on Adult, men with a low income came first, whom the model with balanced classes gets wrong most.
+What changed after the first runs: they had 6,000 rows each of Adult and the tweets, now all
+training rows are used. With 6,000, the tweets' group was first for three seeds of five, and second,
+after offensive tweets in white English, for two; on Adult, men with a low income came first, whom
+the model with balanced classes gets wrong most.
 
-Shuffled: rows of the columns are permuted against weights and labels, 100 times; how often is anything found?
+Shuffled: rows of the columns are permuted against weights and labels, 100 times; how often is
+anything found?
 """
 
 from __future__ import annotations
@@ -40,7 +44,12 @@ from sklearn.preprocessing import StandardScaler
 from scdro.second_look import find_slices, second_look_weights
 
 Array = npt.NDArray[Any]
-COLUMNS = {"digits": ["digit"], "waterbirds": ["place"], "tweets": ["dialect"], "adult": ["sex", "race"]}
+COLUMNS = {
+    "digits": ["digit"],
+    "waterbirds": ["place"],
+    "tweets": ["dialect"],
+    "adult": ["sex", "race"],
+}
 SEEDS, SHUFFLES = range(5), 100
 second_look_data.ROWS = 10**9  # all of them
 
@@ -48,7 +57,8 @@ second_look_data.ROWS = 10**9  # all of them
 def model_of(name: str, seed: int) -> Any:
     if name == "digits":
         return make_pipeline(
-            Nystroem(gamma=0.05, n_components=300, random_state=seed), LogisticRegression(C=10, max_iter=1000)
+            Nystroem(gamma=0.05, n_components=300, random_state=seed),
+            LogisticRegression(C=10, max_iter=1000),
         )
     C = {"waterbirds": 0.01, "tweets": 0.1, "adult": 1.0}[name]
     return make_pipeline(StandardScaler(), LogisticRegression(C=C, max_iter=1000))
@@ -58,7 +68,9 @@ def out_of_fold(model: Any, X: Array, y: Array, seed: int) -> Array:
     """Probabilities of all classes, classes weighted the same, as a second look's reference."""
     found = np.zeros((len(y), len(np.unique(y))))
     for seen, unseen in StratifiedKFold(5, shuffle=True, random_state=seed).split(X, y):
-        weight = {f"{model.steps[-1][0]}__sample_weight": len(seen) / 2 / np.bincount(y[seen])[y[seen]]}
+        weight = {
+            f"{model.steps[-1][0]}__sample_weight": len(seen) / 2 / np.bincount(y[seen])[y[seen]]
+        }
         found[unseen] = clone(model).fit(X[seen], y[seen], **weight).predict_proba(X[unseen])
     return found
 
@@ -84,7 +96,9 @@ def named(conditions: tuple[str, ...], groups: list[set[str]]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--cache", type=Path, default=Path.home() / "scdro-data" / "second_look")
     parser.add_argument("--only", nargs="*", default=list(COLUMNS), choices=list(COLUMNS))
@@ -95,12 +109,18 @@ def main() -> None:
     print("# Slices: does it name the group, and nothing where there is nothing?\n")
     print("    python benchmarks/slices.py --data DIR --cache CACHE > results/slices/table.md\n")
     print("What counts as the true group, and what shuffled means, is written there.\n")
-    print("| data | columns | seed | rows | first description | true group first | shuffled columns: anything found |")
+    print(
+        "| data | columns | seed | rows | first description | true group first | shuffled columns:"
+        " anything found |"
+    )
     print("|---|---|---|---|---|---|---|")
     for name in args.only:
         for seed in args.seeds:
             task = LOADERS[name](args.data, args.cache, seed)
-            y, proba = task.train.y, out_of_fold(model_of(name, seed), task.train.X, task.train.y, seed)
+            y, proba = (
+                task.train.y,
+                out_of_fold(model_of(name, seed), task.train.X, task.train.y, seed),
+            )
             weights = second_look_weights(proba, y)
             frame = task.train.frame[COLUMNS[name]].reset_index(drop=True)
             start = time.perf_counter()

@@ -2,8 +2,9 @@
 
     python benchmarks/train_defaults.py --data FOLDER
 
-Adult (adult.data.gz and adult.test.gz together) and credit_default.csv.gz of FOLDER; both models see the same training
-rows and are compared on the same test rows, those that `scdro train` holds out. Writes results/train_defaults/table.md.
+Adult (adult.data.gz and adult.test.gz together) and credit_default.csv.gz of FOLDER; both models
+see the same training rows and are compared on the same test rows, those that `scdro train` holds
+out. Writes results/train_defaults/table.md.
 """
 
 from __future__ import annotations
@@ -86,14 +87,18 @@ def compared(name: str, path: Path, target: str, out: Path) -> list[str]:
     lines = [f"| {name} | HistGradientBoosting | {scores(rival.predict_proba(X[cut.test]), y)} |"]
     for model in run.models:
         kept = " (kept)" if model == run.kept else ""
-        lines.append(f"| {name} | scdro, {model}{kept} | {scores(run.predict_proba(test, model), y)} |")
+        lines.append(
+            f"| {name} | scdro, {model}{kept} | {scores(run.predict_proba(test, model), y)} |"
+        )
     verdict = run.summary["verdict"]
     text = " ".join([verdict["headline"], *verdict["sentences"]])
     return [*lines, f"\n**{name}**, {seconds:.0f} s on two busy cores. It says: {text}\n"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     folder = Path(__file__).parents[1] / "results" / "train_defaults"
     parser.add_argument("--out", type=Path, default=folder / "table.md")
