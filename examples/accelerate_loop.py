@@ -21,7 +21,9 @@ import scdro
 
 def digits() -> tuple[Tensor, Tensor]:
     table = load_digits()
-    return torch.tensor(table.data / 16, dtype=torch.get_default_dtype()), torch.tensor(table.target)
+    return torch.tensor(table.data / 16, dtype=torch.get_default_dtype()), torch.tensor(
+        table.target
+    )
 
 
 def train(
@@ -32,9 +34,13 @@ def train(
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=parts)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    robust = scdro.KLRobustLoss(rho=0.5, temperature=scdro.temperature.WindowTemperature(initial=1.0)).attach(optimizer)
+    robust = scdro.KLRobustLoss(
+        rho=0.5, temperature=scdro.temperature.WindowTemperature(initial=1.0)
+    ).attach(optimizer)
     rng = torch.Generator()
-    data = DataLoader(TensorDataset(*digits()), batch_size=batch, shuffle=True, drop_last=True, generator=rng)
+    data = DataLoader(
+        TensorDataset(*digits()), batch_size=batch, shuffle=True, drop_last=True, generator=rng
+    )
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
     progress = Progress()
     accelerator.register_for_checkpointing(robust, progress)
@@ -69,15 +75,22 @@ class Progress:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("runs/accelerate"))
-    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint in --out")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from the checkpoint in --out"
+    )
     args = parser.parse_args()
     model, robust = train(args.epochs, batch=32, parts=2, out=args.out, resume=args.resume)
     data = [digits()]
     report = scdro.evaluate(model, data, nn.CrossEntropyLoss(reduction="none"), rho=0.5)
-    print(f"training loss: mean {report.mean:.3f}, worst case {report.value:.3f}; lam {float(robust.lam):.3f}")
+    print(
+        f"training loss: mean {report.mean:.3f}, worst case {report.value:.3f}; lam"
+        f" {float(robust.lam):.3f}"
+    )
 
 
 if __name__ == "__main__":

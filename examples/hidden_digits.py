@@ -1,7 +1,8 @@
 """Find the group that a model fails, say who it is, fix it: without group labels.
 
-The task: is a handwritten digit odd or even? There are only 8 training images each of the digits 2, 3, 8 and 9. Both
-classes are balanced, and no method is told which digit an image shows, except the last.
+The task: is a handwritten digit odd or even? There are only 8 training images each of the digits 2,
+3, 8 and 9. Both classes are balanced, and no method is told which digit an image shows, except the
+last.
 
     python examples/hidden_digits.py            # seeds 0 to 4: a table, and a picture
     python examples/hidden_digits.py --seeds 1  # faster
@@ -34,7 +35,12 @@ METHODS = {
     "second look": "scdro.SecondLook",
     "digits known": "an oracle: all ten digits weigh the same",
 }
-COLOURS = {"plain": "#D55E00", "worst case": "#999999", "second look": "#0072B2", "digits known": "#009E73"}
+COLOURS = {
+    "plain": "#D55E00",
+    "worst case": "#999999",
+    "second look": "#0072B2",
+    "digits known": "#009E73",
+}
 
 
 class Data(NamedTuple):
@@ -48,9 +54,14 @@ class Data(NamedTuple):
 def split(seed: int) -> tuple[Data, Data]:
     """One test set for all seeds; the seed determines which rare images the training set keeps."""
     digits = load_digits()
-    train, test = train_test_split(np.arange(len(digits.data)), test_size=0.4, stratify=digits.target, random_state=0)
+    train, test = train_test_split(
+        np.arange(len(digits.data)), test_size=0.4, stratify=digits.target, random_state=0
+    )
     rng = np.random.default_rng(seed)
-    kept = [rng.permutation(train[digits.target[train] == d])[: KEPT if d in RARE else None] for d in range(10)]
+    kept = [
+        rng.permutation(train[digits.target[train] == d])[: KEPT if d in RARE else None]
+        for d in range(10)
+    ]
     return tuple(  # type: ignore[return-value]
         Data(digits.data[rows] / 16, digits.target[rows] % 2, digits.target[rows])
         for rows in (np.concatenate(kept), test)
@@ -81,7 +92,9 @@ def by_digit(model: Any, test: Data) -> list[float]:
 
 def table(accuracy: dict[str, list[list[float]]]) -> str:
     """Mean over the seeds, and the range of the worst digit."""
-    lines = [f"{'test accuracy, %':<14} {'usual digits':>13} {'rare digits':>12} {'worst digit':>12}"]
+    lines = [
+        f"{'test accuracy, %':<14} {'usual digits':>13} {'rare digits':>12} {'worst digit':>12}"
+    ]
     usual = [d for d in range(10) if d not in RARE]
     for method, seeds in accuracy.items():
         rates = np.array(seeds)
@@ -89,7 +102,8 @@ def table(accuracy: dict[str, list[list[float]]]) -> str:
         spread = f"({worst.min():.0f} to {worst.max():.0f})" if len(worst) > 1 else ""
         means = (rates[:, usual].mean(), rates[:, RARE].mean(), worst.mean())
         lines.append(
-            f"{method:<16} {means[0]:>13.1f} {means[1]:>12.1f} {means[2]:>12.1f}  {spread:<11} {METHODS[method]}"
+            f"{method:<16} {means[0]:>13.1f} {means[1]:>12.1f} {means[2]:>12.1f}  {spread:<11}"
+            f" {METHODS[method]}"
         )
     return "\n".join(lines)
 
@@ -103,7 +117,10 @@ def picture(train: Data, look: Any, accuracy: dict[str, list[list[float]]]) -> A
 
     plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
     figure: Any = plt.figure(figsize=(14, 5), layout="constrained")
-    figure.suptitle("Odd or even? There are only 8 training images each of the digits 2, 3, 8 and 9", fontweight="bold")
+    figure.suptitle(
+        "Odd or even? There are only 8 training images each of the digits 2, 3, 8 and 9",
+        fontweight="bold",
+    )
     find, explain, fix = figure.subfigures(1, 3, width_ratios=[1, 1, 1.15])
 
     heaviest = np.argsort(-look.weights_)[:20]
@@ -113,12 +130,20 @@ def picture(train: Data, look: Any, accuracy: dict[str, list[list[float]]]) -> A
         rare = train.digit[row] in RARE
         axes.set(xticks=[], yticks=[])
         for side in axes.spines.values():
-            side.set(visible=True, color=COLOURS["second look"] if rare else "#CCCCCC", linewidth=3 if rare else 1)
+            side.set(
+                visible=True,
+                color=COLOURS["second look"] if rare else "#CCCCCC",
+                linewidth=3 if rare else 1,
+            )
 
     explain.suptitle("2. Explain: whose weight went up\n(find_slices, given the digit)")
     axes = explain.subplots()
     lift = [look.weights_[train.digit == d].mean() for d in range(10)]
-    axes.bar(range(10), lift, color=[COLOURS["second look"] if d in RARE else "#BBBBBB" for d in range(10)])
+    axes.bar(
+        range(10),
+        lift,
+        color=[COLOURS["second look"] if d in RARE else "#BBBBBB" for d in range(10)],
+    )
     axes.axhline(1, color="black", lw=1)
     axes.set(xlabel="digit", ylabel="weight, relative to the average image", xticks=range(10))
 
@@ -135,9 +160,13 @@ def picture(train: Data, look: Any, accuracy: dict[str, list[list[float]]]) -> A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds, starting at 0")
-    parser.add_argument("--out", type=Path, default=Path("hidden_digits.png"), help="where to save the picture")
+    parser.add_argument(
+        "--out", type=Path, default=Path("hidden_digits.png"), help="where to save the picture"
+    )
     args = parser.parse_args()
     print((__doc__ or "").split("\n\n")[1] + "\n")
     warnings.simplefilter("ignore", scdro.ScdroWarning)  # a refusal is in the verdict
@@ -151,7 +180,10 @@ def main() -> None:
             looks += [model] if method == "second look" else []
     train, _ = split(0)
     print(f"\nFind. The verdict, from the training data alone (seed 0):\n{looks[0].verdict_}\n")
-    print(f"Explain. Who it is, in a column that no model has seen:\n{looks[0].find_slices({'digit': train.digit})}\n")
+    print(
+        "Explain. Who it is, in a column that no model has"
+        f" seen:\n{looks[0].find_slices({'digit': train.digit})}\n"
+    )
     print(f"Fix. Mean over {args.seeds} seeds:\n{table(accuracy)}")
     picture(train, looks[0], accuracy).savefig(args.out, dpi=110)
     print(f"\nPicture: {args.out}")

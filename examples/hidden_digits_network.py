@@ -1,8 +1,8 @@
 """Unlabelled groups: odd or even digits, where four of the ten digits are almost missing from the training data.
 
-Digits 2, 3, 8 and 9 are reduced to 8 training samples each. Both classes stay balanced, so class weights cannot help,
-and no method ever sees which digit an image shows. Three ways to train one small network: the average loss (ERM), the
-class-balanced average, and the worst case (SCDRO).
+Digits 2, 3, 8 and 9 are reduced to 8 training samples each. Both classes stay balanced, so class
+weights cannot help, and no method ever sees which digit an image shows. Three ways to train one
+small network: the average loss (ERM), the class-balanced average, and the worst case (SCDRO).
 
     python examples/hidden_digits_network.py            # seeds 0 to 4: a table, and a picture
     python examples/hidden_digits_network.py --quick    # one seed, few trials
@@ -59,7 +59,9 @@ class Trial(NamedTuple):
 
 class Run(NamedTuple):
     model: nn.Module
-    curve: list[tuple[float, float]]  # test accuracy on hidden and on frequent digits, after each epoch
+    curve: list[
+        tuple[float, float]
+    ]  # test accuracy on hidden and on frequent digits, after each epoch
     lam: list[float]
     kl: list[float]
 
@@ -76,20 +78,29 @@ def split(seed: int) -> tuple[Data, Data]:
     digits = load_digits()
     images = torch.tensor(digits.data / 16.0, dtype=torch.float32)
     every = Data(images, torch.tensor(digits.target % 2), torch.tensor(digits.target))
-    train, test = train_test_split(np.arange(len(images)), test_size=0.4, stratify=digits.target, random_state=0)
+    train, test = train_test_split(
+        np.arange(len(images)), test_size=0.4, stratify=digits.target, random_state=0
+    )
     rng = np.random.default_rng(seed)
-    kept = [rng.permutation(train[digits.target[train] == d])[: KEPT if d in HIDDEN else None] for d in range(10)]
+    kept = [
+        rng.permutation(train[digits.target[train] == d])[: KEPT if d in HIDDEN else None]
+        for d in range(10)
+    ]
     return every.at(np.concatenate(kept)), every.at(test)
 
 
-def stepper(method: str, model: nn.Module, trial: Trial, train: Data) -> tuple[Callable[[Tensor], object], Optimizer]:
+def stepper(
+    method: str, model: nn.Module, trial: Trial, train: Data
+) -> tuple[Callable[[Tensor], object], Optimizer]:
     """One training step on the samples at the given positions. For SCDRO, only the line of the optimizer changes."""
 
     def losses(index: Tensor, weight: Tensor | None = None) -> Tensor:
         return F.cross_entropy(model(train.x[index]), train.y[index], weight, reduction="none")
 
     if method == "SCDRO":
-        robust = scdro.SCDRO(model.parameters(), lr=trial.lr, rho=trial.rho, weight_decay=trial.decay)
+        robust = scdro.SCDRO(
+            model.parameters(), lr=trial.lr, rho=trial.rho, weight_decay=trial.decay
+        )
         return lambda index: robust.step(lambda: losses(index)), robust
     plain = torch.optim.SGD(model.parameters(), lr=trial.lr, momentum=0.9, weight_decay=trial.decay)
     share = torch.bincount(train.y).float() / len(train.y)
@@ -141,8 +152,16 @@ def tuned(method: str, quick: bool, bar: tqdm[Any]) -> Trial:
         scores = []
         for seed in (100,) if quick else (100, 101, 102):
             train, _ = split(seed)
-            parts = train_test_split(np.arange(len(train.x)), test_size=0.25, stratify=train.y, random_state=seed)
-            scores.append(float(correct(fit(method, trial, train.at(parts[0]), seed).model, train.at(parts[1])).mean()))
+            parts = train_test_split(
+                np.arange(len(train.x)), test_size=0.25, stratify=train.y, random_state=seed
+            )
+            scores.append(
+                float(
+                    correct(
+                        fit(method, trial, train.at(parts[0]), seed).model, train.at(parts[1])
+                    ).mean()
+                )
+            )
             bar.update()
         return float(np.mean(scores))
 
@@ -157,24 +176,36 @@ def by_digit(model: nn.Module, test: Data) -> list[float]:
 def worst_case_by_digit(model: nn.Module, train: Data, rho: float) -> list[float]:
     """The weight of each digit in the worst case, divided by its share of the training data."""
     with torch.no_grad():
-        weights = scdro.worst_case(F.cross_entropy(model(train.x), train.y, reduction="none"), rho).weights
-    return [float(weights[train.digit == d].sum() / (train.digit == d).float().mean()) for d in range(10)]
+        weights = scdro.worst_case(
+            F.cross_entropy(model(train.x), train.y, reduction="none"), rho
+        ).weights
+    return [
+        float(weights[train.digit == d].sum() / (train.digit == d).float().mean())
+        for d in range(10)
+    ]
 
 
 def report(accuracy: dict[str, list[list[float]]], shares: list[float]) -> str:
     """Every seed, and mean and standard deviation: mean, hidden-group and worst-group accuracy."""
-    lines = [f"{'':>16} {'seed':>5} {'all digits':>12} {'frequent':>12} {'hidden':>12} {'worst digit':>12}"]
+    lines = [
+        f"{'':>16} {'seed':>5} {'all digits':>12} {'frequent':>12} {'hidden':>12}"
+        f" {'worst digit':>12}"
+    ]
     for method, seeds in accuracy.items():
         table = np.array(seeds)
         hidden = list(HIDDEN)
         rest = [d for d in range(10) if d not in HIDDEN]
-        columns = np.stack([table @ shares, table[:, rest].mean(1), table[:, hidden].mean(1), table.min(1)], 1)
+        columns = np.stack(
+            [table @ shares, table[:, rest].mean(1), table[:, hidden].mean(1), table.min(1)], 1
+        )
         for seed, row in enumerate(columns):
             lines.append(f"{method:>16} {seed:>5} " + " ".join(f"{100 * v:>11.1f}%" for v in row))
         if len(columns) == 1:
             continue
         spread = columns.std(0, ddof=1)
-        cells = (f"{100 * m:.1f} ± {100 * s:.1f}%" for m, s in zip(columns.mean(0), spread, strict=True))
+        cells = (
+            f"{100 * m:.1f} ± {100 * s:.1f}%" for m, s in zip(columns.mean(0), spread, strict=True)
+        )
         lines.append(f"{method:>16} {'mean':>5} " + " ".join(f"{cell:>12}" for cell in cells))
     return "\n".join(lines)
 
@@ -182,15 +213,28 @@ def report(accuracy: dict[str, list[list[float]]], shares: list[float]) -> str:
 def over_decay(axes: Any, swept: dict[str, dict[float, list[Run]]]) -> None:
     for method, runs in swept.items():
         for part, style in ((0, "o-"), (1, "s:")):
-            values = 100 * np.array([[run.curve[-1][part] for run in runs[decay]] for decay in DECAYS])
+            values = 100 * np.array(
+                [[run.curve[-1][part] for run in runs[decay]] for decay in DECAYS]
+            )
             axes.plot(DECAYS, values, style[0], color=COLOURS[method], alpha=0.3, ms=3)
             label = f"{method}, {('hidden', 'frequent')[part]} digits"
-            width = 5 if method == "class-balanced" else 2.5  # drawn behind ERM, which is nearly equal
+            width = (
+                5 if method == "class-balanced" else 2.5
+            )  # drawn behind ERM, which is nearly equal
             order = 1 if method == "class-balanced" else 2
             axes.semilogx(
-                DECAYS, values.mean(1), style, color=COLOURS[method], lw=width, ms=6, label=label, zorder=order
+                DECAYS,
+                values.mean(1),
+                style,
+                color=COLOURS[method],
+                lw=width,
+                ms=6,
+                label=label,
+                zorder=order,
             )
-    axes.set(title="Test accuracy by weight decay", xlabel="weight decay", ylabel="%", ylim=(40, 101))
+    axes.set(
+        title="Test accuracy by weight decay", xlabel="weight decay", ylabel="%", ylim=(40, 101)
+    )
     axes.legend(loc="lower left", frameon=False, fontsize=9)
 
 
@@ -200,7 +244,12 @@ def over_time(axes: Any, runs: dict[str, list[Run]]) -> None:
         epochs = np.arange(1, EPOCHS + 1)
         axes.plot(epochs, curves.T, color=COLOURS[method], alpha=0.25, lw=1)
         axes.plot(epochs, curves.mean(0), color=COLOURS[method], lw=2.5, label=method)
-    axes.set(title="Hidden digits while training (tuned)", xlabel="epoch", ylabel="test accuracy, %", ylim=(40, 101))
+    axes.set(
+        title="Hidden digits while training (tuned)",
+        xlabel="epoch",
+        ylabel="test accuracy, %",
+        ylim=(40, 101),
+    )
     axes.legend(loc="lower right", frameon=False)
 
 
@@ -222,7 +271,11 @@ def label_digits(axes: Any) -> None:
 
 
 def picture(
-    swept: dict[str, dict[float, list[Run]]], runs: dict[str, list[Run]], accuracy: Any, found: Any, rho: float
+    swept: dict[str, dict[float, list[Run]]],
+    runs: dict[str, list[Run]],
+    accuracy: Any,
+    found: Any,
+    rho: float,
 ) -> Any:
     import matplotlib
 
@@ -230,11 +283,17 @@ def picture(
     import matplotlib.pyplot as plt
 
     plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
-    figure, ((decay, time, digits), (weights, lam, kl)) = plt.subplots(2, 3, figsize=(15.5, 8.4), layout="constrained")
+    figure, ((decay, time, digits), (weights, lam, kl)) = plt.subplots(
+        2, 3, figsize=(15.5, 8.4), layout="constrained"
+    )
     over_decay(decay, swept)
     over_time(time, runs)
     per_digit(digits, accuracy)
-    weights.bar(range(10), np.mean(found, 0), color=["#009E73" if d in HIDDEN else "#BBBBBB" for d in range(10)])
+    weights.bar(
+        range(10),
+        np.mean(found, 0),
+        color=["#009E73" if d in HIDDEN else "#BBBBBB" for d in range(10)],
+    )
     weights.axhline(1, color="black", lw=1, ls="--")
     weights.set(title="The worst case of the ERM model", ylabel="weight / share of the data")
     label_digits(weights)
@@ -249,30 +308,48 @@ def picture(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds, starting at 0")
-    parser.add_argument("--out", type=Path, default=Path("hidden_digits_network.png"), help="where to save the picture")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("hidden_digits_network.png"),
+        help="where to save the picture",
+    )
     parser.add_argument("--quick", action="store_true", help="one seed and few trials")
     args = parser.parse_args()
     seeds = range(1 if args.quick else args.seeds)
     print((__doc__ or "").split("\n\n")[1])
     trials = sum(len(grid(m, args.quick)) * (1 if args.quick else 3) for m in METHODS)
     with tqdm(
-        total=trials + len(METHODS) * len(DECAYS) * len(seeds), desc="training", unit="run", mininterval=1
+        total=trials + len(METHODS) * len(DECAYS) * len(seeds),
+        desc="training",
+        unit="run",
+        mininterval=1,
     ) as bar:
         best = {method: tuned(method, args.quick, bar) for method in METHODS}
-        swept: dict[str, dict[float, list[Run]]] = {method: {decay: [] for decay in DECAYS} for method in METHODS}
+        swept: dict[str, dict[float, list[Run]]] = {
+            method: {decay: [] for decay in DECAYS} for method in METHODS
+        }
         for method, decay, seed in itertools.product(METHODS, DECAYS, seeds):
             swept[method][decay].append(
-                fit(method, best[method]._replace(decay=decay), split(seed)[0], seed, split(seed)[1])
+                fit(
+                    method, best[method]._replace(decay=decay), split(seed)[0], seed, split(seed)[1]
+                )
             )
             bar.update()
     runs = {method: swept[method][best[method].decay] for method in METHODS}
     accuracy = {
-        m: [by_digit(run.model, split(seed)[1]) for run, seed in zip(runs[m], seeds, strict=True)] for m in METHODS
+        m: [by_digit(run.model, split(seed)[1]) for run, seed in zip(runs[m], seeds, strict=True)]
+        for m in METHODS
     }
     rho = best["SCDRO"].rho
-    found = [worst_case_by_digit(run.model, split(seed)[0], rho) for run, seed in zip(runs["ERM"], seeds, strict=True)]
+    found = [
+        worst_case_by_digit(run.model, split(seed)[0], rho)
+        for run, seed in zip(runs["ERM"], seeds, strict=True)
+    ]
     print("\nChosen without digit labels: " + "; ".join(f"{m} {best[m]}" for m in METHODS) + "\n")
     digits = load_digits().target
     print(report(accuracy, [float((digits == d).mean()) for d in range(10)]))
@@ -280,7 +357,10 @@ def main() -> None:
     for method in METHODS:
         cells = []
         for decay in DECAYS:
-            table = [by_digit(run.model, split(seed)[1]) for run, seed in zip(swept[method][decay], seeds, strict=True)]
+            table = [
+                by_digit(run.model, split(seed)[1])
+                for run, seed in zip(swept[method][decay], seeds, strict=True)
+            ]
             hidden, worst = np.mean(np.array(table)[:, HIDDEN]), np.mean(np.min(table, 1))
             cells.append(f"{decay:g}: {100 * hidden:.0f}% ({100 * worst:.0f}%)")
         print(f"{method:>16} " + "  ".join(f"{cell:>18}" for cell in cells))

@@ -1,7 +1,8 @@
 """The worst case in Lightning, two ways: a loss with any optimizer, and the paper's ASCDRO.
 
-`RobustMonitor` logs lam, KL, the effective sample size and the hardest samples. An interrupted run continues from its
-checkpoint with the same result, because the state of the loss or of the optimizer is in it.
+`RobustMonitor` logs lam, KL, the effective sample size and the hardest samples. An interrupted run
+continues from its checkpoint with the same result, because the state of the loss or of the
+optimizer is in it.
 
     python examples/lightning_digits.py
     python examples/lightning_digits.py --ascdro --resume PATH
@@ -47,7 +48,8 @@ def network() -> nn.Module:
 class RobustClassifier(LightningModule):
     """Automatic optimization: one line of `training_step` changes.
 
-    With `attach` the state is updated at the optimizer's steps, so that Lightning can accumulate gradients.
+    With `attach` the state is updated at the optimizer's steps, so that Lightning can accumulate
+    gradients.
     """
 
     def __init__(self, rho: float = 0.5) -> None:
@@ -55,7 +57,9 @@ class RobustClassifier(LightningModule):
         self.network = network()
         self.robust = scdro.KLRobustLoss(rho)
 
-    def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+    def training_step(
+        self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int
+    ) -> dict[str, Tensor]:
         x, y, index = batch
         losses = F.cross_entropy(self.network(x), y, reduction="none")
         return {"loss": self.robust(losses), "losses": losses.detach(), "index": index}
@@ -74,14 +78,18 @@ class ASCDROClassifier(LightningModule):
         self.network = network()
         self.automatic_optimization = False
 
-    def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> dict[str, Tensor]:
+    def training_step(
+        self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int
+    ) -> dict[str, Tensor]:
         x, y, index = batch
         kept: list[Tensor] = []
 
         def closure() -> Tensor:
             losses = F.cross_entropy(self.network(x), y, reduction="none")
             kept.append(losses.detach())
-            self.trainer.strategy.pre_backward(losses)  # with several processes, makes DDP average the gradients
+            self.trainer.strategy.pre_backward(
+                losses
+            )  # with several processes, makes DDP average the gradients
             return losses
 
         self.optimizers().step(closure, max_grad_norm=1.0)
@@ -92,8 +100,12 @@ class ASCDROClassifier(LightningModule):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ascdro", action="store_true", help="the paper's algorithm instead of the loss")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--ascdro", action="store_true", help="the paper's algorithm instead of the loss"
+    )
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("runs/lightning"))
     parser.add_argument("--resume", type=Path, help="a checkpoint to continue from")
@@ -114,7 +126,10 @@ def main() -> None:
     trainer.fit(model, loader(), ckpt_path=args.resume)
     model.eval()
     report = scdro.evaluate(model.network, loader(), nn.CrossEntropyLoss(reduction="none"), rho=0.5)
-    print(f"training loss: mean {report.mean:.3f}, worst case {report.value:.3f}; log: {logger.log_dir}/metrics.csv")
+    print(
+        f"training loss: mean {report.mean:.3f}, worst case {report.value:.3f}; log:"
+        f" {logger.log_dir}/metrics.csv"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The worst case in Hugging Face's Trainer: two arguments change.
 
-A tiny BERT, created from a configuration, learns to distinguish two overlapping kinds of sequences, one of them rare.
-Plain training assigns most ambiguous sequences to the frequent kind; the worst case does not.
+A tiny BERT, created from a configuration, learns to distinguish two overlapping kinds of sequences,
+one of them rare. Plain training assigns most ambiguous sequences to the frequent kind; the worst
+case does not.
 
     python examples/transformers_trainer.py
     python examples/transformers_trainer.py --plain
@@ -29,7 +30,9 @@ class Sequences(Dataset[dict[str, torch.Tensor]]):
     def __init__(self, n: int, seed: int) -> None:
         rng = torch.Generator().manual_seed(seed)
         self.labels = (torch.rand(n, generator=rng) < 0.1).long()
-        marked = torch.rand(n, LENGTH, generator=rng) < torch.where(self.labels == 1, 0.4, 0.15)[:, None]
+        marked = (
+            torch.rand(n, LENGTH, generator=rng) < torch.where(self.labels == 1, 0.4, 0.15)[:, None]
+        )
         self.tokens = torch.randint(6, 20, (n, LENGTH), generator=rng).masked_fill(marked, MARK)
 
     def __len__(self) -> int:
@@ -40,16 +43,29 @@ class Sequences(Dataset[dict[str, torch.Tensor]]):
 
 
 def tiny(**settings: Any) -> BertConfig:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return BertConfig(vocab_size=20, max_position_embeddings=LENGTH, **sizes, **off, **settings)
 
 
-def trainer(out: Path, robust: RobustTrainerLoss | None, steps: int, seed: int = 0, **settings: Any) -> Trainer:
+def trainer(
+    out: Path, robust: RobustTrainerLoss | None, steps: int, seed: int = 0, **settings: Any
+) -> Trainer:
     """A Trainer; plain training if `robust` is None."""
     torch.manual_seed(seed)
     quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True}
-    arguments = {"learning_rate": 3e-3, "per_device_train_batch_size": 32, "logging_steps": 50, **quiet, **settings}
+    arguments = {
+        "learning_rate": 3e-3,
+        "per_device_train_batch_size": 32,
+        "logging_steps": 50,
+        **quiet,
+        **settings,
+    }
     return Trainer(
         BertForSequenceClassification(tiny(num_labels=2)),
         TrainingArguments(str(out), max_steps=steps, seed=seed, **arguments),
@@ -61,7 +77,9 @@ def trainer(out: Path, robust: RobustTrainerLoss | None, steps: int, seed: int =
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--out", type=Path, default=Path("runs/transformers"))
     parser.add_argument("--resume", help="a checkpoint to continue from")
@@ -74,7 +92,10 @@ def main() -> None:
     answer = run.predict(run.eval_dataset)
     right = torch.tensor(answer.predictions.argmax(1) == answer.label_ids)
     rare = torch.tensor(answer.label_ids == 1)
-    print(f"accuracy: frequent {right[~rare].float().mean():.3f}, rare {right[rare].float().mean():.3f}")
+    print(
+        f"accuracy: frequent {right[~rare].float().mean():.3f}, rare"
+        f" {right[rare].float().mean():.3f}"
+    )
 
 
 if __name__ == "__main__":

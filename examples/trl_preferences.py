@@ -1,9 +1,9 @@
 """The worst case over preference pairs in TRL's DPOTrainer: one argument more.
 
-A tiny language model, created from a configuration, learns which of two answers is preferred. One prompt in ten is of a
-rare kind, for which the other answer is preferred. After 20 steps plain DPO knows the frequent kind only; the worst
-case also half of the rare one. (After 40 both know both.) An interrupted run continues from its last checkpoint with
-the same result.
+A tiny language model, created from a configuration, learns which of two answers is preferred. One
+prompt in ten is of a rare kind, for which the other answer is preferred. After 20 steps plain DPO
+knows the frequent kind only; the worst case also half of the rare one. (After 40 both know both.)
+An interrupted run continues from its last checkpoint with the same result.
 
     python examples/trl_preferences.py
     python examples/trl_preferences.py --plain
@@ -27,9 +27,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer
+from trl_trainers import RobustDPOTrainer  # type: ignore[import-not-found]  # the file beside this one
 
 import scdro
-from scdro.integrations.trl import RobustDPOTrainer
 
 WORDS = [f"w{i}" for i in range(12)]
 RARE = 0.1
@@ -41,7 +41,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
     model = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     model.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=model, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", model_max_length=32
+        tokenizer_object=model,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        model_max_length=32,
     )
 
 
@@ -54,23 +58,47 @@ def pairs(n: int, seed: int = 0) -> Dataset:
         rare = float(torch.rand((), generator=rng)) < RARE
         answers = [f" yes {words[0]}", f" no {words[0]}"]
         chosen, rejected = reversed(answers) if rare else answers
-        rows.append({"prompt": " ".join(["rare" if rare else "often", *words]), "chosen": chosen, "rejected": rejected})
+        rows.append(
+            {
+                "prompt": " ".join(["rare" if rare else "often", *words]),
+                "chosen": chosen,
+                "rejected": rejected,
+            }
+        )
     return Dataset.from_list(rows)
 
 
 def language_model(seed: int = 0) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     words = tokenizer()
-    config = LlamaConfig(vocab_size=len(words), max_position_embeddings=32, pad_token_id=words.pad_token_id, **sizes)
+    config = LlamaConfig(
+        vocab_size=len(words), max_position_embeddings=32, pad_token_id=words.pad_token_id, **sizes
+    )
     return LlamaForCausalLM(config)
 
 
-def trainer(out: Path, robust: scdro.KLRobustLoss | None, steps: int, n: int = 800, **settings: Any) -> DPOTrainer:
+def trainer(
+    out: Path, robust: scdro.KLRobustLoss | None, steps: int, n: int = 800, **settings: Any
+) -> DPOTrainer:
     """A DPOTrainer; plain DPO if `robust` is None."""
     quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "bf16": False}
-    arguments = {"learning_rate": 3e-3, "per_device_train_batch_size": 16, "logging_steps": 20, **quiet, **settings}
-    given = {"ref_model": language_model(), "args": DPOConfig(str(out), max_steps=steps, **arguments)}
+    arguments = {
+        "learning_rate": 3e-3,
+        "per_device_train_batch_size": 16,
+        "logging_steps": 20,
+        **quiet,
+        **settings,
+    }
+    given = {
+        "ref_model": language_model(),
+        "args": DPOConfig(str(out), max_steps=steps, **arguments),
+    }
     data = {"train_dataset": pairs(n), "processing_class": tokenizer()}
     if robust is None:
         return DPOTrainer(language_model(), **given, **data)
@@ -101,12 +129,16 @@ def share_preferred(model: LlamaForCausalLM, kind: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--save-steps", type=int, default=10)
     parser.add_argument("--rho", type=float, default=0.5)
     parser.add_argument("--out", type=Path, default=Path("runs/trl"))
-    parser.add_argument("--resume", action="store_true", help="continue from the last complete checkpoint in --out")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from the last complete checkpoint in --out"
+    )
     parser.add_argument("--plain", action="store_true", help="plain DPO instead")
     args = parser.parse_args()
     robust = None if args.plain else scdro.KLRobustLoss(rho=args.rho)

@@ -1,11 +1,11 @@
 """Build the documentation site: `python docs/tools/build_site.py`, or `make docs`. Warnings are errors.
 
-Pages are plain Markdown that reads well in the repository. This step, which knows nothing of the generator, writes them
-to build/docs for Sphinx:
+Pages are plain Markdown that reads well in the repository. This step, which knows nothing of the
+generator, writes them to build/docs for Sphinx:
 
-- Links between files of the repository, also out of docs/, become links of the site. What they lead to comes along: the
-  README as the first page, tables and figures of results/, sources as pages of code; a link whose text is a name leads
-  to the line of that name.
+- Links between files of the repository, also out of docs/, become links of the site. What they lead
+  to comes along: the README as the first page, tables and figures of results/, sources as pages of
+  code; a link whose text is a name leads to the line of that name.
 - Formulas between dollar signs become MathML: the site needs no script and no network for them.
 - A line `::: scdro.module.name` becomes the description of that name, from its docstring.
 """
@@ -29,30 +29,63 @@ from sphinx.ext.autodoc.mock import mock
 from sphinx.pycode import ModuleAnalyzer
 
 ROOT = Path(__file__).parents[2]
-OPTIONAL = ["lightning", "transformers", "trl", "datasets", "accelerate", "torchmetrics", "wandb", "mlflow"]
+OPTIONAL = [
+    "lightning",
+    "transformers",
+    "trl",
+    "datasets",
+    "accelerate",
+    "torchmetrics",
+    "wandb",
+    "mlflow",
+]
 SOURCES, SITE = ROOT / "build" / "docs", ROOT / "site"
 
 # In the order of a user's questions. A page that is not listed is reached by links alone.
 CHAPTERS: dict[str, list[str]] = {
-    "Do I need it?": ["second_look", "rho", "results"],
-    "Fix it": ["choosing", "guide", "train", "boosting", "linear", "long_tailed", "wrong_labels", "tabular"],
-    "Tune it": ["watching", "tuning", "errors"],
-    "In your stack": ["integrations", "distributed", "contrastive", "data", "commands", "report", "examples"],
-    "Notebooks": [f"notebooks/{name}" for name in ("table", "images", "text", "lightning", "hugging_face")],
-    "Understand it": ["mathematics", "baselines"],
-    "The paper": ["reproduction"],
+    "Find": ["audit", "second_look", "choosing"],
+    "Fix": ["long_tailed", "wrong_labels", "train", "tabular"],
+    "Train": [
+        "guide",
+        "rho",
+        "boosting",
+        "linear",
+        "contrastive",
+        "integrations",
+        "distributed",
+        "tuning",
+    ],
+    "Trust": ["results", "audit_benchmark", "reproduction", "mathematics"],
+    "Look up": [
+        "commands",
+        "errors",
+        "glossary",
+        "data",
+        "baselines",
+        "leaving",
+        "coming_from",
+        "examples",
+    ],
+    "Gallery": ["gallery/index"],
+    "Notebooks": [
+        f"notebooks/{name}" for name in ("table", "images", "text", "lightning", "hugging_face")
+    ],
     "API": ["api/index"],
     "Project": ["CHANGELOG", "CONTRIBUTING", "SECURITY"],
 }
 
-CODE = re.compile(r"^(?P<fence>```+).*?^(?P=fence)$|^ {4}[^\n]*$|``[^\n]+?``|`[^`\n]+`", re.M | re.S)
+CODE = re.compile(
+    r"^(?P<fence>```+).*?^(?P=fence)$|^ {4}[^\n]*$|``[^\n]+?``|`[^`\n]+`", re.M | re.S
+)
 LINK = re.compile(
     r"(?P<text>\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<target>(?!https?:|#|mailto:)[^)\s#]+)(?P<anchor>#[^)\s]*)?\)"
 )
 REFERENCE = re.compile(r"\[`?([\w.]+)`?\]\[(scdro[\w.]*)\]")
 FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\w$\\])\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\w)", re.S)
 DESCRIBED = re.compile(
-    r"^::: (?P<name>[\w.]+)\n(?:    options:\n      inherited_members: \[(?P<inherited>[^\]]*)\]\n)?", re.M
+    r"^::: (?P<name>[\w.]+)\n(?:    options:\n      inherited_members:"
+    r" \[(?P<inherited>[^\]]*)\]\n)?",
+    re.M,
 )
 UNLISTED = "---\norphan: true\n---\n"
 SHOWN = {".py": "python", ".toml": "toml", ".cff": "yaml", ".yml": "yaml", "": "text"}
@@ -99,11 +132,14 @@ def page(path: str) -> str:
 
     text = (ROOT / path).read_text()
     text = re.sub(r"(?<!\$)\$\$(?!\$)(.+?)\$\$", lambda m: formula(m[1], "block"), text, flags=re.S)
-    text = outside_code(text, lambda part: FORMULA.sub(lambda m: formula(m[2] or m[1], "inline"), part))
+    text = outside_code(
+        text, lambda part: FORMULA.sub(lambda m: formula(m[2] or m[1], "inline"), part)
+    )
     # The text of a link may hold code, so links are looked for everywhere but in blocks of code.
     parts = re.split(r"(^(?:```+).*?^```+$|^ {4}[^\n]*$)", text, flags=re.M | re.S)
     text = "".join(
-        part if i % 2 else REFERENCE.sub(r"{py:obj}`\1 <\2>`", LINK.sub(link, part)) for i, part in enumerate(parts)
+        part if i % 2 else REFERENCE.sub(r"{py:obj}`\1 <\2>`", LINK.sub(link, part))
+        for i, part in enumerate(parts)
     )
     return DESCRIBED.sub(described, text)
 
@@ -123,17 +159,25 @@ def described(found: re.Match[str]) -> str:
         value = getattr(importlib.import_module(module), name)
     if not callable(value):  # its description is below it in the source
         module = next(
-            other for other in sys.modules if other.startswith(module) and ("", name) in attribute_descriptions(other)
+            other
+            for other in sys.modules
+            if other.startswith(module) and ("", name) in attribute_descriptions(other)
         )
     kind = "class" if inspect.isclass(value) else "function" if callable(value) else "data"
     options = (
-        "   :members:\n   :member-order: bysource\n" if kind == "class" else "   :no-value:\n" if kind == "data" else ""
+        "   :members:\n   :member-order: bysource\n"
+        if kind == "class"
+        else "   :no-value:\n"
+        if kind == "data"
+        else ""
     )
     rest = [f".. auto{kind}:: {module}.{name}\n{options}"]
     for member in filter(None, re.split(r",\s*", found["inherited"] or "")):
         if member in vars(value):
             continue
-        what = "property" if isinstance(inspect.getattr_static(value, member), property) else "method"
+        what = (
+            "property" if isinstance(inspect.getattr_static(value, member), property) else "method"
+        )
         rest.append(f"   .. auto{what}:: {found['name']}.{member}\n")
     return "```{eval-rst}\n" + "\n".join(rest) + "```\n"
 
@@ -142,6 +186,23 @@ def attribute_descriptions(module: str) -> Mapping[tuple[str, str], list[str]]:
     analyzer = ModuleAnalyzer.for_module(module)
     analyzer.analyze()
     return dict(analyzer.attr_docs)
+
+
+def forget_hooks(_settings: object, _script: str, when: str) -> None:
+    """Undo what scripts of the gallery leave in the classes that the API pages describe.
+
+    torch puts a profiling wrapper of `step` into the class of every optimizer that is made, where an
+    inherited method then looks like the class's own.
+    """
+    optim = sys.modules.get("scdro.optim")
+    for name, kind in vars(optim).items() if optim else ():
+        step = vars(kind).get("step") if inspect.isclass(kind) else None
+        if (
+            step is not None
+            and getattr(step, "hooked", False)
+            and not step.__qualname__.startswith(f"{name}.")
+        ):
+            del kind.step
 
 
 def label(path: str, name: str) -> str:
@@ -161,7 +222,9 @@ def of_source(path: str) -> str:
         name = re.match(r"(?:def|class) (\w+)", code)
         parts.append(f"\n({label(path, name[1])})=\n" if name else "")
         parts.append(
-            f"\n::::{{code-block}} {SHOWN[place.suffix]}\n:lineno-start: {line}\n\n{code}\n::::\n" if code else ""
+            f"\n::::{{code-block}} {SHOWN[place.suffix]}\n:lineno-start: {line}\n\n{code}\n::::\n"
+            if code
+            else ""
         )
         line += code.count("\n")
     return "".join(parts)
@@ -170,7 +233,10 @@ def of_source(path: str) -> str:
 def assemble() -> None:
     """Write the sources of the site to build/docs."""
     shutil.rmtree(SOURCES, ignore_errors=True)
-    waiting = ["README.md", *(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*.md"))]
+    waiting = [
+        "README.md",
+        *(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*.md")),
+    ]
     waiting += [f"{name}.md" for name in CHAPTERS["Project"]]
     seen = set(waiting)
     while waiting:
@@ -195,7 +261,12 @@ def assemble() -> None:
     for path in sorted(seen):
         target = SOURCES / site_path(path)
         name = site_path(path).removesuffix(".md")
-        if path.endswith(".md") and target.exists() and name not in {*listed, "index"} and not name.startswith("api/"):
+        if (
+            path.endswith(".md")
+            and target.exists()
+            and name not in {*listed, "index"}
+            and not name.startswith("api/")
+        ):
             target.write_text(UNLISTED + target.read_text())
     chapters = []
     for chapter, names in CHAPTERS.items():
@@ -203,25 +274,49 @@ def assemble() -> None:
         chapters.append(name)
         if len(names) > 1:
             pages = "\n".join(f"/{page}" for page in names if list(SOURCES.glob(f"{page}.*")))
-            (SOURCES / f"{name}.md").write_text(f"# {chapter}\n\n```{{toctree}}\n:maxdepth: 2\n\n{pages}\n```\n")
+            (SOURCES / f"{name}.md").write_text(
+                f"# {chapter}\n\n```{{toctree}}\n:maxdepth: 2\n\n{pages}\n```\n"
+            )
     with (SOURCES / "index.md").open("a") as index:
-        index.write("\n```{toctree}\n:hidden:\n\n" + "\n".join(f"/{name}" for name in chapters) + "\n```\n")
+        index.write(
+            "\n```{toctree}\n:hidden:\n\n" + "\n".join(f"/{name}" for name in chapters) + "\n```\n"
+        )
     modules = sorted(p.stem for p in (SOURCES / "api").glob("*.md") if p.stem != "index")
     with (SOURCES / "api" / "index.md").open("a") as index:
         index.write("\n```{toctree}\n:hidden:\n\n" + "\n".join(modules) + "\n```\n")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--no-gallery", action="store_true", help="do not run the scripts of the gallery"
+    )
+    if parser.parse_args().no_gallery:
+        os.environ["SCDRO_NO_GALLERY"] = "1"  # read by theme/conf.py
     assemble()
     shutil.rmtree(SITE, ignore_errors=True)
     config = str(Path(__file__).parent / "theme")
     doctrees = str(ROOT / "build" / "doctrees")
     built = build_main(
-        ["-W", "--keep-going", "-q", "-b", "html", "-c", config, "-d", doctrees, str(SOURCES), str(SITE)]
+        [
+            "-W",
+            "--keep-going",
+            "-q",
+            "-b",
+            "html",
+            "-c",
+            config,
+            "-d",
+            doctrees,
+            str(SOURCES),
+            str(SITE),
+        ]
     )
-    shutil.rmtree(ROOT / "jupyter_execute", ignore_errors=True)  # copies of the notebooks, made by myst-nb
+    shutil.rmtree(
+        ROOT / "jupyter_execute", ignore_errors=True
+    )  # copies of the notebooks, made by myst-nb
     return int(built)
 
 

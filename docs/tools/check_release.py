@@ -1,6 +1,7 @@
 """Check dist/ from an environment that has only the wheel: `python docs/tools/check_release.py dist [TAG]`.
 
-The wheel holds the library, with its completions, alone; the README's code and the demo run with it.
+The wheel holds the library, with its completions, alone; the README's code and the demo run with
+it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,16 @@ def main(dist: str, tag: str = "") -> None:
     if Path(scdro.__file__).is_relative_to(ROOT / "src"):
         raise SystemExit("expected the installed wheel, got the sources")
     if tag and tag != f"v{scdro.__version__}":
-        raise SystemExit(f"expected the tag v{scdro.__version__}, the version of the package, got {tag}")
+        raise SystemExit(
+            f"expected the tag v{scdro.__version__}, the version of the package, got {tag}"
+        )
     (wheel,) = Path(dist).glob("*.whl")
     name = f"scdro-{scdro.__version__}"
-    own = ("scdro/", f"{name}.dist-info/", f"{name}.data/data/share/")  # the last: completions of the shells
+    own = (
+        "scdro/",
+        f"{name}.dist-info/",
+        f"{name}.data/data/share/",
+    )  # the last: completions of the shells
     others = [file for file in zipfile.ZipFile(wheel).namelist() if not file.startswith(own)]
     if others:
         raise SystemExit(f"expected the library alone in the wheel, got {others[:5]}")
@@ -35,9 +42,11 @@ def main(dist: str, tag: str = "") -> None:
         script.write_text("\n".join(CODE.findall((ROOT / "README.md").read_text())))
         runpy.run_path(str(script))
         print("README: its code runs")
-        demo = ROOT / "examples" / "hidden_digits.py"
-        subprocess.run([sys.executable, str(demo), "--seeds", "1"], cwd=folder, check=True)
-        subprocess.run([str(Path(sys.executable).with_name("scdro")), "doctor"], cwd=folder, check=True)
+        demo = ROOT / "examples" / "audit_and_fix.py"
+        subprocess.run([sys.executable, str(demo)], cwd=folder, check=True)
+        subprocess.run(
+            [str(Path(sys.executable).with_name("scdro")), "doctor"], cwd=folder, check=True
+        )
 
 
 if __name__ == "__main__":

@@ -21,13 +21,19 @@ def main() -> None:
     """Odd or even; digits 2, 3, 8 and 9 have 8 training samples each."""
     digits = load_digits()
     X, y = digits.data / 16.0, digits.target % 2
-    train, test = train_test_split(np.arange(len(y)), test_size=0.4, stratify=digits.target, random_state=0)
+    train, test = train_test_split(
+        np.arange(len(y)), test_size=0.4, stratify=digits.target, random_state=0
+    )
     rng = np.random.default_rng(0)
-    kept = [rng.permutation(train[digits.target[train] == d])[: KEPT if d in HIDDEN else None] for d in range(10)]
+    kept = [
+        rng.permutation(train[digits.target[train] == d])[: KEPT if d in HIDDEN else None]
+        for d in range(10)
+    ]
     rows = np.concatenate(kept)
     digit = digits.target[rows]
     model = make_pipeline(
-        Nystroem(gamma=0.05, n_components=300, random_state=0), LogisticRegression(C=10, max_iter=1000)
+        Nystroem(gamma=0.05, n_components=300, random_state=0),
+        LogisticRegression(C=10, max_iter=1000),
     )
     look = scdro.SecondLook(model, random_state=0).fit(X[rows], y[rows])
     print(look.verdict_)
@@ -38,7 +44,14 @@ def main() -> None:
     bins = np.linspace(0, 1, 21)
     for axis, weights in zip(axes, (np.ones(len(rows)), look.weights_), strict=True):
         for who, name, colour in ((~hidden, "usual digits", GREY), (hidden, "rare digits", ORANGE)):
-            axis.hist(look.reference_proba_[who], bins, weights=weights[who], color=colour, alpha=0.8, label=name)
+            axis.hist(
+                look.reference_proba_[who],
+                bins,
+                weights=weights[who],
+                color=colour,
+                alpha=0.8,
+                label=name,
+            )
         mean = float(np.average(look.reference_proba_, weights=weights))
         axis.axvline(mean, color="black", lw=1, ls="--", label=f"mean, {mean:.2f}")
         axis.set(xlabel="reference's probability of the label, out of fold")
@@ -53,16 +66,29 @@ def main() -> None:
     lift = [look.weights_[digit == d].mean() for d in range(10)]
     axis.bar(range(10), lift, color=[ORANGE if d in HIDDEN else GREY for d in range(10)])
     axis.axhline(1, color="black", lw=0.8)
-    axis.set(xlabel="digit, which no model sees", ylabel="weight over that of the average image", xticks=range(10))
+    axis.set(
+        xlabel="digit, which no model sees",
+        ylabel="weight over that of the average image",
+        xticks=range(10),
+    )
     save(figure, "second_look_explain.png")
     images = X[rows].reshape(-1, 8, 8)
-    found = gallery(look.weights_, 1 - images, images.reshape(-1, 64), y=y[rows], names=["even", "odd"], across=10)
+    found = gallery(
+        look.weights_,
+        1 - images,
+        images.reshape(-1, 64),
+        y=y[rows],
+        names=["even", "odd"],
+        across=10,
+    )
     print("\n".join(found.sentences))
     save(found.figure(), "second_look_gallery.png")
 
     figure, axis = panels(1)
     equal = clone(model).fit(
-        X[rows], y[rows], logisticregression__sample_weight=len(rows) / 10 / np.bincount(digit)[digit]
+        X[rows],
+        y[rows],
+        logisticregression__sample_weight=len(rows) / 10 / np.bincount(digit)[digit],
     )
     for k, (name, colour, fitted) in enumerate(
         (("plain", BLUE, look.plain_), ("second look", GREEN, look), ("digits known", GREY, equal))

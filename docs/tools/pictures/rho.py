@@ -19,7 +19,9 @@ def meaning() -> None:
     for percent in (50, 10, 5, 1):
         rho = rho_for_group(percent / 100)
         axes[0].plot(percent, rho, "o", color=ORANGE)
-        axes[0].annotate(f"{percent}%: {rho:.1f}", (percent, rho), (6, 4), textcoords="offset points", fontsize=8)
+        axes[0].annotate(
+            f"{percent}%: {rho:.1f}", (percent, rho), (6, 4), textcoords="offset points", fontsize=8
+        )
     axes[0].set(xscale="log", xlabel="smallest group to guard, % of the data", ylabel="rho")
     axes[0].set_title("rho by the size of a group", fontsize=9)
 
@@ -27,15 +29,30 @@ def meaning() -> None:
     for rho, colour, style in ((0.1, GREY, ":"), (0.5, BLUE, "-"), (2.0, ORANGE, "--")):
         weights = 1000 * worst_case(losses, rho).weights
         axes[1].plot(losses, weights, style, color=colour, lw=2, label=f"rho = {rho}")
-    axes[1].set(yscale="log", ylim=(1e-2, 1e3), xlabel="loss of a sample", ylabel="weight against the average's")
+    axes[1].set(
+        yscale="log",
+        ylim=(1e-2, 1e3),
+        xlabel="loss of a sample",
+        ylabel="weight against the average's",
+    )
     axes[1].legend(fontsize=8)
     axes[1].set_title("Weights: exponential in the loss", fontsize=9)
 
     radii = np.concatenate([np.linspace(0.0, 0.2, 40), np.linspace(0.22, 8.0, 120)])
-    axes[2].plot(radii, [worst_case(losses, rho).value for rho in radii], color=BLUE, lw=2, label="the worst case")
+    axes[2].plot(
+        radii,
+        [worst_case(losses, rho).value for rho in radii],
+        color=BLUE,
+        lw=2,
+        label="the worst case",
+    )
     near = radii[radii <= 1.0]
     axes[2].plot(
-        near, losses.mean() + np.sqrt(2 * near * losses.var()), "--", color=ORANGE, label="mean + √(2 rho Var)"
+        near,
+        losses.mean() + np.sqrt(2 * near * losses.var()),
+        "--",
+        color=ORANGE,
+        label="mean + √(2 rho Var)",
     )
     for level, name in ((losses.mean(), "mean"), (losses.max(), "largest loss")):
         axes[2].axhline(level, color=GREY, lw=1, ls=":")
@@ -64,7 +81,9 @@ def choosing() -> None:
     figure, axes = panels(2)
     places = range(len(radii))
     names = ("mean loss", "worst case, rho = 1", "worst case, rho = 2")
-    for column, name, colour, style in zip(range(3), names, (GREY, BLUE, GREEN), (":o", "-s", "--^"), strict=True):
+    for column, name, colour, style in zip(
+        range(3), names, (GREY, BLUE, GREEN), (":o", "-s", "--^"), strict=True
+    ):
         axes[0].plot(places, table[:, column], style, color=colour, label=name)
         least = int(table[:, column].argmin())
         axes[0].plot(least, table[least, column], "o", ms=12, mfc="none", mec="black")
@@ -75,7 +94,9 @@ def choosing() -> None:
     axes[1].set(ylabel="test accuracy, %", ylim=(0, 102))
     axes[1].set_title("What you cannot", fontsize=9)
     for axis in axes:
-        axis.set(xlabel="rho of training", xticks=list(places), xticklabels=[f"{rho:g}" for rho in radii])
+        axis.set(
+            xlabel="rho of training", xticks=list(places), xticklabels=[f"{rho:g}" for rho in radii]
+        )
         axis.legend(fontsize=8)
     save(figure, "rho_choosing.png")
 

@@ -25,8 +25,17 @@ Array = npt.NDArray[Any]
 
 
 def panels(count: int, height: float = 3.2) -> tuple[Any, Any]:
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False})
-    return plt.subplots(1, count, figsize=(3.4 * count if count > 1 else 5.0, height), layout="constrained")
+    plt.rcParams.update(
+        {
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "legend.frameon": False,
+        }
+    )
+    return plt.subplots(
+        1, count, figsize=(3.4 * count if count > 1 else 5.0, height), layout="constrained"
+    )
 
 
 def save(figure: Any, name: str) -> None:
@@ -40,16 +49,22 @@ def points(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     rng = np.random.default_rng(seed)
     y = rng.integers(2, size=n)
     hidden = (y == 1) & (rng.random(n) < 0.04)
-    centres = np.where(hidden[:, None], (-3.2, 3.0), np.where(y[:, None] == 1, (1.6, 0.0), (-1.6, 0.0)))
+    centres = np.where(
+        hidden[:, None], (-3.2, 3.0), np.where(y[:, None] == 1, (1.6, 0.0), (-1.6, 0.0))
+    )
     x = centres + rng.normal(size=(n, 2)) * np.where(hidden[:, None], 0.4, 0.8)
     return torch.tensor(x, dtype=torch.float32), torch.tensor(y), torch.tensor(hidden)
 
 
-def network(x: Tensor, y: Tensor, rho: float, *, weight_decay: float = 0.03, **settings: Any) -> torch.nn.Module:
+def network(
+    x: Tensor, y: Tensor, rho: float, *, weight_decay: float = 0.03, **settings: Any
+) -> torch.nn.Module:
     """32 hidden units, 1,000 steps; rho = 0 is plain training."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=weight_decay)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.05, momentum=0.9, weight_decay=weight_decay
+    )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
     robust = scdro.KLRobustLoss(rho, **settings)
     for _ in range(1000):

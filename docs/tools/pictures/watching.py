@@ -1,4 +1,4 @@
-"""The picture of docs/watching.md: python docs/tools/pictures/watching.py"""
+"""The picture of docs/tuning.md: python docs/tools/pictures/watching.py"""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def run(rho: float, batch_size: int, scale: float, steps: int = 400) -> torch.Te
 
 def main() -> None:
     figure, axes = panels(3)
-    for (name, settings), colour, style in zip(CASES.items(), (BLUE, ORANGE, GREEN), ("-", "--", ":"), strict=True):
+    for (name, settings), colour, style in zip(
+        CASES.items(), (BLUE, ORANGE, GREEN), ("-", "--", ":"), strict=True
+    ):
         found = run(*settings)
         for axis, values in zip(axes, found.T, strict=True):
             axis.plot(values, style, color=colour, lw=1.6, label=name)
@@ -49,7 +51,9 @@ def main() -> None:
     axes[0].set(title="lam", yscale="log", xlabel="step")
     axes[1].set(title="KL", xlabel="step", ylim=(0, 4.4))
     axes[2].set(title="effective sample size, share", xlabel="step", yscale="log", ylim=(1e-3, 1.5))
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8
+    )
     save(figure, "watching.png")
 
 

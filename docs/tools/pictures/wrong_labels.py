@@ -30,16 +30,31 @@ def main() -> None:
     axes[0].legend(fontsize=8)
 
     trims = (0.0, 0.02, 0.05, 0.08, 0.12)
-    for labels, name, colour, style in ((noisy, f"{WRONG:.0%} wrong", ORANGE, "-s"), (y, "none wrong", GREEN, "--^")):
+    for labels, name, colour, style in (
+        (noisy, f"{WRONG:.0%} wrong", ORANGE, "-s"),
+        (y, "none wrong", GREEN, "--^"),
+    ):
         found = [accuracies(network(x, labels, 1.0, trim=trim), *test) for trim in trims]
         rare = [100 * accuracy for _, accuracy in found]
-        axes[1].plot([100 * trim for trim in trims], rare, style, color=colour, label=f"rho = 1, {name}")
+        axes[1].plot(
+            [100 * trim for trim in trims], rare, style, color=colour, label=f"rho = 1, {name}"
+        )
         for trim, (every, hidden_ones) in zip(trims, found, strict=True):
-            print(f"{name}, trim {trim:g}: accuracy {every:.3f}, of the hidden group {hidden_ones:.3f}")
+            print(
+                f"{name}, trim {trim:g}: accuracy {every:.3f}, of the hidden group"
+                f" {hidden_ones:.3f}"
+            )
     plain = accuracies(network(x, noisy, 0.0), *test)
     print(f"plain training, wrong labels: {plain}")
     axes[1].axhline(100 * plain[1], color=GREY, lw=1, ls=":")
-    axes[1].text(12, 100 * plain[1] + 2, "plain training, wrong labels", ha="right", fontsize=8, color="#555555")
+    axes[1].text(
+        12,
+        100 * plain[1] + 2,
+        "plain training, wrong labels",
+        ha="right",
+        fontsize=8,
+        color="#555555",
+    )
     axes[1].set(xlabel="trim, %", ylabel="accuracy of the hidden group, %", ylim=(0, 102))
     axes[1].set_title("What trim does", fontsize=9)
     axes[1].legend(fontsize=8, loc="center right")

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
-from build_site import OPTIONAL  # which runs Sphinx, so that its folder is on the path
+from build_site import OPTIONAL, ROOT  # which runs Sphinx, so that its folder is on the path
 
 import scdro
 
 project, author, version = "scdro", "The scdro developers", scdro.__version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = ["gallery/*.ipynb"]  # made by sphinx-gallery, to download
+sphinx_gallery_conf: dict[str, Any] = {
+    "examples_dirs": [str(ROOT / "examples" / "gallery")],
+    "gallery_dirs": ["gallery"],
+    "filename_pattern": "plot_",
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,  # an example that fails is an error of the build
+    "download_all_examples": False,
+    "show_memory": False,
+    "show_signature": False,
+    "min_reported_time": 1e9,
+    "write_computation_times": False,
+    "plot_gallery": "SCDRO_NO_GALLERY" not in os.environ,
+    "capture_repr": ("_repr_html_", "__repr__"),
+    "copyfile_regex": "",
+    "reset_modules": ("matplotlib", "build_site.forget_hooks"),
+    "reset_modules_order": "both",
+}
 myst_enable_extensions = ["colon_fence", "attrs_inline"]
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # `make notebooks` runs them; the files hold the outputs
@@ -26,7 +51,9 @@ html_title = "scdro"
 html_static_path = ["../../assets"]
 html_css_files = ["site.css"]
 html_copy_source = html_show_sourcelink = html_show_sphinx = html_show_copyright = False
-html_sidebars: dict[str, list[str]] = {"reproduction": []}  # a chapter of one page has nothing to list
+html_sidebars: dict[str, list[str]] = {
+    "reproduction": []
+}  # a chapter of one page has nothing to list
 html_theme_options: dict[str, Any] = {
     "show_prev_next": False,
     "header_links_before_dropdown": 6,
@@ -47,10 +74,14 @@ def escaped(text: str) -> str:
     return "".join(part for pair in zip(plain, marked, strict=True) for part in pair)
 
 
-def as_rst(_app: Any, _what: str, _name: str, _obj: object, _options: object, lines: list[str]) -> None:
+def as_rst(
+    _app: Any, _what: str, _name: str, _obj: object, _options: object, lines: list[str]
+) -> None:
     """Docstrings are plain text with `code`, formulas and tables indented by four, examples and Google's sections."""
     if any(re.fullmatch(r"-{3,}", line.strip()) for line in lines):
-        del lines[lines.index("") :]  # LightGBM's and XGBoost's own: their pages describe the parameters
+        del lines[
+            lines.index("") :
+        ]  # LightGBM's and XGBoost's own: their pages describe the parameters
         return
     result: list[str] = []
     section, shown = "", False
@@ -67,7 +98,9 @@ def as_rst(_app: Any, _what: str, _name: str, _obj: object, _options: object, li
             shown = True
         if shown or section == "Example:" or line.lstrip().startswith((">>>", "...")):
             result.append(line)
-        elif section in {"Args:", "Attributes:"} and (head := re.match(r"    [\w*, ]+(\(.*?\))?:", line)):
+        elif section in {"Args:", "Attributes:"} and (
+            head := re.match(r"    [\w*, ]+(\(.*?\))?:", line)
+        ):
             result.append(head.group() + escaped(line[head.end() :]))
         else:
             result.append(escaped(line) if before is not None else line)
