@@ -2,17 +2,26 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Not quiet: torch alone takes a minute, and people want to see that something happens.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Two workers with one thread each: more only wait for each other.
 export OMP_NUM_THREADS ?= 1
+# Tests that start processes, compile, train networks or run pages: `make quick` leaves them to `make test`.
+NOT_QUICK := ascdro boosting_sklearn common compile contracts contrastive_distributed convergence corners cross_mistakes default \
+	distributed docs elastic exact_limits fastdro fix free_moves gallery group_dro group_metrics identities images labels \
+	oddities plateau read_fuzz repair resharding resume run_folder second_look sklearn slices stochastic stock_differences \
+	study subgroup tables_commands without_torch
 # Nothing that a test calls may ask the network.
 OFFLINE := HF_HUB_OFFLINE=1 WANDB_MODE=offline MLFLOW_DISABLE_TELEMETRY=true DO_NOT_TRACK=1
 
-.PHONY: demo test test-cpus test-lowest test-slow test-gpu test-integrations coverage lint types unit completions notebooks reproduction-smoke benchmarks docs wheel release clean
+.PHONY: demo quick test test-cpus test-lowest test-slow test-gpu test-integrations coverage lint types unit completions notebooks reproduction-smoke benchmarks docs wheel release clean
 
-demo: $(VENV)/.demo  ## Find a group that a model fails, say who it is, fix it; prints a table, draws a picture
-	$(BIN)/python examples/hidden_digits.py
+demo: $(VENV)/.demo  ## Audit an ordinary model, confirm a finding, fix it; writes a page and a picture
+	$(BIN)/python examples/audit_and_fix.py
+
+quick: lint types  ## While editing: lint, types, and the tests of tests/ that take seconds; under two minutes on two cores
+	$(PYTEST) tests $(foreach name,$(NOT_QUICK),--ignore-glob='*/test_$(name).py')
 
 test: lint types unit  ## Lint, type-check and test
 

@@ -7,28 +7,33 @@
 
 _shtab_scdro_subparsers=(train audit predict report doctor)
 
-_shtab_scdro_train_option_strings=(-h --help --target --model --task --method --rho --budget --group --drop --categorical --id --split-by --candidates --folds --least-group --seed --threads --log --out --split-after --test --seeds --features --size)
-_shtab_scdro_audit_option_strings=(-h --help --target --model --task --method --rho --budget --group --drop --categorical --id --split-by --candidates --folds --least-group --seed --threads --log --out)
-_shtab_scdro_predict_option_strings=(-h --help --out --model --id)
+_shtab_scdro_train_option_strings=(-h --help --target --out --model --task --group --drop --categorical --split-by --folds --candidates --seed --threads --drop-missing --encoding --decimal --sheet --method --fix --rho --budget --id --split-after --test --seeds --log)
+_shtab_scdro_audit_option_strings=(-h --help --target --model --task --group --drop --categorical --split-by --folds --candidates --seed --threads --drop-missing --encoding --decimal --sheet --prediction --weight --threshold --fail-if --if-unsure --out)
+_shtab_scdro_predict_option_strings=(-h --help --encoding --decimal --sheet --out --model --id)
 _shtab_scdro_report_option_strings=(-h --help --out)
 _shtab_scdro_doctor_option_strings=(-h --help)
 _shtab_scdro_option_strings=(-h --help --version)
 
 
 
-_shtab_scdro_train___model_choices=(trees linear network)
+_shtab_scdro_train___model_choices=(trees linear)
 _shtab_scdro_train___task_choices=(classification regression)
+_shtab_scdro_train___decimal_choices=(. ,)
 _shtab_scdro_train___method_choices=(plain class-weighted worst-case second-look)
-_shtab_scdro_audit___model_choices=(trees linear network)
+_shtab_scdro_audit___model_choices=(trees linear)
 _shtab_scdro_audit___task_choices=(classification regression)
-_shtab_scdro_audit___method_choices=(plain class-weighted worst-case second-look)
+_shtab_scdro_audit___decimal_choices=(. ,)
+_shtab_scdro_audit___if_unsure_choices=(pass fail)
+_shtab_scdro_predict___decimal_choices=(. ,)
 _shtab_scdro_predict___model_choices=(kept plain robust)
 _shtab_scdro_pos_0_choices=(train audit predict report doctor)
 
 _shtab_scdro_train__h_nargs=0
 _shtab_scdro_train___help_nargs=0
+_shtab_scdro_train___drop_missing_nargs=0
 _shtab_scdro_audit__h_nargs=0
 _shtab_scdro_audit___help_nargs=0
+_shtab_scdro_audit___drop_missing_nargs=0
 _shtab_scdro_predict__h_nargs=0
 _shtab_scdro_predict___help_nargs=0
 _shtab_scdro_report__h_nargs=0

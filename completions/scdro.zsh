@@ -10,11 +10,11 @@
 
 _shtab_scdro_commands() {
   local _commands=(
-    audit:'Whom a plain model fails, and what a second look would gain at what price. Every row is judged by a model that did not see it; no model is kept.'
+    audit:'Where a model fails: wrong probabilities, merely hard rows, or the threshold. Give the column of its predictions; without one, an ordinary model is trained and every row is judged by one that did not see it. Status 3: a rule of --fail-if is broken.'
     doctor:'Versions, devices, extras, and a numeric self-test. Its output belongs in a bug report.'
     predict:'Predictions of a run for new rows.'
     report:'The page of a run, as one HTML file.'
-    train:'A plain and a robust model of a table or a folder of images, compared. Settings are chosen by cross-validation, with the same number of candidates for every method, and the robust model is kept if the test rows confirm it. To resume it if it was interrupted, run the same command again.'
+    train:'A plain and a robust model of a table, compared. Settings are chosen by cross-validation, with the same number of candidates for every method. The robust model is kept if on the test rows it gains what the plain one cannot have by other thresholds or a temperature. To resume it if it was interrupted, run the same command again.'
   )
   _describe 'scdro commands' _commands
 }
@@ -29,25 +29,28 @@ _shtab_scdro_defaults_added=0
 
 _shtab_scdro_audit_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--target[the column to predict]:COLUMN:"
-  "--model[default\: trees]:model:(trees linear network)"
-  "--task[default\: by the target]:task:(classification regression)"
-  "*--method[only these\; may be repeated]:method:(plain class-weighted worst-case second-look)"
-  "--rho[radius at which models are compared (default 0.5)]:rho:"
-  "--budget[most accuracy, as a share, that robust training may cost (default 0.002\; for images 0.02)]:budget:"
-  "*--group[report each of its values\; never trained on]:COLUMN:"
+  "--target[the column with the labels]:COLUMN:"
+  "--model[trees (LightGBM) or linear (exact)\; default\: trees]:model:(trees linear)"
+  "--task[default\: by the target\; more than 20 numbers are a quantity]:task:(classification regression)"
+  "*--group[report each of its values, also within each class\; never trained on]:COLUMN:"
   "*--drop[leave a column out]:COLUMN:"
   "*--categorical[numbers that are categories]:COLUMN:"
-  "*--id[not trained on\; copied to the predictions]:COLUMN:"
   "--split-by[rows with the same value stay together]:COLUMN:"
-  "--candidates[candidate settings of every method, 1 to 6 (default 4)]:candidates:"
   "--folds[folds of the cross-validation (default 3)]:folds:"
-  "--least-group[groups with fewer test rows never decide (default 30)]:least_group:"
-  "--seed[seed of the splits and the models (default 0)]:seed:"
-  "--threads[threads of trees and networks (default\: 1 below 20,000 rows, else all idle cores)]:threads:"
-  "--log[file of JSON lines\: every candidate as it is evaluated, then the results]:FILE:"
-  "--out[folder for the report page and the numbers]:out:"
-  ":CSV or Parquet file (train\: or a folder with a subfolder of images for each class):"
+  "--candidates[settings of the model that is trained, 1 to 6 (default 2)]:candidates:"
+  "--seed[seed of the splits, the folds and the models (default 0)]:seed:"
+  "--threads[threads of trees (default\: 1 below 20,000 rows, else all idle cores)]:threads:"
+  "--drop-missing[leave out rows without a value of the target]"
+  "--encoding[of a CSV file (default\: utf-8)]:NAME:"
+  "--decimal[in numbers of a CSV or Excel file (default\: .)]:decimal:(. ,)"
+  "--sheet[of an Excel file with several]:NAME:"
+  "*--prediction[probabilities of the second class, predicted classes, or numbers\; repeated\: probabilities of each class]:COLUMN:"
+  "--weight[sample weights, with --prediction]:COLUMN:"
+  "--threshold[of the second class\'s probability (default 0.5)]:threshold:"
+  "*--fail-if[what no slice may be, such as \"accuracy \< 0.7\"]:RULE:"
+  "--if-unsure[for slices with too few rows (default pass)]:if_unsure:(pass fail)"
+  "--out[page (.html) or numbers (.json) to write]:FILE:"
+  ":CSV, Excel, Parquet, Feather or JSON lines file, or one of them in a .zip:"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -62,11 +65,14 @@ _shtab_scdro_doctor_defaults_added=0
 
 _shtab_scdro_predict_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--out[CSV file to write]:FILE:"
+  "--encoding[of a CSV file (default\: utf-8)]:NAME:"
+  "--decimal[in numbers of a CSV or Excel file (default\: .)]:decimal:(. ,)"
+  "--sheet[of an Excel file with several]:NAME:"
+  "--out[CSV or Parquet file to write]:FILE:"
   "--model[default\: the one kept]:model:(kept plain robust)"
   "*--id[column to copy to the predictions]:COLUMN:"
   ":folder of \`scdro train\`:"
-  ":CSV or Parquet file, or a folder of images:"
+  ":CSV, Excel, Parquet, Feather or JSON lines file, or one of them in a .zip:"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -75,7 +81,7 @@ _shtab_scdro_predict_defaults_added=0
 _shtab_scdro_report_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--out[default\: report.html in the folder]:FILE:"
-  ":folder of \`scdro train\` or \`scdro audit\`:"
+  ":folder of \`scdro train\`:"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -84,29 +90,31 @@ _shtab_scdro_report_defaults_added=0
 _shtab_scdro_train_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--target[the column to predict]:COLUMN:"
-  "--model[default\: trees]:model:(trees linear network)"
-  "--task[default\: by the target]:task:(classification regression)"
-  "*--method[only these\; may be repeated]:method:(plain class-weighted worst-case second-look)"
-  "--rho[radius at which models are compared (default 0.5)]:rho:"
-  "--budget[most accuracy, as a share, that robust training may cost (default 0.002\; for images 0.02)]:budget:"
-  "*--group[report each of its values\; never trained on]:COLUMN:"
+  "--out[folder of the run]:out:"
+  "--model[trees (LightGBM) or linear (exact)\; default\: trees]:model:(trees linear)"
+  "--task[default\: by the target\; more than 20 numbers are a quantity]:task:(classification regression)"
+  "*--group[report each of its values, also within each class\; never trained on]:COLUMN:"
   "*--drop[leave a column out]:COLUMN:"
   "*--categorical[numbers that are categories]:COLUMN:"
-  "*--id[not trained on\; copied to the predictions]:COLUMN:"
   "--split-by[rows with the same value stay together]:COLUMN:"
-  "--candidates[candidate settings of every method, 1 to 6 (default 4)]:candidates:"
   "--folds[folds of the cross-validation (default 3)]:folds:"
-  "--least-group[groups with fewer test rows never decide (default 30)]:least_group:"
-  "--seed[seed of the splits and the models (default 0)]:seed:"
-  "--threads[threads of trees and networks (default\: 1 below 20,000 rows, else all idle cores)]:threads:"
-  "--log[file of JSON lines\: every candidate as it is evaluated, then the results]:FILE:"
-  "--out[folder of the run]:out:"
+  "--candidates[candidate settings of every method, 1 to 6 (default 4)]:candidates:"
+  "--seed[seed of the splits, the folds and the models (default 0)]:seed:"
+  "--threads[threads of trees (default\: 1 below 20,000 rows, else all idle cores)]:threads:"
+  "--drop-missing[leave out rows without a value of the target]"
+  "--encoding[of a CSV file (default\: utf-8)]:NAME:"
+  "--decimal[in numbers of a CSV or Excel file (default\: .)]:decimal:(. ,)"
+  "--sheet[of an Excel file with several]:NAME:"
+  "*--method[only these, and plain\; may be repeated (default\: all that are possible)]:methods:(plain class-weighted worst-case second-look)"
+  "--fix[serve these rows, such as \"male \= 1 and label \= 1\"\: columns, values, joined by and]:CONDITIONS:"
+  "--rho[radius at which models are compared (default 0.5)]:rho:"
+  "--budget[most accuracy, as a share, that robust training may cost (default 0.002\; with --fix 0.1)]:budget:"
+  "*--id[not trained on\; copied to the predictions]:COLUMN:"
   "--split-after[test on the rows after a value, or the last fifth]:COLUMN[=VALUE]:"
   "--test[test on the rows of another file]:FILE:"
-  "--seeds[splits to repeat everything on (default\: 3 up to 5,000 rows, 1 beyond)]:seeds:"
-  "--features[for images\: a pretrained classifier of torchvision, or timm\/NAME, whose weights are on this machine (default\: a common one, if there is one)\; none\: a small network]:NAME:"
-  "--size[pixels of an image\'s side (default\: 224 with --features, else 64)]:size:"
-  ":CSV or Parquet file (train\: or a folder with a subfolder of images for each class):"
+  "--seeds[splits to repeat everything on (default\: 3 up to 5,000 rows, with --fix 50,000, 1 beyond)]:seeds:"
+  "--log[file of JSON lines\: every candidate as it is evaluated, then the results]:FILE:"
+  ":CSV, Excel, Parquet, Feather or JSON lines file, or one of them in a .zip:"
 )
 
 # guard to ensure default positional specs are added only once per session
