@@ -297,7 +297,9 @@ class MethodState(nn.Module):
             return None
         values = losses.detach().to(torch.float64)
         on_the_host = on_host(values)
-        if not len(values) > 0.0 or not dot(on_the_host, on_the_host) < LARGEST_LOSS**2:
+        with np.errstate(over="ignore"):  # squares that overflow are too large as well
+            small = dot(on_the_host, on_the_host) < LARGEST_LOSS**2
+        if not len(values) > 0.0 or not small:
             return None  # empty, or NaN, infinite or too large
         log_count = math.log(len(values))
         return Batch(values, None, log_count, log_count, None)

@@ -396,7 +396,7 @@ def audit(
         >>> truth = np.where((city == "Rome") & (age > 60), 0.6, 0.2)
         >>> y = rng.random(4000) < truth
         >>> print(audit(y, np.full(4000, 0.2), {"age": age, "city": city}).findings[0].slice)
-        age > 62 and city = Rome
+        age > 60 and city = Rome
     """
     _check_settings(alpha, depth, min_share, max_findings, cv)
     given = _read_call(y, predictions, frame, extra, classes, cv, groups)
