@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-logging.getLogger("scdro").addHandler(
-    logging.NullHandler()
-)  # silent unless the program asks for it
+# The library logs nothing unless the program asks for it.
+logging.getLogger("scdro").addHandler(logging.NullHandler())
 
 __all__ = [
     "ASCDRO",

@@ -113,9 +113,8 @@ def newton_step(kl: Scalar, var: Scalar, lam: Scalar, rho: Scalar, mu: float = 0
 
 def mass_and_size(log_weight: Vector) -> tuple[Scalar, Scalar]:
     """log sum w, and the effective number of samples, (sum w)^2 / sum w^2."""
-    if (
-        not isinstance(log_weight, Tensor) and not log_weight.any()
-    ):  # the usual case: all weights are one
+    # The usual case: all weights are one.
+    if not isinstance(log_weight, Tensor) and not log_weight.any():
         return math.log(len(log_weight)), float(len(log_weight))
     top = maximum(scalar(log_weight.max()), -1e300)
     w = exp(log_weight - top)  # at most one, so that the squares cannot overflow
@@ -200,9 +199,8 @@ def solve_root(
     without, it runs all iterations.
     """
     if iterations is None:
-        iterations = (
-            24 if torch.compiler.is_compiling() else 60
-        )  # a compiled graph unrolls the loop
+        # A compiled graph unrolls the loop.
+        iterations = 24 if torch.compiler.is_compiling() else 60
     positive = isinstance(rho, Tensor) or rho > 0.0
     if not positive and mu == 0.0:
         return math.inf
@@ -212,9 +210,8 @@ def solve_root(
     high = clamp(high, floor, 700.0)
     low: Scalar = high - math.inf
     guess = std / exp(0.5 * log(2 * maximum(rho, 1e-12))) if start is None else start
-    if (
-        start is None
-    ):  # on a plateau, where the hardest samples have all the weight, only lam0 is exact
+    if start is None:
+        # On a plateau, where the hardest samples have all the weight, only lam0 is exact.
         flat = kl_and_var(lam0)[0] <= rho + mu * lam0
         if flat is True:
             return lam0

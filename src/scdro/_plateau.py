@@ -154,9 +154,8 @@ def plateau_of(window: Window) -> int | None:
     if len(losses) < _FEWEST:
         return None
     low, high = torch.quantile(losses, losses.new_tensor([0.01, 0.99])).tolist()
-    if (
-        not 0.6 < low <= high < 7.0
-    ):  # From log 2 to log 1,000; beyond, every number is close to some log k.
+    # From log 2 to log 1,000; beyond, every number is close to some log k.
+    if not 0.6 < low <= high < 7.0:
         return None
     k = max(round(math.exp((low + high) / 2)), 2)
     width = 0.1 * math.log(k) if k < 20 else 0.5 / k

@@ -99,17 +99,15 @@ def vector(entries: Sequence[Scalar], like: Tensor) -> Tensor:
     """The entries as a vector with the dtype and device of `like`."""
     if host_reads(like):
         if like.dtype == torch.float64 and not any(isinstance(entry, Tensor) for entry in entries):
-            return torch.from_numpy(
-                np.array(entries, dtype=np.float64)
-            )  # a third of the time of torch.tensor
+            # A third of the time of torch.tensor.
+            return torch.from_numpy(np.array(entries, dtype=np.float64))
         return torch.tensor(entries, dtype=like.dtype, device=like.device)
     return torch.stack(
         [torch.as_tensor(entry, dtype=like.dtype, device=like.device) for entry in entries]
     )
 
 
-# -- for vectors and scalars
-# ------------------------------------------------------------------------------------------
+# -- for vectors and scalars -----------------------------------------------------------------------
 
 
 @overload
@@ -191,8 +189,7 @@ def one_thread_dot(a: Array, b: Array) -> float:
     return float(np.einsum("n,n->", a, b))
 
 
-# -- for scalars only
-# -------------------------------------------------------------------------------------------------
+# -- for scalars only ------------------------------------------------------------------------------
 
 
 def log(x: Scalar) -> Scalar:

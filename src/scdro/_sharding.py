@@ -46,8 +46,7 @@ class Sharding:
         mine = (index >= self.start) & (index < self.stop)
         return mine, index[mine] - self.start
 
-    # -- collective
-    # ---------------------------------------------------------------------------------------------------
+    # -- collective --------------------------------------------------------------------------------
 
     def at(self, local: Tensor, index: Tensor) -> Tensor:
         """Entries of the whole vector at positions `index`, the same on all processes."""

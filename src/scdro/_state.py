@@ -179,13 +179,11 @@ def _joined_parts(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
 def _log_count(losses: Tensor) -> Scalar:
     if not torch.compiler.is_compiling():
         return math.log(len(losses))
-    return torch.log(
-        torch.full((), len(losses), dtype=losses.dtype, device=losses.device)
-    )  # one graph for all sizes
+    # One graph for all sizes.
+    return torch.log(torch.full((), len(losses), dtype=losses.dtype, device=losses.device))
 
 
-# -- the state of any method
-# ------------------------------------------------------------------------------------------
+# -- the state of any method -----------------------------------------------------------------------
 
 
 class MethodState(nn.Module):
@@ -310,9 +308,8 @@ class MethodState(nn.Module):
         if not numbers:
             return None
         bits = torch.cat(numbers).view(torch.int64)
-        odd = (
-            torch.arange(1, 2 * len(bits), 2, device=bits.device) * 0x9E3779B97F4A7C1
-        )  # overflow wraps around
+        # Overflow wraps around.
+        odd = torch.arange(1, 2 * len(bits), 2, device=bits.device) * 0x9E3779B97F4A7C1
         return ((bits ^ (bits >> 29)) * odd).sum() >> 11  # 53 bits, exact in float64
 
     def count_skipped(self, bad: Tensor | bool) -> None:
@@ -351,9 +348,8 @@ class MethodState(nn.Module):
             if moved is tensor or moved.is_meta or tensor.is_meta:
                 return moved
             dtype = scalar_dtype(moved.device) if tensor.is_floating_point() else tensor.dtype
-            return tensor.to(
-                moved.device, dtype
-            )  # not `moved`, which to_empty() leaves uninitialised
+            # Not `moved`, which to_empty() leaves uninitialised.
+            return tensor.to(moved.device, dtype)
 
         was_meta = self.skipped.is_meta
         super()._apply(move, recurse)  # type: ignore[no-untyped-call]
@@ -385,8 +381,7 @@ def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a & b
 
 
-# -- lam, s and the recent losses
-# -------------------------------------------------------------------------------------
+# -- lam, s and the recent losses ------------------------------------------------------------------
 
 
 class RobustState(MethodState):
@@ -427,11 +422,8 @@ class RobustState(MethodState):
         if window is not None:
             check_whole("window", window, meaning="the number of recent losses")
         check_number("mu", mu, ">= 0")
-        rho, lam0, mu = (
-            float(rho),
-            float(lam0),
-            float(mu),
-        )  # NumPy's numbers are slower, and float32 stays float32
+        # NumPy's numbers are slower, and float32 stays float32.
+        rho, lam0, mu = float(rho), float(lam0), float(mu)
         loss_bound = None if loss_bound is None else float(loss_bound)
         self.trim = float(trim)
         self.temperature, self.tracker = temperature, tracker
@@ -524,8 +516,7 @@ class RobustState(MethodState):
             bool(self.trim) or (self.temperature.initial is None and not self.plain)
         )
 
-    # -- estimating
-    # -----------------------------------------------------------------------------------------------
+    # -- estimating --------------------------------------------------------------------------------
 
     def _first(self, batch: Batch, lam: Scalar, cutoff: Scalar) -> tuple[Scalar, Scalar]:
         """lam_1 and the cutoff for trimming, from the first batch. An initial temperature is used if given."""
@@ -688,8 +679,7 @@ class RobustState(MethodState):
             lam_log_s if self.plain else lam_log_s + (lam - self.equation.lam0) * self.equation.rho
         )
 
-    # -- committing
-    # -----------------------------------------------------------------------------------------------
+    # -- committing --------------------------------------------------------------------------------
 
     @quietly
     def commit(
@@ -738,8 +728,7 @@ class RobustState(MethodState):
         rho = attainable(self.equation.rho, window.effective_size())
         return self.equation.clamp(window.solve(rho, self.equation.lam0, self.equation.mu))
 
-    # -- monitoring
-    # -----------------------------------------------------------------------------------------------
+    # -- monitoring --------------------------------------------------------------------------------
 
     @quietly
     def monitor(self) -> tuple[Tensor, Tensor]:
@@ -785,9 +774,8 @@ def _after_loading(module: nn.Module, _: object) -> None:
     assert isinstance(module, RobustState)
     if module.scalars.is_meta:
         return  # torch has warned that nothing was loaded
-    for part in (
-        module.modules()
-    ):  # with assign=True buffers are the loaded state_dict's own tensors, in its dtype
+    # With assign=True buffers are the loaded state_dict's own tensors, in its dtype.
+    for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
             dtype = scalar_dtype(buffer.device) if buffer.is_floating_point() else buffer.dtype
             setattr(part, name, buffer.to(dtype, copy=True))

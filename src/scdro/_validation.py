@@ -233,9 +233,8 @@ def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor
     if log_q is None:
         log_q = torch.full_like(double, -math.log(len(double)))
     else:
-        log_q = log_q - torch.logsumexp(
-            log_q, 0
-        )  # in logs, so that nothing overflows or underflows
+        # In logs, so that nothing overflows or underflows.
+        log_q = log_q - torch.logsumexp(log_q, 0)
         absent = log_q == -math.inf
         if bool(absent.any()):  # Losses of weight zero may have any value, even NaN.
             vector, double = torch.where(absent, 0.0, vector), torch.where(absent, 0.0, double)

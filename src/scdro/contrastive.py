@@ -591,9 +591,8 @@ class RobustContrastiveLoss(nn.Module):
             first.shape[1],
             float(self.state.last) if ranks.size > 1 else 0.0,
         )
-        with torch.autocast(
-            first.device.type, enabled=False
-        ):  # Half precision is too coarse at a small tau.
+        # Half precision is too coarse at a small tau.
+        with torch.autocast(first.device.type, enabled=False):
             losses, counts = self._losses((first, second), index, cut)
             good = torch.isfinite(losses.detach()).all()
             if ranks.total((~good).to(torch.int64)[None]).item():

@@ -102,9 +102,8 @@ class Accumulation:
         earlier = self._parts[-1].batch.finite if self._parts else None
         if batch.finite is not None and earlier is not None:
             batch = batch._replace(finite=batch.finite & earlier)
-        part = MicroBatch(
-            batch._replace(losses=batch.losses.clone()), beta
-        )  # the user may write to their losses
+        # The user may write to their losses.
+        part = MicroBatch(batch._replace(losses=batch.losses.clone()), beta)
         step = part.step = self._estimate(part, before)
         if before is not None:
             _rescale(gradients, _ratio(before, step))
@@ -205,8 +204,7 @@ def _rescale(gradients: list[Tensor], scale: Scalar) -> None:
         torch._foreach_mul_(group, scale.to(group[0]) if isinstance(scale, Tensor) else scale)
 
 
-# -- the loss
-# ---------------------------------------------------------------------------------------------------------
+# -- the loss --------------------------------------------------------------------------------------
 
 
 _DETACHED = (
@@ -372,8 +370,7 @@ class KLRobustLoss(nn.Module):
         value, weights, _ = value_at(batch.losses, batch.losses, log_q, lam, lam0)
         return value, weights
 
-    # -- gradient accumulation, mixed precision
-    # ---------------------------------------------------------------------
+    # -- gradient accumulation, mixed precision ----------------------------------------------------
 
     def attach(self, optimizer: Optimizer) -> KLRobustLoss:
         """Update the state at each `optimizer.step()` instead of at each call.
@@ -454,8 +451,7 @@ class KLRobustLoss(nn.Module):
         """A copy is not attached to an optimizer and watches no modules."""
         return {**self.__dict__, "accumulation": None, "_watched": []}
 
-    # -- monitoring
-    # ---------------------------------------------------------------------------------------------------
+    # -- monitoring --------------------------------------------------------------------------------
 
     @property
     def rho(self) -> float:

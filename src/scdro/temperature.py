@@ -197,8 +197,7 @@ class NormalizedStorm(MovingAverage):
         return self.log_s(log_s, log_mean, rate), Change(1.0 - beta, old)
 
 
-# -- the recent losses
-# ------------------------------------------------------------------------------------------------
+# -- the recent losses -----------------------------------------------------------------------------
 
 
 def default_size(rho: float) -> int:
@@ -282,9 +281,8 @@ class Window(NamedTuple):
     def top(self) -> Scalar:
         """The largest recent loss."""
         losses, log_weight = self.rows[0], self.rows[1]
-        if (
-            isinstance(losses, Tensor) or log_weight[0] == -math.inf
-        ):  # the oldest slot is empty, others may be too
+        # The oldest slot is empty, others may be too.
+        if isinstance(losses, Tensor) or log_weight[0] == -math.inf:
             losses = masked(losses, log_weight == -math.inf, -math.inf)
         return scalar(losses.max())
 
@@ -321,8 +319,7 @@ def _spread(columns: Tensor, size: int, live: Tensor | int) -> Tensor:
     return columns[..., torch.sort(chosen).values]
 
 
-# -- lam
-# --------------------------------------------------------------------------------------------------------------
+# -- lam -------------------------------------------------------------------------------------------
 
 
 class LamEquation(NamedTuple):

@@ -63,9 +63,8 @@ class BoostingLoss(ABC):
 
     def of_samples(self, y: Array, prediction: Array) -> Array:
         """One loss per sample, (n,): the sum over its targets if there are several."""
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # non-finite losses are reported by the worst case
+        # Non-finite losses are reported by the worst case.
+        with np.errstate(over="ignore", invalid="ignore"):
             losses = self.losses(y, prediction)
         return losses.sum(1) if losses.ndim == 2 else losses
 

@@ -306,9 +306,8 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **known: Any
     ) -> None:
         robust = self.robust.state
-        if not host_reads(
-            robust.recent
-        ):  # On accelerators the state must not wait; logging waits anyway.
+        # On accelerators the state must not wait; logging waits anyway.
+        if not host_reads(robust.recent):
             robust.look_for_collapse(state.global_step)
         if self._spread is not None:
             same = (

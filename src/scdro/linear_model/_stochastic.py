@@ -235,9 +235,8 @@ def _whitening(X: Any, shift: Array, p: Array, ridge: float) -> Array:
         return 1 / np.sqrt(np.where(second > 1e-6 * usual, second, usual) + ridge)
     x = X.astype(np.float64) - shift
     scale = np.sqrt(p @ x**2)
-    scale = np.where(
-        scale > 1e-10 * (1 + np.abs(shift)), scale, 1.0
-    )  # features that do not vary yet
+    # Features that do not vary yet.
+    scale = np.where(scale > 1e-10 * (1 + np.abs(shift)), scale, 1.0)
     x /= scale
     # Do not amplify directions in which the first rows hardly vary.
     S = (x.T * p) @ x + np.diag(0.03 + ridge / scale**2)

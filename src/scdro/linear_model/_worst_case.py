@@ -111,9 +111,8 @@ def _tilt_in_blocks(x: Array, q: Array, lam: float) -> _Tilted:
     mean = first / total
     kl = mean - math.log(total)
     if kl < CANCELS_NINE_DIGITS:
-        mass = sum(
-            map_blocks(lambda rows: float(q[rows].sum()), len(x), 16 * len(x))
-        )  # one, up to rounding
+        # One, up to rounding.
+        mass = sum(map_blocks(lambda rows: float(q[rows].sum()), len(x), 16 * len(x)))
         kl = float(
             divergence(torch.from_numpy(a - math.log(total / mass)), torch.from_numpy(q)).sum()
         )

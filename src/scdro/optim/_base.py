@@ -67,8 +67,7 @@ class Ball:
             p.mul_(scale.to(p.device, p.dtype))
 
 
-# -- gradients between backward and step
-# ------------------------------------------------------------------------------
+# -- gradients between backward and step -----------------------------------------------------------
 
 
 class Gradients:
@@ -116,9 +115,8 @@ class Gradients:
     def _unscaled(self, scaler: GradScaler, old: dict[Tensor, Tensor]) -> bool:
         if old:
             for p, gradient in old.items():
-                if (
-                    p.grad is not None
-                ):  # 0 * inf is NaN, so an overflow in the old gradients shows up here
+                # 0 * inf is NaN, so an overflow in the old gradients shows up here.
+                if p.grad is not None:
                     p.grad.add_(gradient * 0.0)
             torch._foreach_div_(list(old.values()), float(scaler.scale(torch.ones(()))))
         self._finite = False
@@ -147,8 +145,7 @@ class Gradients:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
 
-# -- every optimizer
-# --------------------------------------------------------------------------------------------------
+# -- every optimizer -------------------------------------------------------------------------------
 
 
 Closure = Callable[[], Tensor]
@@ -254,8 +251,7 @@ class ClosureOptimizer(Optimizer):
     def _value_if_skipped(self) -> Scalar:
         return math.nan
 
-    # -- the closure
-    # --------------------------------------------------------------------------------------------------
+    # -- the closure -------------------------------------------------------------------------------
 
     def _losses(self, closure: Closure) -> Tensor:
         """Clear the gradients and return the per-sample losses at the current parameters, with their graph."""
@@ -363,8 +359,7 @@ class ClosureOptimizer(Optimizer):
             tensor.copy_(torch.where(finite, tensor, old))
         self._buffers.restore(unless=finite)
 
-    # -- parameters
-    # ---------------------------------------------------------------------------------------------------
+    # -- parameters --------------------------------------------------------------------------------
 
     def _parameters(self) -> Iterator[Tensor]:
         return (p for group in self.param_groups for p in group["params"])
@@ -426,8 +421,7 @@ class ClosureOptimizer(Optimizer):
         """Number of batches skipped because of NaN or infinite losses."""
         return self._method_state.skipped[0].clone()
 
-    # -- checkpoints
-    # --------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
     #
     # A state_dict keeps all state in its "state", which torch's tools save, reshard and pass to
     # hooks: the vectors of each parameter, and, stored with the first trainable parameter, the
@@ -603,8 +597,7 @@ def descend(params: list[Tensor], direction: list[Tensor], lr: Tensor | float) -
         torch._foreach_add_(params, direction, alpha=-lr)
 
 
-# -- KL-constrained methods
-# -------------------------------------------------------------------------------------------
+# -- KL-constrained methods ------------------------------------------------------------------------
 
 
 IN_PLACE_OF = {  # settings of torch's optimizers, and what there is here
@@ -733,8 +726,7 @@ class RobustOptimizer(ClosureOptimizer):
             )
         return float(beta)
 
-    # -- monitoring
-    # ---------------------------------------------------------------------------------------------------
+    # -- monitoring --------------------------------------------------------------------------------
 
     @property
     def temperature(self) -> Temperature:

@@ -139,8 +139,7 @@ def matched(batch: Batch, old: Batch) -> Batch:
     return batch._replace(finite=batch.finite & old.finite)
 
 
-# -- the algorithm
-# ----------------------------------------------------------------------------------------------------
+# -- the algorithm ---------------------------------------------------------------------------------
 
 
 class ASCDRO(TwoPoints, RobustOptimizer):
@@ -183,9 +182,8 @@ class ASCDRO(TwoPoints, RobustOptimizer):
     ) -> Scalar | None:
         robust, beta = self._method_state, self._beta
         old = self._read_previous_point(closure, sample_weight) if robust.started else None
-        old_gradients = (
-            {} if old is None else self._kept_gradients()
-        )  # before the first step, .grad may be anything
+        # Before the first step, .grad may be anything.
+        old_gradients = {} if old is None else self._kept_gradients()
         losses = self._replayed_losses(closure)
         batch = robust.read(losses, sample_weight)
         if old is not None:
@@ -268,8 +266,7 @@ def _shrinkage(correction: list[Tensor], g: list[Tensor], z: list[Tensor], clip:
     )
 
 
-# -- in stages
-# --------------------------------------------------------------------------------------------------------
+# -- in stages -------------------------------------------------------------------------------------
 
 
 class RASCDRO(Restarted, ASCDRO):

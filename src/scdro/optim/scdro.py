@@ -99,8 +99,7 @@ class SCDRO(RobustOptimizer):
         return step.objective
 
 
-# -- in stages
-# --------------------------------------------------------------------------------------------------------
+# -- in stages -------------------------------------------------------------------------------------
 
 
 class Stage(NamedTuple):
@@ -207,9 +206,8 @@ class Restarted(RobustOptimizer):
         if self._steps_left == 0 and self._stage + 1 < len(self._stages):
             before, after = self._stages[self._stage : self._stage + 2]
             for group in self.param_groups:
-                group["lr"] = group["lr"] * (
-                    after.lr / before.lr
-                )  # not in place: groups may share a tensor
+                # Not in place: groups may share a tensor.
+                group["lr"] = group["lr"] * (after.lr / before.lr)
                 group["beta"] = after.beta
             self.defaults.update(lr=after.lr, beta=after.beta)
             self._stage, self._steps_left = self._stage + 1, after.steps
