@@ -13,7 +13,7 @@ from reproduction.engine.storage import check_folder
 from reproduction.engine.study import chosen
 from reproduction.features import extract
 from reproduction.pretrain import load_pretrained
-from scdro.cli.show import ProgressLine
+from scdro._terminal import ProgressLine
 from scdro.errors import HyperparameterError
 
 __all__ = ["add"]

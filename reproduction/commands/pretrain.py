@@ -14,7 +14,7 @@ from reproduction.engine.memory import keep_freed_memory
 from reproduction.engine.storage import check_folder
 from reproduction.engine.tensorboard import TENSORBOARD, check_tensorboard
 from reproduction.pretrain import Pretraining, pretrain
-from scdro.cli.show import ProgressLine
+from scdro._terminal import ProgressLine
 
 __all__ = ["add"]
 

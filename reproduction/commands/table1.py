@@ -10,7 +10,7 @@ from reproduction import table1
 from reproduction.commands import add_command, say
 from reproduction.engine.memory import keep_freed_memory
 from reproduction.engine.storage import check_folder
-from scdro.cli.show import ProgressLine
+from scdro._terminal import ProgressLine
 
 __all__ = ["add"]
 

@@ -6,8 +6,7 @@ from scipy.special import ndtr
 
 import scdro
 from scdro.auditing._codes import code_columns, read_frame  # what the search stands on
-from scdro.auditing._effective import effective_slices
-from scdro.auditing._scan import SliceIndex
+from scdro.auditing._scan import SliceIndex, effective_slices
 
 
 def overlap(a, b):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from scdro.auditing._tails import (
+from scdro.auditing._questions import (
     bernoulli_tail,
 )  # its relative error at 1e-12 is not seen from outside
 

@@ -17,8 +17,8 @@ import pytest
 
 import scdro
 import scdro.tables
+from scdro._terminal import ProgressLine
 from scdro.cli import main, parser
-from scdro.cli.show import ProgressLine
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = next(a for a in parser()._actions if isinstance(a, argparse._SubParsersAction)).choices

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from sklearn.metrics import roc_auc_score
 
 from scdro._frames import backend_of, columns_of, frame_of
+from scdro._terminal import WaitingLine
 from scdro.auditing._card import card_of
 from scdro.auditing._codes import (
     CodedColumn,
@@ -25,10 +27,17 @@ from scdro.auditing._codes import (
 )
 from scdro.auditing._findings import Finding, FindingSearch, wilson
 from scdro.auditing._gate import Gate, SliceScore, judge, slice_scores
-from scdro.auditing._models import is_model, is_network, predict_with, run_network
-from scdro.auditing._outcomes import Outcomes, read_outcomes, read_units, read_weight
+from scdro.auditing._outcomes import (
+    Outcomes,
+    is_model,
+    is_network,
+    predict_with,
+    read_outcomes,
+    read_units,
+    read_weight,
+    run_network,
+)
 from scdro.auditing._page import fragment_of, page_of, plot
-from scdro.auditing._progress import Progress
 from scdro.auditing._subgroup import Subject, WorstSubgroup, find_worst
 from scdro.errors import DataError, HyperparameterError
 
@@ -108,8 +117,7 @@ class Audit:
         alpha: probability of any false finding.
         scores: accuracy and log loss, or mean absolute error and R2.
         unit: what an error is: "share" of wrong decisions, or "mean" absolute error.
-        slices_scored: scores of all rows, of every single condition, of the groups asked for and of
-            the findings: what `check` judges.
+        score_slices: computes `slices_scored`.
         backend: library of the tables that it returns.
         subject: errors, weights and columns of all rows, for `worst_subgroup`.
         losses: log losses or squared errors, (n,); None if only classes are known.
@@ -131,10 +139,18 @@ class Audit:
     alpha: float
     scores: dict[str, float]
     unit: str
-    slices_scored: tuple[SliceScore, ...] = ()
+    score_slices: Callable[[], tuple[SliceScore, ...]] = tuple
     backend: Any = None
     subject: Subject | None = None
     losses: Array | None = None
+
+    @cached_property
+    def slices_scored(self) -> tuple[SliceScore, ...]:
+        """Scores of all rows, of every single condition, of the groups asked for and of the findings.
+
+        `check` judges them. They are computed when they are first asked for.
+        """
+        return self.score_slices()
 
     @property
     def headline(self) -> str:
@@ -408,14 +424,14 @@ def audit(
     weight = read_weight(sample_weight, n)
     clusters = None if groups is None else read_units(groups, n)
     asked = read_frame(sensitive_features, n)
-    with Progress() as tell:
+    with WaitingLine("scdro.audit") as tell:
         columns, coded = _read_columns(given.frame, asked, n, tell)
         search = FindingSearch(
             data, coded, weight=weight, clusters=clusters, alpha=alpha, depth=depth,
             min_rows=max(10, math.ceil(min_share * n)), n_jobs=n_jobs, tell=tell,
         )  # fmt: skip
         findings = search.run(max_findings)
-        scored = slice_scores(search, asked, findings)
+        search.index.tell = None
     named = {condition.column for one in findings for condition in one.where}
     counts = _slices_by_column(search)
     backend = backend_of(*(f for f in (given.frame, sensitive_features, y) if not is_lazy(f)))
@@ -430,7 +446,7 @@ def audit(
         alpha=alpha,
         scores=_scores(data, weight),
         unit="share" if data.classes else "mean",
-        slices_scored=scored,
+        score_slices=partial(slice_scores, search, asked, findings),
         backend=backend,
         subject=Subject(search.errors, weight, clusters, columns, coded, backend),
         losses=search.losses,
@@ -477,7 +493,7 @@ def _read_call(
 
 
 def _read_columns(
-    frame: Any, asked: dict[str, Array], n: int, tell: Progress
+    frame: Any, asked: dict[str, Array], n: int, tell: WaitingLine
 ) -> tuple[dict[str, Array], list[CodedColumn]]:
     """The columns of the frame, and these and those asked for, coded; columns of a LazyFrame are only coded."""
     columns = {} if is_lazy(frame) else read_frame(frame, n)

@@ -14,10 +14,9 @@ from scipy.stats import rankdata
 from sklearn.isotonic import IsotonicRegression
 
 from scdro.auditing._codes import CodedColumn, SliceCondition, code_columns, read_frame
-from scdro.auditing._effective import effective_slices
 from scdro.auditing._outcomes import Outcomes
 from scdro.auditing._questions import Answer, Question, answer, probability
-from scdro.auditing._scan import SliceIndex
+from scdro.auditing._scan import SliceIndex, effective_slices
 
 __all__ = ["Finding", "FindingSearch", "wilson"]
 

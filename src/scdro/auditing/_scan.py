@@ -1,6 +1,6 @@
-"""All slices of one or two conditions, and sums over each of them, from tables of codes.
+"""The search: all slices of one or two conditions, sums over each, their effective number, and better ends.
 
-Let H[a, b] be the sum of a quantity over the rows with code a in one column and code b in another:
+**Sums.** Let H[a, b] be the sum of a quantity over the rows with code a in one column and code b in another:
 one pass over the rows. If A and B say which codes fulfil the conditions of the two columns, then
 A H B^T has the sum over every slice "condition of the one and condition of the other". The cost is
 one pass per pair of columns, not per slice.
@@ -8,6 +8,35 @@ one pass per pair of columns, not per slice.
 Even that is more than is needed. The table of four columns, H[a, b, c, d], also takes one pass, and
 summed over two of its axes it gives all six pairs of them. So pairs are covered by blocks of a few
 columns, as many as keep the table small: twenty columns have 190 pairs, and about forty blocks.
+
+**How many slices are these?** They overlap, so K of them raise fewer false alarms than K independent
+ones would. The chance that any of K slices exceeds a limit by chance is at most K times that of one
+of them (Bonferroni). Slices that share most of their rows exceed it together, so the chance is less.
+With A_k the event that slice k exceeds the limit, and N the number of slices that do,
+
+    P(A_1 or ... or A_K) = sum_k P(A_k) E[1/N | A_k] = K P(A) mean of 1/N
+
+where a slice k is drawn at random, and the data so that k exceeds the limit (Naiman and Priebe
+2001). 1/N lies between 1/K and 1, so a few dozen draws give the mean within about ten per cent,
+however small the probability is. K times that mean is the effective number of slices, used in
+place of K. It grows with the limit; here the limit is the one that K independent slices would
+need, so that the number errs upward. Under the null a slice's sum of e_i - m_i is nearly normal,
+with variance sum v_i, and two slices have the covariance of their common rows. So the data are drawn
+as sqrt(v_i) times standard normal numbers, of at most `DRAWN_ROWS` rows: overlaps in a sample are
+those of the table. Only the *number* of slices comes from this; each slice's own probability is that
+of coins (see `_questions`).
+
+**Better ends.** The search looks at a few dozen ranges of a number; whom a model fails has other
+ends. Let l_a and v_a be the sums of e_i - m_i and of their variances over the rows with code a in
+one column, among the rows that fulfil the slice's other condition. The range of codes [a, b) has
+
+    z(a, b)^2 = (l_a + ... + l_{b-1})^2 / (v_a + ... + v_{b-1})
+
+and cumulative sums give it for all of the five thousand ranges at once. The best one is taken, then
+the other condition gets its turn, until nothing changes. An end must be worth it: it has to raise
+z^2 / 2, the log likelihood, by `END`. This describes a slice that was found; it finds none. The
+p-value stays that of the slice that the search has tested, and a range that is moved never has less
+evidence than that one.
 """
 
 from __future__ import annotations
@@ -21,15 +50,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from joblib import Parallel, delayed, effective_n_jobs
+from scipy.special import ndtr, ndtri
 
 from scdro.auditing._codes import CodedColumn, SliceCondition
 
-__all__ = ["SliceIndex", "sum_table"]
+__all__ = ["SliceIndex", "effective_slices", "refine"]
 
 Array = npt.NDArray[Any]
 PAIRED = 60  # columns of which pairs are looked at; of wider tables, the first ones in `order`
 CELLS = 2**15  # largest table of a block: it should stay in a core's cache
 CHUNK = 2**19  # rows whose joint codes are in memory at once
+DRAWN_ROWS = 10_000  # rows that the draws of the effective number are made of
+OVERLAP_DRAWS = 48  # of them
+AT_ONCE = 4_000_000  # sums of slices in memory
+END = 1.0  # evidence that a moved end must bring
+TURNS = 6  # of the conditions of a slice, at most, while their ends move
 
 
 @dataclass(frozen=True)
@@ -308,3 +343,110 @@ def sum_table(codes: list[Array], widths: list[int], values: Array | None) -> Ar
             for k, value in enumerate(values):
                 total[k] += np.bincount(place, weights=value[rows], minlength=cells)
     return total.reshape(-1, *widths)
+
+
+# -- the effective number of slices
+
+
+def effective_slices(index: SliceIndex, variances: Sequence[Array], level: float) -> float:
+    """The effective number of an index's slices, at most `index.tests`.
+
+    Args:
+        variances: of each row, (n,) for each question that is asked of all slices; draws take them
+            in turn, and the mean is over all of them.
+        level: chance of a false alarm that the limit is for.
+    """
+    if len(index) < 2:
+        return float(index.tests)
+    rng = np.random.default_rng(0)
+    rows = np.sort(rng.permutation(index.n)[:DRAWN_ROWS])
+    part = index.at(rows)
+    limit = float(-ndtri(0.5 * level / index.tests))
+    turns = np.array_split(np.arange(OVERLAP_DRAWS), min(len(variances), OVERLAP_DRAWS))
+    shares: list[float] = []
+    for turn, v in zip(turns, variances, strict=False):
+        v = v[rows]
+        spread = part.sums(v[None])[0]
+        able = np.flatnonzero(spread > 0)
+        if len(able) == 0:
+            return float(index.tests)
+        size = max(1, min(len(turn), AT_ONCE // len(index)))
+        for at in range(0, len(turn), size):
+            draws = [_draw(rng, part, v, able, limit) for _ in turn[at : at + size]]
+            squares = part.sums(np.array(draws)) ** 2
+            exceeding = (squares[:, able] >= limit**2 * spread[able]).sum(1)
+            shares += (1 / np.maximum(exceeding, 1)).tolist()
+    mean = float(np.mean(shares)) + float(np.std(shares)) / len(shares) ** 0.5
+    return float(max(1.0, min(1.0, mean) * index.tests))
+
+
+def _draw(
+    rng: np.random.Generator, index: SliceIndex, v: Array, able: Array, limit: float
+) -> Array:
+    """Normal numbers with these variances, of which the sum over a random slice exceeds the limit."""
+    values: Array = np.sqrt(v) * rng.standard_normal(len(v))
+    inside = v * index.rows(int(rng.choice(able)))
+    spread = float(inside.sum())
+    z = -float(ndtri(rng.uniform() * ndtr(-limit)))
+    values += inside * ((z * spread**0.5 - values[inside > 0].sum()) / spread)
+    return values
+
+
+# -- better ends
+
+
+def refine(index: SliceIndex, k: int, left: Array, variance: Array) -> tuple[SliceCondition, ...]:
+    """The conditions of slice k, with better ends.
+
+    Args:
+        left: what the expectation leaves of the events, times weights, (n,).
+        variance: of each of them, (n,).
+    """
+    parts = index.parts(k)
+    conditions = [index.columns[i].condition(c) for i, c in parts]
+    movable = [index.columns[i].is_range(c) for i, c in parts]
+    if not any(movable):
+        return tuple(conditions)
+    columns = [index.columns[i] for i, _ in parts]
+    widths = [column.members.shape[1] for column in columns]
+    values = np.array([left, variance, np.ones(len(left))])
+    table = sum_table([column.codes for column in columns], widths, values)
+    total = float(sum_over(table, conditions)[0])
+    for _ in range(TURNS):
+        before = [one.codes for one in conditions]
+        for axis in range(len(parts)):
+            if movable[axis]:
+                profile = np.moveaxis(table, 1 + axis, 1)
+                for other in range(len(parts)):
+                    if other != axis:
+                        profile = profile @ conditions[other].codes.astype(float)
+                best = _best_range(columns[axis], profile, index, 1.0 if total > 0 else -1.0)
+                conditions[axis] = best or conditions[axis]
+        if all((a == b.codes).all() for a, b in zip(before, conditions, strict=True)):
+            break
+    return tuple(conditions)
+
+
+def sum_over(table: Array, conditions: list[SliceCondition]) -> Array:
+    """The sums over a slice, from the table of all codes."""
+    for condition in reversed(conditions):
+        table = table @ condition.codes.astype(float)
+    return table
+
+
+def _best_range(
+    column: CodedColumn, profile: Array, index: SliceIndex, sign: float
+) -> SliceCondition | None:
+    """The range of codes with the most evidence in one direction; the last code is "missing"."""
+    sums = np.concatenate([np.zeros((3, 1)), np.cumsum(profile[:, :-1], axis=1)], axis=1)
+    last = sums.shape[1] - 1
+    left, variance, counts = sums[:, None, :] - sums[:, :, None]  # [a, b): from a to below b
+    low, high = np.indices(left.shape)
+    allowed = (counts >= index.min_rows) & (counts <= index.n - index.min_rows)
+    allowed &= (left * sign > 0) & (variance > 0) & (high - low < last)
+    if not allowed.any():
+        return None
+    gain = np.where(allowed, left**2 / (2 * np.where(allowed, variance, 1.0)), -np.inf)
+    gain -= END * ((low > 0).astype(float) + (high < last))
+    a, b = np.unravel_index(int(np.argmax(gain)), gain.shape)
+    return column.between(int(a), int(b))

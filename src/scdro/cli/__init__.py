@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from scdro import __version__
+from scdro._terminal import ProgressLine, clean, show_text
 from scdro.errors import ScdroError
 from scdro.tables._options import AuditOptions, TableOptions, TrainOptions, option_fields
 
-__all__ = ["clean", "main", "parser"]
+__all__ = ["main", "parser"]
 
 EXAMPLES = """examples:
   scdro audit data.csv --target income
@@ -56,13 +57,6 @@ EXTRAS = {  # what to install for a package that is missing
     "torch": "torch",
     **dict.fromkeys(("polars", "lightgbm", "skops", "filelock", "jinja2"), "'scdro[tables]'"),
 }
-
-
-def clean(text: str) -> str:
-    """One line without control characters: text from a user's file must not control the terminal."""
-    return "".join(
-        c if c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else "?" for c in text
-    )
 
 
 # -- the parser
@@ -215,7 +209,7 @@ def _given(args: argparse.Namespace, options: type[TableOptions]) -> dict[str, A
 
 
 def _train(args: argparse.Namespace) -> None:
-    from scdro.cli.show import ProgressLine, show
+    from scdro.cli.show import show
     from scdro.integrations.loggers import JSONLinesLogger
     from scdro.tables import train
 
@@ -241,7 +235,6 @@ def _audit(args: argparse.Namespace) -> int:
     import warnings
 
     from scdro.auditing import GateError
-    from scdro.cli.show import ProgressLine, show_text
     from scdro.errors import HyperparameterError
     from scdro.tables import audit
 

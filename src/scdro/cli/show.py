@@ -1,69 +1,23 @@
-"""A summary on the terminal, and a progress line."""
+"""The summary of a run on the terminal: the verdict in words, then the scores of methods and groups."""
 
 from __future__ import annotations
 
-import shutil
-import sys
 import textwrap
-import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
-from scdro.cli import clean
+from scdro._terminal import clean, terminal_width
 
 if TYPE_CHECKING:
     from scdro.tables import Summary
 
-__all__ = ["ProgressLine", "show", "show_text"]
+__all__ = ["show"]
 
 ROWS = 12  # of groups
 
 
-class ProgressLine:
-    """Called with (done, total, text); text may be a function, called only when the line is shown. On a terminal it is
-    one line that is overwritten, elsewhere a new line every `every` seconds."""
-
-    def __init__(self, stream: TextIO | None = None, every: float = 30.0) -> None:
-        self.stream = sys.stderr if stream is None else stream
-        self.live = self.stream.isatty()
-        self.every = 0.2 if self.live else every
-        self.began: tuple[float, int] | None = None  # when, and what was done by then
-        self.shown = 0.0
-
-    def __call__(self, done: int, total: int, text: str | Callable[[], str]) -> None:
-        now = time.monotonic()
-        if self.began is None or done < self.began[1]:
-            self.began = now, done
-        if now - self.shown < self.every and done < total:
-            return
-        self.shown = now
-        line = f"{100 * done / total:3.0f}%  {clean(text() if callable(text) else text)}"
-        since, before = self.began
-        if before < done < total:
-            left = int((now - since) / (done - before) * (total - done + 1))
-            line += f"  {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
-        if self.live:
-            line = line[: shutil.get_terminal_size().columns - 1]
-            self.stream.write(f"\r\x1b[2K{line}" + ("\n" if done == total else ""))
-        else:
-            self.stream.write(f"{line}\n")
-        self.stream.flush()
-
-
-def show_text(text: str, stream: TextIO | None = None) -> None:
-    """Lines of text, wrapped, with their indentation."""
-    width = min(shutil.get_terminal_size().columns, 110)
-    for line in text.splitlines():
-        indent = " " * (len(line) - len(line.lstrip()))
-        filled = textwrap.fill(
-            clean(line.strip()), width, initial_indent=indent, subsequent_indent=indent + "  "
-        )
-        print(filled, file=stream or sys.stdout)
-
-
 def show(summary: Summary) -> None:
     """The verdict first, then the tables."""
-    width = min(shutil.get_terminal_size().columns, 110)
+    width = terminal_width()
     task, data, verdict = summary["task"], summary["data"], summary["verdict"]
     for warning in summary["warnings"]:
         print(_wrap(f"note: {warning}", width))
