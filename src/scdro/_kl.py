@@ -1,4 +1,31 @@
-"""The KL tilt p_i ~ q_i exp(l_i/lam) of a vector of losses, and the lam at which its KL equals rho."""
+"""The KL tilt p_i ~ q_i exp(l_i/lam) of a vector of losses, and the lam at which its KL equals rho.
+
+The worst case of losses l over all p with KL(p, q) <= rho is
+
+    max_p  sum_i p_i l_i - lam0 KL(p, q)   =   lam log sum_i q_i exp(l_i/lam) + (lam - lam0) rho
+
+at the lam that minimises the right side, and there p_i ~ q_i exp(l_i/lam): hard samples get more
+weight, the more the smaller lam is. So two things are needed, and both are here:
+
+    tilt         p at a given lam, with what a Newton step on lam needs: KL(p, q) and Var_p(l/lam)
+    solve_root   lam*, where KL(p_lam) = rho. KL falls as lam grows, d KL / d log lam =
+                 -Var_p(l/lam), so there is one root; if even KL(p_lam0) <= rho, lam* = lam0
+
+Everything is in the log domain: exp(20/1e-3) overflows any float, but only differences from the
+largest loss are exponentiated.
+
+All worst cases of the library use `solve_root` and, where a small KL matters, `divergence`. The
+pass over the losses that gives KL and Var is written four times, because the sums run differently:
+
+    tilt                            one vector, on the host or on a device
+    linear_model/_worst_case.py     blocks of rows on parallel threads, in place
+    boosting/_round_weights.py      rows divided over workers, every sum through their `reduce`
+    contrastive.py                  the rows of a matrix, each with its own temperature
+
+References:
+    Qi, Lyu, Chan, Bai, Yang, "Stochastic Constrained DRO with a Complexity Independent of Sample
+    Size", TMLR 2023, section 3, for the duality; docs/mathematics.md for the solver.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +56,19 @@ from scdro._scalar import (
 
 
 class Tilt(NamedTuple):
-    """q tilted by exp(l/lam), as a Newton step on lam needs it. `mean` and `var` are those of l/lam under p."""
+    """q tilted by exp(l/lam), with what a Newton step on lam needs."""
 
-    weights: Vector
-    mean: Scalar
-    kl: Scalar
-    var: Scalar
+    weights: Vector  # (n,) p, sums to one
+    mean: Scalar  # mean of x = (l - shift)/lam under p, where `shift` is the caller's
+    kl: Scalar  # KL(p, q), q normalised
+    var: Scalar  # variance of x under p, which is -d KL / d log lam
 
 
 # Avoids 0/0 and log 0 in a Newton step; the true KL and Var are either exactly zero or much larger.
 _TINY = 1e-300
 
-_LEAST_NORMAL = 1e-307  # smaller float64 numbers have fewer digits
+# Smaller float64 numbers are stored with fewer digits.
+_LEAST_NORMAL = 1e-307
 
 # Below this, E_p[l/lam] - log E_q[exp(l/lam)] loses digits of KL to cancellation; `divergence`
 # keeps them. Solvers that stop at nine digits can afford the cheaper form further down.
@@ -50,10 +78,21 @@ CANCELS, CANCELS_NINE_DIGITS = 0.1, 1e-3
 def tilt(
     centred: Vector, log_q: Vector, lam: Scalar, log_total: Scalar, *, precise: bool = False
 ) -> Tilt:
-    """Weights p_i ~ q_i exp(l_i/lam), KL(p, q) and Var_p(l/lam). `centred` is the losses minus a value near their max.
+    """Weights p_i ~ q_i exp(l_i/lam), KL(p, q) and Var_p(l/lam).
 
-    `log_total` is the log of sum_i q_i. A small KL is computed without cancellation if the host can
-    see that it is small, and always with `precise`.
+    With x = l/lam, Z = sum q exp(x) and q normalised, log(p/q) = x - log Z, so
+
+        KL(p, q) = sum p log(p/q) = E_p[x] - log Z
+
+    Both terms can be large and nearly equal. If the host sees that the KL is small, and always with
+    `precise`, it is computed by `divergence` instead, which loses no digits.
+
+    Args:
+        centred: the losses minus a value near their maximum, (n,), so that exp cannot overflow.
+        log_q: logs of the base weights, (n,), not necessarily normalised; -inf for samples left
+        out. lam: the temperature. log_total: log sum_i q_i. precise: compute the KL without
+        cancellation, whatever its size. For solvers on a device, where
+            the host must not look at the KL to choose the formula.
     """
     x = centred / lam
     p, log_norm, mean, var = _moments(x, x + log_q)
@@ -61,16 +100,22 @@ def tilt(
     if precise or (isinstance(kl, float) and kl < CANCELS):
         kl = scalar(divergence(x - (log_norm - log_total), exp(log_q - log_total), p).sum())
     elif isinstance(kl, Tensor):
-        kl = where(kl < 1e-8, var / 2, kl)  # to first order
+        # For small x, KL(p_lam) = Var(l)/(2 lam^2) to first order; no digits cancel there.
+        kl = where(kl < 1e-8, var / 2, kl)
     return Tilt(p, mean, kl, var)
 
 
 def _moments(x: Vector, joint: Vector) -> tuple[Vector, Scalar, Scalar, Scalar]:
-    """p = exp(joint) divided by its sum, the log of that sum, mean and variance of x under p. Overwrites `joint`."""
+    """What a tilt consists of: p, log of its norm, and mean and variance of x under p.
+
+    p = exp(joint)/sum exp(joint), where `joint` is x + log q. The NumPy branch overwrites `joint`
+    and reuses one more vector: this runs several times in each training step.
+    """
     if isinstance(joint, Tensor):
         assert isinstance(x, Tensor)
         p = torch.softmax(joint, 0)
-        log_norm = scalar(joint.max()) - log(scalar(p.max()))  # logsumexp at a fraction of its cost
+        # The largest entry is exp(max joint)/norm, so this is logsumexp at a fraction of its cost.
+        log_norm = scalar(joint.max()) - log(scalar(p.max()))
         mean = scalar(torch.dot(p, x))
         deviation = x - mean
         return p, log_norm, mean, scalar(torch.dot(p, deviation * deviation))
@@ -87,11 +132,16 @@ def _moments(x: Vector, joint: Vector) -> tuple[Vector, Scalar, Scalar, Scalar]:
 
 
 def divergence(log_ratio: Vector, q: Vector, p: Vector | None = None) -> Vector:
-    """The terms of KL(p, q) = sum q (t log t - t + 1), t = p/q. None is negative, so small terms are not lost.
+    """The terms of KL(p, q) = sum_i q_i (t_i log t_i - t_i + 1) with t = p/q; (n,).
 
-    An error in the normalisation of p shifts every log t, but changes the sum only in proportion.
-    Shares q below 1e-308
-    have lost their digits, and t may overflow: there p, if given, is used instead.
+    Because p and q both sum to one, this equals sum p log(p/q). But here no term is negative, so
+    small terms are not lost in the difference of large ones. An error in the normalisation of p
+    shifts every log t, but changes the sum only in proportion.
+
+    Args:
+        log_ratio: log t, (n,). q: base weights that sum to one, (n,). p: the tilted weights, if
+        there may be q below 1e-307. Such q have lost digits and their t may
+            overflow, so for them the term is p (log t - 1), which is the same but for q.
     """
     least = 0.0 if p is None else _LEAST_NORMAL
     bounded = minimum(log_ratio, 700.0)
@@ -100,39 +150,49 @@ def divergence(log_ratio: Vector, q: Vector, p: Vector | None = None) -> Vector:
 
 
 def newton_step(kl: Scalar, var: Scalar, lam: Scalar, rho: Scalar, mu: float = 0.0) -> Scalar:
-    """Change in log lam from one Newton step on log KL(p_lam) - log(rho + mu lam) = 0.
+    """Change in log lam from one Newton step on f = log KL(p_lam) - log(rho + mu lam) = 0.
 
-    d KL / d log lam = -Var_p(l/lam). In (log lam, log KL) the equation is nearly a straight line:
-    KL ~ Var/(2 lam^2).
+        d f / d log lam = -Var_p(l/lam)/KL - mu lam/(rho + mu lam)
+
+    In the coordinates (log lam, log KL) the curve is nearly a straight line, KL ~ Var(l)/(2 lam^2),
+    so a few steps suffice from almost anywhere. `mu` > 0 is the strong convexity that RSCDRO and
+    RASCDRO add to lam; everybody else has mu = 0.
     """
     kl = maximum(kl, _TINY)
     target = mu * lam + rho if mu else rho
-    slope = var / kl + mu * lam / target if mu else var / kl
+    slope = var / kl + mu * lam / target if mu else var / kl  # -d f / d log lam
     return log(kl / target) / maximum(slope, _TINY)
 
 
 def mass_and_size(log_weight: Vector) -> tuple[Scalar, Scalar]:
-    """log sum w, and the effective number of samples, (sum w)^2 / sum w^2."""
+    """log sum w, and the effective number of samples (sum w)^2 / sum w^2, from the logs of w.
+
+    n equal weights count as n samples, one weight far above the others as one.
+    """
     # The usual case: all weights are one.
     if not isinstance(log_weight, Tensor) and not log_weight.any():
         return math.log(len(log_weight)), float(len(log_weight))
     top = maximum(scalar(log_weight.max()), -1e300)
-    w = exp(log_weight - top)  # at most one, so that the squares cannot overflow
+    # At most one, so that the squares cannot overflow.
+    w = exp(log_weight - top)
     total = scalar(w.sum())
     return log(total) + top, total * total / dot(w, w)
 
 
 def effective_share(p: Tensor, q: Tensor) -> Tensor:
-    """The effective sample size of weights p as a share of the samples, 1 / sum p^2/q, in (0, 1]."""
+    """The effective sample size of weights p as a share of the samples, 1 / sum p^2/q, in (0, 1].
+
+    q are the base weights; with q = 1/n this is the usual (sum p)^2 / (n sum p^2).
+    """
     return 1.0 / torch.where(q > 0, p * (p / q), 0.0).sum().clamp_min(1.0)
 
 
 def attainable(rho: float, size: Scalar) -> Scalar:
     """The part of rho that a sample of this size can resolve.
 
-    KL(p, q) is at most log n on n samples, and at that point the worst case is the largest loss, at
-    any temperature. Up to rho = log(sqrt(n)) or log(n/8), whichever is larger, the worst case still
-    averages over a few samples.
+    On n samples KL(p, q) is at most log n, and there p has all its weight on the largest loss, at
+    any small temperature: lam would fall without end. Up to max(log(n)/2, log(n/8)) the worst case
+    still averages over a few samples, so rho is limited to that.
     """
     log_n = log(maximum(size, 2.0))
     return minimum(maximum(0.5 * log_n, log_n - math.log(8.0)), rho)
@@ -150,15 +210,22 @@ def solve_lam(
 ) -> Scalar:
     """lam* of a vector of losses with base weights q: the root of KL(p_lam) = rho + mu lam, or lam0.
 
-    `start` is an optional first guess. `wait` is as in `solve_root`.
+    Args:
+        losses: (n,), finite.
+        log_q: logs of the base weights, (n,), not necessarily normalised; -inf leaves a sample out.
+        rho, lam0, mu: as in `solve_root`.
+        start: a first guess, for instance the root of similar losses.
+        wait: whether the host may wait for the device to stop early, as in `solve_root`.
     """
     log_total = scalar(torch.logsumexp(log_q, 0))
     live = log_q > -math.inf
+    # Losses left out may lie above the maximum of the others; they have no weight, but must not
+    # overflow either.
     centred = (losses - torch.where(live, losses, -math.inf).amax()).clamp_max(0.0)
     q = torch.exp(log_q - log_total)
     mean = scalar(torch.dot(q, centred))
     std = scalar(torch.sqrt(torch.dot(q, (centred - mean) ** 2)))
-    precise = not host_reads(losses)
+    precise = not host_reads(losses)  # a device cannot choose the formula by the size of the KL
 
     def at(lam: Scalar) -> tuple[Scalar, Scalar]:
         found = tilt(centred, log_q, lam, log_total, precise=precise)
@@ -185,18 +252,36 @@ def solve_root(
 ) -> Scalar:
     """lam*, the root of KL(p_lam) = rho + mu lam, or lam0 if that is larger.
 
-    The losses enter only through `kl_and_var`, which returns KL(p_lam) and Var_p(l/lam), through
-    `mean` (their mean minus their max) and `std`. If these are vectors, many problems are solved at
-    once.
+    The method is Newton on log KL in log lam, inside a bracket:
 
-    The method is Newton on log KL in log lam, inside a bracket. With one rare hard sample, KL is a
-    step function of log lam, and plain Newton jumps back and forth across the step. So if |log
-    KL/rho| does not halve within two steps, the bracket is halved instead.
+        theta = log lam, between low = log lam0 (or below) and high = log(lam0 + (max l - mean
+        l)/rho) repeat: theta <- theta + newton_step, if that is inside the bracket and Newton makes
+        progress
+                theta <- the middle of the bracket, if not
+                the sign of log(KL/rho) moves one end of the bracket to theta
+        until |log KL/rho| is at the tolerance or at rounding errors
 
-    Seven passes over the losses are usual, more than a dozen are rare. The solver stops at |log
-    KL/rho| <= tol, or when rounding errors (relative size `eps`) stop all progress. On an
-    accelerator it checks this only with `wait`, because the host has to wait for the device;
-    without, it runs all iterations.
+    With one rare hard sample, KL is a step function of log lam, and plain Newton jumps back and
+    forth across the step. So if |log KL/rho| does not halve within two steps, the bracket is halved
+    instead. Seven passes over the losses are usual, more than a dozen are rare.
+
+    Args:
+        kl_and_var: returns KL(p_lam) and Var_p(l/lam) at a lam. The losses enter only here, so they
+            may be in blocks, on several workers, or rows of a matrix with one lam each. Then all
+            scalars are vectors with one entry per problem, solved at once.
+        mean: the mean loss minus the largest loss (at most zero), under the base weights. std: the
+        standard deviation of the losses under the base weights, for the first guess. rho: the
+        radius, > 0; or 0, whose root is infinite unless mu > 0. lam0: the smallest lam. mu: strong
+        convexity in lam, 0 for none. start: a first guess of lam; by default std/sqrt(2 rho), the
+        root for small rho. tol: stop at |log KL/rho| <= tol; 0 goes on until rounding errors stop
+        all progress. eps: relative size of these rounding errors. wait: on an accelerator, check
+        for the end after each pass, which makes the host wait. Without
+            it all iterations run. On the host it makes no difference.
+        iterations: the most passes; by default 60, or 24 in a compiled graph, which unrolls the
+        loop.
+
+    Returns:
+        lam*, in the kind of scalar that came (float, 0-d tensor or vector).
     """
     if iterations is None:
         # A compiled graph unrolls the loop.
@@ -205,10 +290,12 @@ def solve_root(
     if not positive and mu == 0.0:
         return math.inf
     floor = math.log(lam0)
-    # KL(p_lam) <= (max l - mean l)/lam bounds lam* from above (docs/mathematics.md).
+    # The bracket. KL(p_lam) <= (max l - mean l)/lam bounds lam* from above (docs/mathematics.md).
+    # The lower end is unknown: -inf, in the shape of `high`.
     high = log(lam0 - mean / rho) if positive else log(lam0 + exp(0.5 * log(-mean / mu)))
     high = clamp(high, floor, 700.0)
     low: Scalar = high - math.inf
+    # For small rho, KL ~ Var/(2 lam^2) gives the root.
     guess = std / exp(0.5 * log(2 * maximum(rho, 1e-12))) if start is None else start
     if start is None:
         # On a plateau, where the hardest samples have all the weight, only lam0 is exact.
@@ -217,13 +304,16 @@ def solve_root(
             return lam0
         high = where(flat, floor, high)
     theta = clamp(log(maximum(guess, lam0)), floor, high)
+    # |log KL/rho| of the last pass, of the one before it, and the smallest so far; infinite at
+    # first.
     last = before_last = best = maximum(high, math.inf)
+    # `root` is the theta of the smallest error so far; `done` is False, in the shape of `high`.
     root, done = theta, high != high
     for _ in range(iterations):
         lam = exp(theta)
         kl, var = kl_and_var(lam)
         step = newton_step(kl, var, lam, rho, mu)
-        excess = log(maximum(kl, _TINY) / (mu * lam + rho))
+        excess = log(maximum(kl, _TINY) / (mu * lam + rho))  # positive where lam is too small
         error = maximum(excess, -excess)
         low, high = where(excess > 0.0, theta, low), where(excess > 0.0, high, theta)
         better = error < best
@@ -246,11 +336,14 @@ def solve_root(
 
 
 def trimmed_log_weights(losses: Tensor, log_q: Tensor, trim: float) -> Tensor:
-    """log q without the hardest `trim` of its mass, renormalised. The sample at the boundary is kept in part."""
+    """log q without the hardest `trim` of its mass, renormalised; (n,), -inf for what is left out.
+
+    The sample at the boundary is kept in part, so that the mass is exact for any weights.
+    """
     order = torch.argsort(losses)
     q = torch.exp(log_q - torch.logsumexp(log_q, 0))[order]
-    before = torch.cumsum(q, 0) - q
-    room = 1.0 - trim - before
+    before = torch.cumsum(q, 0) - q  # mass of all easier samples
+    room = 1.0 - trim - before  # what is left for this one
     # Rounding must not leave a tiny weight on a trimmed sample: at a small lam it would matter.
     kept = torch.where(room > 1e-12, torch.minimum(q, room), 0.0)
     kept = torch.where(kept > 1e-9 * q, kept, 0.0)
@@ -260,7 +353,17 @@ def trimmed_log_weights(losses: Tensor, log_q: Tensor, trim: float) -> Tensor:
 def value_at(
     losses: Tensor, double: Tensor, log_q: Tensor, lam: Scalar, lam0: float
 ) -> tuple[Tensor, Tensor, Scalar]:
-    """Return sum p l - lam0 KL(p), p and KL(p) at p = p_lam. By the envelope theorem, the gradient in l is p."""
+    """The value sum p l - lam0 KL(p) at p = p_lam, with p and KL(p).
+
+    By the envelope theorem p may be held fixed in the gradient: d value / d l = p.
+
+    Args:
+        losses: (n,), in the caller's dtype, with a gradient or without.
+        double: the same losses in float64, detached. The value is computed from these.
+        log_q: logs of the base weights, (n,).
+        lam: the temperature; lam* for the exact worst case.
+        lam0: the paper's regulariser.
+    """
     top = torch.where(log_q > -math.inf, double, -math.inf).amax()
     centred = (double - top).clamp_max(0.0)
     at = tilt(centred, log_q, lam, scalar(torch.logsumexp(log_q, 0)))
@@ -271,6 +374,7 @@ def value_at(
     mean = torch.dot(p, kept)
     value = mean + torch.dot(p, kept - mean) - lam0 * at.kl
     if losses.requires_grad:
+        # Adds zero to the value, and the gradient p.
         linear = torch.dot(p, losses.to(double.dtype))
         value = value + (linear - linear.detach())
     return value, p, maximum(at.kl, 0.0)

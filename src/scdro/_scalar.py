@@ -1,9 +1,17 @@
-"""Arithmetic for the scalars of a step: floats on the CPU, 0-d tensors on accelerators and in compiled graphs.
+"""Arithmetic for the scalars of a step: floats on the CPU, 0-d tensors on accelerators.
 
-On a CPU, an operation on a float costs a fiftieth of one on a 0-d tensor, and one on a NumPy array
-of a thousand numbers a third of one on a tensor. On an accelerator, reading a number would make the
-host wait; in a compiled graph it would break the graph. There, everything stays a tensor. Unlike
-`math`, nothing here raises: exp overflows to inf, log 0 is -inf, and NaN propagates.
+The formulas of a step (log s, lam, the Newton step) are written once, with the functions of this
+module. What they compute with depends on where the losses are:
+
+    where             a scalar is       a vector is      because
+    CPU               a Python float    a NumPy array    an operation on a float costs a fiftieth of
+                                                         one on a 0-d tensor; on 1,000 numbers NumPy
+                                                         takes a third of torch's time
+    accelerator       a 0-d tensor      a tensor         reading a number makes the host wait
+    compiled graph    a 0-d tensor      a tensor         reading a number breaks the graph
+
+Unlike `math`, nothing here raises: exp overflows to inf, log 0 is -inf, and NaN propagates. A bad
+batch gives bad numbers, which are checked in one place and never committed.
 """
 
 from __future__ import annotations
@@ -45,8 +53,8 @@ __all__ = [
 
 
 Array = npt.NDArray[np.float64]
-Scalar = float | Tensor
-Vector = Array | Tensor
+Scalar = float | Tensor  # a 0-d tensor; in `solve_root` also a vector, one entry per problem
+Vector = Array | Tensor  # (n,)
 Flag = bool | Tensor
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -58,7 +66,10 @@ def host_reads(tensor: Tensor) -> bool:
 
 
 def on_host(tensor: Tensor) -> Vector:
-    """The tensor as a NumPy array that shares its memory if the host can read it, else the tensor itself."""
+    """The tensor as a NumPy array of the same memory if the host can read it, else as it is.
+
+    Writing to the array writes to the tensor.
+    """
     return tensor.resolve_neg().numpy() if host_reads(tensor) else tensor
 
 
@@ -76,11 +87,12 @@ def quietly(function: Callable[Arguments, Result]) -> Callable[Arguments, Result
 
 
 def as_tensor(vector: Vector) -> Tensor:
+    """The inverse of `on_host`, without a copy."""
     return vector if isinstance(vector, Tensor) else torch.from_numpy(vector)
 
 
 def scalar(x: Any) -> Scalar:
-    """Convert a 0-d tensor or NumPy scalar to a float where that is free."""
+    """A 0-d tensor or NumPy scalar as a float, where that is free; else the tensor itself."""
     if isinstance(x, Tensor) and not host_reads(x):
         return x
     number: float = x.item()
@@ -88,7 +100,7 @@ def scalar(x: Any) -> Scalar:
 
 
 def unpacked(tensor: Tensor) -> Sequence[Scalar]:
-    """The entries of a vector."""
+    """The entries of a vector, as floats where that is free."""
     if not host_reads(tensor):
         return tensor.unbind()
     entries: list[float] = tensor.tolist()
@@ -96,7 +108,7 @@ def unpacked(tensor: Tensor) -> Sequence[Scalar]:
 
 
 def vector(entries: Sequence[Scalar], like: Tensor) -> Tensor:
-    """The entries as a vector with the dtype and device of `like`."""
+    """The entries as a vector with the dtype and device of `like`, the inverse of `unpacked`."""
     if host_reads(like):
         if like.dtype == torch.float64 and not any(isinstance(entry, Tensor) for entry in entries):
             # A third of the time of torch.tensor.
@@ -117,6 +129,7 @@ def exp(x: Tensor) -> Tensor: ...
 @overload
 def exp(x: Array) -> Array: ...
 def exp(x: Scalar | Vector) -> Scalar | Vector:
+    """exp x, infinite where it overflows. The condition x != x lets NaN through."""
     if isinstance(x, float):
         return math.exp(x) if x < 709.78 or x != x else math.inf
     return torch.exp(x) if isinstance(x, Tensor) else np.exp(x)
@@ -131,7 +144,7 @@ def maximum(a: float, b: Tensor) -> Tensor: ...
 @overload
 def maximum(a: Array, b: Scalar) -> Array: ...
 def maximum(a: Scalar | Vector, b: Scalar) -> Scalar | Vector:
-    """The larger of each pair; NaN where `a` is NaN."""
+    """The larger of each pair, as max(a, b); NaN where `a` is NaN."""
     if isinstance(a, float) and isinstance(b, float):
         return a if a >= b or a != a else b
     if isinstance(a, Tensor):
@@ -151,16 +164,19 @@ def minimum(a: float, b: Tensor) -> Tensor: ...
 @overload
 def minimum(a: Array, b: Scalar) -> Array: ...
 def minimum(a: Scalar | Vector, b: Scalar) -> Scalar | Vector:
+    """The smaller of each pair, as min(a, b); NaN where `a` is NaN."""
     if isinstance(a, float) and isinstance(b, float):
         return a if a <= b or a != a else b
     return np.minimum(a, b) if isinstance(a, np.ndarray) else -maximum(-a, -b)
 
 
 def clamp(x: Scalar, low: Scalar, high: Scalar) -> Scalar:
+    """The number in [low, high] that is nearest to x; `high` if the interval is empty."""
     return minimum(maximum(x, low), high)
 
 
 def where(condition: Flag, a: Scalar, b: Scalar) -> Scalar:
+    """`a` where the condition holds, else `b`. Both are computed, so both must be safe."""
     if isinstance(condition, Tensor):
         chosen: Tensor = torch.where(condition, a, b)
         return chosen
@@ -173,6 +189,7 @@ def masked(x: Vector, condition: Any, fill: float) -> Vector:
 
 
 def expm1(x: Vector) -> Vector:
+    """exp x - 1, without cancellation for small x."""
     return torch.expm1(x) if isinstance(x, Tensor) else np.expm1(x)
 
 
@@ -193,13 +210,14 @@ def one_thread_dot(a: Array, b: Array) -> float:
 
 
 def log(x: Scalar) -> Scalar:
+    """log x; -inf at 0, NaN below."""
     if isinstance(x, Tensor):
         return torch.log(x)
     return math.log(x) if x > 0.0 else -math.inf if x == 0.0 else math.nan
 
 
 def logaddexp(a: Scalar, b: Scalar) -> Scalar:
-    """log(exp a + exp b)."""
+    """log(exp a + exp b), without overflow."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         like: Any = a if isinstance(a, Tensor) else b
         return torch.logaddexp(
@@ -218,8 +236,12 @@ def scalar_dtype(device: torch.device) -> torch.dtype:
 
 @torch.library.custom_op("scdro::pinned", mutates_args=())
 def pinned(x: Tensor) -> Tensor:
-    """A copy that a compiled backward pass cannot recompute. Recomputing it would read values that the forward pass has
-    overwritten by then, and silently return wrong gradients (torch 2.13, inductor)."""
+    """A copy that a compiled backward pass cannot recompute.
+
+    Inductor (torch 2.13) may recompute in the backward pass what it computed in the forward pass.
+    If that starts from a buffer that the forward pass has overwritten by then, the gradients are
+    silently wrong. An opaque custom operator in between makes it keep the values.
+    """
     return x.clone()
 
 

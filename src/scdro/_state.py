@@ -1,19 +1,28 @@
-r"""The state of a KL-constrained method, and how a batch updates it: the life of a batch on one page.
+"""The state of a KL-constrained method, and the life of a batch in it.
 
 The state is five numbers (`Numbers`) and the recent losses (`Window`), all in buffers. A batch
 passes through three functions, of which the first two change nothing:
 
     batch = state.read(losses)            checked, in float64, with the logs of its base weights q
-    step  = state.estimate(batch, beta)   lam_t, log s_t, and the weight exp(l/lam_t) q/s_t of each sample
+    step  = state.estimate(batch, beta)   lam_t, log s_t, and each sample's weight exp(l/lam_t) q/s_t
     state.commit(step, batch)             writes s_t and the recent losses, then lam_{t+1}
 
 So whoever finds a bad gradient between the second and the third leaves no trace by stopping there,
 and the parts of an accumulated batch are estimated one after the other and committed together.
 
+In formulas, for the default temperature (ghat is the mean of exp(l/lam_t) under q):
+
+    log s_{t-1} = (lam log s)_{t-1} / lam_t                          estimate: s at the new lam
+    log s_t     = log( (1-r) s_{t-1} + r ghat )                      Algorithm 1, line 6
+    p_j         = q_j exp(l_j/lam_t)/s_t                             weights of the gradients
+    F           = lam_t log s_t + (lam_t - lam0) rho                 the value
+    log lam_{t+1} = log lam_t + Newton step on KL = rho              commit: on the recent losses
+
 How s and lam move is the business of a tracker and a temperature (`scdro.temperature`). The paper's
 own update keeps more; it does so in a state of its own, `scdro.printed.PrintedState`.
 
-`MethodState` is the part that methods without lam share (ERM, FastDRO, GroupDRO, ...).
+`MethodState` is the part that methods without lam share (ERM, FastDRO, GroupDRO, ...): reading a
+batch on one or several processes, skipping bad ones, and storing. `RobustState` adds lam and s.
 """
 
 from __future__ import annotations
@@ -93,41 +102,50 @@ _LOG = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """A checked batch of losses, joined over all processes; `own_rows` are those of this process.
+    """A checked batch of losses, joined over all processes, in float64 and without a gradient.
 
-    `log_weight` is None if all weights are equal. `log_mass` and `log_squares` are the logs of the
-    sums of the weights and of their squares, so 2 log_mass - log_squares is the log of the
-    effective number of samples. `finite` is None if the losses are known to be finite, else a flag
-    tensor not read yet. `ids` are integers, one per sample: its position in the data, or its group.
+    In the shapes, b is the number of losses of all processes together.
     """
 
-    losses: Tensor
-    log_weight: Tensor | None
-    log_mass: Scalar
-    log_squares: Scalar
-    finite: Tensor | None
-    ids: Tensor | None = None
-    own_rows: OwnPart | None = None
+    losses: Tensor  # (b,)
+    log_weight: Tensor | None  # (b,) logs of the base weights; None if all are equal
+    log_mass: Scalar  # log of the sum of the weights
+    log_squares: Scalar  # log of the sum of their squares: 2 log_mass - log_squares is log(samples)
+    finite: Tensor | None  # a flag not read yet; None if the losses are known to be finite
+    ids: Tensor | None = None  # (b,) integers: each sample's position in the data, or its group
+    own_rows: OwnPart | None = None  # which of the losses are this process's; None for all of them
 
     def own(self, joined: Tensor) -> Tensor:
         """This process's part of a vector over the whole batch."""
         return joined if self.own_rows is None else self.own_rows.of(joined)
 
     def own_weights(self, weights: Tensor) -> Tensor:
-        """Weights of this process's losses, scaled so that the gradients averaged over processes are the batch's."""
+        """Weights of this process's losses, (own,), from those of all, (b,).
+
+        They are scaled by the number of processes, so that the gradients, averaged over the
+        processes as DDP does, are those of the whole batch.
+        """
         return weights if self.own_rows is None else self.own_rows.of(weights) * self.own_rows.ranks
 
 
 class TiltedBatch(NamedTuple):
-    """A batch at one temperature: the terms q exp(l/lam) / exp(top), and the log of mean exp(l/lam)."""
+    """A batch at one temperature, ready to be weighted once s is known.
 
-    terms: Vector
-    top: Scalar
-    log_mean: Scalar
+    The weight of sample j is terms_j exp(top - log s). The largest term is one, so nothing
+    overflows before s, which may be as large, is divided out.
+    """
+
+    terms: Vector  # (b,) q exp(l/lam)/exp(top), q normalised; 0 for samples left out
+    top: Scalar  # log of the largest q exp(l/lam)
+    log_mean: Scalar  # A = log ghat, the log of the mean of exp(l/lam) under q
 
     @classmethod
     def of(cls, joint: Vector, log_mass: Scalar) -> TiltedBatch:
-        """`joint` is l/lam plus the log weights, -inf for samples left out; the weights sum to exp(log_mass)."""
+        """From l/lam plus the log weights, (b,), -inf for samples left out.
+
+        `log_mass` is the log of the sum of the weights. A batch of which nothing is left has
+        log_mean -inf.
+        """
         if isinstance(joint, Tensor):
             top = maximum(scalar(joint.max()), -1e300)
             terms: Vector = torch.exp(joint - top)
@@ -139,7 +157,7 @@ class TiltedBatch(NamedTuple):
         return cls(terms, top - log_mass, top - log_mass + log(total))
 
     def weights(self, log_s: Scalar) -> Tensor:
-        """q exp(l/lam)/s."""
+        """q exp(l/lam)/s, (b,): they sum to ghat/s, which is near one in the long run."""
         return as_tensor(self.terms * exp(self.top - log_s))
 
     @property
@@ -153,7 +171,7 @@ class TiltedBatch(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The scalars of a `RobustState`, in the order of its buffer."""
+    """The scalars of a `RobustState`, in the order of its buffer `scalars`."""
 
     lam: Scalar  # for the next batch
     lam_past: Scalar  # of the last batch
@@ -163,7 +181,7 @@ class Numbers(NamedTuple):
 
 
 def _joined_parts(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
-    """Losses and log weights of all parts of a batch."""
+    """Losses and log weights of all parts of a batch, (b,) each; None for equal weights."""
     if len(parts) == 1:
         return parts[0].losses, parts[0].log_weight
     losses = torch.cat([part.losses for part in parts])
@@ -177,6 +195,7 @@ def _joined_parts(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
 
 
 def _log_count(losses: Tensor) -> Scalar:
+    """The log of the number of losses, which in a compiled graph may vary."""
     if not torch.compiler.is_compiling():
         return math.log(len(losses))
     # One graph for all sizes.
@@ -239,11 +258,19 @@ class MethodState(nn.Module):
         alone: bool = False,
         if_detached: str = "",
     ) -> Batch:
-        """Check a batch of losses, convert it to the log domain and, unless `alone`, join it over the processes.
+        """Check a batch of losses, convert it to the log domain and join it over the processes.
 
-        Errors are raised before anything changes, and on all processes. `read_ids` checks and
-        returns one integer per sample. `if_detached` is the error message for losses that do not
-        require grad; without it they need not.
+        Errors are raised before anything changes, and on all processes: one that finds an error
+        tells the others, which wait for its losses (`Ranks.joining`).
+
+        Args:
+            losses: (own,), this process's losses in any floating dtype. sample_weight: (own,) base
+            weights >= 0. mask: (own,) True for losses that count. read_ids: checks and returns one
+            integer per sample. A function, so that its errors reach
+                the other processes too.
+            alone: do not join; for evaluation, where processes may have different numbers of
+            batches. if_detached: the error message for losses that do not require grad; without it
+            they need not.
         """
         if sample_weight is None and mask is None and read_ids is None:
             batch = self._read_usual(losses, alone, bool(if_detached))
@@ -251,6 +278,7 @@ class MethodState(nn.Module):
                 return batch
         ranks = ALONE if alone else self.ranks
         several, here = ranks.size > 1, self.skipped.device
+        # 1. This process's losses: what is wrong with them is wrong here only.
         with ranks.joining(getattr(losses, "device", here)):
             check_losses(losses, several, sample_weight)
             if if_detached and not losses.requires_grad:
@@ -263,8 +291,10 @@ class MethodState(nn.Module):
             if log_weight is not None:  # a loss of weight zero may have any value
                 values = torch.where(log_weight > -math.inf, values, 0.0)
             own = None if read_ids is None else read_ids().to(losses.device)
+        # 2. All processes' losses; a hash of the state goes with them, to notice different states.
         mark = self._mark() if several else None
         values, log_weight, joined_ids, own_rows = ranks.join(values, log_weight, own, mark)
+        # 3. What all processes can check and compute alike.
         log_mass = log_squares = _log_count(values)
         if log_weight is not None:
             log_mass, log_squares = (
@@ -277,7 +307,8 @@ class MethodState(nn.Module):
     def _read_usual(self, losses: Tensor, alone: bool, needs_grad: bool) -> Batch | None:
         """The usual batch, on the path of every step: a vector of finite losses on the host, for one process.
 
-        None for anything else, which `read` checks thing by thing.
+        None for anything else, which `read` checks thing by thing. One sum of squares tells whether
+        any loss is NaN, infinite or too large.
         """
         if (
             type(losses) is not Tensor
@@ -303,7 +334,10 @@ class MethodState(nn.Module):
         return Batch(values, None, log_count, log_count, None)
 
     def _mark(self) -> Tensor | None:
-        """A hash of the state. If it differs between processes, their states differ."""
+        """A hash of the state. If it differs between processes, their states differ.
+
+        It has 53 bits, so that it can travel in a float64 beside the losses.
+        """
         numbers = [b.detach().reshape(-1) for b in self.buffers() if b.dtype == torch.float64]
         if not numbers:
             return None
@@ -313,6 +347,7 @@ class MethodState(nn.Module):
         return ((bits ^ (bits >> 29)) * odd).sum() >> 11  # 53 bits, exact in float64
 
     def count_skipped(self, bad: Tensor | bool) -> None:
+        """Add one to `skipped` if the flag is true; on an accelerator without reading it."""
         self.skipped += bad
         if bad is True:
             _LOG.info("skipped a batch with NaN or infinite losses, number %d", int(self.skipped))
@@ -321,7 +356,7 @@ class MethodState(nn.Module):
         self, new: list[tuple[Tensor, Tensor]], batch: Batch, only_if: Tensor | None = None
     ) -> None:
         """Write new values into buffers, unless `only_if` or the batch's `finite` flag is false."""
-        go = _both(only_if, batch.finite)
+        go = _both(only_if, batch.finite)  # None: write, without a condition to be computed
         self._start(go)
         for buffer, value in (
             new if go is None else [(b, torch.where(go, value, b)) for b, value in new]
@@ -343,6 +378,12 @@ class MethodState(nn.Module):
             self.started = bool(go)  # Waits for the device, but only until the first good batch.
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move the buffers as `module.to()` does, but keep float64 for what is exponentiated.
+
+        Called by torch for `to`, `cuda`, `half`, `to_empty`, ... A model in half precision must not
+        take log s along.
+        """
+
         def move(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             if moved is tensor or moved.is_meta or tensor.is_meta:
@@ -378,6 +419,7 @@ def check_fits(module: MethodState, came: dict[str, Any]) -> None:
 
 
 def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Both conditions, where None is one that always holds."""
     return b if a is None else a if b is None else a & b
 
 
@@ -391,10 +433,10 @@ class RobustState(MethodState):
     float64 tensors.
     """
 
-    scalars: Tensor  # see `numbers`
-    resets: Tensor  # number of times STORM was reset
-    recent: Tensor  # the window: losses and log weights of the last batches
-    kind: Tensor  # the settings that give the other numbers their meaning; see `check_meaning`
+    scalars: Tensor  # (5,) the fields of `Numbers`
+    resets: Tensor  # (1,) number of times STORM was reset
+    recent: Tensor  # (2, window) losses and log weights of the last batches, see `Window`
+    kind: Tensor  # (4,) the settings that give the other numbers their meaning; see `_kind`
     # With rho = 0 the worst case is the plain mean: lam = inf, all weights are equal, and the mean
     # loss is stored in place of lam log s.
     has_plain_case: ClassVar[bool] = True
@@ -450,10 +492,12 @@ class RobustState(MethodState):
         self.kind.copy_(torch.tensor(self._kind(), device="cpu"))
 
     def _lam_at_start(self) -> float:
+        """lam before the first batch: given, or NaN for "to be found", or infinite at rho = 0."""
         initial = self.temperature.initial
         return math.inf if self.plain else math.nan if initial is None else initial
 
     def _kind(self) -> list[int]:
+        """Plain or not, trimmed or not, and hashes of the names of temperature and tracker."""
         names = (type(part).__name__ for part in (self.temperature, self.tracker))
         return [int(self.plain), int(self.trim > 0.0), *(crc32(name.encode()) for name in names)]
 
@@ -484,12 +528,14 @@ class RobustState(MethodState):
         return f"a window of {self.recent.shape[1]} losses and {type(self.temperature).__name__}"
 
     def numbers(self) -> Numbers:
+        """The five scalars, as floats where that is free."""
         return Numbers(
             *unpacked(pinned(self.scalars) if torch.compiler.is_compiling() else self.scalars)
         )
 
     @property
     def window(self) -> Window:
+        """The recent losses, as a view of the buffer."""
         return Window(on_host(self.recent))
 
     @property
@@ -519,7 +565,11 @@ class RobustState(MethodState):
     # -- estimating --------------------------------------------------------------------------------
 
     def _first(self, batch: Batch, lam: Scalar, cutoff: Scalar) -> tuple[Scalar, Scalar]:
-        """lam_1 and the cutoff for trimming, from the first batch. An initial temperature is used if given."""
+        """lam_1 and the cutoff for trimming, from the first batch.
+
+        An initial temperature is used if given. Else lam_1 is the root of KL(p_lam) = rho on this
+        batch, with a rho that so few samples can reach.
+        """
         log_weight = (
             torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         )
@@ -535,8 +585,12 @@ class RobustState(MethodState):
         return self.equation.clamp(solved), cutoff
 
     def _tilted(self, batch: Batch, lam: Scalar, cutoff: Scalar) -> TiltedBatch:
-        """The batch at temperature lam. Losses above the cutoff are clipped to it, or with `trim` left out; q is then
-        the batch's weights divided by 1 - trim."""
+        """The batch at temperature lam.
+
+        Losses above the cutoff are clipped to it (`ceiling`), or with `trim` left out; q is then
+        the batch's weights divided by 1 - trim, so that ghat is the mean over what trimming keeps
+        on average.
+        """
         losses = on_host(batch.losses)
         clips = self.temperature.ceiling is not None and not self.trim
         joint = (minimum(losses, cutoff) if clips else losses) / lam
@@ -563,13 +617,20 @@ class RobustState(MethodState):
         old: tuple[Batch, TiltedBatch] | None = None,
         staged: Step | None = None,
     ) -> Step:
-        """s_t and the weights of a batch, or of its next part if `staged` is the step of the parts before.
+        """s_t and the weights of a batch, or of its next part; changes nothing.
 
-        `old` is the same batch at the previous point, for two-point trackers.
+        Args:
+            batch: the losses, from `read`. beta: the weight of the batch in the running estimates,
+            in (0, 1]. old: for two-point trackers, the same batch at the previous point and its
+            tilt there. staged: for gradient accumulation, the step of the parts before. The result
+            is then the
+                step of all parts, as if they were one batch, except for `weights`, which are the
+                last part's.
         """
         if type(beta) is not float or not 0.0 < beta <= 1.0:  # on the path of every step
             check_beta(beta)
             beta = float(beta)
+        # 1. The batch at lam_t: exp(l/lam_t), and A = log ghat.
         lam, _, lam_log_s, cutoff, lam_log_s_max = self.numbers()
         if not self.started and staged is None:
             lam, cutoff = self._first(batch, lam, cutoff)
@@ -580,12 +641,14 @@ class RobustState(MethodState):
             log_mass = logaddexp(staged.log_mass, log_mass)
             log_squares = logaddexp(staged.log_squares, log_squares)
             log_mean = log_sum - log_mass
+        # 2. s_t, from s_{t-1} read at lam_t. `rate` knows the effective number of samples.
         rate = self.temperature.rate(beta, 2.0 * log_mass - log_squares)
         log_s, change = log_mean, None  # Algorithm 1, line 2: the first s is the batch's own
         if self.started:
             past = minimum(lam_log_s, lam_log_s_max) / self.lam_of_past(lam)
             log_mean_old = None if old is None else old[1].log_mean
             log_s, change = self._advance(past, log_mean, log_mean_old, beta, rate)
+        # 3. What is stored and reported: lam log s and the objective.
         mean, mean_old = self._means(batch, point, old)
         if mean is not None and staged is not None:
             mean = _mean_of_parts(mean, staged, log_mean + log_mass)
@@ -617,12 +680,16 @@ class RobustState(MethodState):
     def _advance(
         self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float, rate: Any
     ) -> tuple[Scalar, Change | None]:
+        """log s_t and how gradients move with it: the tracker's answer."""
         return self.tracker.advance(log_s, log_mean, log_mean_old, beta, rate)
 
     def _means(
         self, batch: Batch, point: TiltedBatch, old: tuple[Batch, TiltedBatch] | None
     ) -> tuple[Scalar | None, Scalar | None]:
-        """The mean loss under softmax(l/lam), at the current and the previous point, where it is needed."""
+        """The mean loss under softmax(l/lam), at the current and the previous point, if needed.
+
+        The plain case needs it, whose softmax at lam = inf is uniform, and the printed update.
+        """
         return (point.mean(batch.losses) if self.plain else None), None
 
     def _next(
@@ -632,7 +699,10 @@ class RobustState(MethodState):
         return *self.temperature.next_lam(step, window, self.equation), ()
 
     def observe(self, batch: Batch) -> Step:
-        """A part of the first batch, before lam_1 is known: all samples get the same weight."""
+        """A part of the first batch, before lam_1 is known: all samples get the same weight.
+
+        lam_1 depends on all parts, and `commit` finds it. The value is this part's own worst case.
+        """
         log_weight = (
             torch.zeros_like(batch.losses) if batch.log_weight is None else batch.log_weight
         )
@@ -662,7 +732,10 @@ class RobustState(MethodState):
         mean: Scalar | None,
         rate: Scalar,
     ) -> Scalar:
-        """lam log s, or the mean loss if lam is infinite."""
+        """lam log s as it is stored, or the running mean loss if lam is infinite.
+
+        As lam grows, lam log s tends to the mean loss, so both are the same quantity.
+        """
         if self.plain:
             assert mean is not None
             if not self.started:
@@ -696,14 +769,17 @@ class RobustState(MethodState):
         """
         if isinstance(step.lam, Tensor):
             step = step.as_floats()
+        # 1. The recent losses, with this batch. `pushed` is stored; `window` is what lam is found
+        # on, without the trimmed losses.
         recent = self.recent  # Attributes of a module that are buffers are slow to look up.
         pushed = window = Window(on_host(recent)).pushed(*_joined_parts(parts))
         cutoff, lam_log_s_max = _UNBOUNDED, _UNBOUNDED
         if self.trim:
             cutoff = window.quantile(self.trim)
             window = window.without(cutoff)
+        # 2. lam_{t+1}. In the first of several parts lam_t itself was not known yet.
         lam, lam_log_s = step.lam, step.lam_log_s
-        more: Sequence[tuple[Tensor, Tensor]] = ()
+        more: Sequence[tuple[Tensor, Tensor]] = ()  # other buffers and their new values
         if step.calibrating:
             lam = lam_next = self._calibrated(window)
             lam_log_s = window.mean() if self.plain else lam * window.log_mean(lam)
@@ -711,6 +787,7 @@ class RobustState(MethodState):
             lam_next, lam_log_s_max, more = self._next(step, window, lr)
         if self.temperature.ceiling is not None and not self.trim and not self.plain:
             cutoff = window.top() + self.temperature.ceiling * lam_next
+        # 3. Write everything at once, or nothing.
         after = Numbers(lam_next, lam, lam_log_s, cutoff, lam_log_s_max)
         new = [(recent, as_tensor(pushed.rows)), (self.scalars, vector(after, self.scalars)), *more]
         if step.change is not None and step.change.reset is not None:
@@ -732,8 +809,10 @@ class RobustState(MethodState):
 
     @quietly
     def monitor(self) -> tuple[Tensor, Tensor]:
-        """KL and effective sample size (as a share) of the worst case on the recent losses; NaN before the first
-        batch."""
+        """KL and effective sample size (as a share) of the worst case on the recent losses.
+
+        NaN before the first batch.
+        """
         if not self.started:
             return self.scalars.new_full((2,), math.nan).unbind()  # type: ignore[return-value]
         now = self.numbers()

@@ -71,13 +71,20 @@ class Storm:
         beta: float,
         rate: Scalar,
     ) -> tuple[Scalar, Change | None]:
+        """log s by eq. 7, and what STORM does to the normalised estimates v/s and u/s.
+
+            s <- ghat + (1-beta) (s - ghat'),    v/s <- keep v/s + ghat/s grad - old grad'
+
+        with keep = (1-beta) s_{t-1}/s_t and old = (1-beta) ghat'/s_t.
+        """
         assert log_mean_old is not None
         # All three terms divided by the largest, so that none overflows.
         top = maximum(maximum(log_mean, log_mean_old), log_s)
+        # ghat(x_t), ghat(x_{t-1}) and s_{t-1}, each divided by exp(top).
         k1, k0, k = (exp(a - top) for a in (log_mean, log_mean_old, log_s))
         s = k1 + (1.0 - beta) * (k - k0)
         reset = s < maximum(beta * k1, 1e-8)
-        s = where(reset, 1.0, s)
+        s = where(reset, 1.0, s)  # any positive number, so that the logarithm below is safe
         moved = where(reset, log_mean, top + log(s))
         keep, old = (where(reset, 0.0, (1.0 - beta) * c / s) for c in (k, k0))
         empty = log_mean == -math.inf  # the whole batch is trimmed away, so nothing moves
@@ -88,7 +95,11 @@ class Storm:
 
 
 class PrintedState(RobustState):
-    """The state with the running estimate of F's gradient in lam, and s kept when lam changes."""
+    """The state with the running estimate of F's gradient in lam, and s kept when lam changes.
+
+    It replaces four steps of `RobustState`: at which temperature the past is read (`lam_of_past`),
+    how estimates of gradients move (`_advance`), what u averages (`_means`), and lam (`_next`).
+    """
 
     has_plain_case: ClassVar[bool] = False
     temperature: PrintedTemperature
@@ -109,13 +120,18 @@ class PrintedState(RobustState):
         return self.numbers().lam_past if self.started else lam
 
     def ratio_to_past(self, lam: Scalar) -> Scalar:
+        """lam_t/lam_{t-1}: eq. 8, z_w = lam v/s, has v/s of the past and lam of the present."""
         return lam / self.lam_of_past(lam)
 
     def _advance(
         self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float, rate: Any
     ) -> tuple[Scalar, Change | None]:
+        """As the tracker says; for one point, which has no `Change`, u moves by the moving average.
+
+        If the whole batch was trimmed away there is nothing new, so even beta = 1 keeps the old u.
+        """
         moved, change = super()._advance(log_s, log_mean, log_mean_old, beta, rate)
-        if change is None:  # u of Algorithm 1 moves with v
+        if change is None:  # u of Algorithm 1 moves as v does, with 1 - beta of the past
             keep = 1.0 - beta if beta < 1.0 else where(log_mean > -math.inf, 0.0, 1.0)
             change = Change(keep)
         return moved, change
@@ -129,17 +145,29 @@ class PrintedState(RobustState):
     def _next(
         self, step: Step, window: Window, lr: Scalar | None
     ) -> tuple[Scalar, Scalar, Sequence[tuple[Tensor, Tensor]]]:
-        """lam_{t+1} by a gradient step (line 4), and the new u."""
+        """lam_{t+1} by a projected gradient step (Algorithm 1, line 4), and the new u.
+
+        lam log s has no upper bound here, so the second number is infinite.
+        """
         lr = lr if self.temperature.lr is None else self.temperature.lr
         assert lr is not None
         lam, equation = step.lam, self.equation
-        drift = step.lam_log_s / lam + equation.rho + equation.mu * lam  # log s + rho (+ mu lam)
+        # The part of dF/dlam that needs no running estimate: log s + rho (+ mu lam).
+        drift = step.lam_log_s / lam + equation.rho + equation.mu * lam
         average, gradient = self._lam_gradient(step, drift)
         written = [(self.lam_average, vector([average], self.lam_average))]
         return equation.clamp(lam - lr * gradient), math.inf, written
 
     def _lam_gradient(self, step: Step, drift: Scalar) -> tuple[Scalar, Scalar]:
-        """The new u, or y, and the estimate of dF/dlam."""
+        """The new u (or y, for two points), and the estimate of dF/dlam.
+
+            one point (eq. 6)     u <- keep u + (1 - keep) (drift - m/lam);   gradient u
+            two points, Storm     y <- (lam/lam')^2 (keep y - old m') + m;    gradient drift - y/lam
+            two points, others    y <- keep y - old m' + m;                   gradient drift - y/lam
+
+        with m = mean(exp(l/lam) l)/s of the batch, m' the mean loss under softmax(l/lam) at the
+        previous point, and lam' the temperature of the past.
+        """
         assert step.mean is not None
         compiled = torch.compiler.is_compiling()
         (average,) = unpacked(pinned(self.lam_average) if compiled else self.lam_average)
@@ -193,7 +221,9 @@ class PrintedTemperature(Temperature):
         return self.lr is None
 
     def one_point_tracker(self) -> Tracker:
+        """Algorithm 1, line 6, without a cap."""
         return MovingAverage()
 
     def two_point_tracker(self) -> Tracker:
+        """Algorithm 2, eq. 7."""
         return Storm()

@@ -1,22 +1,36 @@
-r"""How lam and s move by default: policies without state.
+"""How lam and s move by default: policies without state.
 
-The worst case determines its temperature: lam* solves KL(p_lam) = rho. `WindowTemperature` follows
-lam* on the losses of the last batches (`Window`) and has nothing to tune. The paper's own gradient
-step for lam, and what only it needs, is in `scdro.printed`.
+A batch enters the state (`scdro._state`) in three steps, and the policies are asked in two:
+
+    A     = log mean exp(l/lam_t)                    the batch at the present temperature
+    s_t   = tracker.advance(s_{t-1}, A)              Algorithm 1, line 6
+    lam   = temperature.next_lam(...)                lam_{t+1}, from the recent losses
 
 At step t every method uses lam_t, which depends only on the batches before t; batch t then
 determines lam_{t+1}. So micro-batches are equivalent to one large batch, several processes to one,
 and a skipped step changes nothing.
 
-A tracker updates s, the running estimate of g = E exp(l/lam). With A = log mean exp(l/lam) of the
-batch and A' the same at the previous point:
+**lam.** The worst case determines its temperature: lam* solves KL(p_lam) = rho. The paper takes a
+gradient step in lam. `WindowTemperature` instead follows lam* on the losses of the last batches
+(`Window`), by one Newton step on log KL per batch; it has nothing to tune. The paper's own gradient
+step, and what only it needs, is in `scdro.printed`.
 
-    MovingAverage      s <- (1-r) s + r exp(A)          at least exp(A)/cap; r is beta, or B/(B + memory)
+**s.** A tracker updates s, the running estimate of g = E exp(l/lam). With A' the A of the same
+batch at the previous point:
+
+    MovingAverage      s <- (1-r) s + r exp(A), at least exp(A)/cap; r is beta, or B/(B + memory)
     NormalizedStorm    the same s; the gradient is STORM's:
-                       z <- (1-beta) z + exp(A - log s) g - old g',    old = (1-beta) exp(A' - log s_{t-1})
+                       z <- (1-beta) z + exp(A - log s) g - old g'
+                       old = (1-beta) exp(A' - log s_{t-1})
 
 g and g' are mean gradients under the batch's own weights softmax(l/lam). Only differences of
 logarithms that are bounded by construction are exponentiated.
+
+**Between batches** the state keeps lam log s, not s. When lam changes, s = E exp(l/lam) means
+something else, while lam log s, a soft maximum of the losses, hardly changes. Keeping s is what
+pins lam at lam0 in the printed form.
+
+In this file: `Step` and `Change`, what is passed around; trackers; the window; temperatures.
 
 References:
     Qi, Lyu, Chan, Bai, Yang, "Stochastic Constrained DRO with a Complexity Independent of Sample
@@ -66,7 +80,12 @@ __all__ = [
 
 
 class Step(NamedTuple):
-    """One step on a batch, or on all its parts so far, before it is committed. Scalars but for `weights`."""
+    """One step on a batch, or on all its parts so far, before it is committed.
+
+    `MethodState.estimate` makes it, the optimizer or loss uses `weights` and `objective`, and
+    `RobustState.commit` writes `lam_log_s` and asks the temperature for the next lam. All fields
+    are scalars but `weights`.
+    """
 
     lam: Scalar  # lam_t, the temperature of this batch
     log_s: Scalar  # log s_t, at lam_t
@@ -82,7 +101,7 @@ class Step(NamedTuple):
     calibrating: bool = False  # lam_1 is found once all parts of the first batch are there
 
     def as_floats(self) -> Step:
-        """Convert scalars to floats where the host can read them; a step of a compiled graph has tensors."""
+        """The step with floats for scalars, where the host can read them."""
 
         def number(x: Any) -> Any:
             return scalar(x) if isinstance(x, Tensor) and x.ndim == 0 else x
@@ -92,7 +111,13 @@ class Step(NamedTuple):
 
 
 class Change(NamedTuple):
-    """estimate <- keep estimate + exp(A - log s) fresh - old fresh', the update of gradients and of lam's gradient."""
+    """How running estimates of gradients move with s, where the tracker looks at two points.
+
+        estimate <- keep estimate + exp(A - log s) fresh - old fresh'
+
+    `fresh` and `fresh'` are the batch's own values at the present and at the previous point, under
+    softmax(l/lam). Both the gradient in w and, in the printed form, that in lam follow it.
+    """
 
     keep: Scalar  # share of the past estimate
     old: Scalar = 0.0  # share of the same quantity on this batch at the previous point
@@ -100,7 +125,10 @@ class Change(NamedTuple):
 
 
 class Tracker(Protocol):
-    """The rule that updates log s. At the first step s is the batch's own, and no tracker is asked."""
+    """The rule that updates log s. At the first step s is the batch's own, and no tracker is asked.
+
+    `two_points` says whether each batch is also evaluated at the previous parameters (ASCDRO).
+    """
 
     two_points: bool
 
@@ -112,11 +140,22 @@ class Tracker(Protocol):
         beta: float,
         rate: Scalar,
     ) -> tuple[Scalar, Change | None]:
-        """log s_t from the log s_{t-1}, A and A'; s moves at `rate`, gradients at `beta`."""
+        """log s_t, and how running gradients change with it (None: as a plain momentum does).
+
+        Args:
+            log_s: log s_{t-1}, converted to the present temperature.
+            log_mean: A, log mean exp(l/lam) of the batch; -inf if all of it was trimmed away.
+            log_mean_old: A', the same at the previous point; None for one-point methods.
+            beta: the weight of the batch in the gradients.
+            rate: the weight of the batch in s, at least beta.
+        """
 
 
 def _averaged(log_s: Scalar, log_mean: Scalar, rate: Scalar) -> Scalar:
-    """log((1-rate) s + rate ghat), or log s if that is zero (rate = 1 and the whole batch trimmed away)."""
+    """log((1-rate) s + rate ghat), the moving average in the log domain.
+
+    With rate = 1 and a batch that was trimmed away entirely this would be log 0, so s stays.
+    """
     if isinstance(rate, float) and rate == 1.0:
         return where(log_mean > -math.inf, log_mean, log_s)
     return logaddexp(log_s + log(1.0 - rate), log_mean + log(rate))
@@ -144,6 +183,7 @@ class MovingAverage:
         check_optional("cap", self.cap, ">= 1", meaning, infinite=True)
 
     def log_s(self, log_s: Scalar, log_mean: Scalar, rate: Scalar) -> Scalar:
+        """The new log s: the moving average, at least ghat/cap."""
         moved = _averaged(log_s, log_mean, rate)
         return moved if self.cap is None else maximum(moved, log_mean - math.log(self.cap))
 
@@ -162,7 +202,8 @@ class MovingAverage:
 class NormalizedStorm(MovingAverage):
     r"""STORM on the gradient of F itself instead of the gradient of g; s is the capped moving average.
 
-    z <- grad(x_t; s_t) + (1-beta)(z - grad(x_{t-1}; s_{t-1})),   grad(x; s) = mean(exp(l/lam)/s grad l).
+        z <- grad(x_t; s_t) + (1-beta)(z - grad(x_{t-1}; s_{t-1}))
+        grad(x; s) = mean(exp(l/lam)/s grad l)
 
     The printed form multiplies the past by s_{t-1}/s_t, which exceeds one whenever s falls: rare
     hard samples then amplify old noise without limit. Here the past always shrinks. The correction
@@ -192,6 +233,8 @@ class NormalizedStorm(MovingAverage):
         rate: Scalar,
     ) -> tuple[Scalar, Change | None]:
         assert log_mean_old is not None
+        # The old point's s, capped by the old point's batch as the new one is by the new point's:
+        # exp(A' - log s) <= cap, so the subtracted gradient is bounded too.
         before = log_s if self.cap is None else maximum(log_s, log_mean_old - math.log(self.cap))
         old = (1.0 - beta) * exp(log_mean_old - before)
         return self.log_s(log_s, log_mean, rate), Change(1.0 - beta, old)
@@ -201,17 +244,22 @@ class NormalizedStorm(MovingAverage):
 
 
 def default_size(rho: float) -> int:
-    """Enough for 32 samples of the smallest group that rho protects (a fraction exp(-rho)); from 1,024 to 65,536."""
+    """Enough for 32 samples of the smallest group that rho protects (a fraction exp(-rho)).
+
+    At least 1,024, at most 65,536.
+    """
     return int(min(max(1024.0, 32.0 * math.exp(min(rho, 20.0))), 65536.0))
 
 
 class Window(NamedTuple):
-    """Two rows, losses and their log weights, oldest first. Empty slots have weight zero.
+    """The losses of the last batches, from which lam is determined.
 
-    `rows` is a NumPy view where the host can read the memory, else a tensor.
+    A row of losses and a row of their log weights, oldest first. Empty slots have weight zero (log
+    weight -inf). Full windows move: each batch pushes out as many of the oldest losses. A window is
+    never changed in place, except by `clear_`; `pushed` returns a new one, which `commit` writes.
     """
 
-    rows: Vector
+    rows: Vector  # (2, size); a NumPy view where the host can read the memory, else a tensor
 
     def clear_(self) -> None:
         """Empty every slot, in place."""
@@ -233,6 +281,7 @@ class Window(NamedTuple):
         """
         size = self.rows.shape[1]
         if log_weight is None:
+            # The usual case, on the path of every step: a shift by `count` places.
             losses = _spread(losses, size, len(losses))
             count = len(losses)
             rows: Any = (
@@ -243,39 +292,49 @@ class Window(NamedTuple):
             rows[:, : size - count] = self.rows[:, count:]
             rows[0, size - count :], rows[1, size - count :] = on_host(losses), 0.0
             return Window(rows)
+        # With weights, samples of weight zero are moved to the front, where they are pushed out
+        # first. A compiled graph needs fixed shapes, so they cannot be dropped.
         batch = _live_last(torch.stack([losses, log_weight]))
         batch = _spread(batch, size, (log_weight > -math.inf).sum())
         return Window(on_host(_live_last(torch.cat([as_tensor(self.rows), batch], 1))[:, -size:]))
 
     def tilt(self, lam: Scalar, shift: Scalar) -> tuple[Tilt, Scalar, Scalar]:
-        """The tilt of the recent losses at temperature lam, their effective number, and the log of the mean of
-        exp(l/lam) over the newest quarter of the slots, relative to all of them (inf if the quarter
-        is empty).
+        """The recent losses at temperature lam: what determines the next lam.
 
-        `shift` is any value near their maximum.
+        Args:
+            lam: the temperature.
+            shift: any value near the largest loss, which is subtracted so that exp cannot overflow.
+
+        Returns:
+            the tilt; its mean is that of (l - shift)/lam. the effective number of losses in the
+            window. the log of mean exp(l/lam) over the newest quarter of the slots, divided by the
+            same mean over all slots; inf if the quarter is empty. Below 0 if losses are falling.
         """
         losses, log_weight = self.rows[0], self.rows[1]
         log_total, size = mass_and_size(log_weight)
         at = tilt(losses - shift, log_weight, lam, log_total)
         newest = slice(-math.ceil(len(losses) / 4), None)
+        # p/q summed over the quarter is that ratio, because p_i = q_i exp(l_i/lam)/mean exp(l/lam).
         p, q = scalar(at.weights[newest].sum()), scalar(exp(log_weight[newest] - log_total).sum())
         return at, size, where(q > 0.0, log(maximum(p, 1e-300)) - log(q), math.inf)
 
     def effective_size(self) -> Scalar:
+        """The number of equally weighted losses that the weights are worth, (sum w)^2 / sum w^2."""
         return mass_and_size(self.rows[1])[1]
 
     def mean(self) -> Scalar:
+        """The mean of the recent losses by their weights."""
         return scalar(torch.dot(torch.softmax(self.log_weight, 0), self.losses))
 
     def log_mean(self, lam: Scalar) -> Scalar:
-        """log of the mean of exp(l/lam)."""
+        """log of the mean of exp(l/lam), a log s from the window alone."""
         return scalar(
             torch.logsumexp(self.losses / lam + self.log_weight, 0)
             - torch.logsumexp(self.log_weight, 0)
         )
 
     def solve(self, rho: Scalar, lam0: float, mu: float) -> Scalar:
-        """lam* of the recent losses."""
+        """lam* of the recent losses: the exact root, used once for lam_1."""
         return solve_lam(self.losses, self.log_weight, rho, lam0, mu=mu)
 
     def top(self) -> Scalar:
@@ -307,14 +366,14 @@ def _spread(columns: Tensor, size: int, live: Tensor | int) -> Tensor:
 
     Keeps the positions i for which the fractional part of i times the golden ratio is smallest.
     This is as even as a stride, but does not lock onto a period in the batch, such as alternating
-    classes or views.
+    classes or views. 0x9E3779B1 is 2^32 divided by the golden ratio.
     """
     count = columns.shape[-1]
     if count <= size:
         return columns
     live = live.clamp_min(size) if isinstance(live, Tensor) else max(live, size)
     position = torch.arange(count, device=columns.device) - (count - live)
-    fraction = (position * 0x9E3779B1) & 0xFFFFFFFF  # times 2^32, in int64
+    fraction = (position * 0x9E3779B1) & 0xFFFFFFFF  # of i times the ratio; times 2^32, in int64
     chosen = torch.topk(torch.where(position >= 0, fraction, 1 << 32), size, largest=False).indices
     return columns[..., torch.sort(chosen).values]
 
@@ -325,22 +384,25 @@ def _spread(columns: Tensor, size: int, live: Tensor | int) -> Tensor:
 class LamEquation(NamedTuple):
     """The equation for lam: KL(p_lam) = rho + mu lam on [lam0, lam_max]."""
 
-    rho: float
-    lam0: float
-    lam_max: float
-    mu: float
-    loss_bound: float | None
+    rho: float  # the radius of the KL ball
+    lam0: float  # the smallest lam, and the paper's regulariser
+    lam_max: float  # lam0 + C/rho for losses in [0, C]; infinite if C is not known
+    mu: float  # strong convexity that the restarted methods add; 0 for all others
+    loss_bound: float | None  # C, if the user gave it
 
     def clamp(self, lam: Scalar) -> Scalar:
+        """lam in [lam0, lam_max]."""
         return clamp(lam, self.lam0, self.lam_max)
 
 
 class Temperature:
     """Base class of the rules for lam. They have no state.
 
-    `initial` is lam_1, or None to find it from the first batch. `ceiling`: losses are clipped at
-    the largest recent loss plus `ceiling` times lam; None for no bound. `state_class` is the state
-    that follows the rule, None for `RobustState`, which asks `next_lam`.
+    Attributes:
+        initial: lam_1, or None to find it from the first batch.
+        ceiling: losses are clipped at the largest recent loss plus `ceiling` times lam; None for no
+            bound.
+        state_class: the state that follows the rule, None for `RobustState`, which asks `next_lam`.
     """
 
     initial: float | None
@@ -365,7 +427,13 @@ class Temperature:
         raise NotImplementedError
 
     def next_lam(self, step: Step, window: Window, equation: LamEquation) -> tuple[Scalar, Scalar]:
-        """Return lam_{t+1}, and the upper bound of lam log s at batch t+1."""
+        """lam_{t+1}, and the upper bound of lam log s at batch t+1.
+
+        Args:
+            step: the step of batch t, at lam_t.
+            window: the recent losses, batch t included; trimmed, if the state trims.
+            equation: rho, lam0 and the range of lam.
+        """
         raise NotImplementedError
 
 
@@ -424,6 +492,7 @@ class WindowTemperature(Temperature):
         )
 
     def rate(self, beta: float, log_size: Scalar) -> Scalar:
+        """beta, or B/(B + memory) if that is larger; at beta = 1 s is the batch's own."""
         if self.memory is None or beta == 1.0:
             return beta
         if self.memory == 0.0:
@@ -437,7 +506,12 @@ class WindowTemperature(Temperature):
         return NormalizedStorm(self.cap, self.clip)
 
     def next_lam(self, step: Step, window: Window, equation: LamEquation) -> tuple[Scalar, Scalar]:
-        if equation.rho == 0.0:
+        """A safeguarded Newton step from lam_t towards KL(p_lam) = rho, and the bound by `lag`.
+
+        A step of log lam is limited to 1, a factor of e: on a plateau of KL(lam) the slope is
+        nearly zero and Newton would jump anywhere.
+        """
+        if equation.rho == 0.0:  # the plain mean: lam stays infinite
             return step.lam, math.inf
         at, size, newest = window.tilt(step.lam, step.lam_log_s)
         rho = attainable(equation.rho, size)
@@ -446,12 +520,15 @@ class WindowTemperature(Temperature):
         if self.lag is None:
             return lam, math.inf
         # lam log mean exp(l/lam) of the newest losses; like lam log s, it hardly depends on lam.
+        # The window was shifted by lam_log_s, and mean - KL = log mean exp((l - shift)/lam).
         soft_max = step.lam_log_s + step.lam * (at.mean - at.kl + newest)
+        # The same of the last batch alone, which may be larger.
         soft_max = maximum(soft_max, step.lam * step.log_mean)
         return lam, soft_max + lam * math.log(self.lag)
 
 
 def given_or_default(temperature: Temperature | None) -> Temperature:
+    """The temperature, checked; `WindowTemperature()` if none was given."""
     if temperature is None:
         return WindowTemperature()
     check_is(
