@@ -270,13 +270,17 @@ def assemble() -> None:
             target.write_text(UNLISTED + target.read_text())
     chapters = []
     for chapter, names in CHAPTERS.items():
-        name = re.sub(r"\W+", "_", chapter.lower()).strip("_") if len(names) > 1 else names[0]
+        if len(names) == 1:
+            chapters.append(names[0])
+            continue
+        # A chapter and a page may have the same name: "train" is both.
+        name = "chapters/" + re.sub(r"\W+", "_", chapter.lower())
         chapters.append(name)
-        if len(names) > 1:
-            pages = "\n".join(f"/{page}" for page in names if list(SOURCES.glob(f"{page}.*")))
-            (SOURCES / f"{name}.md").write_text(
-                f"# {chapter}\n\n```{{toctree}}\n:maxdepth: 2\n\n{pages}\n```\n"
-            )
+        pages = "\n".join(f"/{page}" for page in names if list(SOURCES.glob(f"{page}.*")))
+        (SOURCES / "chapters").mkdir(exist_ok=True)
+        (SOURCES / f"{name}.md").write_text(
+            f"# {chapter}\n\n```{{toctree}}\n:maxdepth: 2\n\n{pages}\n```\n"
+        )
     with (SOURCES / "index.md").open("a") as index:
         index.write(
             "\n```{toctree}\n:hidden:\n\n" + "\n".join(f"/{name}" for name in chapters) + "\n```\n"
