@@ -431,7 +431,7 @@ PRIVATE_IN_TESTS = {
     "test_buffers.py": {
         "_skips": "replaced, to take the way of an accelerator on a CPU",
         "_undo_on_device": "to take the way of an accelerator on a CPU",
-        "_undone_unless": "replaced, to take the way of an accelerator on a CPU",
+        "_undo_unless": "replaced, to take the way of an accelerator on a CPU",
         "_watched": "hooks that a copy must not share",
     },
     "test_group_metrics.py": {"MOST_DRAWN": "replaced, so that a small table counts as large"},

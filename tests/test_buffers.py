@@ -72,7 +72,7 @@ def test_a_batch_left_out_on_an_accelerator(name, monkeypatch):
     problem = spoilt(problem_with(normalised(nn.BatchNorm1d(4))), 4)
     optimizer = problem.optimizer(name, started=True, skip_nonfinite=True, module=problem.model)
     monkeypatch.setattr(optimizer, "_skips", lambda finite: False)
-    monkeypatch.setattr(optimizer, "_undone_unless", optimizer._undo_on_device)
+    monkeypatch.setattr(optimizer, "_undo_unless", optimizer._undo_on_device)
     before = problem.snapshot(optimizer)
     optimizer.step(lambda: problem.losses(4))
     only_skipped_moved(before, problem.snapshot(optimizer), optimizer)

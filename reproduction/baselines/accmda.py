@@ -21,7 +21,7 @@ from scdro._state import Batch
 from scdro._validation import check_number
 from scdro.distributed import Group, Ranks
 from scdro.optim._base import Closure
-from scdro.optim.ascdro import TwoPoints, matched
+from scdro.optim.ascdro import TwoPoints, match_batches
 
 __all__ = [
     "AccMDA",
@@ -111,13 +111,13 @@ class AccMDA(TwoPoints, PrimalDual):
                     old_losses, read_ids=lambda: check_index(index, self._parts.n, old_losses)
                 )
                 self._backward(old_losses, old, self._weights(self._y_previous, old))
-        old_gradients = {} if old is None else self._kept_gradients()
-        losses = self._replayed_losses(closure)
+        old_gradients = {} if old is None else self._keep_gradients()
+        losses = self._replay_losses(closure)
         batch = method_state.read(
             losses, read_ids=lambda: check_index(index, self._parts.n, losses)
         )
         if old is not None:
-            batch = matched(batch, old)
+            batch = match_batches(batch, old)
         if self._skips(None if batch.finite is None else batch.finite.cpu()):
             return None
         weights = self._weights(self._y, batch)
@@ -151,7 +151,7 @@ class AccMDA(TwoPoints, PrimalDual):
         return weights.to(batch.losses)
 
     def _descend(self, old_gradients: dict[Tensor, Tensor], keep: float) -> None:
-        clipped = self._gradients.clipped(keep, list(old_gradients.values()), keep)
+        clipped = self._gradients.clip_coefficient(keep, list(old_gradients.values()), keep)
         self._remember_point()
         active = [p for p in self._parameters() if p.grad is not None]
         for p in active:

@@ -14,7 +14,7 @@ from scdro._state import Batch, MethodState
 from scdro._validation import check_number, check_optional, check_radius
 from scdro.distributed import Group
 from scdro.functional import worst_case
-from scdro.optim.baselines.erm import Weighed, WeightingOptimizer, base_weights, tilted_at
+from scdro.optim.baselines.erm import Weighed, WeightingOptimizer, base_weights, tilt_at
 
 __all__ = [
     "DualSGM",
@@ -121,7 +121,7 @@ class DualSGM(WeightingOptimizer):
         method_state, q = self._method_state, base_weights(batch)
         eta, lam = unpacked(method_state.duals)
         if not method_state.started:
-            eta = lam * tilted_at(batch, lam).log_mean
+            eta = lam * tilt_at(batch, lam).log_mean
         free = (batch.losses - eta) / lam
         a = free.clamp_max(self._cap)
         weights = q * torch.exp(a)

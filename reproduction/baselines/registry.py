@@ -127,7 +127,7 @@ def _printed(method: Maker) -> Maker:
     )
 
 
-def _decayed(method: Maker) -> Maker:
+def _add_decay(method: Maker) -> Maker:
     """Use the paper's stages: lr times .1 after each of the `milestones`."""
     return lambda params, *, lr, beta, milestones, **settings: method(
         params, decay_stages(lr, beta, milestones), **settings
@@ -167,16 +167,16 @@ REGISTRY: Mapping[str, Method] = {
     for method in (
         Method("SCDRO", SCDRO, ("rho",)),
         Method("ASCDRO", ASCDRO, ("rho", "module")),
-        Method("RSCDRO", _decayed(RSCDRO), ("rho", "milestones"), own_schedule=True),
-        Method("RASCDRO", _decayed(RASCDRO), ("rho", "milestones", "module"), own_schedule=True),
+        Method("RSCDRO", _add_decay(RSCDRO), ("rho", "milestones"), own_schedule=True),
+        Method("RASCDRO", _add_decay(RASCDRO), ("rho", "milestones", "module"), own_schedule=True),
         Method("SCDRO-printed", _printed(SCDRO), ("rho",)),
         Method("ASCDRO-printed", _printed(ASCDRO), ("rho", "module")),
         Method(
-            "RSCDRO-printed", _printed(_decayed(RSCDRO)), ("rho", "milestones"), own_schedule=True
+            "RSCDRO-printed", _printed(_add_decay(RSCDRO)), ("rho", "milestones"), own_schedule=True
         ),
         Method(
             "RASCDRO-printed",
-            _printed(_decayed(RASCDRO)),
+            _printed(_add_decay(RASCDRO)),
             ("rho", "milestones", "module"),
             own_schedule=True,
         ),

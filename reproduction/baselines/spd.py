@@ -154,7 +154,7 @@ class SPD(PrimalDual):
         """w <- Proj_W(w - lr (gradient + wd w))."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            gradients = self._decayed(
+            gradients = self._add_decay(
                 [p.grad for p in params if p.grad is not None], params, group["weight_decay"]
             )
             descend(params, gradients, group["lr"])

@@ -180,7 +180,7 @@ class Numbers(NamedTuple):
     lam_log_s_max: Scalar = math.inf  # lam log s is cut off here at the next batch
 
 
-def _joined_parts(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
+def _join_parts(parts: tuple[Batch, ...]) -> tuple[Tensor, Tensor | None]:
     """Losses and log weights of all parts of a batch, (b,) each; None for equal weights."""
     if len(parts) == 1:
         return parts[0].losses, parts[0].log_weight
@@ -564,7 +564,7 @@ class RobustState(MethodState):
 
     # -- estimating --------------------------------------------------------------------------------
 
-    def _first(self, batch: Batch, lam: Scalar, cutoff: Scalar) -> tuple[Scalar, Scalar]:
+    def _find_start(self, batch: Batch, lam: Scalar, cutoff: Scalar) -> tuple[Scalar, Scalar]:
         """lam_1 and the cutoff for trimming, from the first batch.
 
         An initial temperature is used if given. Else lam_1 is the root of KL(p_lam) = rho on this
@@ -584,7 +584,7 @@ class RobustState(MethodState):
         solved = solve_lam(batch.losses, log_weight, rho, self.equation.lam0, mu=self.equation.mu)
         return self.equation.clamp(solved), cutoff
 
-    def _tilted(self, batch: Batch, lam: Scalar, cutoff: Scalar) -> TiltedBatch:
+    def _tilt_batch(self, batch: Batch, lam: Scalar, cutoff: Scalar) -> TiltedBatch:
         """The batch at temperature lam.
 
         Losses above the cutoff are clipped to it (`ceiling`), or with `trim` left out; q is then
@@ -606,7 +606,7 @@ class RobustState(MethodState):
     def tilt_previous(self, batch: Batch) -> TiltedBatch:
         """The batch, evaluated at the previous parameters, at the temperature used for past estimates."""
         now = self.numbers()
-        return self._tilted(batch, self.lam_of_past(now.lam), now.cutoff)
+        return self._tilt_batch(batch, self.lam_of_past(now.lam), now.cutoff)
 
     @quietly
     def estimate(
@@ -633,8 +633,8 @@ class RobustState(MethodState):
         # 1. The batch at lam_t: exp(l/lam_t), and A = log ghat.
         lam, _, lam_log_s, cutoff, lam_log_s_max = self.numbers()
         if not self.started and staged is None:
-            lam, cutoff = self._first(batch, lam, cutoff)
-        point = self._tilted(batch, lam, cutoff)
+            lam, cutoff = self._find_start(batch, lam, cutoff)
+        point = self._tilt_batch(batch, lam, cutoff)
         log_mean, log_mass, log_squares = point.log_mean, batch.log_mass, batch.log_squares
         if staged is not None:  # the sums of exp(l/lam) q, q and q^2 over all parts so far
             log_sum = logaddexp(staged.log_mean + staged.log_mass, log_mean + log_mass)
@@ -772,7 +772,7 @@ class RobustState(MethodState):
         # 1. The recent losses, with this batch. `pushed` is stored; `window` is what lam is found
         # on, without the trimmed losses.
         recent = self.recent  # Attributes of a module that are buffers are slow to look up.
-        pushed = window = Window(on_host(recent)).pushed(*_joined_parts(parts))
+        pushed = window = Window(on_host(recent)).push(*_join_parts(parts))
         cutoff, lam_log_s_max = _UNBOUNDED, _UNBOUNDED
         if self.trim:
             cutoff = window.quantile(self.trim)
@@ -781,7 +781,7 @@ class RobustState(MethodState):
         lam, lam_log_s = step.lam, step.lam_log_s
         more: Sequence[tuple[Tensor, Tensor]] = ()  # other buffers and their new values
         if step.calibrating:
-            lam = lam_next = self._calibrated(window)
+            lam = lam_next = self._find_lam_of_parts(window)
             lam_log_s = window.mean() if self.plain else lam * window.log_mean(lam)
         else:
             lam_next, lam_log_s_max, more = self._next(step, window, lr)
@@ -798,7 +798,7 @@ class RobustState(MethodState):
             if self._commits % CHECK_EVERY == 1:
                 self.look_for_collapse(self._commits, sum(len(part.losses) for part in parts))
 
-    def _calibrated(self, window: Window) -> Scalar:
+    def _find_lam_of_parts(self, window: Window) -> Scalar:
         """lam_1, from all parts of the first batch."""
         if self.temperature.initial is not None or self.plain:
             return self.numbers().lam

@@ -45,7 +45,7 @@ class Accumulation:
 
     1. `stage` estimates s from all parts so far and rescales the gradients accumulated so far to
         the new s.
-    2. `scaled` is a hook in each loss's backward pass, since s may have changed after that loss was
+    2. `rescale_gradient` is a hook in each loss's backward pass, since s may have changed after that loss was
         computed.
     3. The optimizer's step commits. A step that a GradScaler skips commits nothing.
     4. `zero_grad` drops the parts whose gradients it clears. Parts without a backward pass yet are
@@ -113,7 +113,7 @@ class Accumulation:
         self._staged = step
         return step, part
 
-    def scaled(self, part: MicroBatch, gradient: Tensor) -> Tensor:
+    def rescale_gradient(self, part: MicroBatch, gradient: Tensor) -> Tensor:
         """Rescale a gradient to the current s."""
         part.differentiated = True
         if self._staged is None or part.step is None:
@@ -121,12 +121,12 @@ class Accumulation:
         return gradient * _ratio(part.step, self._staged)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._keep([part for part in self._parts if not self._differentiated(part)])
+        self._keep([part for part in self._parts if not self._has_backward(part)])
         for part in self._parts:
             part.before_zero_grad = True
         self._zero_grad(set_to_none)
 
-    def _differentiated(self, part: MicroBatch) -> bool:
+    def _has_backward(self, part: MicroBatch) -> bool:
         return part.differentiated if part.marks is None else part.marks != self._marks()
 
     def _drop_abandoned(self) -> None:
@@ -137,7 +137,7 @@ class Accumulation:
             [
                 p
                 for p in self._parts
-                if (gradients if self._differentiated(p) else not p.before_zero_grad)
+                if (gradients if self._has_backward(p) else not p.before_zero_grad)
             ]
         )
 
@@ -335,7 +335,9 @@ class KLRobustLoss(nn.Module):
             batch = batch._replace(losses=group_means(batch.losses, batch.ids, shares))
         if not trains:
             value, weights = self._exact(batch)
-            value = _with_gradient(losses, batch, value, _of_samples(weights, batch, shares))
+            value = _with_gradient(
+                losses, batch, value, _spread_over_samples(weights, batch, shares)
+            )
             return value if batch.finite is None else torch.where(batch.finite, value, math.nan)
         if batch.finite is not None and host_reads(batch.finite):
             if not bool(batch.finite):
@@ -350,14 +352,14 @@ class KLRobustLoss(nn.Module):
         if self.accumulation is None:
             step = state.estimate(batch, self.beta)
             state.commit(step, batch)
-            weights = _of_samples(step.weights, batch, shares)
+            weights = _spread_over_samples(step.weights, batch, shares)
             return _with_gradient(losses, batch, step.objective, weights)
         step, part = self.accumulation.stage(batch, self.beta)
         batch = part.batch
-        weights = _of_samples(step.weights, batch, shares)
+        weights = _spread_over_samples(step.weights, batch, shares)
         value = _with_gradient(losses, batch, step.objective, weights)
         if not torch.compiler.is_compiling():
-            value.register_hook(partial(self.accumulation.scaled, part))  # type: ignore[no-untyped-call]
+            value.register_hook(partial(self.accumulation.rescale_gradient, part))  # type: ignore[no-untyped-call]
         return value
 
     def _exact(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -493,7 +495,7 @@ def _after_loading(module: nn.Module, _: object) -> None:
         module.accumulation.forget()
 
 
-def _of_samples(weights: Tensor, batch: Batch, shares: Tensor | None) -> Tensor:
+def _spread_over_samples(weights: Tensor, batch: Batch, shares: Tensor | None) -> Tensor:
     """Convert weights of the group means into weights of the individual losses."""
     return weights if batch.ids is None else group_weights(weights, batch.ids, shares)
 

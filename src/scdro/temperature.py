@@ -151,7 +151,7 @@ class Tracker(Protocol):
         """
 
 
-def _averaged(log_s: Scalar, log_mean: Scalar, rate: Scalar) -> Scalar:
+def _average_log_s(log_s: Scalar, log_mean: Scalar, rate: Scalar) -> Scalar:
     """log((1-rate) s + rate ghat), the moving average in the log domain.
 
     With rate = 1 and a batch that was trimmed away entirely this would be log 0, so s stays.
@@ -184,7 +184,7 @@ class MovingAverage:
 
     def log_s(self, log_s: Scalar, log_mean: Scalar, rate: Scalar) -> Scalar:
         """The new log s: the moving average, at least ghat/cap."""
-        moved = _averaged(log_s, log_mean, rate)
+        moved = _average_log_s(log_s, log_mean, rate)
         return moved if self.cap is None else maximum(moved, log_mean - math.log(self.cap))
 
     def advance(
@@ -256,7 +256,7 @@ class Window(NamedTuple):
 
     A row of losses and a row of their log weights, oldest first. Empty slots have weight zero (log
     weight -inf). Full windows move: each batch pushes out as many of the oldest losses. A window is
-    never changed in place, except by `clear_`; `pushed` returns a new one, which `commit` writes.
+    never changed in place, except by `clear_`; `push` returns a new one, which `commit` writes.
     """
 
     rows: Vector  # (2, size); a NumPy view where the host can read the memory, else a tensor
@@ -274,7 +274,7 @@ class Window(NamedTuple):
     def log_weight(self) -> Tensor:
         return as_tensor(self.rows[1])
 
-    def pushed(self, losses: Tensor, log_weight: Tensor | None) -> Window:
+    def push(self, losses: Tensor, log_weight: Tensor | None) -> Window:
         """The window with a batch added and the same number of oldest losses dropped.
 
         Samples of weight zero take no slot. A batch larger than the window is subsampled evenly.

@@ -1,4 +1,27 @@
-"""The base classes of the optimizers: closures, gradients, the descent step, monitoring and checkpoints."""
+"""The base classes of the optimizers: everything in a step that is the same for all methods.
+
+A step of any method takes a closure that returns the per-sample losses of a batch, and does
+
+    losses   = closure()                                       _losses: checked, gradients cleared
+    batch    = state.read(losses)                              joined over the processes
+    weights  = ... of the losses, by the method                the only part that differs
+    gradient = sum_j weight_j grad l_j                         _backward: one backward pass
+    unscale, clip                                              Gradients.unscale_and_clip
+    v <- keep v + share (gradient + wd w);  w <- w - lr v      _momentum_step
+    w <- Proj_W(w)                                             _project
+    state.commit(...)                                          after all that could fail
+
+The batch may be bad (NaN), or the gradients may overflow in float16. Then the step leaves no trace:
+parameters, vectors, buffers of the model and the method's state stay as they were. On the host a
+bad batch returns early (`_skips`). On an accelerator the host does not read the flag: the step runs
+on, and what it wrote is put back where the flag says so (`_undo_unless`).
+
+    ClosureOptimizer     the step above, parameters and vectors, checkpoints
+      WeightingOptimizer   (baselines/erm.py) plain weights of a batch, SGD with momentum
+      RobustOptimizer      (here) lam, s and the window: SCDRO, ASCDRO
+
+`Gradients` is the GradScaler's and the clipping's view of a step, `Ball` the constraint set W.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +59,10 @@ __all__ = [
 
 
 def global_norm(tensors: list[Tensor]) -> Tensor:
-    """The Euclidean norm of all tensors together, in a dtype where it does not overflow."""
+    """The Euclidean norm of all tensors together, in a dtype where it does not overflow.
+
+    Sharded tensors are summed over the processes, and cannot be stacked with plain ones.
+    """
     kinds = ([t for t in tensors if is_sharded(t)], [t for t in tensors if not is_sharded(t)])
     norm: Tensor = torch.linalg.vector_norm(
         torch.stack([full(_norm_of_like(kind)) for kind in kinds if kind])
@@ -45,6 +71,7 @@ def global_norm(tensors: list[Tensor]) -> Tensor:
 
 
 def _norm_of_like(tensors: list[Tensor]) -> Tensor:
+    """The norm of tensors that are all sharded, or all plain."""
     norms = torch._foreach_norm(tensors, dtype=scalar_dtype(tensors[0].device))
     norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
     return norm
@@ -71,33 +98,38 @@ class Ball:
 
 
 class Gradients:
-    """The gradients of an optimizer during one step.
+    """The gradients of an optimizer during one step: scaled, unscaled, clipped, or thrown away.
 
     `GradScaler.step` does not support closures. So this object acts as an optimizer of the same
-    parameters towards the scaler; its step only records that the scaler found no overflow.
+    parameters towards the scaler; its `step` only records that the scaler found no overflow.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer, self._finite = optimizer, False
+        # Of the present step only; None between steps.
         self.scaler: GradScaler | None = None
         self.max_norm: float | None = None
 
     def begin(self, scaler: GradScaler | None, max_norm: float | None) -> None:
+        """What the step was called with."""
         if max_norm is not None:  # on the path of every step
             check_number("max_grad_norm", max_norm, "> 0", "or None for no bound")
         self.scaler, self.max_norm = scaler, max_norm
 
     def end(self) -> None:
+        """Forget it, so that a copy of the optimizer holds no scaler."""
         self.scaler = self.max_norm = None
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
+        """What the scaler asks an optimizer for."""
         return self._optimizer.param_groups
 
     def step(self) -> None:
+        """Called by the scaler if it found no overflow."""
         self._finite = True
 
-    def scaled(self, weights: Tensor) -> Tensor:
+    def scale(self, weights: Tensor) -> Tensor:
         """The weights of the losses for the backward pass, scaled by the GradScaler."""
         if self.scaler is None:
             return weights
@@ -105,15 +137,19 @@ class Gradients:
         return scaled
 
     def unscale_and_clip(self, old: dict[Tensor, Tensor] | None = None) -> bool:
-        """Unscale and clip the gradients, and unscale the `old` ones of an earlier pass. False after an overflow."""
-        if self.scaler is not None and not self._unscaled(self.scaler, old or {}):
+        """Unscale and clip the gradients, and unscale the `old` ones of an earlier pass.
+
+        False after an overflow in either; the caller then returns without a trace.
+        """
+        if self.scaler is not None and not self._unscale(self.scaler, old or {}):
             return False
         if self.max_norm is not None:
             clip_grad_norm_(self._params(), self.max_norm)
         return True
 
-    def _unscaled(self, scaler: GradScaler, old: dict[Tensor, Tensor]) -> bool:
+    def _unscale(self, scaler: GradScaler, old: dict[Tensor, Tensor]) -> bool:
         if old:
+            # The scaler only looks at p.grad, but an overflow at the previous point counts too.
             for p, gradient in old.items():
                 # 0 * inf is NaN, so an overflow in the old gradients shows up here.
                 if p.grad is not None:
@@ -134,8 +170,13 @@ class Gradients:
         for p in self._params():
             p.grad = None
 
-    def clipped(self, coefficient: Any, gradients: list[Tensor], among: float) -> Any:
-        """`coefficient`, reduced if `coefficient / among` times `gradients` would exceed the norm bound."""
+    def clip_coefficient(self, coefficient: Any, gradients: list[Tensor], among: float) -> Any:
+        """The coefficient with which `gradients` may be subtracted, under the norm bound.
+
+        STORM subtracts old gradients times `coefficient`, which is `among` (1 - beta) times the
+        weight ratio of the batch. Clipped is the gradient itself, that is, coefficient/among times
+        its norm.
+        """
         if self.max_norm is None or not gradients or among == 0.0:
             return coefficient
         size = global_norm(gradients) * abs(coefficient) / among
@@ -249,6 +290,7 @@ class ClosureOptimizer(Optimizer):
         """For methods that run in stages."""
 
     def _value_if_skipped(self) -> Scalar:
+        """What `step` returns for a skipped batch."""
         return math.nan
 
     # -- the closure -------------------------------------------------------------------------------
@@ -279,6 +321,7 @@ class ClosureOptimizer(Optimizer):
         return nullcontext()
 
     def _check_closure_losses(self, losses: Tensor) -> None:
+        """Raise if the closure called backward, or its losses have no gradient."""
         if any(p.grad is not None for p in self._parameters()):
             raise ClosureError(
                 "expected a closure that only computes the per-sample losses, got one that called"
@@ -296,8 +339,14 @@ class ClosureOptimizer(Optimizer):
             )
 
     def _backward(self, losses: Tensor, batch: Batch, weights: Tensor) -> None:
-        """Compute the gradients of sum_j weight_j l_j over the batch, still scaled by the grad_scaler."""
-        weights = self._gradients.scaled(batch.own_weights(weights))
+        """Compute the gradients of sum_j weight_j l_j, still scaled by the grad_scaler.
+
+        Args:
+            losses: (own,) this process's losses, with their graph.
+            batch: the whole batch.
+            weights: (b,) the weights of all its losses, without a gradient.
+        """
+        weights = self._gradients.scale(batch.own_weights(weights))
         try:
             torch.autograd.backward(losses, weights.to(losses.dtype))
         except RuntimeError as error:
@@ -322,7 +371,11 @@ class ClosureOptimizer(Optimizer):
             self.ranks.check_averaged(gradients)
 
     def _skips(self, finite: Tensor | None) -> bool:
-        """Whether to skip the step, if the host can read the flag; elsewhere the flag stays on the device."""
+        """Whether to skip the step, if the host can read the flag.
+
+        Elsewhere the flag stays on the device, except for the first batch: skipping that one must leave
+        `started` false.
+        """
         if (
             finite is None
             or (finite.device.type != "cpu" and self._method_state.started)
@@ -333,7 +386,7 @@ class ClosureOptimizer(Optimizer):
         self._gradients.skip()
         return True
 
-    def _undone_unless(self, finite: Tensor | None) -> AbstractContextManager[None]:
+    def _undo_unless(self, finite: Tensor | None) -> AbstractContextManager[None]:
         """Undo changes to parameters and vectors if the batch was bad, without reading the flag on the host."""
         return (
             nullcontext()
@@ -343,6 +396,7 @@ class ClosureOptimizer(Optimizer):
 
     @contextmanager
     def _undo_on_device(self, finite: Tensor) -> Iterator[None]:
+        """Copies of parameters and vectors before, and the copy back where the flag is false."""
         vectors = (
             self.state[p][name]
             for p in self._parameters()
@@ -351,6 +405,7 @@ class ClosureOptimizer(Optimizer):
         )
         tensors = [*self._parameters(), *vectors]
         before = [t.clone() for t in tensors]
+        # p.grad stays after the step, and must not be NaN.
         for p in self._parameters():
             if p.grad is not None:
                 p.grad = torch.where(finite, p.grad, 0.0)
@@ -368,13 +423,17 @@ class ClosureOptimizer(Optimizer):
         return next(self._parameters())
 
     def _has_past(self, p: Tensor) -> bool:
-        """Whether a step has set the parameter's vectors; before, they are zeros."""
+        """Whether a step has set the parameter's vectors. Before, they are zeros or not there.
+
+        Each parameter has its own start: one that is frozen at first begins later.
+        """
         return bool(self.state[p].get("started", 0))
 
     def _begin_at(self, p: Tensor, **vectors: Tensor) -> None:
+        """Set the first vectors of a parameter."""
         self.state[p].update(vectors, started=1)
 
-    def _decayed(self, vectors: list[Tensor], params: list[Tensor], decay: float) -> list[Tensor]:
+    def _add_decay(self, vectors: list[Tensor], params: list[Tensor], decay: float) -> list[Tensor]:
         """Vectors plus weight decay."""
         return (
             list(torch._foreach_add(vectors, params, alpha=decay)) if params and decay else vectors
@@ -383,9 +442,14 @@ class ClosureOptimizer(Optimizer):
     def _momentum_step(
         self, group: dict[str, Any], keep: float, share: float, decay: float
     ) -> None:
-        """v <- keep v + share (gradient + decay w);  w <- w - lr v.  The first v is the gradient itself."""
+        """v <- keep v + share (gradient + decay w);  w <- w - lr v.  The first v is the gradient.
+
+        SCDRO has keep = 1 - beta and share = beta, SGD with momentum has keep = momentum and share = 1.
+        Parameters without a gradient stay where they are.
+        """
         params = [p for p in group["params"] if p.grad is not None]
-        gradients = self._decayed([p.grad for p in params if p.grad is not None], params, decay)
+        gradients = self._add_decay([p.grad for p in params if p.grad is not None], params, decay)
+        # 1. The v of parameters that have had a step, all in one call.
         old = [
             (self.state[p]["v"], g)
             for p, g in zip(params, gradients, strict=True)
@@ -395,20 +459,24 @@ class ClosureOptimizer(Optimizer):
             vectors, fresh = (list(side) for side in zip(*old, strict=True))
             torch._foreach_mul_(vectors, keep)
             torch._foreach_add_(vectors, fresh, alpha=share)
+        # 2. The first v of the others (Algorithm 1, line 2).
         for p, gradient in zip(params, gradients, strict=True):
             if not self._has_past(p):
                 self._begin_at(p, v=torch.clone(gradient))
         descend(params, [self.state[p]["v"] for p in params], group["lr"])
 
     def _project(self) -> None:
+        """Project the trainable parameters onto W, if there is one."""
         if self._ball is not None:
             self._ball.project_([p for p in self._parameters() if p.requires_grad])
 
     def draws(
         self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False
     ) -> DrawnBatches | None:
-        """One epoch of batches from n samples, if the method draws its own samples, else None. With `joint`, every
-        process gets the whole batch."""
+        """One epoch of batches from n samples, if the method draws its own samples, else None.
+
+        With `joint`, every process gets the whole batch.
+        """
         return None
 
     @property
@@ -431,9 +499,11 @@ class ClosureOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Like torch's: the vectors of each parameter; lam, log s and so on are stored with the first trainable one."""
+        # The hook is only there during this call, and first, so that the user's own hooks see the
+        # whole state.
         self._fill(self._parameters())
         first = self.register_state_dict_post_hook(
-            lambda _, state_dict: self._completed(state_dict), prepend=True
+            lambda _, state_dict: self._add_own_state(state_dict), prepend=True
         )
         try:
             return super().state_dict()
@@ -447,8 +517,10 @@ class ClosureOptimizer(Optimizer):
         others stay as in this object. They may differ from the saved ones if that does not change
         the meaning of the state (docs, "Checkpoints").
         """
-        own: dict[str, Any] = {}
-        last = self.register_load_state_dict_pre_hook(lambda _, came: self._checked(came, own))
+        own: dict[str, Any] = {}  # filled by the hook with the state that belongs to no parameter
+        last = self.register_load_state_dict_pre_hook(
+            lambda _, came: self._check_and_split(came, own)
+        )
         first = self.register_load_state_dict_post_hook(lambda _: self._restore(own), prepend=True)
         try:
             super().load_state_dict(state_dict)
@@ -463,17 +535,24 @@ class ClosureOptimizer(Optimizer):
             **self._extra_state(),
         }
 
-    def _completed(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def _add_own_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The state_dict of torch, plus the state that belongs to no parameter."""
         own, prefix = self._own_state(), f"{type(self).__name__}."
         carrier = self._announce(own)
         if scalar_dtype(carrier.device) == torch.float64:  # torch needs all of it on one device
             own = {k: v.to(carrier.device) if isinstance(v, Tensor) else v for k, v in own.items()}
         state = {i: dict(entries) for i, entries in state_dict["state"].items()}
-        state[self._numbered(state_dict)[carrier]].update({prefix + k: v for k, v in own.items()})
+        state[self._parameter_keys(state_dict)[carrier]].update(
+            {prefix + k: v for k, v in own.items()}
+        )
         return {**state_dict, "state": state}
 
     def _announce(self, names: Iterable[str]) -> Tensor:
-        """Put the names of the state that belongs to no parameter with the first trainable parameter; return it."""
+        """Put the names of the state that belongs to no parameter with the first trainable one.
+
+        The values are zeros: only the names matter, since torch's tools take from `self.state` the
+        names to load. Returns that parameter.
+        """
         prefix = f"{type(self).__name__}."
         for entries in self.state.values():
             for key in [key for key in entries if key.startswith(prefix)]:
@@ -482,7 +561,7 @@ class ClosureOptimizer(Optimizer):
         self.state[carrier].update({prefix + name: 0 for name in names})
         return carrier
 
-    def _numbered(self, state_dict: dict[str, Any]) -> dict[Tensor, Any]:
+    def _parameter_keys(self, state_dict: dict[str, Any]) -> dict[Tensor, Any]:
         """The key of each parameter in a state_dict."""
         numbers = (i for group in state_dict["param_groups"] for i in group["params"])
         return dict(zip(self._parameters(), numbers, strict=True))
@@ -494,9 +573,13 @@ class ClosureOptimizer(Optimizer):
             if self._vectors and p.requires_grad and "started" not in entries:
                 entries.update({name: torch.zeros_like(p) for name in self._vectors}, started=0)
 
-    def _checked(self, state_dict: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-        """Check a state and remove what belongs to no parameter, before torch casts it to the parameter's dtype."""
+    def _check_and_split(self, state_dict: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+        """Check a state and remove what belongs to no parameter, which goes to `own`.
+
+        Torch would cast it to the parameter's dtype, and log s would lose its digits.
+        """
         state, prefix = state_dict.get("state", {}), f"{type(self).__name__}."
+        # All entries of ours have a dot in their name, "SCDRO.recent"; torch's have none.
         carried = {
             key: value
             for entries in state.values()
@@ -510,19 +593,25 @@ class ClosureOptimizer(Optimizer):
         check_fits(self._method_state, {k: own.get(k) for k in self._method_state.state_dict()})
         self._check_extra_state(own)
         vectors = {
-            i: {k: _copied(like(v, p)) for k, v in state[i].items() if not k.startswith(prefix)}
-            for p, i in self._numbered(state_dict).items()
+            i: {
+                k: _copy_if_tensor(like(v, p))
+                for k, v in state[i].items()
+                if not k.startswith(prefix)
+            }
+            for p, i in self._parameter_keys(state_dict).items()
             if i in state
         }
         return {**state_dict, "state": vectors}
 
     def _restore(self, own: dict[str, Any]) -> None:
+        """After torch has loaded the vectors: the state that belongs to no parameter."""
         self._method_state.load_state_dict({k: own[k] for k in self._method_state.state_dict()})
         self._load_extra_state(own)
         self._fill(self._parameters())
         self._announce(own)
 
     def _check_vectors(self, state_dict: dict[str, Any]) -> None:
+        """Raise unless groups and shapes of a state_dict are those of this optimizer."""
         groups = state_dict["param_groups"]
         sizes, came = ([len(group["params"]) for group in g] for g in (self.param_groups, groups))
         if sizes != came:
@@ -530,7 +619,7 @@ class ClosureOptimizer(Optimizer):
                 f"expected parameter groups of {sizes} parameters, got {came}; is it from another"
                 " model?"
             )
-        for p, number in self._numbered(state_dict).items():
+        for p, number in self._parameter_keys(state_dict).items():
             entries = state_dict["state"].get(number, {})
             for value in (entries.get(name) for name in self._vectors if "started" in entries):
                 shape = tuple(value.shape) if isinstance(value, Tensor) else None
@@ -541,6 +630,7 @@ class ClosureOptimizer(Optimizer):
                     )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's; a group that is refused leaves nothing behind."""
         check_steps(param_group)
         super().add_param_group(param_group)
         try:
@@ -551,6 +641,7 @@ class ClosureOptimizer(Optimizer):
         self._fill(self.param_groups[-1]["params"])
 
     def _check_group(self, group: dict[str, Any]) -> None:
+        """Raise unless the settings of a group are valid."""
         check_parameters(group)
 
     def _extra_state(self) -> dict[str, Any]:
@@ -558,10 +649,10 @@ class ClosureOptimizer(Optimizer):
         return {}
 
     def _check_extra_state(self, own: dict[str, Any]) -> None:
-        pass
+        """Raise if the state beyond vectors and `MethodState` does not fit."""
 
     def _load_extra_state(self, own: dict[str, Any]) -> None:
-        pass
+        """Load it; called only after every check has passed."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep all attributes. torch's own version keeps only three when copying or pickling, without lam and log s."""
@@ -569,12 +660,13 @@ class ClosureOptimizer(Optimizer):
         return {**super().__getstate__(), **own}
 
 
-def _copied(value: Any) -> Any:
+def _copy_if_tensor(value: Any) -> Any:
     """Copy tensors. torch would reuse those that need no cast, and then training would change the loaded state."""
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _refuse_state(expected: str, key: str) -> NoReturn:
+    """Raise for a state_dict of another optimizer, which it may name."""
     if key:
         came = key.partition(".")[0]
         raise CheckpointError(
@@ -588,7 +680,7 @@ def _refuse_state(expected: str, key: str) -> NoReturn:
 
 
 def descend(params: list[Tensor], direction: list[Tensor], lr: Tensor | float) -> None:
-    """w <- w - lr direction."""
+    """w <- w - lr direction, for all parameters in one call. `lr` may be a tensor, as in torch."""
     if not params:
         return
     if isinstance(lr, Tensor):
@@ -622,6 +714,7 @@ def _check_unknown(name: str, unknown: dict[str, Any]) -> None:
 
 
 def _check_closure(closure: Callable[[], Tensor] | None) -> Callable[[], Tensor]:
+    """The closure, or an error that says what to pass: a tensor of losses is the usual mistake."""
     if callable(closure):
         return closure
     if closure is not None:
@@ -646,7 +739,11 @@ def _refuse_weights(index: Any) -> None:
 
 
 class RobustOptimizer(ClosureOptimizer):
-    """Base class of the optimizers over x = (w, lam)."""
+    """Base class of the optimizers over x = (w, lam): settings, objective, monitoring.
+
+    Its `_method_state` is a `RobustState` with lam, log s and the recent losses. Subclasses write
+    `_step`; arguments are explained at `SCDRO`.
+    """
 
     _method_state: RobustState
 
@@ -674,6 +771,7 @@ class RobustOptimizer(ClosureOptimizer):
         _check_unknown(type(self).__name__, unknown)
         check_beta(beta)
         temperature = given_or_default(temperature)
+        # A tracker of one point cannot use the second evaluation, one of two points needs it.
         if tracker is None:
             tracker = (
                 temperature.two_point_tracker()
@@ -706,6 +804,7 @@ class RobustOptimizer(ClosureOptimizer):
         super().__init__(params, defaults, robust, radius=radius, module=module)
 
     def _value_if_skipped(self) -> Scalar:
+        """The running objective, which a skipped batch does not change."""
         return self._method_state.objective
 
     def full_objective(self, losses: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Checks of what an optimizer is constructed with: stages, step sizes, parameters, a fixed temperature.
+"""Checks of what an optimizer is constructed with: stages, step sizes, parameters, a temperature.
 
 As in `scdro._validation`, every check raises before anything changes.
 """
@@ -43,7 +43,7 @@ def check_stages(stages: Any) -> None:
 
 
 def check_steps(settings: dict[str, Any]) -> None:
-    """The step sizes among an optimizer's settings."""
+    """The step sizes and the momentum among an optimizer's settings, if they are there."""
     for name in ("lr", "weight_decay", "dual_lr"):
         check_number(name, settings.get(name, 0.0), ">= 0")
     check_number("momentum", settings.get("momentum", 0.0), "in [0, 1)")
@@ -57,6 +57,7 @@ def check_parameters(group: dict[str, Any]) -> None:
             "expected real parameters, got complex ones; optimize torch.view_as_real(parameter), or"
             " use KLRobustLoss with an optimizer that supports them"
         )
+    # A larger lr would become infinite when it is cast to the parameters' dtype.
     most = min(
         (torch.finfo(dtype).max for dtype in dtypes if dtype.is_floating_point), default=math.inf
     )

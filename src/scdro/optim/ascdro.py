@@ -1,4 +1,22 @@
-"""ASCDRO (Algorithm 2) and RASCDRO, its restarted form: each batch is evaluated at two points."""
+"""ASCDRO (Algorithm 2) and RASCDRO, its restarted form: each batch is evaluated at two points.
+
+SCDRO averages noisy gradients; the average lags behind when w moves. STORM corrects the lag: it
+evaluates the same batch at the previous point too, and adds the difference,
+
+    z_t = g(x_t) + (1-beta) (z_{t-1} - g(x_{t-1}))          both gradients on batch t
+
+The difference of two gradients on one batch has little noise, so the variance of z falls as the
+iterates settle, and 1/eps^3 samples suffice where SCDRO needs 1/eps^4.
+
+Both evaluations must see the same function: the same samples, dropout masks (`_Replay`) and
+BatchNorm statistics that move once (`Buffers`). `TwoPoints` takes care of that, for any method;
+`ASCDRO` has the estimates. In the order of `ASCDRO._step`:
+
+    at w_{t-1}   losses l', weights softmax(l'/lam), gradient g'           _read_previous_point
+    at w_t       losses l, s_t, weights exp(l/lam)/s_t, gradient g
+    z <- keep z + g - old g',  the change clipped                          _move_estimates
+    w <- Proj_W(w - lr (z + wd w))                                         _descend, _project
+"""
 
 from __future__ import annotations
 
@@ -23,7 +41,7 @@ __all__ = [
     "ASCDRO",
     "RASCDRO",
     "TwoPoints",
-    "matched",
+    "match_batches",
 ]
 
 
@@ -36,8 +54,8 @@ class _Replay:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._before = self._state()
-        self._first = self._before
+        self._before = self._state()  # of the generator before the first evaluation
+        self._first = self._before  # and after it
 
     def rewind(self) -> None:
         """Call after the first evaluation."""
@@ -45,7 +63,12 @@ class _Replay:
         self._set(self._before)
 
     def finish(self) -> None:
-        """Call after the second evaluation. Without other threads the generator is already in the right state."""
+        """Call after the second evaluation.
+
+        Without other threads the generator is already in the right state: both evaluations have
+        drawn the same numbers. With them, the state after the second evaluation may be behind the
+        one after the first, and the numbers in between would be drawn twice.
+        """
         if threading.active_count() == 1 or torch.equal(self._first, self._before):
             return
         second = self._state()
@@ -72,13 +95,18 @@ class _Replay:
 
 
 class TwoPoints(ClosureOptimizer):
-    """An optimizer that keeps the `previous` value of each parameter and evaluates each batch there as well."""
+    """An optimizer that keeps the `previous` value of each parameter, and evaluates batches there too.
+
+    A step calls `_at_previous_point` as a context around the first evaluation, then
+    `_replay_losses` for the second, and ends with `_remember_point`.
+    """
 
     _two_points = True
     _replays: tuple[_Replay, ...] = ()
 
     @contextmanager
     def _at_previous_point(self) -> Iterator[None]:
+        """A context in which the parameters are at w_{t-1}; then, even after an error, at w_t again."""
         params = [p for p in self._parameters() if self._has_past(p)]
         present = [p.clone() for p in params]
         devices = {torch.device("cpu"), self._first_parameter().device}
@@ -87,9 +115,8 @@ class TwoPoints(ClosureOptimizer):
             self._move(params, [self.state[p]["previous"] for p in params])
             yield
             self._move(params, present)
-        except (
-            BaseException
-        ):  # also Ctrl-C in the middle of a move: never leave parameters at two points
+        except BaseException:
+            # Also after Ctrl-C in the middle of a move: never leave parameters at two points.
             self._move(params, present)
             raise
         finally:
@@ -97,7 +124,7 @@ class TwoPoints(ClosureOptimizer):
                 replay.rewind()
             self._buffers.restore()
 
-    def _replayed_losses(self, closure: Closure) -> Tensor:
+    def _replay_losses(self, closure: Closure) -> Tensor:
         """The losses at the current point, with the same random numbers as at the previous one."""
         try:
             return self._losses(closure)
@@ -107,11 +134,12 @@ class TwoPoints(ClosureOptimizer):
             self._replays = ()
 
     def _move(self, params: list[Tensor], values: list[Tensor]) -> None:
+        """Set the parameters. FSDP2 must gather them again, or it would use the old ones."""
         reshard(self._buffers.modules, params)
         for p, value in zip(params, values, strict=True):
             p.copy_(value)
 
-    def _kept_gradients(self) -> dict[Tensor, Tensor]:
+    def _keep_gradients(self) -> dict[Tensor, Tensor]:
         """Copies of the gradients at the previous point, because DDP may write the next ones into the same memory."""
         shared = self.ranks.size > 1
         return {
@@ -127,7 +155,7 @@ class TwoPoints(ClosureOptimizer):
                 self.state[p]["previous"].copy_(p)
 
 
-def matched(batch: Batch, old: Batch) -> Batch:
+def match_batches(batch: Batch, old: Batch) -> Batch:
     """The batch at the current point, marked bad if either evaluation was bad."""
     if len(old.losses) != len(batch.losses):
         raise ClosureError(
@@ -181,21 +209,22 @@ class ASCDRO(TwoPoints, RobustOptimizer):
         self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None
     ) -> Scalar | None:
         robust, beta = self._method_state, self._beta
+        # The batch at w_{t-1}, with its tilt; None at the first step, which has no previous point.
         old = self._read_previous_point(closure, sample_weight) if robust.started else None
         # Before the first step, .grad may be anything.
-        old_gradients = {} if old is None else self._kept_gradients()
-        losses = self._replayed_losses(closure)
+        old_gradients = {} if old is None else self._keep_gradients()
+        losses = self._replay_losses(closure)
         batch = robust.read(losses, sample_weight)
         if old is not None:
-            batch = matched(batch, old[0])
+            batch = match_batches(batch, old[0])
         if self._skips(batch.finite):
             return None
         step = robust.estimate(batch, beta, old=old)
         self._backward(losses, batch, step.weights)
         if not self._gradients.unscale_and_clip(old_gradients):
             return None
-        ratio = robust.ratio_to_past(step.lam)
-        with self._undone_unless(batch.finite):
+        ratio = robust.ratio_to_past(step.lam)  # 1, except for the printed form
+        with self._undo_unless(batch.finite):
             self._move_estimates(step.change or Change(0.0), ratio, old_gradients, beta)
             for group in self.param_groups:
                 self._descend(group)
@@ -229,8 +258,11 @@ class ASCDRO(TwoPoints, RobustOptimizer):
                 [p.grad for p in moving if p.grad is not None],
             )
             g_old = [_or_zeros(old_gradients.get(p), p) for p in moving]
-            # STORM adds to a moving average the change of the gradient since the previous point.
-            old = self._gradients.clipped(change.old * ratio, g_old, 1.0 - beta)
+            # STORM, written as a moving average plus a correction:
+            #   z <- keep z + beta g + [ (1-beta) g - old g' ]
+            # The correction is the change of the gradient since the previous point. It is what is
+            # clipped, to `clip` (1-beta) times the smaller of |g| and |z|.
+            old = self._gradients.clip_coefficient(change.old * ratio, g_old, 1.0 - beta)
             correction = list(torch._foreach_mul(g_old, -old))
             torch._foreach_add_(correction, g, alpha=1.0 - beta)
             clip = getattr(self._method_state.tracker, "clip", None)
@@ -250,16 +282,22 @@ class ASCDRO(TwoPoints, RobustOptimizer):
         params = [p for p in group["params"] if p.grad is not None]
         decay = group["weight_decay"] + self._method_state.equation.mu
         descend(
-            params, self._decayed([self.state[p]["z"] for p in params], params, decay), group["lr"]
+            params,
+            self._add_decay([self.state[p]["z"] for p in params], params, decay),
+            group["lr"],
         )
 
 
 def _or_zeros(gradient: Tensor | None, p: Tensor) -> Tensor:
+    """The gradient, or zeros for a parameter that had none at the previous point."""
     return torch.zeros_like(p) if gradient is None else gradient
 
 
 def _shrinkage(correction: list[Tensor], g: list[Tensor], z: list[Tensor], clip: float) -> Tensor:
-    """The factor <= 1 that bounds |correction| by clip * min(|g|, |z|)."""
+    """The factor <= 1 that bounds |correction| by clip * min(|g|, |z|).
+
+    Norms are over all parameters together.
+    """
     size, *limits = (global_norm(tensors) for tensors in (correction, g, z))
     return (clip * torch.minimum(*limits) / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp_max(
         1.0

@@ -1,4 +1,9 @@
-"""Batch samplers for methods that choose their own samples, for `DataLoader(batch_sampler=...)`."""
+"""Batch samplers for methods that choose their own samples, for `DataLoader(batch_sampler=...)`.
+
+`DrawnBatches` asks a function for the positions of one batch after another; `EqualGroupDraws` is
+such a function, for GroupDRO. On several processes all draw the same batch from the same seed, and
+each takes its part: no positions are exchanged.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ __all__ = [
 ]
 
 
-# Draws a batch: returns positions in the data set.
+# Draws a batch: returns positions in the data set, (b,).
 Draw = Callable[[torch.Generator], Tensor]
 
 
@@ -81,9 +86,11 @@ class DrawnBatches(Sampler[list[int]]):
             yield batch[self._ranks.part(len(batch))].tolist()
 
     def state_dict(self) -> dict[str, Any]:
+        """The generator and the position in the epoch."""
         return {"generator": self._generator.get_state(), "done": self._done, "steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where the saved sampler was; the next epoch is a whole one again."""
         if state.get("steps") != self._steps:
             raise CheckpointError(
                 f"expected the state of a sampler of {self._steps} steps per epoch, got"
@@ -102,6 +109,7 @@ class EqualGroupDraws:
     """
 
     def __init__(self, groups: Tensor) -> None:
+        # `_positions` lists the samples group by group; group g begins at `_starts[g]`.
         _, self._sizes = torch.unique(groups, return_counts=True)
         self._positions = torch.argsort(groups, stable=True)
         self._starts = self._sizes.cumsum(0) - self._sizes
@@ -109,6 +117,7 @@ class EqualGroupDraws:
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
         """Positions, drawn with replacement within each group. Costs O(size + groups)."""
         count = len(self._sizes)
+        # `size // count` samples of every group, and one more of some groups chosen at random.
         some = torch.randperm(count, generator=generator, device="cpu")[: size % count]
         groups = torch.cat([torch.arange(count, device="cpu").repeat(size // count), some])
         within = (

@@ -1,4 +1,20 @@
-"""SCDRO (Algorithm 1) and its restarted form RSCDRO (Algorithm 3): one backward pass per step, any batch size."""
+"""SCDRO (Algorithm 1) and its restarted form RSCDRO (Algorithm 3): one backward pass per step.
+
+The objective over x = (w, lam) is compositional, the logarithm of an expectation:
+
+    F(w, lam) = lam log E exp(l(w)/lam) + (lam - lam0) rho
+
+Its gradient in w is E[ exp(l/lam)/s grad l ] with s = E exp(l/lam). A batch alone estimates s with
+noise, and 1/s with a bias. So s is tracked from batch to batch (line 6), the weighted gradients are
+averaged with momentum (line 7), and the batch may have any size, even one sample.
+
+    s <- (1-beta) s + beta mean exp(l/lam)
+    v <- (1-beta) v + beta mean( exp(l/lam)/s grad l )
+    w <- Proj_W(w - eta v)
+
+`SCDRO._step` is these three lines with the checks around them; lam moves in `commit`. The restarted
+form runs them in stages with smaller and smaller steps.
+"""
 
 from __future__ import annotations
 
@@ -81,20 +97,21 @@ class SCDRO(RobustOptimizer):
         self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None
     ) -> Scalar | None:
         beta = self._beta
-        losses = self._losses(closure)
-        batch = self._method_state.read(losses, sample_weight)
+        losses = self._losses(closure)  # (own,), with their graph
+        batch = self._method_state.read(losses, sample_weight)  # all processes' losses, detached
         if self._skips(batch.finite):
             return None
-        step = self._method_state.estimate(batch, beta)
-        self._backward(losses, batch, step.weights)
+        step = self._method_state.estimate(batch, beta)  # lam_t, s_t (line 6) and the weights
+        self._backward(losses, batch, step.weights)  # the new term of v_t
         if not self._gradients.unscale_and_clip():
-            return None
-        with self._undone_unless(batch.finite):
-            for group in self.param_groups:
+            return None  # an overflow in float16: nothing has changed yet
+        with self._undo_unless(batch.finite):
+            for group in self.param_groups:  # v_t (line 7), then w_{t+1} (line 4)
                 self._momentum_step(
                     group, 1.0 - beta, beta, group["weight_decay"] + self._method_state.equation.mu
                 )
             self._project()
+        # s_t is stored, and lam_{t+1} found; nothing after this line can fail.
         self._method_state.commit(step, batch, lr=self.param_groups[0]["lr"])
         return step.objective
 
@@ -110,9 +127,9 @@ class Stage(NamedTuple):
         Stage(lr=0.1, beta=0.5, steps=600)
     """
 
-    lr: float
-    beta: float
-    steps: int
+    lr: float  # eta_k, the step size
+    beta: float  # beta_k, the weight of a new batch
+    steps: int  # T_k, the number of steps; 0 for a last stage without an end
 
 
 def factor_stages(
@@ -161,7 +178,7 @@ def decay_stages(
     check_stages([Stage(lr, beta, 0)])
     check_number("factor", factor, "> 0")
     check_is(milestones, Iterable, "milestones as a list of steps, such as [600]")
-    ends = [0, *milestones]
+    ends = [0, *milestones]  # where each stage ends, in steps from the start
     for end in ends:
         check_whole("milestones", end, 0, meaning="in steps")
     if any(b <= a for a, b in pairwise(ends)):
@@ -171,7 +188,14 @@ def decay_stages(
 
 
 class Restarted(RobustOptimizer):
-    """Runs the stages in order (Algorithm 3). x, v, u and s are carried over (line 5); the last stage never ends."""
+    """Runs the stages in order (Algorithm 3). x, v, u and s are carried over (line 5).
+
+    A stage only sets lr and beta: the paper's restart from a random iterate of the stage before is
+    left out, as the last iterate is what works. The last stage never ends.
+
+    `_stage` is the number k of the current stage and `_steps_left` how many of its steps are to
+    come.
+    """
 
     _own_attributes = (*RobustOptimizer._own_attributes, "_stages", "_stage", "_steps_left")
 
@@ -213,10 +237,12 @@ class Restarted(RobustOptimizer):
             self._stage, self._steps_left = self._stage + 1, after.steps
 
     def _extra_state(self) -> dict[str, Any]:
+        """The stages, (k, 3), and where in them the optimizer is."""
         stages = torch.tensor(self._stages, dtype=torch.float64, device="cpu")
         return {"stages": stages, "stage": self._stage, "steps_left": self._steps_left}
 
     def _check_extra_state(self, own: dict[str, Any]) -> None:
+        """A state saved in stage 2 of other stages would continue with the wrong step size."""
         stages = [Stage(lr, beta, int(steps)) for lr, beta, steps in own["stages"].tolist()]
         if stages != self._stages:
             raise CheckpointError(
@@ -225,6 +251,7 @@ class Restarted(RobustOptimizer):
             )
 
     def _load_extra_state(self, own: dict[str, Any]) -> None:
+        """Continue in the saved stage. lr and beta of the groups are loaded by torch."""
         self._stage, self._steps_left = own["stage"], own["steps_left"]
         stage = self._stages[self._stage]
         self.defaults.update(lr=stage.lr, beta=stage.beta)

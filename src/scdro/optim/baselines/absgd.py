@@ -1,4 +1,19 @@
-"""ABSGD, and TERM (gamma = 1): KL-regularised DRO at a fixed temperature."""
+"""ABSGD, and TERM (gamma = 1): KL-regularised DRO at a fixed temperature.
+
+With lam fixed, the worst case is the tilted mean lam log E exp(l/lam), and only the normalisation
+u = E exp(l/lam) has to be tracked, from u_0 = 0:
+
+    u <- (1-gamma) u + gamma mean exp(l/lam)
+    v <- momentum v + mean( exp(l/lam)/u grad l )
+    w <- w - lr v
+
+It is SCDRO at a fixed lam, with SGD's momentum, and the method to copy when you add one
+(CONTRIBUTING.md).
+
+References:
+    Qi, Xu, Jin, Yin, Yang, "Attentional Biased Stochastic Gradient for Imbalanced Classification",
+    2020. Li, Beirami, Sanjabi, Smith, "Tilted Empirical Risk Minimization", ICLR 2021 (TERM).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +30,7 @@ from scdro._validation import check_number
 from scdro.distributed import Group
 from scdro.functional import objective
 from scdro.optim._settings import check_same_temperature
-from scdro.optim.baselines.erm import Weighed, WeightingOptimizer, tilted_at
+from scdro.optim.baselines.erm import Weighed, WeightingOptimizer, tilt_at
 
 __all__ = [
     "ABSGD",
@@ -23,7 +38,9 @@ __all__ = [
 
 
 class _AbsgdState(MethodState):
-    log_u: Tensor
+    """What all methods keep, and log u, which starts at log 0."""
+
+    log_u: Tensor  # (1,)
 
     def __init__(self, skip_nonfinite: bool, process_group: Group) -> None:
         super().__init__(skip_nonfinite=skip_nonfinite, process_group=process_group)
@@ -84,7 +101,8 @@ class ABSGD(WeightingOptimizer):
         )
 
     def _weigh(self, batch: Batch) -> Weighed:
-        point = tilted_at(batch, self._lam)
+        """exp(l/lam)/(n u), the value lam log u, and the new log u, in the log domain."""
+        point = tilt_at(batch, self._lam)
         log_u = point.log_mean
         if self._gamma < 1.0:
             (past,) = unpacked(self._method_state.log_u)
@@ -94,6 +112,7 @@ class ABSGD(WeightingOptimizer):
         )
 
     def _extra_state(self) -> dict[str, Any]:
+        """The temperature, without which u has no meaning."""
         return {"lam": self._lam}
 
     def _check_extra_state(self, own: dict[str, Any]) -> None:

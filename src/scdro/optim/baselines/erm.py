@@ -1,4 +1,12 @@
-"""Baselines that weight the losses of a batch and follow the weighted gradient with SGD and momentum."""
+"""Baselines that weight the losses of a batch and follow the weighted gradient with momentum.
+
+    weights, value = ... of the batch's losses                   `_weigh`, of each method
+    v <- momentum v + sum_j weight_j grad l_j + wd w
+    w <- Proj_W(w - lr v)
+
+`WeightingOptimizer` is this step. ERM, whose weights are the sample weights, is its simplest
+method; ABSGD, FastDRO and GroupDRO are the others.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +27,20 @@ __all__ = [
     "Weighed",
     "WeightingOptimizer",
     "base_weights",
-    "tilted_at",
+    "tilt_at",
 ]
 
 
 class Weighed(NamedTuple):
-    """The weights of a batch's losses, the method's objective, and the new values of its buffers."""
+    """What a method says about a batch."""
 
-    weights: Tensor
-    value: Scalar
-    new: list[tuple[Tensor, list[Scalar]]]
+    weights: Tensor  # (b,) of the losses' gradients
+    value: Scalar  # the method's objective, estimated
+    new: list[tuple[Tensor, list[Scalar]]]  # buffers of its state and what to write into them
 
 
 class WeightingOptimizer(ClosureOptimizer):
-    """v <- momentum v + sum_j weight_j grad l_j + wd w;  w <- Proj_W(w - lr v)."""
+    """SGD with momentum on the weighted losses of each batch. Subclasses write `_weigh`."""
 
     _vectors = ("v",)
 
@@ -51,6 +59,7 @@ class WeightingOptimizer(ClosureOptimizer):
         super().__init__(params, defaults, method_state, radius=radius, module=module)
 
     def _weigh(self, batch: Batch) -> Weighed:
+        """The weights of a batch and the new state, which is written only if the step succeeds."""
         raise NotImplementedError
 
     def _ids(self, losses: Tensor, index: Tensor | None) -> Callable[[], Tensor] | None:
@@ -64,11 +73,11 @@ class WeightingOptimizer(ClosureOptimizer):
         batch = self._method_state.read(losses, sample_weight, read_ids=self._ids(losses, index))
         if self._skips(batch.finite):
             return None
-        weights, value, new = self._weigh(batch)
+        weights, value, new = self._weigh(batch)  # changes nothing yet
         self._backward(losses, batch, weights)
         if not self._gradients.unscale_and_clip():
             return None
-        with self._undone_unless(batch.finite):
+        with self._undo_unless(batch.finite):
             for group in self.param_groups:
                 self._momentum_step(group, group["momentum"], 1.0, group["weight_decay"])
             self._project()
@@ -117,6 +126,7 @@ class ERM(WeightingOptimizer):
         )
 
     def _weigh(self, batch: Batch) -> Weighed:
+        """The sample weights, normalised."""
         q = base_weights(batch)
         return Weighed(q, scalar(torch.dot(q, batch.losses)), [])
 
@@ -126,13 +136,14 @@ class ERM(WeightingOptimizer):
 
 
 def base_weights(batch: Batch) -> Tensor:
-    """q."""
+    """q, (b,): the sample weights of a batch, normalised; 1/b without any."""
     if batch.log_weight is None:
         return torch.full_like(batch.losses, 1.0 / len(batch.losses))
     return torch.exp(batch.log_weight - batch.log_mass)
 
 
-def tilted_at(batch: Batch, lam: Scalar) -> TiltedBatch:
+def tilt_at(batch: Batch, lam: Scalar) -> TiltedBatch:
+    """The batch at temperature lam, for methods without a window."""
     joint = batch.losses / lam
     return TiltedBatch.of(
         joint if batch.log_weight is None else joint + batch.log_weight, batch.log_mass

@@ -1,4 +1,16 @@
-"""FastDRO: the exact worst case of each single batch, in four geometries, and its multi-level variant."""
+"""FastDRO: the exact worst case of each single batch, in four geometries, or multi-level.
+
+    p = argmax over p in a ball around 1/b of sum_j p_j l_j          on the batch alone
+    v <- momentum v + sum_j p_j grad l_j;   w <- w - lr v            no gradient through p
+
+There is no state beyond the momentum. On average the worst case of b losses is smaller than that of
+all n: the gradient is biased, the more the smaller the batch. The multi-level variant removes all
+but the bias of its largest batch, at the price of variance.
+
+References:
+    Levy, Carmon, Duchi, Sidford, "Large-Scale Methods for Distributionally Robust Optimization",
+    NeurIPS 2020.
+"""
 
 from __future__ import annotations
 
@@ -129,18 +141,21 @@ class Multilevel(NamedTuple):
         True
     """
 
-    smallest: int
-    largest: int
+    smallest: int  # the batch of the first term
+    largest: int  # the batch whose bias remains
 
     @property
     def sizes(self) -> list[int]:
+        """The batch sizes, twice `smallest` and up."""
         return [self.smallest * 2**j for j in range(1, self.levels + 1)]
 
     @property
     def levels(self) -> int:
+        """The number of sizes."""
         return (self.largest // self.smallest).bit_length() - 1
 
     def check(self) -> None:
+        """Raise unless `largest` is `smallest` times a power of two."""
         check_whole("smallest", self.smallest, meaning="a batch size")
         check_whole("largest", self.largest, 2 * self.smallest, meaning="a batch size")
         if self.sizes[-1] != self.largest:
@@ -159,6 +174,7 @@ class Multilevel(NamedTuple):
         return 2.0 ** -min(j, self.levels - 1)
 
     def draw(self, generator: torch.Generator) -> int:
+        """A size: doubled at random with probability 1/2, until the largest."""
         j = 1
         while j < self.levels and bool(torch.rand((), generator=generator, device="cpu") < 0.5):
             j += 1
@@ -248,12 +264,15 @@ class FastDRO(WeightingOptimizer):
     def draws(
         self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False
     ) -> DrawnBatches | None:
+        """One epoch of batches with `multilevel`; else the method takes any loader's."""
         return None if self.multilevel is None else self.batch_sampler(n=n, seed=seed, joint=joint)
 
     def _weigh(self, batch: Batch) -> Weighed:
+        """The worst case of the batch, or with `multilevel` the telescoping sum of four."""
         value, weights = self._response(batch, slice(None))
         if self.multilevel is None:
             return Weighed(weights, scalar(value), [])
+        # R(first) + (R(all) - (R(half) + R(other half))/2) / chance, for the value and the weights.
         size, small = len(batch.losses), self.multilevel.smallest
         scale = 1.0 / self.multilevel.chance(size)
         parts = [
@@ -269,6 +288,7 @@ class FastDRO(WeightingOptimizer):
         return Weighed(weights, scalar(value), [])
 
     def _response(self, batch: Batch, part: slice) -> tuple[Tensor, Tensor]:
+        """Value and weights, (part,), of the worst case of a part of the batch."""
         weight = None
         if batch.log_weight is not None:
             of_part = batch.log_weight[part]

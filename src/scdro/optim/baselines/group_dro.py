@@ -1,4 +1,15 @@
-"""GroupDRO: the worst of the given groups, with multiplicative weights."""
+"""GroupDRO: the worst of the given groups, with multiplicative weights.
+
+    L_g   = mean loss of the batch's samples of group g
+    q_g  <- q_g exp(dual_lr L_g), normalised                  exponentiated gradient ascent
+    v    <- momentum v + grad sum_g q_g L_g;   w <- w - lr v
+
+Unlike the KL methods it needs to know the group of each sample.
+
+References:
+    Sagawa, Koh, Hashimoto, Liang, "Distributionally Robust Neural Networks for Group Shifts",
+    ICLR 2020, Algorithm 1.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +38,9 @@ __all__ = [
 
 
 class _GroupState(MethodState):
-    log_q: Tensor
+    """What all methods keep, and the logs of the groups' weights, equal at first."""
+
+    log_q: Tensor  # (groups,)
 
     def __init__(self, count: int, skip_nonfinite: bool, process_group: Group) -> None:
         super().__init__(skip_nonfinite=skip_nonfinite, process_group=process_group)
@@ -151,14 +164,17 @@ class GroupDRO(WeightingOptimizer):
     def draws(
         self, n: int, batch_size: int, seed: int = 0, *, joint: bool = False
     ) -> DrawnBatches | None:
+        """One epoch of batches with all groups equally often, if the groups are known."""
         return (
             None if self._groups is None else self.batch_sampler(batch_size, seed=seed, joint=joint)
         )
 
     def _ids(self, losses: Tensor, index: Tensor | None) -> Callable[[], Tensor]:
+        """The groups of the batch are checked where its losses are."""
         return partial(self._group_of_each, losses, index)
 
     def _group_of_each(self, losses: Tensor, groups: Tensor | None) -> Tensor:
+        """The group of each loss, (own,), below the number of groups."""
         assert groups is not None
         groups = check_groups(groups, losses)
         count = len(self._method_state.log_q)
@@ -167,13 +183,14 @@ class GroupDRO(WeightingOptimizer):
         return groups
 
     def _weigh(self, batch: Batch) -> Weighed:
+        """q_g within each group by the sample weights, sum_g q_g L_g, and the new log q."""
         log_q = self._method_state.log_q
         assert batch.ids is not None
-        member = batch.ids.to(log_q.device, torch.int64)
-        shares = base_weights(batch)
-        mass = torch.zeros_like(log_q).index_add(0, member, shares)
-        within = shares / mass.clamp_min(torch.finfo(shares.dtype).tiny)[member]
-        means = torch.zeros_like(log_q).index_add(0, member, within * batch.losses)
+        member = batch.ids.to(log_q.device, torch.int64)  # (b,) the group of each sample
+        shares = base_weights(batch)  # (b,) of the batch's weight
+        mass = torch.zeros_like(log_q).index_add(0, member, shares)  # (groups,)
+        within = shares / mass.clamp_min(torch.finfo(shares.dtype).tiny)[member]  # of the group's
+        means = torch.zeros_like(log_q).index_add(0, member, within * batch.losses)  # L_g
         moved = torch.log_softmax(log_q + self._dual_lr * means, 0)
         weights = torch.exp(moved)[member] * within
         return Weighed(
@@ -188,6 +205,7 @@ class GroupDRO(WeightingOptimizer):
         ).amax()
 
     def _all_groups(self) -> Tensor:
+        """The groups of all samples, which some calls need."""
         if self._groups is None:
             raise HyperparameterError(
                 "expected GroupDRO created with the groups of all samples, got only their number"
@@ -196,5 +214,5 @@ class GroupDRO(WeightingOptimizer):
 
     @property
     def group_weights(self) -> Tensor:
-        """q."""
+        """q, (groups,), a copy."""
         return torch.exp(self._method_state.log_q)
