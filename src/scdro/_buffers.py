@@ -1,4 +1,14 @@
-"""Save and restore buffers that a forward pass changes, such as BatchNorm's running statistics."""
+"""Save and restore buffers that a forward pass changes, such as BatchNorm's running statistics.
+
+A step that is skipped should leave no trace. But the running statistics change in the forward pass,
+before the losses can be looked at. So they are copied before and put back after a bad batch:
+
+    Buffers    for an optimizer, whose `step` calls the closure: it knows when the pass begins
+    Watch      for a loss, which sees only its result: a hook before the model's pass copies
+
+`Buffers.inspection` finds layers with running statistics that nobody passed, and raises: a method
+that evaluates each batch twice would update them twice.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +36,10 @@ Modules = nn.Module | Iterable[nn.Module] | None
 
 
 class Snapshot:
-    """A copy of the current buffers of some modules."""
+    """A copy of the current buffers of some modules, each buffer once.
+
+    `without` are buffers to leave out: those of the loss itself, if it is a submodule of the model.
+    """
 
     def __init__(self, modules: Iterable[nn.Module], without: Iterable[Tensor] = ()) -> None:
         others = {id(b) for b in without}
@@ -43,7 +56,13 @@ class Snapshot:
 
 
 class Buffers:
-    """The buffers of the modules that were passed to an optimizer, during a step."""
+    """The buffers of the modules that were passed to an optimizer, during a step.
+
+    Attributes:
+        modules: as they were passed. _inspected: whether a whole step has met no unknown
+        normalisation layer; then no more checks. _before: the copy of the current step; None
+        between steps.
+    """
 
     def __init__(self, module: Modules) -> None:
         modules = () if module is None else (module,) if isinstance(module, nn.Module) else module
@@ -67,20 +86,21 @@ class Buffers:
             self._before = None
 
     def restore(self, unless: Tensor | None = None) -> None:
+        """Back to before the step, unless the flag is true."""
         if self._before is not None:
             self._before.restore(unless)
 
     @contextmanager
     def inspection(self, why: str) -> Iterator[None]:
-        """Raise if an unknown normalisation layer would change its running statistics. Checks until a step has none.
+        """Raise if an unknown normalisation layer would change its running statistics.
 
-        A model that was not passed can only be found with a global module hook, limited here to the
-        current thread.
+        Checks every step until one has met none. A model that was not passed can only be found with
+        a global module hook, limited here to the current thread.
         """
         if self._inspected:
             yield
             return
-        hidden: list[nn.Module] = []
+        hidden: list[nn.Module] = []  # unknown layers met in this step, also those in eval mode
         known = {id(m) for module in self.modules for m in module.modules()}
         thread = threading.get_ident()
 
@@ -110,7 +130,11 @@ class Buffers:
 
 
 class Watch:
-    """Saves a model's buffers before its forward passes, until `loss` has checked the losses."""
+    """Saves a model's buffers before its forward passes, until `loss` has checked the losses.
+
+    Only the first forward pass since the last check is saved: a batch in several parts, or two
+    views, go back to the start together.
+    """
 
     _loss: nn.Module | None
 
@@ -127,6 +151,7 @@ class Watch:
         return _inactive_watch, ()
 
     def _remember(self, module: nn.Module, _: Any) -> None:
+        """The hook: copy the buffers, if this pass may change them and none are kept yet."""
         if self._loss is None:
             return
         if (
@@ -145,6 +170,7 @@ class Watch:
 
 
 def _inactive_watch() -> Watch:
+    """What the copy of a hook becomes: it belongs to no loss."""
     watch = Watch.__new__(Watch)
     watch._loss = watch._before = None
     return watch

@@ -46,6 +46,11 @@ class RepeatedWarning:
     A while is shorter for training that has come to it than for training that begins there and may
     still leave: at the first steps of a small learning rate, every model predicts about the same
     for all samples.
+
+    Attributes:
+        _since: the step at which the sign was first seen; None while it is absent.
+        _was_without: whether any check was without it.
+        _warned: whether the warning was given.
     """
 
     def __init__(self, advice: str = _SAME_FOR_ALL) -> None:
@@ -55,6 +60,7 @@ class RepeatedWarning:
         self._warned = False
 
     def check(self, found: str | None, step: int) -> None:
+        """`found` describes the sign; None if it is absent at this step."""
         if found is None:
             self._since, self._was_without = None, True
         elif self._since is None:
@@ -72,16 +78,16 @@ class RepeatedWarning:
 
 
 class Moment(NamedTuple):
-    """What a check looks at, after some step. `batch_size` is None if it is not known."""
+    """What a check looks at, after some step."""
 
-    window: Window
-    step: int
-    rho: float
-    lam: float
-    lam0: float
-    kl: float
-    ess: float
-    batch_size: int | None
+    window: Window  # the recent losses
+    step: int  # number of batches so far
+    rho: float  # the radius
+    lam: float  # the temperature
+    lam0: float  # the smallest temperature
+    kl: float  # of the worst case on the recent losses
+    ess: float  # its effective sample size, as a share
+    batch_size: int | None  # None if it is not known
 
 
 class Collapse:
@@ -109,6 +115,7 @@ class Collapse:
             self._first = float(losses.max()) if len(losses) >= _FIRST else None
             self._diverged.check(None, now.step)
         else:
+            # Diverged. With a first loss of zero or below there is nothing to compare with.
             rose = mean > _RISE * self._first > 0.0
             said = (
                 f"a mean loss of {mean:.3g}, where the largest of the first losses was"
@@ -116,13 +123,14 @@ class Collapse:
             )
             self._diverged.check(said if rose else None, now.step)
         if len(losses) >= _FEWEST:
+            # Plateau.
             k = plateau_of(now.window)
             said = (
                 f"losses near log {k} = {math.log(k or 1):.3g}, as for {k} equally likely classes"
             )
             self._plateau.check(None if k is None else said, now.step)
             if now.rho > 0.0:
-                # Losses near zero are equal too, after training that has fitted everything.
+                # Equal. Losses near zero are equal too, after training that has fitted everything.
                 equal = (
                     now.lam <= now.lam0
                     and now.kl < 1e-3 * now.rho
@@ -134,6 +142,7 @@ class Collapse:
                     " spend"
                 )
                 self._equal.check(said if equal else None, now.step)
+                # One sample.
                 if now.batch_size is not None:
                     share = now.ess * now.batch_size
                     said = f"{share:.2g} effective samples in a batch of {now.batch_size}"

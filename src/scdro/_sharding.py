@@ -1,4 +1,12 @@
-"""Vectors with an entry for each training sample, divided over the processes, such as the anchors of `contrastive`."""
+"""Vectors with an entry for each training sample, divided over the processes.
+
+The temperatures and averages of `contrastive`, one row per anchor, are such vectors. Process r of R
+keeps the entries from n r // R to n (r+1) // R. A step reads and writes the entries of the samples
+in its batch, wherever they are:
+
+    at(local, index)           read: each process fills in what it has, and the sum is everything
+    put(local, index, values)  write: each process keeps what is its own; nothing is exchanged
+"""
 
 from __future__ import annotations
 
@@ -13,10 +21,15 @@ __all__ = ["Sharding"]
 
 
 class Sharding:
-    """How a vector of n entries is divided over the processes, and operations on it that exchange only a few numbers.
+    """How a vector of n entries is divided over the processes, and operations on it.
 
-    All processes must call each method, except `check`, `here`, `inside` and `put`. With one
-    process the methods are the plain operations.
+    They exchange only the entries that are asked for. All processes must call each method, except
+    `check`, `here`, `inside` and `put`. With one process the methods are the plain operations.
+
+    Attributes:
+        n: entries on all processes together.
+        size: number of processes.
+        start, stop, count: this process's entries, and their number.
     """
 
     def __init__(self, n: int, ranks: Ranks) -> None:
@@ -58,13 +71,18 @@ class Sharding:
         return self._ranks.merged(found)
 
     def put(self, local: Tensor, index: Tensor, values: Tensor) -> None:
-        """Write entries of the whole vector that belong to this process. For duplicates, the last value stays."""
+        """Write entries of the whole vector that belong to this process.
+
+        If a position occurs several times, the last value stays.
+        """
         mine, where = self.inside(index)
         local.index_copy_(0, where, values[mine])
 
     def whole(self, local: Tensor) -> Tensor:
+        """All entries, on every process."""
         if self._ranks.size == 1:
             return local
+        # all_gather needs equal lengths, so the shorter parts are padded, and cut off again.
         padded = local.new_zeros(-(-self.n // self._ranks.size), *local.shape[1:])
         padded[: self.count] = local
         parts = self._ranks.gather(padded)

@@ -50,7 +50,7 @@ Array = npt.NDArray[Any]
 LARGEST_LOSS = 1e100
 
 
-# -- numbers and choices
+# -- numbers and choices ---------------------------------------------------------------------------
 def check_rho(rho: Any) -> None:
     """The radius of a KL ball: a finite number >= 0."""
     check_number(
@@ -101,7 +101,7 @@ def check_beta(beta: float) -> None:
         check_number("beta", beta, "in (0, 1]", "the weight of the new batch in the averages")
 
 
-# -- losses
+# -- losses ----------------------------------------------------------------------------------------
 def check_losses(losses: Tensor, may_be_empty: bool = False, second: object = None) -> None:
     """Check the losses of a batch. `second` is the next argument, which is labels if the user
     passed logits.
@@ -218,10 +218,13 @@ def require(condition: Tensor | bool, error: type[ScdroError], message: str) -> 
 
 
 def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """Check the losses of an exact function.
+    """Check the losses of an exact function, from tensors, arrays or lists.
 
-    Returns the losses with their graph, the losses detached in float64, log q, and whether the
-    input was not a tensor.
+    Returns:
+        the losses with their graph, (n,), at least float32.
+        the losses detached, in float64.
+        log q, (n,), which sums to one in q; -inf for samples of weight zero.
+        whether the input was not a tensor, so that the result should not be one either.
     """
     vector = losses if isinstance(losses, Tensor) else torch.from_numpy(as_floats(losses, "losses"))
     _check_shape(vector)
@@ -301,7 +304,7 @@ def read_probabilities(proba: Any, labels: Array) -> npt.NDArray[np.float64]:
     return p.clip(0.0, 1.0)
 
 
-# -- data sets and loaders
+# -- data sets and loaders -------------------------------------------------------------------------
 def check_is_loader(loader: Any) -> None:
     """A data set gives single samples, which a model may take for batches."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
@@ -332,6 +335,7 @@ def check_is_dataset(dataset: Any) -> None:
 
 
 def check_trains(train: Any) -> None:
+    """Raise unless it is a function that trains, and not a network."""
     if isinstance(train, torch.nn.Module) or not callable(train):
         raise HyperparameterError(
             "expected train to be a function that takes a data set and returns a network, got a"
@@ -339,13 +343,13 @@ def check_trains(train: Any) -> None:
         )
 
 
-# -- sample weights
+# -- sample weights --------------------------------------------------------------------------------
 _NEGATIVE = "expected sample weights >= 0, got negative or non-finite values"
 _ALL_ZERO = "expected sample weights (or a mask) with a positive sum, got none above zero"
 
 
 def as_weights(values: Any, losses: Tensor) -> Tensor:
-    """Sample weights of a vector of losses, with its device and dtype."""
+    """Sample weights of a vector of losses, (n,), with its device and dtype; not normalised."""
     tensor = (
         values
         if isinstance(values, Tensor)
@@ -366,8 +370,7 @@ def as_weights(values: Any, losses: Tensor) -> Tensor:
 def log_weights(
     losses: Tensor, sample_weight: Any, mask: Any = None, *, may_be_zero: bool = False
 ) -> Tensor | None:
-    """The log of the weights, -inf where the mask is false; None if there are neither weights nor a
-    mask.
+    """The log of the weights, (n,), -inf where the mask is false; None for neither weights nor mask.
 
     A positive sum is required unless `may_be_zero`: of one process's part of a batch, all weights
     may be zero.
@@ -432,7 +435,7 @@ def array_weights(sample_weight: Any, n: int) -> npt.NDArray[np.float64]:
     return weight
 
 
-# -- positions in a data set
+# -- positions in a data set -----------------------------------------------------------------------
 def check_samples(n: Any) -> None:
     """The size of a data set."""
     check_whole("n", n, meaning="the number of training samples")
@@ -454,7 +457,7 @@ def check_positions(index: Tensor, n: int) -> Tensor:
     return index.to(torch.int64)
 
 
-# -- labels, groups, embeddings
+# -- labels, groups, embeddings --------------------------------------------------------------------
 def as_labels(
     values: Any,
     n: int | None = None,
@@ -512,6 +515,7 @@ def as_integers(values: Any, what: str) -> Tensor:
 
 
 def _kind(values: Any) -> str:
+    """What an error message calls a value of the wrong type."""
     return type(values).__name__
 
 

@@ -109,7 +109,7 @@ class Cut(NamedTuple):
     """How the rows of a matrix are distributed over the processes."""
 
     sizes: list[int]  # number of rows of each process, by rank
-    rank: int  # that of this process
+    rank: int  # the number of this process
     group: Any = None  # the process group; None if there is only one process
 
     def joined(self, x: Tensor) -> Tensor:
@@ -158,6 +158,7 @@ class Room(NamedTuple):
     has_ids: bool  # whether there is room for ids of their groups
 
     def grow(self, other: Room) -> Room:
+        """Room for both."""
         return Room(
             max(self.losses, other.losses),
             self.weighted or other.weighted,
@@ -196,8 +197,10 @@ class Messages:
 
     def exchange(self, own: Parts, mark: Tensor | None) -> tuple[Parts, list[int]]:
         """The losses of all processes, and the number from each."""
+        # One round if the batch fits, else two: after the first, everybody has made room.
         while True:
             messages = self._gather(self._message(own, len(own.losses), mark))
+            # (processes, length); the headers are the same in either round, so errors are too.
             headers: list[list[float]] = messages[:, :_HEADER].tolist()
             counts = [int(count) for count, *_ in headers]
             check_counts(counts)
@@ -231,6 +234,7 @@ class Messages:
         return torch.cat([header, state, body.reshape(-1)])
 
     def _unpack(self, bodies: Tensor, counts: list[int], need: Room) -> Parts:
+        """The parts of all processes in one vector each, in rank order."""
         room = self._room
         bodies = bodies.reshape(len(bodies), 1 + room.weighted + room.has_ids, room.losses)
         rows = torch.cat([body[:, :count] for body, count in zip(bodies, counts, strict=True)], 1)
@@ -276,11 +280,15 @@ class OwnPart(NamedTuple):
     ranks: int  # number of processes that average their gradients
 
     def of(self, joined: Tensor) -> Tensor:
+        """This process's entries of a vector over the joined batch."""
         return joined[self.start : self.start + self.length]
 
 
 class Joining:
-    """Reports an error in this process to the others."""
+    """A context that reports an error in this process to the others, which wait for its losses.
+
+    A class, and not a generator: it is entered at every step.
+    """
 
     __slots__ = ("_device", "_ranks")
 
@@ -316,7 +324,7 @@ class Ranks:
             False,
         )
 
-    # Whether `size` may be more than one: quicker than asking for it, on the path of every step.
+    # Whether `size` may be more than one. On the path of every step, where `size` would be slow.
     may_have_others = staticmethod(dist.is_initialized if dist.is_available() else bool)
 
     @property
@@ -328,12 +336,14 @@ class Ranks:
 
     @property
     def size(self) -> int:
+        """The number of processes."""
         if self._group is False or not (dist.is_available() and dist.is_initialized()):
             return 1
         return dist.get_world_size(self._group)
 
     @property
     def rank(self) -> int:
+        """The number of this process, from 0."""
         return 0 if self.size == 1 else dist.get_rank(self.group)
 
     @property
@@ -455,6 +465,7 @@ class Ranks:
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
+        """A copy has the same group, and has checked nothing yet."""
         return Ranks(self._group)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,18 @@
-"""KLRobustLoss: the robust objective as a module, for any training loop and optimizer, with gradient accumulation."""
+"""KLRobustLoss: the robust objective as a module, for any training loop and optimizer.
+
+    loss = robust(losses)       one step of Algorithm 1: s_t and the weights from the batch
+    loss.backward()             gradient mean( exp(l/lam)/s_t grad l )
+    optimizer.step()            any torch optimizer; SGD with momentum 1 - beta gives SCDRO
+
+By default the state (s, lam, the recent losses) is updated in the call itself. With `attach`, calls
+between two optimizer steps are parts of one batch, and the state is updated when the optimizer
+steps. `Accumulation` does that. Its difficulty: the weights of all parts are divided by the s of
+the whole batch, which is not known before the last part. So each part is weighted with the s so
+far, and when a later part changes s, the gradients accumulated so far are multiplied by old s/new
+s.
+
+From the top: accumulation; the loss; small functions that give a value its gradient.
+"""
 
 from __future__ import annotations
 
@@ -30,26 +44,32 @@ __all__ = [
 class MicroBatch:
     """A part of a batch, the step that determined its weights, and its status."""
 
-    batch: Batch
-    beta: float
-    step: Step | None = None
-    differentiated: bool = False
-    before_zero_grad: bool = False
-    marks: list[tuple[int, int]] | None = (
-        None  # of the gradients before this part's backward, if compiled (no hooks)
-    )
+    batch: Batch  # its losses, (m,), a copy
+    beta: float  # the weight of the whole batch in s
+    step: Step | None = None  # of this part and those before; its weights are in this part's graph
+    differentiated: bool = False  # whether its backward pass has run
+    before_zero_grad: bool = False  # whether zero_grad was called after its forward pass
+    # In a compiled graph, which runs no hooks: identity and version of the gradients before this
+    # part's backward pass. If they have changed, it has run.
+    marks: list[tuple[int, int]] | None = None
 
 
 class Accumulation:
-    """Collects the parts of a batch between two optimizer steps, so that gradients are those of the whole batch.
+    """Collects the parts of a batch between two optimizer steps.
+
+    Gradients are then those of the whole batch, and the state changes when the optimizer steps:
 
     1. `stage` estimates s from all parts so far and rescales the gradients accumulated so far to
         the new s.
-    2. `rescale_gradient` is a hook in each loss's backward pass, since s may have changed after that loss was
-        computed.
+    2. `rescale_gradient` is a hook in each loss's backward pass, since s may have changed after
+        that loss was computed.
     3. The optimizer's step commits. A step that a GradScaler skips commits nothing.
     4. `zero_grad` drops the parts whose gradients it clears. Parts without a backward pass yet are
-       kept, because loops may call zero_grad between forward and backward.
+        kept, because loops may call zero_grad between forward and backward.
+
+    Attributes:
+        _parts: the parts of the current batch, in order.
+        _staged: the step of all of them together; None between two batches.
     """
 
     def __init__(
@@ -66,6 +86,7 @@ class Accumulation:
         self.state, self.optimizer = state, optimizer
         self._parts: list[MicroBatch] = []
         self._staged: Step | None = None
+        # There is no hook for zero_grad, so the optimizer's own is replaced until `detach`.
         self._zero_grad = optimizer.zero_grad
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
         self._hooks = [
@@ -96,9 +117,14 @@ class Accumulation:
         _rescale(self._gradients(), scale)
 
     def stage(self, batch: Batch, beta: float) -> tuple[Step, MicroBatch]:
+        """Take a part of the batch: the step of all parts so far, and the part as it is kept.
+
+        Gradients that are there already are rescaled to the new s.
+        """
         gradients = self._gradients()
         self._drop_abandoned()
         before = self._staged
+        # On an accelerator, one bad part makes the whole batch bad: the flags are joined.
         earlier = self._parts[-1].batch.finite if self._parts else None
         if batch.finite is not None and earlier is not None:
             batch = batch._replace(finite=batch.finite & earlier)
@@ -114,24 +140,29 @@ class Accumulation:
         return step, part
 
     def rescale_gradient(self, part: MicroBatch, gradient: Tensor) -> Tensor:
-        """Rescale a gradient to the current s."""
+        """The gradient that enters a part's backward pass, rescaled to the current s."""
         part.differentiated = True
         if self._staged is None or part.step is None:
             return gradient
         return gradient * _ratio(part.step, self._staged)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and drop the parts that they were made of."""
         self._keep([part for part in self._parts if not self._has_backward(part)])
         for part in self._parts:
             part.before_zero_grad = True
         self._zero_grad(set_to_none)
 
     def _has_backward(self, part: MicroBatch) -> bool:
+        """Whether the part's backward pass has run."""
         return part.differentiated if part.marks is None else part.marks != self._marks()
 
     def _drop_abandoned(self) -> None:
-        """Drop parts whose gradients model.zero_grad() has cleared, and parts from before a zero_grad that were never
-        differentiated."""
+        """Drop parts whose gradients are gone, or that will have none.
+
+        These are differentiated parts whose gradients model.zero_grad() has cleared, and parts from
+        before a zero_grad that were never differentiated.
+        """
         gradients = self._gradients()
         self._keep(
             [
@@ -154,11 +185,13 @@ class Accumulation:
             self._staged = self._estimate(part, self._staged)
 
     def _estimate(self, part: MicroBatch, before: Step | None) -> Step:
+        """The step of a part and those before; of a first batch, with equal weights (`observe`)."""
         if self.state.needs_whole_batch:
             return self.state.observe(part.batch)
         return self.state.estimate(part.batch, part.beta, staged=before)
 
     def _gradients(self) -> list[Tensor]:
+        """The gradients of all parameters that have one."""
         return [
             p.grad
             for group in self.optimizer.param_groups
@@ -179,6 +212,7 @@ class Accumulation:
             gradient.copy_(torch.where(finite, gradient, 0.0))
 
     def _commit(self, optimizer: Optimizer, *_: Any) -> None:
+        """After the optimizer's step: update the state, unless the step was skipped."""
         if self._staged is None:
             return
         # Fused optimizers are called even when a GradScaler found an overflow, and skip the step
@@ -197,6 +231,7 @@ def _ratio(then: Step, now: Step) -> Scalar:
 
 
 def _rescale(gradients: list[Tensor], scale: Scalar) -> None:
+    """Multiply gradients in place, with one call for each device and dtype."""
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         groups.setdefault((gradient.device, gradient.dtype), []).append(gradient)
@@ -328,17 +363,22 @@ class KLRobustLoss(nn.Module):
             if trains:
                 self._restore_watched_unless(False)
             raise
-        shares = None
+        # 1. With groups, each loss is replaced by the mean of its group; the weights that come out
+        # are given back to the samples by `_spread_over_samples`.
+        shares = None  # (b,) of the batch's weight, if there are weights
         if batch.ids is not None:
             if batch.log_weight is not None:
                 shares = torch.exp(batch.log_weight - batch.log_mass)
             batch = batch._replace(losses=group_means(batch.losses, batch.ids, shares))
+        # 2. Evaluation: the exact worst case of these losses.
         if not trains:
             value, weights = self._exact(batch)
             value = _with_gradient(
                 losses, batch, value, _spread_over_samples(weights, batch, shares)
             )
             return value if batch.finite is None else torch.where(batch.finite, value, math.nan)
+        # 3. A bad batch. On the host it ends here; on an accelerator `finite` stays a flag, which
+        # the rest of the step multiplies in.
         if batch.finite is not None and host_reads(batch.finite):
             if not bool(batch.finite):
                 state.count_skipped(True)
@@ -349,6 +389,7 @@ class KLRobustLoss(nn.Module):
                 )
             batch = batch._replace(finite=None)
         self._restore_watched_unless(True if batch.finite is None else batch.finite)
+        # 4. A training step, or a part of one.
         if self.accumulation is None:
             step = state.estimate(batch, self.beta)
             state.commit(step, batch)
@@ -439,6 +480,7 @@ class KLRobustLoss(nn.Module):
         return self
 
     def _restore_watched_unless(self, good: Tensor | bool) -> None:
+        """Restore the buffers of watched modules after a bad batch; forget the copies in any case."""
         if self._watched and not torch.compiler.is_compiling():
             for watched in self._watched:
                 watched.restore_unless(good)
@@ -489,7 +531,10 @@ class KLRobustLoss(nn.Module):
 
 
 def _after_loading(module: nn.Module, _: object) -> None:
-    """A loaded state replaces everything: parts of a batch that the old one has seen are not committed to it."""
+    """A loaded state replaces everything.
+
+    Parts of a batch that the old state has seen are not committed to the new one.
+    """
     assert isinstance(module, KLRobustLoss)
     if module.accumulation is not None:
         module.accumulation.forget()
@@ -501,7 +546,14 @@ def _spread_over_samples(weights: Tensor, batch: Batch, shares: Tensor | None) -
 
 
 def _with_gradient(losses: Tensor, batch: Batch, value: Scalar, weights: Tensor) -> Tensor:
-    """`value` with the gradient sum_j weight_j grad l_j; no gradient flows through the weights."""
+    """`value` with the gradient sum_j weight_j grad l_j; no gradient flows through the weights.
+
+    Args:
+        losses: (own,) this process's losses, with their graph.
+        batch: the whole batch, as it was read.
+        value: the number to return.
+        weights: (b,) of all losses.
+    """
     dtype = _result_dtype(losses)
     weights = batch.own_weights(weights)
     if batch.log_weight is not None:  # Losses of weight zero may have any value, even NaN.
@@ -509,6 +561,7 @@ def _with_gradient(losses: Tensor, batch: Batch, value: Scalar, weights: Tensor)
     if batch.finite is not None:
         weights, value = torch.where(batch.finite, weights, 0.0), where(batch.finite, value, 0.0)
         losses = torch.where(batch.finite, losses, 0.0)
+    # Has the right gradient and the wrong value.
     surrogate = torch.dot(weights.to(dtype), losses.to(dtype))
     if isinstance(value, float):
         if not abs(value) <= torch.finfo(dtype).max:
@@ -519,4 +572,5 @@ def _with_gradient(losses: Tensor, batch: Batch, value: Scalar, weights: Tensor)
 
 
 def _result_dtype(losses: Tensor) -> torch.dtype:
+    """At least float32: a sum of half-precision losses would overflow."""
     return torch.promote_types(losses.dtype, torch.float32)

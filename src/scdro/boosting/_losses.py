@@ -1,10 +1,26 @@
-"""The losses behind the objectives of LightGBM and XGBoost, one for each sample, and their
-derivatives.
+"""The losses behind the objectives of LightGBM and XGBoost, and their derivatives.
 
-A boosting library only needs derivatives; the worst case needs the losses themselves. They are
-functions of the *prediction*, as the library gives it (a probability, a mean); derivatives are in
-the *score*, the sum of the trees. Each is zero for a perfect prediction, so that losses of
-different samples compare.
+A boosting library only needs derivatives; the worst case needs the losses themselves:
+
+    losses       l(y, prediction)            of the prediction as the library gives it
+    derivatives  dl/ds, d2l/ds2              in the score s, the sum of the trees
+
+    loss         prediction        l                                  dl/ds, d2l/ds2
+    Logistic     p = sigmoid(s)    -y log p - (1-y) log(1-p)          p - y, p (1-p)
+    Softmax      p = softmax(s)    -log p_y                           p - e_y, p (1-p)
+    OneVsAll     p = sigmoid(s)    Logistic of each class, summed     p - e_y, p (1-p)
+    Squared      s                 r^2/2, r = s - y                   r, 1
+    Absolute     s                 |r|                                sign r, 1
+    Pinball      s                 max(-a r, (1-a) r)                 -a or 1-a, 1
+    Huber        s                 r^2/2, linear beyond delta         clip(r), 1
+    PseudoHuber  s                 delta^2 (sqrt(1 + r^2/delta^2) - 1)
+    Poisson      m = exp(s)        y log(y/m) - y + m                 m - y, m
+
+Each loss is zero for a perfect prediction, so that losses of different samples compare. Second
+derivatives that are zero are given as one, as both libraries do: a leaf divides by their sum.
+
+In the last part, `lightgbm_loss` and `xgboost_loss` read which loss a library's parameters mean,
+and refuse those under which a worst case of single samples has no meaning.
 """
 
 from __future__ import annotations
@@ -41,11 +57,13 @@ Array = npt.NDArray[Any]
 
 
 def _sigmoid(scores: Array) -> Array:
+    """1/(1 + exp(-s)), which scipy keeps from overflowing."""
     p: Array = expit(scores)
     return p
 
 
 def _softmax(scores: Array) -> Array:
+    """exp(s) over its sum along the classes."""
     p: Array = softmax(scores, axis=1)
     return p
 
@@ -99,6 +117,7 @@ class LogisticLoss(BoostingLoss):
         return p - y, p * (1.0 - p)
 
     def factor(self, y: Array) -> Array | None:
+        """`scale_pos_weight` for positives. It is part of the sample's weight q, not of its loss."""
         if self.scale_pos_weight == 1.0:
             return None
         if y.ndim == 2:
@@ -125,7 +144,7 @@ class SoftmaxLoss(BoostingLoss):
 
     def derivatives(self, y: Array, scores: Array) -> tuple[Array, Array]:
         p = _softmax(scores)
-        second = p * (1.0 - p)
+        second = p * (1.0 - p)  # the diagonal only, as both libraries use
         p[np.arange(len(y)), y.astype(np.intp)] -= 1.0
         return p, second
 
@@ -231,6 +250,7 @@ class PoissonLoss(BoostingLoss):
 
 
 def _residual(y: Array, prediction: Array) -> Array:
+    """prediction - y in float64; the libraries give float32."""
     return np.subtract(prediction, y, dtype=np.float64)
 
 
@@ -339,6 +359,7 @@ def xgboost_loss(
 def _loss_type(
     objective: Any, known: Mapping[str, type[BoostingLoss]], library: str
 ) -> type[BoostingLoss]:
+    """The class of a loss by the library's name for it, or an error that lists the names."""
     if not isinstance(objective, str) or objective not in known:
         name = (
             objective

@@ -51,6 +51,7 @@ class RobustMetric:
             if sample_weight is None or not len(sample_weight)
             else np.asarray(sample_weight, np.float64)
         )
+        # What the library multiplies gradients by in training counts here too.
         factor = self.loss.factor(y)
         if factor is not None:
             weight = factor if weight is None else weight * factor

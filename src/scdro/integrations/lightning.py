@@ -77,11 +77,12 @@ class RobustMonitor(Callback):
             name,
             tuple(loggers),
         )
-        self.hardest: list[tuple[float, int]] = []  # (loss, position), hardest first
-        self._watched: Robust | None = robust
-        self._recorded = 0
+        self.hardest: list[tuple[float, int]] = []  # (loss, position) since the last record
+        self._watched: Robust | None = robust  # given or found, and None before a fit
+        self._recorded = 0  # the Trainer's step at the last record
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find what to monitor."""
         if self.robust is None:
             self._watched = _find_only_one(pl_module, trainer.optimizers)
         self._recorded = trainer.global_step
@@ -89,6 +90,11 @@ class RobustMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Note the hardest samples, and write a record if enough steps have passed.
+
+        Steps and not batches are counted: with gradient accumulation a step has several batches,
+        and `step // every` then grows only once.
+        """
         self._note(outputs)
         step, every = trainer.global_step, self.every or trainer.log_every_n_steps
         if every and step // every > self._recorded // every:
@@ -104,6 +110,7 @@ class RobustMonitor(Callback):
             self.hardest = []
 
     def _log_more(self, step: int) -> None:
+        """What our own loggers get besides: a histogram of the recent losses, and samples."""
         assert self._watched is not None
         numbers = {
             f"{self.name}/{key}": float(value) for key, value in _numbers_of(self._watched).items()
@@ -116,6 +123,7 @@ class RobustMonitor(Callback):
                 logger.table(f"{self.name}/hardest", rows, step)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the loggers write what they hold back."""
         for logger in self.loggers:
             logger.flush()
 
@@ -165,9 +173,11 @@ class RobustMonitor(Callback):
     # -- checkpoints
     @property
     def state_key(self) -> str:
+        """The name under which Lightning keeps this callback's state."""
         return f"RobustMonitor[{self.name}]"
 
     def state_dict(self) -> dict[str, Any]:
+        """The hardest samples, and the loss if it is not part of the LightningModule."""
         state: dict[str, Any] = {"hardest": list(self.hardest)}
         if isinstance(self.robust, nn.Module):
             state["robust"] = {
@@ -176,6 +186,7 @@ class RobustMonitor(Callback):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load it; called after `on_load_checkpoint` has checked."""
         self.hardest = [(float(loss), int(index)) for loss, index in state_dict["hardest"]]
         if isinstance(self.robust, nn.Module):
             self.robust.load_state_dict(state_dict["robust"])
@@ -193,6 +204,7 @@ class RobustMonitor(Callback):
 
 
 def _numbers_of(robust: Robust) -> dict[str, Tensor | float]:
+    """The numbers of the worst case on the recent losses."""
     return {
         "lam": robust.lam,
         "kl": robust.kl,
@@ -202,6 +214,7 @@ def _numbers_of(robust: Robust) -> dict[str, Tensor | float]:
 
 
 def _find_only_one(module: nn.Module, optimizers: list[Any]) -> Robust:
+    """The one loss or robust optimizer of a LightningModule; several are ambiguous."""
     found: list[Robust] = [part for part in module.modules() if isinstance(part, KLRobustLoss)]
     found += [optimizer for optimizer in optimizers if isinstance(optimizer, RobustOptimizer)]
     if len(found) != 1:

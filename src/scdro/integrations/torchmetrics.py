@@ -1,7 +1,12 @@
 """Worst-group accuracy, the table by group and the robust value as torchmetrics objects.
 
-`self.log("worst", metric)` in Lightning works, and with several processes all of them count. Needs
-the extra `torchmetrics`.
+    GroupTable            three sums for each group: weight of the right, weight, number of samples
+    WorstGroupAccuracy    the smallest right/weight of them
+    RobustValue           all losses, and their exact worst case at the end
+
+State is declared with `add_state` and how it is reduced, so torchmetrics joins processes and resets
+epochs: `self.log("worst", metric)` in Lightning works, and with several processes all of them
+count. Needs the extra `torchmetrics`.
 """
 
 from __future__ import annotations
@@ -35,16 +40,17 @@ class GroupTable(Metric):
         >>> table = GroupTable(["hens", "ducks"])
         >>> table.update(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]), torch.tensor([0, 0, 1]))
         >>> table.rows()
-        [GroupRow(group='ducks', size=1, share=0.333..., accuracy=0.0), GroupRow(group='hens', size=2, ...accuracy=1.0)]
+        [GroupRow(group='ducks', size=1, share=0.333..., accuracy=0.0), GroupRow(group='hens',
+        size=2, ...accuracy=1.0)]
         >>> {key: float(value) for key, value in table.compute().items()}
         {'accuracy/hens': 1.0, 'size/hens': 2.0, 'accuracy/ducks': 0.0, 'size/ducks': 1.0}
     """
 
     is_differentiable = False
     full_state_update = False
-    right: Tensor  # weight of the correct predictions of each group
-    weight: Tensor
-    size: Tensor
+    right: Tensor  # (groups,) weight of the correct predictions
+    weight: Tensor  # (groups,) weight of all predictions
+    size: Tensor  # (groups,) number of samples
 
     def __init__(self, groups: int | Sequence[str], **settings: Any) -> None:
         super().__init__(**settings)
@@ -109,10 +115,11 @@ class GroupTable(Metric):
         self.size.index_add_(0, groups, torch.ones_like(weight))
 
     def _accuracy(self) -> Tensor:
-        """NaN for groups without weight."""
+        """right/weight of each group, (groups,); NaN for groups without weight."""
         return self.right / self.weight
 
     def compute(self) -> Any:
+        """Accuracy and size of each group, by name."""
         found: dict[str, Tensor] = {}
         for name, accuracy, size in zip(self.names, self._accuracy(), self.size, strict=True):
             found |= {f"accuracy/{name}": accuracy, f"size/{name}": size}
@@ -147,6 +154,7 @@ class WorstGroupAccuracy(GroupTable):
     higher_is_better = True
 
     def compute(self) -> Tensor:
+        """The lowest accuracy; NaN without samples."""
         accuracy = self._accuracy()
         return (
             accuracy[self.weight > 0].min()
@@ -178,8 +186,8 @@ class RobustValue(Metric):
     is_differentiable = False
     full_state_update = False
     higher_is_better = False
-    losses: list[Tensor]
-    weights: list[Tensor]
+    losses: list[Tensor]  # of each batch, (n,)
+    weights: list[Tensor]  # likewise
 
     def __init__(self, rho: float, lam0: float = 1e-3, **settings: Any) -> None:
         super().__init__(**settings)
@@ -209,7 +217,7 @@ class RobustValue(Metric):
         super().sync(*args, **settings)
 
     def compute(self) -> Tensor:
-        """NaN without samples."""
+        """The worst case of all losses so far; NaN without samples."""
         losses = dim_zero_cat(self.losses) if len(self.losses) else torch.zeros(0)
         if not len(losses):
             return torch.tensor(torch.nan, device=self.device)

@@ -45,8 +45,7 @@ def sequence_losses(outputs: Any, labels: Tensor) -> Losses:
     """The loss of each sequence, logits (b, k), as transformers' own models choose it.
 
     Labels (b,) are class numbers: cross-entropy. One output, k = 1: squared error. Labels (b, k) of
-    floats, one for
-    each of several answers: the mean of their binary cross-entropies.
+    floats, one for each of several answers: the mean of their binary cross-entropies.
 
     Example:
         >>> sequence_losses({"logits": torch.zeros(3, 2)}, torch.tensor([0, 1, 1])).tolist()
@@ -115,6 +114,7 @@ def _find_logits(outputs: Any) -> Tensor | None:
 
 
 def _require_logits(outputs: Any, dimensions: int) -> Tensor:
+    """The logits, or an error that says which shape the model should return."""
     logits = _find_logits(outputs)
     if logits is None or logits.ndim != dimensions:
         shape = (
@@ -134,6 +134,7 @@ def _require_logits(outputs: Any, dimensions: int) -> Tensor:
 
 
 def _check_tokens(logits: Tensor, labels: Tensor) -> None:
+    """Raise unless there is a label for each token."""
     if labels.shape != logits.shape[:2]:
         raise DataError(
             f"expected one label per token, shape {tuple(logits.shape[:2])}, got"
@@ -217,6 +218,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
                 ' none; rename yours, and name it in TrainingArguments(label_names=["labels"]) if'
                 " the model does not take one"
             )
+        # The user's function may return weights, or a mask, as a second value.
         found = self.losses(outputs, labels)
         losses, weights = found if isinstance(found, tuple) else (found, None)
         if weights is None and labels.shape == losses.shape and not labels.is_floating_point():
@@ -248,6 +250,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         return part + (self._value - before - part).detach()
 
     def _value_of(self, losses: Tensor, weights: Tensor | None) -> Tensor:
+        """The robust loss, or for the best case minus the robust loss of the negated losses."""
         value: Tensor = (
             -self.robust(-losses, weights) if self.best_case else self.robust(losses, weights)
         )
@@ -258,6 +261,8 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         their shares.
         """
         assert self.robust.accumulation is not None
+        # Earlier gradients were weighted as if their parts were the whole batch. With this part
+        # they are only 1 - share of it.
         *before, share = self.robust.accumulation.shares
         if before:
             self.robust.accumulation.rescale(1.0 - share)
@@ -267,6 +272,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
 
     # -- what the Trainer calls
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Resume the state, and attach to the optimizer, which exists only now."""
         if args.label_smoothing_factor:
             raise HyperparameterError(
                 f"expected label_smoothing_factor=0, got {args.label_smoothing_factor}: the Trainer"
@@ -296,6 +302,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
             callbacks.insert(0, self)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Raise if the loss was never called: it was passed as a callback only."""
         if not self._used:
             raise ClosureError(
                 "expected this object as the Trainer's compute_loss_func too, got it only as a"
@@ -305,6 +312,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **known: Any
     ) -> None:
+        """Add lam, KL and the effective sample size to what the Trainer logs."""
         robust = self.robust.state
         # On accelerators the state must not wait; logging waits anyway.
         if not host_reads(robust.recent):

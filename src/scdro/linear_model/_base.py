@@ -1,15 +1,17 @@
-r"""What both estimators share: checks of settings, the order of a fit and of a stream, fitted
-attributes.
+"""What both estimators share: checks of settings, the order of a fit and of a stream, attributes.
 
-A fit:
+A fit (`_fit`):
 
 1. State the problem for the encoded targets (`_problem`).
 2. Find a start: the coefficients of the last fit, or the solution for every tenth sample.
 3. Solve, with a certificate, and set the attributes.
 
-A stream keeps its first 4,096 rows and solves for them exactly, as above; from then on it takes a
-step of RSCDRO for each batch (`_stochastic.Stream`). Rows that do not fill a batch wait, so that
-the model depends on the rows and their order only, not on how they are split into calls.
+A stream (`_partial_fit`) keeps its first 4,096 rows and solves for them exactly, as above; from
+then on it takes a step of RSCDRO for each batch (`_stochastic.Stream`). Rows that do not fill a
+batch wait, so that the model depends on the rows and their order only, not on how they are split
+into calls.
+
+In shapes, n rows, d features, and k scores per row: 1, or the number of classes.
 """
 
 from __future__ import annotations
@@ -92,6 +94,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         return checked
 
     def _check_settings(self) -> None:
+        """Raise unless every setting is valid; at the start of a fit, as scikit-learn does."""
         check_radius(self.rho, self.lam0)
         check_number("C", self.C, "> 0", "the inverse strength of the penalty", infinite=True)
         check_number("tol", self.tol, ">= 0", infinite=True)
@@ -116,6 +119,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
             offset: what was subtracted from y; it is added to the intercept.
         """
         problem = self._problem(X, y, weight)
+        # The offset as coefficients: only the intercept moves.
         moved = np.zeros(problem.shape)
         moved[:, -1] = offset
         W = self._pack() if self.warm_start else None
@@ -128,6 +132,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         solution = solve(
             problem, W, self.tol, self.max_iter, tell=self._tell_step if self.verbose else None
         )
+        # Nothing is set before this line: a fit that raises leaves the model as it was.
         self.__dict__.pop("_progress", None)  # a stream that had begun ends here
         self._fitted_size = len(weight), float(weight.sum())
         # Adding the offset to the intercept rounds it.
@@ -138,16 +143,18 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         self._warn_unless_converged(solution)
 
     def _tell(self, text: str) -> None:
+        """Print a line, if the estimator is verbose."""
         print(f"[{type(self).__name__}] {text}", flush=True)
 
     def _tell_step(self, step: int, value: float, gradient: float) -> None:
+        """What `solve` calls after each Newton step."""
         self._tell(
             f"Newton step {step}: objective {value:.8g}, largest entry of its gradient"
             f" {gradient:.2g}"
         )
 
     def _problem(self, X: Any, y: Array, weight: Array) -> LinearProblem:
-        """What is minimised over these samples."""
+        """What is minimised over these samples: C counts the whole weight, as in scikit-learn."""
         total = float(weight.sum())
         loss = self._loss(y, weight)
         alpha = 1 / (float(self.C) * total)
@@ -160,12 +167,14 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         return np.zeros(loss.k)
 
     def _set_results(self, problem: LinearProblem, solution: Solution) -> None:
+        """Set the fitted attributes. `robust_value_` is P without the penalty."""
         penalty = float((problem.penalty_gradient(solution.W) * solution.W).sum()) / 2
         self._unpack(solution.W, problem.X.dtype)
         self.lam_, self.robust_value_ = solution.lam, solution.value - penalty
         self.dual_gap_, self.n_iter_ = solution.gap, solution.n_iter
 
     def _warn_unless_converged(self, solution: Solution) -> None:
+        """Warn if the solver ended at `max_iter`, and say how far it may be from the minimum."""
         if not solution.converged:
             known = (
                 f": the objective is within {solution.gap:.2g} of its minimum"
@@ -183,6 +192,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
 
     @property
     def _first_rows(self) -> int:
+        """The number of rows that a stream solves exactly before it steps."""
         return max(int(self.batch_size), START_ROWS)
 
     def _solve_first_rows(
@@ -200,6 +210,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         return problem, solve(problem, W, self.tol, steps, certify=False)
 
     def _new_stream(self, first: LinearProblem, W: Array, rows: int) -> Stream:
+        """A stream from W, which counts for `rows` rows in its average."""
         return Stream(first, W, rows, self.learning_rate)
 
     def _open_stream(self, first: LinearProblem) -> Stream:
@@ -228,6 +239,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
                 f" {now[name]!r}; only {', '.join(CHANGEABLE)} may change from call to call"
             )
         progress = replace(progress)  # a copy: a refused call leaves the stream as it was
+        # The rows to work on: those of weight zero left out, those that waited in front.
         rows = Samples(X, y, weight)
         if not weight.all():
             rows = rows[np.flatnonzero(weight)]
@@ -244,6 +256,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         self.__dict__.pop("dual_gap_", None)  # no certificate without the earlier data
 
     def _stream_settings(self) -> dict[str, Any]:
+        """The settings that must not change between two calls of partial_fit."""
         return {name: value for name, value in self.get_params().items() if name not in CHANGEABLE}
 
     def _begin_stream(self, progress: StreamProgress, rows: Samples) -> Samples:
@@ -252,7 +265,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         Until then the model is the solution for the rows so far, or the earlier fit if it continues
         from one.
         """
-        first = rows[: self._first_rows]
+        first = rows[: self._first_rows]  # at most that many
         problem = self._problem(first.X, first.y, first.weight)
         W = self._pack()
         if progress.fitted is not None:
@@ -277,7 +290,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         whole = len(rows) // self.batch_size * self.batch_size
         for i in range(0, whole, self.batch_size):
             batch = rows[i : i + self.batch_size]
-            total = stream.weight + float(batch.weight.sum())
+            total = stream.weight + float(batch.weight.sum())  # the penalty is 1/(C total)
             weight = batch.weight if (batch.weight != batch.weight[0]).any() else None
             stream.step(batch.X, self._loss(batch.y, batch.weight), weight, 1 / (self.C * total))
             stream.weight = total
@@ -292,13 +305,14 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
     # -- after fitting
 
     def _scores(self, X: Any) -> Array:
-        """(n, k)."""
+        """The scores of checked rows, (n, k)."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=[np.float64, np.float32])
         scores: Array = X @ np.atleast_2d(self.coef_).T + self.intercept_
         return scores
 
     def _worst_case_weights(self, scores: Array, y: Array, weight: Array) -> Array:
+        """p, (n,): the worst case of the losses at these scores, (n, k)."""
         losses = self._loss(y, weight).exact(np.ascontiguousarray(scores.T, dtype=np.float64))
         return solve_worst_case(losses, weight / weight.sum(), float(self.rho), float(self.lam0)).p
 

@@ -1,5 +1,8 @@
-"""KL-robust logistic regression: labels into numbers and class weights into sample weights, for
-`KLDROLinearModel`.
+"""KL-robust logistic regression: what `KLDROLinearModel` needs to know about labels.
+
+Labels become numbers, class weights become sample weights, and the loss is logistic for two classes
+(one score per row) or multinomial (k scores). W is packed and unpacked in scikit-learn's shapes:
+`coef_` (1, d) for two classes, else (k, d).
 """
 
 from __future__ import annotations
@@ -106,12 +109,14 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
             weight = array_weights(sample_weight, X.shape[0])
             classes, encoded = np.unique(y, return_inverse=True)
             weight = weight * self._class_factors(classes, encoded, weight)
+            # A class whose samples all have weight zero is known, but has nothing to be fitted to.
             present = np.flatnonzero(np.bincount(encoded, weight) > 0)
             if len(present) < 2:
                 raise DataError(
                     "expected samples of at least two classes, got only one class:"
                     f" {classes[present].tolist()}"
                 )
+            # Coefficients for other classes are no start for a warm start.
             if not np.array_equal(getattr(self, "classes_", classes), classes):
                 self.__dict__.pop("coef_", None)
             self.classes_ = classes
@@ -166,13 +171,14 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         return scores.ravel() if scores.shape[1] == 1 else scores
 
     def predict(self, X: Any) -> Array:
+        """The class of the largest score, (n,)."""
         scores = self.decision_function(X)
         best = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)
         predicted: Array = self.classes_[best]
         return predicted
 
     def predict_proba(self, X: Any) -> Array:
-        """(n, k)."""
+        """Probabilities of the classes in the order of `classes_`, (n, k)."""
         scores = self.decision_function(X)
         if scores.ndim == 1:
             return np.stack([expit(-scores), expit(scores)], 1)
@@ -180,6 +186,7 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         return probabilities
 
     def predict_log_proba(self, X: Any) -> Array:
+        """Their logarithms, (n, k), also where a probability rounds to zero."""
         scores = self.decision_function(X)
         if scores.ndim == 1:
             return -np.stack([np.logaddexp(0, scores), np.logaddexp(0, -scores)], 1)
@@ -218,16 +225,19 @@ class KLDROClassifier(ClassifierMixin, KLDROLinearModel):  # type: ignore[misc]
         return factors
 
     def _loss(self, y: Array, weight: Array) -> LinearLoss:
+        """Logistic for two classes, labels -1 and 1; multinomial for more."""
         k = len(self.classes_)
         return Logistic(np.where(y == 1, 1.0, -1.0)) if k == 2 else Multinomial(y, k)
 
     def _pack(self) -> Array | None:
+        """W from the fitted attributes, (k, d + 1)."""
         if not hasattr(self, "coef_"):
             return None
         coef: Array = np.asarray(self.coef_, dtype=np.float64)
         return np.concatenate([coef, self.intercept_[:, None]], 1) if self.fit_intercept else coef
 
     def _unpack(self, W: Array, dtype: Any) -> None:
+        """The fitted attributes from W. Sets what is determined only up to a common part."""
         k, d = len(W), self.n_features_in_
         if k > 1:
             # Adding the same number to the scores of all classes changes nothing, so what is not

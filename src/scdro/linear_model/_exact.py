@@ -187,8 +187,8 @@ class _Path:
         apply_inverse = self.apply_inverse or self.preconditioner.at(self.now.evaluation)
         found = next_iterate(self.problem, self.now, apply_inverse, accuracy)
         good = found is not None and found.largest <= _CONTRACTION * self.now.largest
-        # Reuse a factorisation that works well, improved by what this step has shown of the Hessian.
-        # If a new one works badly, use conjugate gradients.
+        # Reuse a factorisation that works well, improved by what this step has shown of the
+        # Hessian. If a new one works badly, use conjugate gradients.
         blocked = found is None and not self.plain
         self.plain = self.plain and (good or not fresh)
         self.apply_inverse = None
@@ -203,7 +203,7 @@ class _Path:
         self.exhausted = self.stuck and not self.kinked
 
     def _watch(self) -> None:
-        """Count steps that neither lower P nor halve the gradient."""
+        """Count steps that neither lower P nor halve the gradient; after some, rounding is to blame."""
         lower = self.now.value < self.lowest - 4 * np.finfo(float).eps * abs(self.lowest)
         self.idle = 0 if lower or self.now.largest <= 0.5 * self.least else self.idle + 1
         self.lowest, self.least = (
@@ -312,6 +312,7 @@ def _certify(problem: LinearProblem, path: _Path, n_iter: int, converged: bool) 
 
 
 def _solution(at: Iterate, value: float, gap: float, n_iter: int, converged: bool) -> Solution:
+    """A solution from an iterate and what is known of it."""
     return Solution(at.W, value, at.evaluation.worst.lam, gap, n_iter, converged)
 
 

@@ -150,6 +150,7 @@ class LinearProblem:
         )
 
     def _loss_at(self, z: Array) -> LossAt:
+        """Losses and derivatives at scores z, (k, n), by blocks of samples on several threads."""
         parts = map_blocks(
             lambda rows: self.loss.take_rows(rows)(z[:, rows]), z.shape[1], 16 * z.size
         )

@@ -77,9 +77,9 @@ class Preconditioner:
         index, weight = self._choose_samples(e.worst.p)
         weight = weight / weight.sum()
         lam, values = e.worst.lam, e.loss.value[index]
-        deviation = values - one_thread_dot(weight, values)
-        H: Array = np.zeros((k, d, k, d))
-        g, c = np.zeros((k, d)), np.zeros((k, d))
+        deviation = values - one_thread_dot(weight, values)  # l_i - E_w l
+        H: Array = np.zeros((k, d, k, d))  # d counts the intercept; only the blocks j <= l at first
+        g, c = np.zeros((k, d)), np.zeros((k, d))  # as at the top of this file
         rows = max(256, _BLOCK // d)
         for block in (slice(i, i + rows) for i in range(0, len(index), rows)):
             x, at, w = self._rows(index[block]), _take(e.loss, index[block]), weight[block]
@@ -95,6 +95,7 @@ class Preconditioner:
             for l in range(j):
                 H[j, :, l] = H[l, :, j].T
         H = H.reshape(k * d, k * d)
+        # The covariances: the sums above are second moments, their means are subtracted here.
         if lam < math.inf:
             _subtract_square(H, g.ravel(), lam)
             var = one_thread_dot(weight, deviation**2)
@@ -124,6 +125,7 @@ class Preconditioner:
 
 
 def _take(at: LossAt, index: Array) -> LossAt:
+    """The losses of some samples, by their positions."""
     return LossAt(at.value[index], at.slope[:, index], at.curvature[:, index])
 
 

@@ -49,7 +49,12 @@ class LossAt(NamedTuple):
 
 
 class LinearLoss(ABC):
-    """Per-sample losses phi_i(z_i) of one data set."""
+    """Per-sample losses phi_i(z_i) of one data set.
+
+    It knows the targets, so it is a function of the scores alone. Besides value and derivatives,
+    the solver needs products with the second derivative, the certificate the conjugate and a way to
+    balance slopes, and both the same loss on part of the samples (`take_rows`).
+    """
 
     k = 1  # scores per sample
     unit = 1.0  # the natural size of a slope, to which the tolerance of the solver is relative
@@ -109,6 +114,7 @@ class Logistic(LinearLoss):
         self.y = y
 
     def __call__(self, z: Array) -> LossAt:
+        """With margin m = y z: value log(1 + e^-|m|) - min(m, 0), which no large margin overflows."""
         margin = self.y * z
         e = np.exp(-np.abs(margin))
         total = 1.0 + e
@@ -121,6 +127,7 @@ class Logistic(LinearLoss):
         return LossAt(value, slope, curvature)
 
     def conjugate(self, u: Array) -> Array:
+        """s log s + (1-s) log(1-s) with s = -y u, minus the entropy of the error's probability."""
         s = np.clip(-self.y * u[0], 0.0, 1.0)
         entropy: Array = xlogy(s, s) + xlogy(1 - s, 1 - s)
         return entropy
@@ -140,6 +147,7 @@ class Multinomial(LinearLoss):
         self.y, self.k = y, k
 
     def __call__(self, z: Array) -> LossAt:
+        """Scores are centred by the largest of each sample, so that exp cannot overflow."""
         top = z.max(0)
         pi = np.exp(z - top)
         total = pi.sum(0)
@@ -153,16 +161,19 @@ class Multinomial(LinearLoss):
         return LossAt(value, slope, pi)
 
     def curvature_product(self, at: LossAt, a: Array) -> Array:
+        """(diag(pi) - pi pi') a for each sample."""
         pi = at.curvature
         curved: Array = pi * (a - np.einsum("kn,kn->n", pi, a))
         return curved
 
     def second_derivative(self, at: LossAt, j: int, l: int) -> Array:
+        """pi_j (1[j = l] - pi_l), an entry of diag(pi) - pi pi' for each sample."""
         pi = at.curvature
         block: Array = pi[j] * ((1.0 if j == l else 0.0) - pi[l])
         return block
 
     def conjugate(self, u: Array) -> Array:
+        """sum_j pi_j log pi_j with pi = u + e_y."""
         pi = u.copy()
         pi[self.y, np.arange(u.shape[1])] += 1.0
         np.clip(pi, 0.0, 1.0, out=pi)
@@ -207,6 +218,7 @@ class Squared(LinearLoss):
         return LossAt(r[0] * r[0] / 2, r, np.ones_like(r))
 
     def conjugate(self, u: Array) -> Array:
+        """u^2/2 + u y."""
         conjugate: Array = u[0] * (u[0] / 2 + self.y)
         return conjugate
 
@@ -226,6 +238,7 @@ class Huber(LinearLoss):
         return LossAt((slope * (r - slope / 2))[0], slope, (slope == r).astype(float))
 
     def conjugate(self, u: Array) -> Array:
+        """u^2/2 + u y, finite for |u| <= epsilon, which every slope is."""
         conjugate: Array = u[0] * (u[0] / 2 + self.y)
         return conjugate
 
@@ -249,6 +262,7 @@ class Pinball(LinearLoss):
         self.spread = unit
 
     def __call__(self, z: Array) -> LossAt:
+        """The smoothed loss: slope clip(r/m), and a parabola in place of the kink."""
         r = z - self.y
         slope = np.clip(r / self.smoothing, self.low, self.high)
         value = (slope * (r - self.smoothing / 2 * slope))[0]
@@ -262,15 +276,18 @@ class Pinball(LinearLoss):
         return LossAt(value, slope, curvature)
 
     def exact(self, z: Array) -> Array:
+        """The loss without smoothing, with its kink."""
         r = (z - self.y)[0]
         exact: Array = self.scale * np.maximum(-self.tau * r, (1 - self.tau) * r)
         return exact
 
     def conjugate(self, u: Array) -> Array:
+        """u y on [low, high]: the conjugate of the loss without smoothing."""
         conjugate: Array = u[0] * self.y
         return conjugate
 
     def with_smoothing(self, smoothing: float) -> Pinball:
+        """The same loss, smoothed by another m."""
         return Pinball(self.y, self.tau, self.scale, self.spread, smoothing)
 
     def take_rows(self, index: Any) -> Pinball:
@@ -290,4 +307,5 @@ def spread_of(y: Array, q: Array) -> float:
 
 
 def _deviation(y: Array, q: Array) -> float:
+    """The standard deviation of y under q."""
     return math.sqrt(max(one_thread_dot(q, (y - one_thread_dot(q, y)) ** 2), 0.0))

@@ -59,7 +59,7 @@ _WINDOW = 16_384  # least number of recent losses that determine lam
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of a stream."""
+    """Some rows of a stream: features, targets and weights, cut and joined together."""
 
     X: Any  # features, (n, d), dense or CSR
     y: Array  # targets encoded for the losses, (n,)
@@ -72,6 +72,7 @@ class Samples:
         return Samples(self.X[index], self.y[index], self.weight[index])
 
     def copy(self) -> Samples:
+        """A copy that does not keep the caller's arrays alive."""
         return Samples(self.X.copy(), self.y.copy(), self.weight.copy())
 
     def join(self, more: Samples) -> Samples:

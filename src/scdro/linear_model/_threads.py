@@ -29,11 +29,13 @@ _limit: Any = None  # of threadpoolctl, while _depth > 0
 
 @cache
 def _controller() -> ThreadpoolController:
+    """What knows the BLAS libraries; looking for them takes a while, so it is made once."""
     return ThreadpoolController()
 
 
 @cache
 def _executor(workers: int) -> ThreadPoolExecutor:
+    """The threads, which wait for work between calls."""
     return ThreadPoolExecutor(workers, thread_name_prefix="scdro")
 
 

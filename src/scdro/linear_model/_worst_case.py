@@ -4,10 +4,10 @@ every evaluation.
     F(lam) = lam log sum_i q_i exp(l_i/lam) + (lam - lam0) rho,      p_i ~ q_i exp(l_i/lam) at its minimiser lam*
 
 The same problem as `scdro.worst_case`, with the same root solver (`_kl.solve_root`) and the same
-form of a small KL (`_kl.divergence`). Only the pass over the losses, `_tilt_in_blocks`, is not `_kl.tilt`:
-it divides the losses into blocks for parallel threads and fills two vectors in place. On one
-thread it takes 14 ms for a million losses where `_kl.tilt` takes 20, on more threads a fraction of
-that, and these passes are a large part of a fit.
+form of a small KL (`_kl.divergence`). Only the pass over the losses, `_tilt_in_blocks`, is not
+`_kl.tilt`: it divides the losses into blocks for parallel threads and fills two vectors in place.
+On one thread it takes 14 ms for a million losses where `_kl.tilt` takes 20, on more threads a
+fraction of that, and these passes are a large part of a fit.
 """
 
 from __future__ import annotations
