@@ -1,5 +1,7 @@
-"""What the scikit-learn estimators share: a refused fit leaves no trace, and what is given is an
-estimator.
+"""What the scikit-learn estimators share.
+
+`unchanged_if_refused` surrounds each fit: it may set attributes in any order, and one that raises
+leaves the estimator as it was. The other two check that what was given is an estimator.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ __all__ = ["check_is_estimator", "check_reference", "unchanged_if_refused"]
 @contextmanager
 def unchanged_if_refused(estimator: Any) -> Iterator[None]:
     """Give an estimator its attributes back if fitting it raises an error."""
-    before = dict(vars(estimator))
+    before = dict(vars(estimator))  # shallow: fits replace arrays, and never write into them
     try:
         yield
     except BaseException:

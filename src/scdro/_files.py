@@ -25,7 +25,7 @@ def write_file(path: Path, content: bytes | str) -> None:
         content: bytes, or text, which is written in UTF-8.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
-    mode: int | None = None
+    mode: int | None = None  # of the file that is there; None if there is none
     if os.path.lexists(path):
         found = os.lstat(path)
         if not stat.S_ISREG(found.st_mode):  # a link must stay a link, and /dev/stdout a device
@@ -37,6 +37,7 @@ def write_file(path: Path, content: bytes | str) -> None:
         mode = stat.S_IMODE(found.st_mode)
     if not path.parent.is_dir():
         raise DataError(f"expected a folder for the file {str(path)!r}, found none")
+    # In the same folder, since a file can only be renamed within a file system.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}-")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -75,19 +75,20 @@ def metrics_by_group(
     check_no_missing(y_true, "y_true")
     check_no_missing(y_pred, "y_pred")
     functions = _functions_by_name(metrics, y_true, y_pred)
-    known = weight > 0
+    known = weight > 0  # (n,)
     # What fails on all rows is an error; what fails on some is undefined there.
     for name, function in functions.items():
         _check_one_number(name, function(y_true[known], y_pred[known], weight[known]))
     rng = check_random_state(random_state)
     rows = []
     for g in np.unique(member[weight > 0]).tolist():
-        own = np.flatnonzero((member == g) & (weight > 0))
+        own = np.flatnonzero((member == g) & (weight > 0))  # positions of the group's rows
         row = {
             "group": g,
             "size": int((member == g).sum()),
             "share": float(weight[own].sum() / weight.sum()),
         }
+        # One line of positions within `own` for each bootstrap sample, the same for all metrics.
         draws = rng.randint(len(own), size=(bootstrap, min(len(own), MOST_DRAWN)))
         for metric, function in functions.items():
             row[metric] = middle = _measure(function, y_true, y_pred, weight, own)
@@ -106,6 +107,7 @@ def metrics_by_group(
 
 
 def _check_one_number(name: str, found: Any) -> None:
+    """Raise for a metric that returns a table or one number for each class."""
     if isinstance(found, str | tuple | list | dict) or np.ndim(found):
         raise HyperparameterError(
             f"expected metrics that give one number, got {name}, which gives a"
@@ -160,7 +162,8 @@ def calibration_error(
     confidence, right = probabilities, y_true == 1
     if probabilities.ndim == 2:
         confidence, right = probabilities.max(1), probabilities.argmax(1) == y_true
-    which = np.minimum((confidence * bins).astype(int), bins - 1)
+    which = np.minimum((confidence * bins).astype(int), bins - 1)  # the bin of each sample
+    # Weight of the bin times (accuracy - confidence) within it.
     gaps = np.bincount(which, weight * (right - confidence), bins)
     return float(np.abs(gaps).sum() / weight.sum())
 
@@ -214,7 +217,7 @@ def _functions_by_name(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, 
         metrics = dict(metrics)
     if not metrics:
         raise HyperparameterError("expected at least one metric, got none")
-    probabilities = _Probabilities(y_true, y_pred)
+    probabilities = _Probabilities(y_true, y_pred)  # reads from all rows what the classes are
     found = {}
     for name, metric in metrics.items():
         if callable(metric):
@@ -233,6 +236,7 @@ def _functions_by_name(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, 
 
 
 def _name_of_metric(metric: Any) -> str:
+    """A function's own name, which must be there."""
     name = getattr(metric, "__name__", None)
     if not isinstance(name, str):
         raise HyperparameterError(
@@ -260,8 +264,14 @@ def _pass_weights(metric: Callable[..., float]) -> Metric:
 
 
 class _Probabilities:
-    """Metrics of a classifier's probabilities, of the second class, (n,), or of all classes, (n,
-    classes).
+    """Metrics of a classifier's probabilities, of the second class, (n,), or of all, (n, classes).
+
+    Classes are read from all rows, because a group may lack some.
+
+    Attributes:
+        classes: the labels in order, (classes,); empty if labels are numbers to predict.
+        given: whether predictions are probabilities.
+        known: our own metrics by name.
     """
 
     def __init__(self, y_true: Array, y_pred: Array) -> None:
@@ -346,4 +356,5 @@ class _Probabilities:
         return calibration_error(self._numbers(y_true), self._all(y_pred), weight)
 
     def _numbers(self, y_true: Array) -> Array:
+        """Class numbers of labels."""
         return np.searchsorted(self.classes, y_true)

@@ -63,6 +63,7 @@ def card(answer: str, text: str) -> str:
 
 @cache
 def _library_templates() -> Environment:
+    """The library's own templates, read once."""
     return environment_for()
 
 
@@ -174,6 +175,7 @@ def axis_for(values: Iterable[float | None], steps: int = 6, least: float = 0.0)
         low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
     missing = max(least - (high - low), 0.0) / 2
     low, high = low - missing, high + missing
+    # The smallest round step (1, 2, 2.5 or 5 times a power of ten) with at most `steps` of them.
     raw = (high - low) / steps
     unit: float = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * unit for factor in (1, 2, 2.5, 5, 10) if factor * unit >= raw * (1 - 1e-9))

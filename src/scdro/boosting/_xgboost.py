@@ -6,9 +6,8 @@ the booster, and sets the weights w again.
 
 Weights rather than an objective in Python, because XGBoost then keeps `base_score`, leaves refitted
 to medians and quantiles, probabilities and its file format. Under `xgboost.dask` each worker
-weights its own rows by the worst case
-of all of them: the workers exchange a few numbers for each trial temperature, through XGBoost's own
-collectives.
+weights its own rows by the worst case of all of them: the workers exchange a few numbers for each
+trial temperature, through XGBoost's own collectives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Wrap any data set so that its items include their index."""
+"""Wrap any data set so that its items include their index.
+
+Methods that keep a number for each sample, such as the contrastive loss, need to know which samples
+a batch holds.
+"""
 
 from __future__ import annotations
 

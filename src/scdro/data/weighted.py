@@ -1,5 +1,9 @@
-"""Sample weights for training: a sampler that draws by them, or a data set with the weight in each
-item.
+"""Sample weights for training: drawn by, or carried along.
+
+    WeightedSampler   sample i comes with probability w_i/sum(w); the loss stays unweighted
+    Weighted          each item carries its weight, for a loss with `sample_weight`
+
+On average both minimise sum_i w_i l_i/sum(w). Use one of the two, not both.
 """
 
 from __future__ import annotations

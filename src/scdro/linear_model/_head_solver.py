@@ -1,15 +1,9 @@
-"""Logistic regression with a penalty on the distance from given coefficients.
+"""Logistic regression with a penalty on the distance from given coefficients: a network's last
+layer, fitted again.
 
-`scdro.repair` fits a network's last layer again, to the features that the network computes, and
-keeps it near the old one:
-
-    min over W, b   sum_i s_i phi_i(W x_i + b) + |W - W_0|^2/(2 C)
-
-With W = W_0 + D this is an ordinary logistic regression in D, whose scores have an offset:
-
-    min over D, b'  sum_i s_i phi_i(D x_i + b' + (W_0 x_i + b_0)) + |D|^2/(2 C)
-
-so the exact solver of this package does it, with rho = 0. `_OffsetLoss` is phi(z + offset).
+`scdro.repair` fits this layer to the features that the network computes. With W = W_0 + D the
+penalty is that of an ordinary logistic regression in D whose scores have an offset, so the exact
+solver of this package does it, with rho = 0.
 """
 
 from __future__ import annotations
@@ -28,10 +22,7 @@ __all__ = ["HeadSolver"]
 
 
 class _OffsetLoss(LinearLoss):
-    """phi(z + offset), offset (k, n), for any loss phi.
-
-    Slopes and curvatures are those of phi there; the conjugate is phi*(u) - u offset.
-    """
+    """phi(z + offset), offset (k, n). Its conjugate is phi*(u) - u offset."""
 
     def __init__(self, loss: LinearLoss, offset: Array) -> None:
         self.loss, self.offset, self.k, self.y = loss, offset, loss.k, loss.y
@@ -91,7 +82,7 @@ class HeadSolver(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         loss: LinearLoss = (
             Logistic(np.where(labels == 1, 1.0, -1.0)) if k == 2 else Multinomial(labels, k)
         )
-        W = np.zeros((loss.k, X.shape[1] + self.fit_intercept))  # D, and b - b_0: the start is W_0
+        W = np.zeros((loss.k, X.shape[1] + self.fit_intercept))
         if self.old is not None:
             loss = _OffsetLoss(loss, self.old[0] @ X.T + self.old[1][:, None])
         total = float(sample_weight.sum())
@@ -107,7 +98,6 @@ class HeadSolver(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict_proba(self, X: Array) -> Array:
-        """Probabilities of `classes_`, (n, classes)."""
         scores = X @ self.coef_.T + self.intercept_
         if scores.shape[1] == 1:
             scores = np.concatenate([np.zeros_like(scores), scores], 1)
@@ -117,6 +107,5 @@ class HeadSolver(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return proba
 
     def predict(self, X: Array) -> Array:
-        """The likeliest class of each row, (n,)."""
         predicted: Array = self.classes_[self.predict_proba(X).argmax(1)]
         return predicted

@@ -1,4 +1,8 @@
-"""KL-robust linear regression."""
+"""KL-robust linear regression: what `KLDROLinearModel` needs to know about targets.
+
+Targets are centred before the fit, and the loss is squared, Huber, absolute or quantile. There is
+one score per row, so W is (1, d + 1) and `coef_` is (d,).
+"""
 
 from __future__ import annotations
 
@@ -124,6 +128,7 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> Array:
+        """The predicted targets, (n,)."""
         return self._scores(X).ravel()
 
     def worst_case_weights(self, X: Any, y: Any, sample_weight: Any = None) -> Array:
@@ -143,12 +148,14 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         return self._worst_case_weights(scores, y, weight)
 
     def _check_settings(self) -> None:
+        """Those of all linear models, and the loss's own."""
         super()._check_settings()
         check_choice("loss", self.loss, _LOSSES)
         check_number("epsilon", self.epsilon, "> 0", "in the units of y", infinite=True)
         check_number("quantile", self.quantile, "in (0, 1)")
 
     def _loss(self, y: Array, weight: Array) -> LinearLoss:
+        """The loss by its name. Its unit is the spread of y, to which tolerances are relative."""
         unit = spread_of(y, weight / weight.sum())
         if self.loss == "squared_error":
             return Squared(y, unit)
@@ -161,15 +168,18 @@ class KLDRORegressor(RegressorMixin, KLDROLinearModel):  # type: ignore[misc]
         )
 
     def _first_intercept(self, loss: LinearLoss, q: Array) -> Array:
+        """The mean of the targets."""
         return np.array([float((q * loss.y).sum())])
 
     def _pack(self) -> Array | None:
+        """W from the fitted attributes, (1, d + 1)."""
         if not hasattr(self, "coef_"):
             return None
         coef = np.asarray(self.coef_, dtype=np.float64)
         return np.append(coef, self.intercept_)[None] if self.fit_intercept else coef[None]
 
     def _unpack(self, W: Array, dtype: Any) -> None:
+        """The fitted attributes from W, in the dtype of the data."""
         d = self.n_features_in_
         self.coef_ = W[0, :d].astype(dtype)
         self.intercept_ = float(W[0, d]) if self.fit_intercept else 0.0
