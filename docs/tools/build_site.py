@@ -44,7 +44,7 @@ SOURCES, SITE = ROOT / "build" / "docs", ROOT / "site"
 # In the order of a user's questions. A page that is not listed is reached by links alone.
 CHAPTERS: dict[str, list[str]] = {
     "Find": ["audit", "second_look", "choosing"],
-    "Fix": ["long_tailed", "wrong_labels", "train", "tabular"],
+    "Fix": ["long_tailed", "train"],
     "Train": [
         "guide",
         "rho",
@@ -57,10 +57,8 @@ CHAPTERS: dict[str, list[str]] = {
     ],
     "Trust": ["results", "audit_benchmark", "reproduction", "mathematics"],
     "Look up": [
-        "commands",
         "errors",
         "glossary",
-        "data",
         "baselines",
         "leaving",
         "coming_from",

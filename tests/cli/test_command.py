@@ -127,9 +127,12 @@ def test_help_says_how_to_resume():
     )
 
 
-@pytest.mark.parametrize("page", ["docs/train.md", "docs/commands.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/train.md", "docs/audit.md"])
 def test_commands_of_the_pages_are_right(page):
-    lines = re.findall(r"^    (scdro .*)$", (ROOT / page).read_text(), re.M)
+    lines = re.findall(
+        rf"^(?:    )?(scdro (?:{'|'.join(COMMANDS)}) .*)$", (ROOT / page).read_text(), re.M
+    )
+    assert lines
     for line in lines:
         assert parser().parse_args(shlex.split(line, comments=True)[1:]).command
 

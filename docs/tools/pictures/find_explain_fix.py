@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.kernel_approximation import Nystroem
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
-from style import BLUE, GREEN, GREY, ORANGE, panels, save
+from style import GREY, ORANGE, panels, save
 
 import scdro
 from scdro.second_look import gallery
@@ -21,7 +20,7 @@ def main() -> None:
     """Odd or even; digits 2, 3, 8 and 9 have 8 training samples each."""
     digits = load_digits()
     X, y = digits.data / 16.0, digits.target % 2
-    train, test = train_test_split(
+    train, _ = train_test_split(
         np.arange(len(y)), test_size=0.4, stratify=digits.target, random_state=0
     )
     rng = np.random.default_rng(0)
@@ -62,16 +61,6 @@ def main() -> None:
     axes[1].set_title("The weights move to where it is unsure or wrong", fontsize=8)
     save(figure, "second_look_find.png")
 
-    figure, axis = panels(1)
-    lift = [look.weights_[digit == d].mean() for d in range(10)]
-    axis.bar(range(10), lift, color=[ORANGE if d in HIDDEN else GREY for d in range(10)])
-    axis.axhline(1, color="black", lw=0.8)
-    axis.set(
-        xlabel="digit, which no model sees",
-        ylabel="weight over that of the average image",
-        xticks=range(10),
-    )
-    save(figure, "second_look_explain.png")
     images = X[rows].reshape(-1, 8, 8)
     found = gallery(
         look.weights_,
@@ -83,23 +72,6 @@ def main() -> None:
     )
     print("\n".join(found.sentences))
     save(found.figure(), "second_look_gallery.png")
-
-    figure, axis = panels(1)
-    equal = clone(model).fit(
-        X[rows],
-        y[rows],
-        logisticregression__sample_weight=len(rows) / 10 / np.bincount(digit)[digit],
-    )
-    for k, (name, colour, fitted) in enumerate(
-        (("plain", BLUE, look.plain_), ("second look", GREEN, look), ("digits known", GREY, equal))
-    ):
-        right = fitted.predict(X[test]) == y[test]
-        rates = [100 * right[digits.target[test] == d].mean() for d in range(10)]
-        print(name, [round(rate) for rate in rates], round(100 * right.mean(), 1))
-        axis.bar(np.arange(10) + 0.28 * (k - 1), rates, 0.28, color=colour, label=name)
-    axis.set(xlabel="digit", ylabel="test accuracy, %", xticks=range(10), ylim=(0, 125))
-    axis.legend(fontsize=8, ncol=3, loc="upper center")
-    save(figure, "second_look_fix.png")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The picture of docs/wrong_labels.md: python docs/tools/pictures/wrong_labels.py"""
+"""The picture of docs/guide.md, "Wrong labels": python docs/tools/pictures/wrong_labels.py"""
 
 from __future__ import annotations
 
