@@ -78,5 +78,6 @@ ax.axvline(np.mean(worst_by_chance), color="0.5", linestyle=":", label="the wors
 ax.set_yticks(range(len(shown)), [one.slice for one in shown])
 ax.invert_yaxis()
 ax.set(xlabel="accuracy (orange: surely below the average)")
-ax.legend(loc="lower left", fontsize=8)
+# Above the axes: there it hides no interval.
+ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncol=2, fontsize=8)
 plt.show()
