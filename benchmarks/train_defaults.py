@@ -26,7 +26,7 @@ from sklearn.metrics import log_loss
 
 from scdro import load
 from scdro.cli import main as scdro
-from scdro.tables._columns import Columns
+from scdro.tables._models import Columns
 from scdro.tables._problem import make_problem
 
 ADULT = (

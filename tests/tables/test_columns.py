@@ -8,7 +8,8 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.preprocessing import TargetEncoder
 
 from scdro.errors import DataError
-from scdro.tables._columns import MOST_VALUES, Columns, describe
+from scdro.tables._models import MOST_VALUES, Columns
+from scdro.tables._problem import describe
 
 N = 200
 RNG = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from scdro.cli import main
 from scdro.errors import CheckpointError
 from scdro.tables import train
 from scdro.tables._folder import seal
-from scdro.tables._labels import Labels
+from scdro.tables._run import Labels
 
 QUICK = {"model": "linear", "methods": ["plain"], "candidates": 1, "seeds": 1}
 X = np.random.default_rng(0).normal(size=200)

@@ -6,9 +6,9 @@ import pytest
 
 from scdro.errors import DataError
 from scdro.tables import _problem, load, train
-from scdro.tables._oddities import worse_than_constant
 from scdro.tables._options import TrainOptions
 from scdro.tables._read import has_decimal_commas, numbers_as_written
+from scdro.tables._study import worse_than_constant
 
 
 def make_problem(data, target, **options):

@@ -11,13 +11,12 @@ import scipy.stats
 
 import scdro
 from scdro.errors import DataError, HyperparameterError
-from scdro.tables import Run, _models, _scores, audit, load, train
+from scdro.tables import Run, _models, _verdict, audit, load, train
 from scdro.tables._folder import Fits
-from scdro.tables._logs import StudyLog
 from scdro.tables._models import Learner, Model
 from scdro.tables._options import TrainOptions
 from scdro.tables._problem import make_problem
-from scdro.tables._split_study import SplitStudy
+from scdro.tables._study import SplitStudy, StudyLog
 from scdro.tables._summary import Summary, mismatch
 from scdro.tables._verdict import VerdictWords
 
@@ -524,7 +523,7 @@ def test_what_is_said_about_rows_outside_the_sample_is_unseen(few_are_many):
     """A second look at many rows: the weights of all come from models that saw none of them."""
     split = split_of(spoilt(1000), "y", methods=["plain", "second-look"], candidates=1)
     best, learner = split.methods["plain"].best, split.learner
-    reference = split.reference({"balanced": False}, split.train)
+    reference = split.reference(split.train)
     inside = np.searchsorted(split.train, split.sample)
     np.testing.assert_array_equal(reference[inside], best.predicted)
     of_sample = learner.fit_rows(split.sample, np.ones(240), best.settings, best.rounds)
@@ -702,12 +701,12 @@ def test_intervals_without_a_bootstrap_are_those_of_one(of):
     before = rng.exponential(size=4000)
     after = 0.9 * before + 0.3 * rng.exponential(size=4000)
     if of == "tail":
-        found = _scores.change_of_tail(before, after)
+        found = _verdict.change_of_tail(before, after)
 
         def statistic(losses):
             return np.sort(losses)[-len(losses) // 20 :].mean()
     else:
-        found = _scores.change_of_worst_case(before, after, 0.5)
+        found = _verdict.change_of_worst_case(before, after, 0.5)
 
         def statistic(losses):
             return float(scdro.worst_case(losses, 0.5).value)
@@ -724,7 +723,7 @@ def test_intervals_without_a_bootstrap_are_those_of_one(of):
 
 def test_intervals_of_accuracies_are_shares():
     """Rows that several seeds tested have a mean of right answers; nearly none right is still no negative share."""
-    found = _scores.estimate(np.array([1 / 3, *[0.0] * 50]), share=True)
+    found = _verdict.estimate(np.array([1 / 3, *[0.0] * 50]), share=True)
     assert 0 <= found["low"] <= found["value"] <= found["high"] <= 1
 
 

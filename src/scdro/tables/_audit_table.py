@@ -16,7 +16,7 @@ from scdro.tables._options import AuditOptions, TableOptions, TrainOptions, take
 from scdro.tables._read import FileOptions, as_table, column_of, plain
 
 if TYPE_CHECKING:
-    from scdro.tables._logs import OnProgress
+    from scdro.tables._study import OnProgress
 
 __all__ = ["audit"]
 

@@ -22,7 +22,7 @@ import polars as pl
 
 from scdro.errors import DataError, HyperparameterError
 from scdro.fix import balanced
-from scdro.tables._read import listed, shown
+from scdro.tables._read import listed, shown, value_like
 
 if TYPE_CHECKING:
     from scdro.tables._problem import TableProblem
@@ -182,22 +182,12 @@ def _find_fulfilling(column: pl.Series, comparison: str, value: str) -> Array:
             )
         bound: Any = value
     else:
-        bound = _read_as_column(column, value)
+        bound = value_like(column, value)
+        if bound is None:
+            kind = "a number" if column.dtype.is_numeric() else "a date such as 2024-12-31"
+            raise HyperparameterError(
+                f"expected {kind} to compare {shown(column.name)} with, got {shown(value)}"
+            )
     held = COMPARISONS[comparison](column, bound)
     fulfilled: Array = held.fill_null(False).to_numpy()
     return fulfilled
-
-
-def _read_as_column(column: pl.Series, value: str) -> Any:
-    """A number, or a date of the column's type."""
-    try:
-        if column.dtype.is_numeric():
-            return float(value.replace(",", ""))
-        text = pl.Series([value])
-        read = text.str.to_date() if column.dtype == pl.Date else text.str.to_datetime()
-        return read.cast(column.dtype)[0]
-    except (ValueError, pl.exceptions.PolarsError):
-        kind = "a number" if column.dtype.is_numeric() else "a date such as 2024-12-31"
-        raise HyperparameterError(
-            f"expected {kind} to compare {shown(column.name)} with, got {shown(value)}"
-        ) from None

@@ -14,27 +14,235 @@ import json
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
+import sklearn
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.model_selection import KFold, StratifiedKFold
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler, TargetEncoder
 
 from scdro.errors import CheckpointError, DataError
-from scdro.tables._columns import Columns
-from scdro.tables._read import shown
+from scdro.tables._read import (
+    NUMBER_AS_WRITTEN,
+    FileOptions,
+    column_of,
+    has_decimal_commas,
+    numbers_as_written,
+    shown,
+    table_and_ids,
+    where,
+)
 
 if TYPE_CHECKING:
     from scdro.tables._options import TableOptions
     from scdro.tables._problem import TableProblem
 
-__all__ = ["MODELS", "Learner", "Linear", "Model", "Part", "Trees", "mean_rounds", "row_losses"]
+__all__ = [
+    "MODELS", "MOST_VALUES", "Columns", "Learner", "Linear", "Model", "Part", "Trees", "is_category",
+    "mean_rounds", "row_losses",
+]  # fmt: skip
 
 Array = npt.NDArray[Any]
 ROUNDS, PATIENCE = 500, 20  # of boosting
 MANY_ROWS, SAMPLE = 100_000, 50_000  # with more rows, settings are chosen on this many
 PARALLEL = 20_000  # rows from which on threads make trees faster
+# Categories of a column that trees split and linear models get a feature for; a column with more
+# is replaced by the means of the target (scikit-learn's TargetEncoder).
+MOST_VALUES = 254
+FEW = 20  # rows of a category that gets a feature of its own in linear models
+
+
+# -- columns as models see them
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that a model sees, and the values of those that are categories: plain data, saved as JSON.
+
+    Attributes:
+        numbers: names of columns.
+        categories: for each column its known values, most frequent first; all others share one
+            more code.
+    """
+
+    numbers: list[str]
+    categories: dict[str, list[str]]
+
+    @classmethod
+    def fit(cls, frame: pl.DataFrame, names: Sequence[str], categorical: Sequence[str]) -> Columns:
+        """From training rows."""
+        numbers, categories, chosen = [], {}, set(categorical)
+        for name in names:
+            if not is_category(frame[name], chosen):
+                numbers.append(name)
+                continue
+            counts = _as_texts(frame[name]).drop_nulls().value_counts(sort=True)
+            counts = counts.sort(["count", name], descending=[True, False])
+            categories[name] = counts[name].to_list()
+        return cls(numbers, categories)
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.numbers, *self.categories]
+
+    @property
+    def categorical(self) -> list[int]:
+        """Positions, in what `encode` returns, of categories with few enough values."""
+        return self._positions(many=False)
+
+    @property
+    def many_valued(self) -> list[int]:
+        """Positions of categories with more than MOST_VALUES values, for a TargetEncoder."""
+        return self._positions(many=True)
+
+    def _positions(self, many: bool) -> list[int]:
+        sizes = enumerate(self.categories.values(), len(self.numbers))
+        return [k for k, values in sizes if (len(values) > MOST_VALUES) == many]
+
+    def open(
+        self,
+        data: Any,
+        ids: Sequence[str] = (),
+        options: FileOptions = FileOptions(),  # noqa: B008
+    ) -> tuple[pl.DataFrame, Array]:
+        """The table, with columns of ids as they are written, and what a model sees of it."""
+        frame, copied = table_and_ids(data, list(self.categories), ids, options)
+        return frame.with_columns(copied.get_columns()), self.encode(frame)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"numbers": self.numbers, "categories": self.categories}
+
+    @classmethod
+    def from_json(cls, about: dict[str, Any]) -> Columns:
+        categories = {
+            str(name): [str(value) for value in values]
+            for name, values in about["categories"].items()
+        }
+        return cls([str(name) for name in about["numbers"]], categories)
+
+    def encode(self, frame: pl.DataFrame) -> Array:
+        """(rows, columns), NaN where a value is missing."""
+        found = np.empty((frame.height, len(self.names)), order="F")
+        for k, name in enumerate(self.numbers):
+            column = column_of(frame, name, "which the model was trained on")
+            if not (column.dtype.is_numeric() or column.dtype.is_temporal()):
+                column = _read_as_numbers(column)
+            if column.dtype.is_temporal():
+                column = _to_microseconds(column)
+            found[:, k] = column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+        for k, (name, values) in enumerate(self.categories.items(), len(self.numbers)):
+            texts = _as_texts(column_of(frame, name, "which the model was trained on"))
+            distinct = texts.drop_nulls().unique()
+            codes = texts.replace_strict(
+                distinct, _number_texts(distinct, values), default=None, return_dtype=pl.Float64
+            )
+            found[:, k] = codes.fill_null(float("nan")).to_numpy()
+        return found
+
+    def features(self, classes: int) -> ColumnTransformer:
+        """For linear models and networks: numbers scaled, gaps marked, categories one-hot.
+
+        A category with many values becomes the mean target of its value, of each class (`classes`
+        is 0 for regression): fit it with `fit_transform`, which means over other rows.
+        """
+        scaled = make_pipeline(
+            SimpleImputer(add_indicator=True, keep_empty_features=True), StandardScaler()
+        )
+        one_hot = OneHotEncoder(
+            min_frequency=FEW, handle_unknown="infrequent_if_exist", sparse_output=False
+        )
+        parts = [
+            ("numbers", scaled, list(range(len(self.numbers)))),
+            ("categories", one_hot, self.categorical),
+            ("means", make_pipeline(_encode_means(classes), StandardScaler()), self.many_valued),
+        ]
+        return ColumnTransformer([part for part in parts if part[2]])
+
+    def without_many_values(self, classes: int) -> tuple[ColumnTransformer | None, list[int]]:
+        """For trees: replaces categories with many values by mean targets, last; None if there are none.
+
+        Beside it the positions of the other categories after that.
+        """
+        if not self.many_valued:
+            return None, self.categorical
+        many = self.many_valued
+        rest = [k for k in range(len(self.names)) if k not in many]
+        parts = [("rest", "passthrough", rest), ("means", _encode_means(classes), many)]
+        return ColumnTransformer(parts), [rest.index(k) for k in self.categorical]
+
+
+def _encode_means(classes: int) -> TargetEncoder:
+    """Values that were not seen, and missing ones that were not, get the overall mean."""
+    kind = "auto" if classes else "continuous"
+    if tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 9):
+        return TargetEncoder(target_type=kind, random_state=0)
+    splits = (StratifiedKFold if classes else KFold)(5, shuffle=True, random_state=0)
+    return TargetEncoder(target_type=kind, cv=splits)
+
+
+def _read_as_numbers(column: Any) -> Any:
+    """Texts where training had numbers."""
+    written = numbers_as_written(column)
+    if written is not None:
+        return written
+    bad = column.is_not_null() & column.cast(pl.Float64, strict=False).is_null()
+    if not bad.any():
+        return column
+    no_number = bad & ~column.str.contains(NUMBER_AS_WRITTEN)
+    bad = no_number if no_number.any() else bad
+    comma = has_decimal_commas(column)
+    more = "; for a decimal comma, say --decimal , (decimal=',' in Python)" if comma else ""
+    raise DataError(
+        f"expected numbers in column {shown(column.name)}, as in training, got "
+        f"{shown(column.filter(bad)[0])} in {where(bad)}{more}"
+    )
+
+
+def _as_texts(column: Any) -> Any:
+    return column.cast(pl.String)
+
+
+def _number_texts(texts: Sequence[str], values: Sequence[str]) -> list[int]:
+    """The number of each text; 01 read as 1, or True as true, still gets its category."""
+    known = {value: code for code, value in enumerate(values)}
+    by_meaning: dict[float | str, int] = {}
+    for value, code in known.items():
+        by_meaning.setdefault(_meaning(value), code)
+    return [known.get(text, by_meaning.get(_meaning(text), len(values))) for text in texts]
+
+
+def _meaning(text: str) -> float | str:
+    try:
+        return text if "_" in text else float(text)
+    except ValueError:
+        return text.lower() if text.lower() in ("true", "false") else text
+
+
+def _to_microseconds(column: Any) -> Any:
+    """Microseconds, whatever the unit of the reader: days of a CSV file, nanoseconds of pandas."""
+    if column.dtype == pl.Date:
+        column = column.cast(pl.Datetime("us"))
+    elif column.dtype != pl.Time:
+        column = column.dt.cast_time_unit("us")
+    return column.to_physical()
+
+
+def is_category(column: pl.Series, categorical: Collection[str]) -> bool:
+    """Whether a column is one of categories: texts, and those that somebody says are."""
+    return column.name in categorical or not (
+        column.dtype.is_numeric() or column.dtype.is_temporal()
+    )
+
+
+# -- fitting
 
 
 class Part(NamedTuple):
@@ -297,8 +505,6 @@ class Linear(Model):
     def fit(
         cls, learner: Learner, part: Part, settings: dict[str, Any], held_out: Part | None
     ) -> Linear:
-        from sklearn.pipeline import Pipeline
-
         from scdro.linear_model import KLDROClassifier, KLDRORegressor
 
         kind = KLDROClassifier if learner.classes else KLDRORegressor

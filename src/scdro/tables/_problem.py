@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,20 +22,21 @@ from sklearn.model_selection import (
     StratifiedKFold,
     train_test_split,
 )
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from scdro.errors import DataError, HyperparameterError
-from scdro.tables._columns import describe, variants
-from scdro.tables._oddities import find_copies, find_leaks
+from scdro.tables._models import MOST_VALUES, Columns, is_category
 from scdro.tables._options import TrainOptions
 from scdro.tables._read import (
     FileOptions,
     RawTable,
     as_table,
     column_of,
-    dates,
+    has_decimal_commas,
     listed,
     numbers_as_written,
     shown,
+    value_like,
     where,
 )
 
@@ -48,7 +49,11 @@ Array = npt.NDArray[Any]
 MANY = 20  # different numbers beyond which a target is taken as a quantity
 LEAST = 5  # rows that a class must have
 ROWS_NEEDED = 40
-TEST = 0.2
+TEST = 0.2  # share of the test rows
+DECIMAL_COMMAS = "numbers with a decimal comma: say --decimal , (decimal=',' in Python)"
+TRIED = 2000  # rows that each column is tried on alone, and the first columns that are
+GIVEN_AWAY = 0.97  # share of a constant's error that one column alone removes
+SEVERAL = 0.01  # share of rows that are copies from which on they are told
 
 
 class TrainTest(NamedTuple):
@@ -75,6 +80,10 @@ class TableProblem:
     split: SplitSummary
     fixed: TrainTest | None  # if the test rows are given, by a file or by time
     warnings: list[str]
+
+    @property
+    def task(self) -> Literal["classification", "regression"]:
+        return "classification" if self.classes else "regression"
 
     def features(self) -> list[str]:
         return [c["name"] for c in self.columns if c["kind"] in ("number", "category")]
@@ -291,7 +300,7 @@ def _split_after(
         if bound == column.max() and column.n_unique() > 1:  # the last value has more than a fifth
             bound = column.filter(column < bound).max()
     else:
-        bound = _read_bound(str(given), column.dtype)
+        bound = value_like(column, str(given))
         if bound is None:
             raise DataError(
                 f"expected a value like those of {shown(name)} ({shown(column[0])}), got"
@@ -307,17 +316,84 @@ def _split_after(
     return {"how": "after", "column": name, "value": str(bound), "text": text}, fixed
 
 
-def _read_bound(text: str, kind: Any) -> Any:
-    """A value of a column's type; None if it is no such value."""
-    series = pl.Series([text])
-    try:
-        read = dates(series) if kind in (pl.Date, pl.Datetime) else series
-        return None if read is None else read.cast(kind)[0]
-    except pl.exceptions.PolarsError:
-        return None
-
-
 # -- columns
+
+
+def describe(
+    frame: pl.DataFrame, special: dict[str, str], drop: Sequence[str], categorical: Sequence[str]
+) -> list[ColumnSummary]:
+    """How every column is used, and what is odd about it.
+
+    special: which columns are the target, groups, ids and those of the split.
+    """
+    for name in (*drop, *categorical):
+        column_of(frame, name, "to leave out" if name in drop else "to take as categories")
+    found: list[ColumnSummary] = []
+    for column in frame.get_columns():
+        name, note, distinct = column.name, "", column.drop_nulls().n_unique()
+        kind: Any = special.get(name) or ("left out" if name in drop else None)
+        if kind == "left out":
+            note = "as asked"
+        elif kind is None:
+            category = is_category(column, categorical)
+            note = _why_useless(column, distinct, category)
+            kind = "left out" if note else "category" if category else "number"
+            if note and category and has_decimal_commas(column.cast(pl.String)):
+                note = DECIMAL_COMMAS
+            if kind == "category" and name not in categorical:
+                note = _find_mistakes(column, distinct)
+        found.append({"name": name, "kind": kind, "missing": column.null_count(),
+                      "values": distinct, "note": note})  # fmt: skip
+    if not any(column["kind"] in ("number", "category") for column in found):
+        raise DataError(
+            "expected columns to learn from, got none: all are constant, names of rows, or left out"
+        )
+    return found
+
+
+def _why_useless(column: Any, distinct: int, category: bool) -> str:
+    """Why a column should be left out, or ""."""
+    known = len(column) - column.null_count()
+    if distinct <= 1:
+        return "the same value in every row" if known == len(column) else "one value, or none"
+    if category and distinct > max(50, known / 2):
+        return "a different value in nearly every row: a name or a text?"
+    if not category and column.dtype.is_integer() and distinct == len(column) > 20:
+        steps = column.diff().drop_nulls()
+        if abs(steps[0]) == 1 and (steps == steps[0]).all():
+            return "a different value in every row, in order: a row number?"
+    return ""
+
+
+def _find_mistakes(column: Any, distinct: int) -> str:
+    """What looks like a mistake in a column of texts, or is done about it; "" for nothing."""
+    known = column.drop_nulls().cast(pl.String)
+    notes = []
+    texts = known.filter(known.cast(pl.Float64, strict=False).is_null())
+    if has_decimal_commas(known):
+        notes.append(f"{DECIMAL_COMMAS}; taken as categories")
+    elif 0 < len(texts) < len(known) / 2:
+        notes.append(
+            f"{len(known) - len(texts):,} of the {len(known):,} values are numbers, the others"
+            f" texts such as {shown(texts[0], 30)}: taken as categories"
+        )
+    same = variants(known)
+    if same:
+        notes.append(f"values that differ only in case or spaces ({listed(same)}): are they one?")
+    if distinct > MOST_VALUES and not has_decimal_commas(known):  # one note for all such columns
+        notes.append(
+            f"{distinct:,} different values: each is replaced by the mean of the target there"
+        )
+    return "; ".join(notes)
+
+
+def variants(texts: pl.Series) -> list[str]:
+    """The first values that differ only in case or spaces."""
+    distinct = texts.drop_nulls().cast(pl.String).unique().sort()
+    simple = distinct.str.strip_chars().str.replace_all(r"\s+", " ").str.to_lowercase()
+    twice = simple.filter(simple.is_duplicated())
+    found: list[str] = distinct.filter(simple == twice[0]).to_list() if len(twice) else []
+    return found
 
 
 def _read_numbers(
@@ -458,3 +534,105 @@ def _check_sizes(problem: TableProblem, folds: int) -> None:
                 f"expected at least {folds} training rows of every class of {target}, got"
                 f" {counts[rare]} of {shown(problem.classes[rare])}: the others are test rows"
             )
+
+
+# -- what looks wrong, in words. Each check looks at a sample at most, and only tells
+
+
+def find_leaks(
+    frame: pl.DataFrame, names: Sequence[str], categorical: Sequence[str], y: Array, classes: int
+) -> list[str]:
+    """A note on columns that predict the target nearly alone.
+
+    A small tree of one column is fitted on half of at most TRIED rows and judged on the other half:
+    by the share of a constant's errors, or of the variance of the target's ranks, that it removes.
+
+    Args:
+        frame: the table.
+        names: columns to try.
+        categorical: those that are categories.
+        y: class numbers, or the target itself, (rows,).
+        classes: how many; 0 for regression.
+    """
+    rng = np.random.default_rng(0)
+    rows = np.sort(rng.permutation(len(y))[:TRIED])
+    frame, y = frame[rows], y[rows]
+    if not classes:  # of ranks a tree sees every monotone function of the target
+        y = np.argsort(np.argsort(y)).astype(float)
+    columns = Columns.fit(frame, names[:TRIED], categorical)
+    X = np.nan_to_num(columns.encode(frame), nan=-1e30, posinf=1e30, neginf=-1e30)
+    order = rng.permutation(len(y))
+    fitted, judged = order[::2], order[1::2]
+    told = [
+        (share, name)
+        for name, column in zip(columns.names, X.T, strict=True)
+        if (share := _explain_alone(column[:, None], y, fitted, judged, classes)) > GIVEN_AWAY
+    ]
+    if not told:
+        return []
+    told.sort(reverse=True)
+    who = [name for _, name in told]
+    what = "tells" if len(who) == 1 else "each tell"
+    drop = " ".join(f"--drop {name}" for name in who[:3])
+    return [
+        f"Column{'s' * (len(who) > 1)} {listed(who)} {what} the target nearly alone: is that known"
+        f" before the target is? If not, leave it out ({drop})."
+    ]
+
+
+def _explain_alone(column: Array, y: Array, fitted: Array, judged: Array, classes: int) -> float:
+    """The share of a constant's errors, or of the variance, that a tree of one column removes."""
+    kind = DecisionTreeClassifier if classes else DecisionTreeRegressor
+    tree = kind(max_leaf_nodes=256, random_state=0)
+    # trees compare in single precision: the order of the values is all that they need
+    ranks = np.unique(column, return_inverse=True)[1].reshape(-1, 1)
+    predicted = tree.fit(ranks[fitted], y[fitted]).predict(ranks[judged])
+    if classes:
+        constant = np.bincount(y[fitted]).argmax()
+        most = float((y[judged] != constant).mean())
+        left = float((y[judged] != predicted).mean())
+    else:
+        most = float(((y[judged] - y[fitted].mean()) ** 2).mean())
+        left = float(((y[judged] - predicted) ** 2).mean())
+    return 1.0 - left / most if most > 0 else 0.0
+
+
+def find_copies(
+    frame: pl.DataFrame, names: Sequence[str], target: str, test: Array | None
+) -> list[str]:
+    """A note on rows that occur more than once, target included, where chance does not explain it.
+
+    In a table of a few categories rows are alike by chance: the note needs columns that, if they
+    were independent, would make fewer than one row in a hundred like any other one.
+    """
+    own = [name for name in (*names, target) if frame[name].dtype != pl.Object]
+    part = frame.select(own)
+    copied = part.is_duplicated()
+    share = float(copied.mean() or 0.0)
+    if share < SEVERAL or int(copied.sum()) < 10 or _expect_copies(part.unique()) > 0.01:
+        return []
+    what = f"{int(copied.sum()):,} of {frame.height:,} rows occur more than once, with the target"
+    if test is not None:
+        is_test = np.zeros(frame.height, bool)
+        is_test[test] = True
+        both = part.with_columns(pl.Series("\0test", is_test))
+        distinct = both.unique().select(own)
+        shared = int(distinct.is_duplicated().sum()) // 2
+        if not shared:
+            return []
+        what += f"; {shared:,} different ones are among the training and the test rows"
+    return [
+        f"{what}: models are tested on rows that they were trained on, and look too good. Remove"
+        " the copies, or keep them together (--split-by COLUMN)."
+    ]
+
+
+def _expect_copies(frame: pl.DataFrame) -> float:
+    """Expected number of other rows that a row is like, if the columns were independent."""
+    expected = float(frame.height)
+    for column in frame.get_columns():
+        shares = column.value_counts()["count"].to_numpy() / frame.height
+        expected *= float((shares**2).sum())
+        if expected < 1e-6:
+            break
+    return expected

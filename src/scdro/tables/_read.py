@@ -28,8 +28,9 @@ import polars as pl
 from scdro.errors import DataError, HyperparameterError, MissingDataError
 
 __all__ = [
-    "NUMBER_AS_WRITTEN", "FileOptions", "RawTable", "as_table", "column_of", "dates", "has_decimal_commas", "listed",
-    "numbers_as_written", "plain", "points", "read_csv", "read_table", "seconds", "shown", "table_and_ids", "where",
+    "NUMBER_AS_WRITTEN", "FileOptions", "RawTable", "as_table", "column_of", "has_decimal_commas", "listed",
+    "numbers_as_written", "plain", "points", "read_csv", "read_table", "seconds", "shown", "table_and_ids",
+    "value_like", "where",
 ]  # fmt: skip
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?")
@@ -676,6 +677,18 @@ def dates(texts: Any) -> Any:
         if found.null_count() == gaps:
             return found
     return None
+
+
+def value_like(column: pl.Series, text: str) -> Any:
+    """A text as a value of a column's type, such as a bound; None if it is no such value."""
+    given = pl.Series([text])
+    try:
+        if column.dtype.is_numeric():
+            return float(text.replace(",", ""))
+        found = dates(given) if column.dtype in (pl.Date, pl.Datetime) else given
+        return None if found is None else found.cast(column.dtype)[0]
+    except (ValueError, pl.exceptions.PolarsError):
+        return None
 
 
 def _make_frame(columns: Iterable[Any]) -> Any:

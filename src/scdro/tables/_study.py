@@ -1,10 +1,20 @@
 """Train plain and robust models, choose settings by cross-validation, compare on test rows, keep the better model.
 
-for each split of the table (seed, seed + 1, ...):
-    every method: its candidates out of fold, the best one fitted to all training rows, tested
-robust method = the one with the lowest worst-case loss out of fold, within half of the budget
-verdict = robust against plain on the test rows of all splits, after the plain one's free moves
-the models of the first split are those of the run
+    for each split of the table (seed, seed + 1, ...):
+        for each method: its candidates out of fold, the best of them chosen
+        the best ones fitted to all training rows, and tested
+    robust method = the one with the lowest worst-case loss out of fold, within half of the budget
+    verdict = robust against plain on the test rows of all splits, after the plain one's free moves
+    the models of the first split are those of the run
+
+What "the best" is, for each method:
+
+    plain            the lowest mean loss; all others start from its settings
+    class-weighted   the lowest mean loss with equal classes
+    worst-case, second-look, group-weighted
+                     of the candidates that cost at most half of the budget and do not give every
+                     row one answer: the lowest worst-case loss; with a slice to fix, the best
+                     worst cell
 """
 
 from __future__ import annotations
@@ -12,34 +22,38 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from scdro import __version__
 from scdro._validation import check_budget
-from scdro.errors import HyperparameterError
+from scdro.errors import HyperparameterError, ScdroWarning
+from scdro.fix import balanced, second_look_weights
+from scdro.functional import worst_case
 from scdro.integrations.loggers import Logger
+from scdro.second_look import find_slices
 from scdro.tables import _models
-from scdro.tables._columns import Columns
-from scdro.tables._fix import Fix, make_fix
+from scdro.tables._fix import WAYS, Fix, make_fix
 from scdro.tables._folder import Fits
-from scdro.tables._labels import Labels
-from scdro.tables._logs import OnProgress, StudyLog
-from scdro.tables._oddities import worse_than_constant
+from scdro.tables._models import Columns, Learner, Model, mean_rounds, row_losses
 from scdro.tables._options import TrainOptions, takes
 from scdro.tables._problem import TableProblem, make_problem
-from scdro.tables._run import Run
-from scdro.tables._scores import scores_of
-from scdro.tables._split_study import SplitStudy
-from scdro.tables._summary import FORMAT, METHODS, MethodSummary, SettingsSummary, Summary
-from scdro.tables._verdict import LEAST_GROUP, Judge
+from scdro.tables._run import Labels, Run
+from scdro.tables._summary import FORMAT, METHODS, CandidateSummary, SliceSummary, Summary
+from scdro.tables._verdict import LEAST_GROUP, Judge, is_flat, measure, one_answer, row_scores
 
-__all__ = ["train"]
+__all__ = ["OnProgress", "SplitStudy", "StudyLog", "train"]
+
+Array = npt.NDArray[Any]
+OnProgress = Callable[[int, int, str], None]
+RADII = (0.1, 0.05, 0.2, 0.5, 0.02, 1.0)  # as many of the first as there are candidates
 
 
 @takes(TrainOptions)
@@ -89,7 +103,10 @@ def train(
         total = filled.seeds * (len(filled.methods) * of_each + (fix is not None))
         return _study(problem, filled, fix, fits, StudyLog(progress, loggers, total), title)
 
-    return Run.in_folder(out, {**_identify(filled), "data": _digest(problem)}, study)
+    # what identifies the run: the options that its results depend on, and the table
+    names = ("model", "methods", "rho", "budget", "folds", "candidates", "seed", "seeds", "fix")
+    about = {name: getattr(filled, name) for name in names}
+    return Run.in_folder(out, {**about, "data": _digest(problem)}, study)
 
 
 def _fill_defaults(problem: TableProblem, asked: TrainOptions) -> TrainOptions:
@@ -103,9 +120,8 @@ def _fill_defaults(problem: TableProblem, asked: TrainOptions) -> TrainOptions:
     possible = [m for m in METHODS[:4] if problem.classes or m != "class-weighted"]
     for name in asked.methods or ():
         if name not in possible:
-            task = "classification" if problem.classes else "regression"
             raise HyperparameterError(
-                f"expected methods for {task} among {', '.join(possible)}, got {name!r}"
+                f"expected methods for {problem.task} among {', '.join(possible)}, got {name!r}"
             )
     if fix and asked.methods is not None:
         raise HyperparameterError("expected methods or fix, which is one of its own, got both")
@@ -113,14 +129,6 @@ def _fill_defaults(problem: TableProblem, asked: TrainOptions) -> TrainOptions:
     methods = ["plain", "group-weighted"] if fix else [m for m in possible if m in wanted]
     budget = (0.1 if fix else 0.002) if asked.budget is None else float(asked.budget)
     return replace(asked, methods=methods, seeds=seeds, budget=budget, rho=float(asked.rho))
-
-
-def _identify(options: TrainOptions) -> dict[str, Any]:
-    """The options that the results depend on besides the table."""
-    names = (
-        "model", "methods", "rho", "budget", "folds", "candidates", "seed", "seeds", "fix",
-    )  # fmt: skip
-    return {name: getattr(options, name) for name in names}
 
 
 def _digest(problem: TableProblem) -> str:
@@ -151,17 +159,22 @@ def _study(
         split.run()
     first, robust = splits[0], _best_robust(splits, options)
     slices = first.slices(robust)
-    verdict, groups = Judge(problem, splits, fix, options.rho, options.budget).decide(
-        robust, slices
-    )
+    judge = Judge(problem, splits, fix, options.rho, options.budget)
+    verdict, groups = judge.decide(robust, slices)
+    packages = ["scikit-learn", "polars", *(["lightgbm"] if options.model == "trees" else [])]
+    asked: Any = {
+        name: getattr(options, name)
+        for name in ("model", "methods", "rho", "budget", "folds", "candidates", "seeds", "fix")
+    }
     summary: Summary = {
         "format": FORMAT,
         "title": title,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - began, 1),
-        "versions": _versions(options.model),
+        "versions": {"scdro": __version__}
+        | {name: importlib.metadata.version(name) for name in packages},
         "task": {
-            "type": "classification" if problem.classes else "regression",
+            "type": problem.task,
             "target": problem.target,
             "classes": problem.classes,
             "counts": problem.counts() if problem.classes else [],
@@ -177,74 +190,36 @@ def _study(
             "columns": problem.columns,
             "split": problem.split,
         },
-        "settings": _as_settings(problem, options),
-        "methods": [_method_row(name, splits, options.rho) for name in options.methods],
+        "settings": asked | {"least_group": LEAST_GROUP, "group": problem.group},
+        "methods": [
+            {
+                "name": name,
+                "settings": first.methods[name].final_settings(),
+                "scores": judge.scores(name),
+                "candidates": first.candidates(name),
+                "seconds": round(sum(split.methods[name].seconds for split in splits), 2),
+            }
+            for name in first.methods
+        ],  # type: ignore[typeddict-item]
         "groups": groups,
         "slices": slices,
         "verdict": verdict,
         "warnings": [*problem.warnings, *_notes_on_tests(problem, first)],
     }
     log.end(summary)
-    fitted = {name: first.methods[name].model for name in verdict["saved"]}
-    models = {name: model for name, model in fitted.items() if model is not None}
+    models = {
+        name: model for name in verdict["saved"] if (model := first.methods[name].model) is not None
+    }
     labels = None
     if problem.values is not None:
         labels = Labels.of_target(problem.values, problem.given)
     return Run(summary, models, first.learner.columns, labels, first.scale)
 
 
-def _as_settings(problem: TableProblem, options: TrainOptions) -> SettingsSummary:
-    return {
-        "model": options.model,  # type: ignore[typeddict-item]
-        "methods": list(options.methods),
-        "rho": options.rho,
-        "budget": options.budget,
-        "folds": options.folds,
-        "candidates": options.candidates,
-        "seeds": options.seeds,
-        "least_group": LEAST_GROUP,
-        "group": problem.group,
-        "fix": options.fix,
-    }
-
-
-def _versions(model: str) -> dict[str, str]:
-    names = ["scikit-learn", "polars", *(["lightgbm"] if model == "trees" else [])]
-    return {"scdro": __version__} | {name: importlib.metadata.version(name) for name in names}
-
-
-def _method_row(name: Any, splits: list[SplitStudy], rho: float) -> MethodSummary:
-    first = splits[0]
-    best = first.methods[name].best
-    return {
-        "name": name,
-        "settings": best.settings | ({"rounds": best.rounds} if best.rounds else {}),
-        "scores": scores_of(name, splits, rho),
-        "candidates": first.candidates(name),
-        "seconds": round(sum(split.methods[name].seconds for split in splits), 2),
-    }
-
-
-def _notes_on_tests(problem: TableProblem, split: SplitStudy) -> list[str]:
-    """Notes on a plain model that is worse on the test rows than one answer, and on settings chosen on a sample."""
-    predicted, (mean, unit) = split.on_test("plain"), split.scale
-    task = "classification" if problem.classes else "regression"
-    notes = worse_than_constant(
-        problem.y[split.train], problem.y[split.test],
-        predicted.argmax(1) if problem.classes else mean + unit * predicted, task, problem.split["how"],
-    )  # fmt: skip
-    if len(split.sample) < len(split.train):
-        notes.append(
-            f"Settings were chosen on {len(split.sample):,} of {len(split.train):,} training rows,"
-            " with one seed; the final models were trained on all of them."
-        )
-    return notes
-
-
 def _best_robust(splits: list[SplitStudy], options: TrainOptions) -> str | None:
     """The method that serves a slice to fix; else that of the lowest robust value out of fold, of those
     within the budget, over all splits."""
-    others = [name for name in options.methods or () if name != "plain"]
+    others = [name for name in options.methods if name != "plain"]
     if not others or options.fix is not None:
         return others[0] if others else None
 
@@ -254,3 +229,338 @@ def _best_robust(splits: list[SplitStudy], options: TrainOptions) -> str | None:
     least = mean("plain", "score") - options.budget / 2
     within = [name for name in others if mean(name, "score") >= least]
     return min(within or others, key=lambda name: mean(name, "robust_value"))
+
+
+def _notes_on_tests(problem: TableProblem, split: SplitStudy) -> list[str]:
+    """Notes on a plain model that is worse on the test rows than one answer, and on settings chosen on a sample."""
+    predicted, (mean, unit) = split.on_test("plain"), split.scale
+    notes = worse_than_constant(
+        problem.y[split.train], problem.y[split.test],
+        predicted.argmax(1) if problem.classes else mean + unit * predicted,
+        problem.task, problem.split["how"],
+    )  # fmt: skip
+    if len(split.sample) < len(split.train):
+        notes.append(
+            f"Settings were chosen on {len(split.sample):,} of {len(split.train):,} training rows,"
+            " with one seed; the final models were trained on all of them."
+        )
+    return notes
+
+
+def worse_than_constant(
+    train: Array, test: Array, predicted: Array, task: str, split: str
+) -> list[str]:
+    """A note if the plain model is no better on the test rows than one answer for everybody.
+
+    Args:
+        train, test: the target of the training and the test rows: class numbers, or numbers.
+        predicted: the model's predictions for the test rows, of the same kind.
+        task: "classification" or "regression".
+        split: how the test rows were chosen.
+    """
+    if task == "classification":
+        constant = np.bincount(train).argmax()
+        model, simple = float((predicted == test).mean()), float((constant == test).mean())
+        worse = model < simple
+        text = f"{100 * model:.1f}% right, {100 * simple:.1f}% by the most frequent class"
+    else:
+        errors = [float(np.abs(test - other).mean()) for other in (predicted, np.median(train))]
+        squares = [float(((test - other) ** 2).mean()) for other in (predicted, train.mean())]
+        worse = squares[0] > squares[1]
+        text = f"a mean error of {errors[0]:.4g}, {errors[1]:.4g} by the median"
+    if not worse:
+        return []
+    later = ": what held before does not hold later" if split == "after" else ""
+    return [
+        f"On the test rows the plain model is worse than one answer for everybody ({text} of the"
+        f" training rows){later}. Do not use it there."
+    ]
+
+
+# -- one split
+
+
+class Candidate(NamedTuple):
+    """Settings of a method, and what they give out of fold."""
+
+    settings: dict[str, Any]
+    predicted: Array  # (sample, k) or (sample,)
+    rounds: int  # of boosting, averaged over the folds; 0 for linear models
+    measures: dict[str, float]  # loss, robust_value, tail, score; with a slice to fix, worst_cell
+
+
+@dataclass
+class TriedMethod:
+    """The candidates of a method on one split, and the model with the best settings."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    chosen: int = 0  # position of the best candidate
+    model: Model | None = None  # fitted to all training rows with its settings
+    on_test: Array | None = None  # its predictions of the test rows
+    seconds: float = 0.0
+
+    @property
+    def best(self) -> Candidate:
+        return self.candidates[self.chosen]
+
+    def final_settings(self) -> dict[str, Any]:
+        """Those of the best candidate, with the rounds of boosting."""
+        return self.best.settings | ({"rounds": self.best.rounds} if self.best.rounds else {})
+
+
+class SplitStudy:
+    """All methods on one split. With `fix`, one of them serves its slice.
+
+    Attributes:
+        train, test: numbers of the rows.
+        sample: numbers of the rows that settings are chosen on: `train`, or some of it.
+        y: the target of all rows: class numbers, or standardised.
+        methods: by name, in the order in which they were tried.
+    """
+
+    def __init__(
+        self, problem: TableProblem, options: TrainOptions, fix: Fix | None, fits: Fits, log: StudyLog,
+        seed: int,
+    ) -> None:  # fmt: skip
+        self.problem, self.options, self.fix = problem, options, fix
+        self.fits, self.log, self.seed = fits, log, seed
+        self.train, self.test = problem.cut(seed)
+        self.learner = Learner(problem, options, self.train, seed)
+        self.sample, self.y, self.scale = self.learner.sample, self.learner.y, self.learner.scale
+        self.methods: dict[str, TriedMethod] = {}
+
+    def run(self) -> None:
+        """Try every candidate out of fold; then fit the best of each method, and test it."""
+        for name in self.options.methods:
+            began, method = time.monotonic(), TriedMethod()
+            self.methods[name] = method
+            for settings in self._settings(name):
+                self.log.tell(f"{name}: {', '.join(f'{k} {v}' for k, v in settings.items())}")
+                one = self._try(name, settings)
+                method.candidates.append(one)
+                self.log.candidate(name, {**settings, **one.measures})
+            method.chosen = self._choose(name, method.candidates)
+            method.seconds = time.monotonic() - began
+        for name, method in self.methods.items():
+            self.log.tell(f"{name}: final fit")
+            began, best = time.monotonic(), method.best
+            weights = self._weights(name, best.settings, self.train)
+            method.model = self.learner.fit_rows(self.train, weights, best.settings, best.rounds)
+            method.on_test = method.model.predict(self.learner.X[self.test])
+            method.seconds += time.monotonic() - began
+
+    def out_of_fold(self, name: str) -> Array:
+        """What a method predicts for the sample."""
+        return self.methods[name].best.predicted
+
+    def on_test(self, name: str) -> Array:
+        """What a method predicts for the test rows."""
+        found = self.methods[name].on_test
+        assert found is not None
+        return found
+
+    # -- choosing settings
+
+    def _settings(self, name: str) -> list[dict[str, Any]]:
+        """As many candidates for every method: robust ones vary their robustness, the others the model."""
+        most = self.options.candidates
+        if name in ("plain", "class-weighted"):
+            return self.learner.candidates(most)
+        own = self.methods["plain"].best.settings
+        if name == "group-weighted":  # the classes as they are, and one more with all cells equal
+            tried = self.learner.candidates(most)
+            return [{**one, "weights": WAYS[0]} for one in tried] + [{**own, "weights": WAYS[1]}]
+        if name == "worst-case":
+            return [{**own, "rho": radius} for radius in sorted(RADII[:most])]
+        looks = ["half", *RADII] if self.problem.classes else sorted(RADII[:most])
+        return [{**own, "look": look} for look in looks[:most]]
+
+    def _try(self, name: str, settings: dict[str, Any]) -> Candidate:
+        """A candidate's predictions out of fold, from the folder of the run if they are there."""
+        found = self.fits.get(
+            {"seed": self.seed, "method": name, "settings": settings},
+            lambda: self.learner.cross_fit(settings, self._weights(name, settings, self.sample)),
+        )
+        predicted, y = found["predicted"], self.y[self.sample]
+        measures = measure(row_losses(predicted, y), self.options.rho)
+        scores = row_scores(predicted, y)
+        measures["score"] = float(scores.mean())
+        if self.fix is not None:
+            measures["worst_cell"] = self.fix.worst_cell(scores, self.sample)
+        return Candidate(settings, predicted, mean_rounds(found["rounds"]), measures)
+
+    def _choose(self, name: str, candidates: list[Candidate]) -> int:
+        """The position of the best candidate, as the head of this file says."""
+        measures, everyone = [one.measures for one in candidates], range(len(candidates))
+        if name == "plain":
+            return min(everyone, key=lambda k: measures[k]["loss"])
+        if name == "class-weighted":
+            y = self.y[self.sample]
+            equal = _equal_classes(y)
+            losses = [np.average(row_losses(c.predicted, y), weights=equal) for c in candidates]
+            return int(np.argmin(losses))
+        # one answer for everybody has the lowest worst losses of all
+        differ = [
+            k
+            for k, one in enumerate(candidates)
+            if not is_flat(one.predicted) and one_answer(one.predicted) is None
+        ] or everyone
+        good = [k for k in differ if self._is_within_budget(measures[k])]
+        if not good:
+            return max(differ, key=lambda k: measures[k]["score"])
+        if name == "group-weighted":
+            return max(good, key=lambda k: measures[k]["worst_cell"])
+        return min(good, key=lambda k: measures[k]["robust_value"])
+
+    def _is_within_budget(self, measures: dict[str, float]) -> bool:
+        """Half of the budget counts out of fold, since the test rows, which must agree, are noisy too."""
+        plain = self.methods["plain"].best.measures
+        return measures["score"] >= plain["score"] - self.options.budget / 2
+
+    def candidates(self, name: str) -> list[CandidateSummary]:
+        """All candidates of a method, in the order in which they were tried."""
+        method = self.methods[name]
+        return [
+            {
+                "settings": one.settings,
+                "out_of_fold": one.measures,
+                "within_budget": self._is_within_budget(one.measures),
+                "chosen": k == method.chosen,
+            }
+            for k, one in enumerate(method.candidates)
+        ]
+
+    # -- weights
+
+    def _weights(self, name: str, settings: dict[str, Any], rows: Array) -> Array:
+        """The weights of some rows for training, (rows,), with mean one."""
+        if name == "class-weighted":
+            return _equal_classes(self.y[rows])
+        if name == "group-weighted" and self.fix is not None:
+            return self.fix.weights(rows, settings["weights"])
+        if name == "second-look":
+            return self._look_again(self.reference(rows), self.y[rows], settings["look"])
+        return np.ones(len(rows))
+
+    def _look_again(self, reference: Array, y: Array, look: Any) -> Array:
+        """The weights of a second look ("half", or a radius) at what the reference predicts for the rows."""
+        if not self.problem.classes:
+            found: Array = worst_case(np.abs(reference - y), look).weights * len(y)
+            return found
+        with warnings.catch_warnings():  # if no class can be looked into, the scores show it
+            warnings.simplefilter("ignore", ScdroWarning)
+            given = reference[np.arange(len(y)), y]
+            weights: Array = second_look_weights(given, y, rho=look, balance_classes=False)
+        return weights
+
+    def reference(self, rows: Array) -> Array:
+        """Plain predictions by models that did not see the rows.
+
+        rows: the sample, or all training rows, where the others are predicted by a model of the sample.
+        """
+        best = self.methods["plain"].best
+        if len(rows) == len(self.sample):
+            return best.predicted
+
+        def predict_others() -> dict[str, Any]:
+            even = np.ones(len(self.sample))
+            model = self.learner.fit_rows(self.sample, even, best.settings, best.rounds)
+            return {"predicted": model.predict(self.learner.X[rows])}
+
+        what = {"seed": self.seed, "reference": best.settings}
+        found: Array = self.fits.get(what, predict_others)["predicted"]
+        found[np.searchsorted(rows, self.sample)] = best.predicted
+        return found
+
+    # -- where the model fails
+
+    def slices(self, robust: str | None) -> list[SliceSummary]:
+        """Descriptions of the rows that plain training fails, out of fold; after: by the robust method."""
+        columns, y = self.problem.described(self.sample), self.y[self.sample]
+        seen = [self.out_of_fold(name) for name in ("plain", robust) if name is not None]
+        if not columns:
+            return []
+        if self.problem.classes:
+            weights, names = self._look_again(seen[0], y, "half"), np.array(self.problem.classes)
+            order = np.argsort(names)
+            scored = [proba[:, order] for proba in seen]
+            about: Any = {"y": names[y], "label": self.problem.target}
+        else:
+            scored = [np.abs(predicted - y) * self.scale[1] for predicted in seen]
+            weights = worst_case(scored[0] / self.scale[1], self.options.rho).weights * len(y)
+            about = {"errors": True}
+        before, after = (*scored, None)[:2]
+        least = LEAST_GROUP // 2
+        found = find_slices(weights, columns, proba=before, after=after, min_size=least, **about)
+        return [
+            {
+                "conditions": list(one.conditions),
+                "size": one.size,
+                "share": one.share,
+                "lift": one.lift,
+                "p_value": one.p_value,
+                "before": one.before if np.isfinite(one.before) else None,
+                "after": one.after if np.isfinite(one.after) else None,
+                "sentence": str(one),
+            }
+            for one in found
+        ]
+
+
+def _equal_classes(y: Array) -> Array:
+    """Weights with mean one and equal totals of the classes."""
+    return balanced(np.ones(len(y)), y, few=1)
+
+
+# -- what a run tells while it works
+
+
+class StudyLog:
+    """The callback, the loggers, and how many of `total` steps were done so far."""
+
+    def __init__(self, progress: OnProgress | None, loggers: Sequence[Logger], total: int) -> None:
+        self.progress, self.loggers, self.total = progress, tuple(loggers), total
+        self.done = self.candidates = 0
+
+    def tell(self, text: str) -> None:
+        """Before each candidate and each final fit."""
+        self.done += 1
+        if self.progress is not None:
+            self.progress(min(self.done, self.total), self.total, text)
+
+    def candidate(self, method: str, numbers: Mapping[str, Any]) -> None:
+        """The numeric settings of a candidate, and its scores out of fold."""
+        self.candidates += 1
+        told = {
+            f"candidates/{method}/{key}": float(value)
+            for key, value in numbers.items()
+            if not isinstance(value, str)
+        }
+        for logger in self.loggers:
+            logger.scalars(told, self.candidates)
+
+    def end(self, summary: Summary) -> None:
+        """The final scores, the groups, and where the plain model fails."""
+        scores = {
+            f"final/{method['name']}/{what}": one["value"]
+            for method in summary["methods"]
+            for what, one in method["scores"].items()
+            if one["value"] is not None
+        }
+        groups = [
+            {"group": group["name"], "size": group["size"]}
+            | {name: one["value"] for name, one in group["scores"].items()}
+            for group in summary["groups"]
+        ]
+        left_out = ("conditions", "sentence")
+        slices = [
+            {"who": " and ".join(one["conditions"])}
+            | {key: value for key, value in one.items() if key not in left_out}
+            for one in summary["slices"]
+        ]
+        for logger in self.loggers:
+            logger.scalars(scores, self.candidates)
+            for name, rows in (("groups", groups), ("slices", slices)):
+                if rows:
+                    logger.table(name, rows, self.candidates)
+            logger.flush()

@@ -10,27 +10,32 @@
 
 The moves are those of `scdro.fix`. Its verdict asks whether hard rows gain; this one is about the
 rows of a test, and may also be about probabilities, which a worst-case loss is.
+
+**Intervals.** The worst case and the worst 5% of losses are no means, but smooth functions of the
+data. To first order each moves by the mean of an influence a_i of the rows,
+
+    worst case at rho:  a_i = lam p_i / q_i,        p the worst case, lam its temperature
+    worst 5%:           a_i = (l_i - t)_+ / .05,    t the smallest of the worst losses
+
+so an interval of either needs one solution and no bootstrap.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
+from sklearn.metrics import balanced_accuracy_score
 
+from scdro._group_metrics import brier, roc_auc
 from scdro.fix import best_offsets, best_temperature, moved, robust_log_loss
+from scdro.functional import worst_case
 from scdro.tables._models import row_losses
-from scdro.tables._scores import (
-    Pooled,
-    change_of_mean,
-    change_of_tail,
-    change_of_worst_case,
-    estimate,
-    measure,
-    row_scores,
-)
 from scdro.tables._summary import (
     Difference,
     GroupSummary,
@@ -43,19 +48,221 @@ from scdro.tables._summary import (
 if TYPE_CHECKING:
     from scdro.tables._fix import Fix
     from scdro.tables._problem import TableProblem
-    from scdro.tables._split_study import SplitStudy
+    from scdro.tables._study import SplitStudy
 
-__all__ = ["LEAST_GROUP", "Judge", "VerdictWords"]
+__all__ = [
+    "LEAST_GROUP", "Judge", "Pooled", "VerdictWords", "change_of_mean", "change_of_tail", "change_of_worst_case",
+    "estimate", "is_flat", "measure", "one_answer", "row_scores",
+]  # fmt: skip
 
 Array = npt.NDArray[Any]
+TAIL = 0.05  # share of the losses whose mean is `tail`
+LEAST_SPREAD = 0.04  # a model that varies less than this share of a perfect one is flat
 LEAST_GROUP = 30  # test rows; smaller groups are shown and never decide
 MOST_GROUPS = 200
+MOST_CLASSES = 50  # that are groups, and for which the AUC is computed
 METHOD_IN_WORDS = {
     "class-weighted": "class weights",
     "worst-case": "training on the worst case",
     "second-look": "a second look",
     "group-weighted": "equal weights within each class",
 }
+
+# -- scores of rows
+
+
+def row_scores(predicted: Array, y: Array) -> Array:
+    """Values whose mean is the accuracy, or R^2."""
+    if predicted.ndim == 2:
+        right: Array = (predicted.argmax(1) == y).astype(float)
+        return right
+    variance = float(np.var(y))  # 1 on the training rows; rows that are all the same have none
+    explained: Array = 1.0 - (predicted - y) ** 2 / (variance if variance > 1e-12 else 1.0)
+    return explained
+
+
+def measure(losses: Array, rho: float) -> dict[str, float]:
+    """The mean loss, the worst case at rho, and the mean of the worst 5%."""
+    value = float(worst_case(losses, rho).value)
+    return {"loss": float(losses.mean()), "robust_value": value, "tail": _tail(losses)[0]}
+
+
+def _tail(losses: Array) -> tuple[float, Array]:
+    """The mean of the worst 5% of losses, and the influence of each row on it."""
+    size = max(math.ceil(TAIL * len(losses)), 1)
+    worst = np.partition(losses, len(losses) - size)[-size:]
+    return float(worst.mean()), np.maximum(losses - worst[0], 0.0) * len(losses) / size
+
+
+def is_flat(predicted: Array) -> bool:
+    """Whether predictions are nearly the same everywhere.
+
+    A perfect model of a class of share p has probabilities of deviation sqrt(p (1 - p)), one of the
+    standardised target 1: a rare class is judged by its own measure.
+    """
+    share = predicted.mean(0)
+    most = np.sqrt(np.maximum(share * (1 - share), 0.0)) if predicted.ndim == 2 else 1.0
+    return bool((predicted.std(0) <= LEAST_SPREAD * most + 1e-9).all())
+
+
+def one_answer(predicted: Array) -> int | None:
+    """The class that every row gets, if there is only one."""
+    answers = np.unique(predicted.argmax(1)).tolist() if predicted.ndim == 2 else []
+    return answers[0] if len(answers) == 1 else None
+
+
+# -- intervals
+
+
+def estimate(values: Array, share: bool = False, level: float = 0.95) -> Interval:
+    """A mean with its interval: Wilson's for a share of right answers, Student's otherwise."""
+    n, mean = len(values), float(values.mean())
+    if n < 2:
+        return _interval_of(mean)
+    if share:
+        bounds = stats.binomtest(round(values.sum()), n).proportion_ci(level, method="wilson")
+        return _interval_of(mean, float(bounds.low), float(bounds.high))
+    if np.ptp(values) == 0:
+        return _interval_of(mean, mean, mean)
+    return _interval_of(
+        mean, *map(float, stats.ttest_1samp(values, 0.0).confidence_interval(level))
+    )
+
+
+def _interval_of(*numbers: float) -> Interval:
+    """A value and its bounds, if there are any; None for what is not finite, since JSON has no NaN."""
+    known = [number if math.isfinite(number) else None for number in numbers]
+    value, low, high = (*known, None, None)[:3]
+    return {"value": value, "low": low, "high": high}
+
+
+def _change(before: float, after: float, influence: Array, level: float = 0.95) -> Difference:
+    """after - before, with the interval of a mean of `influence`, shifted to the difference.
+
+    Rows that all change by the same amount say nothing about others: there is no interval then.
+    """
+    spread, difference = estimate(influence, level=level), after - before
+    low, high = spread["low"], spread["high"]
+    if low is None or high is None or not np.ptp(influence):
+        low = high = None
+    else:
+        shift = difference - float(influence.mean())
+        low, high = low + shift, high + shift
+    return {"before": before, "after": after, "difference": difference, "low": low, "high": high}
+
+
+def change_of_mean(before: Array, after: Array, level: float = 0.95) -> Difference:
+    """Of two means over the same rows."""
+    return _change(float(before.mean()), float(after.mean()), after - before, level)
+
+
+def change_of_worst_case(before: Array, after: Array, rho: float) -> Difference:
+    """Of max_{KL(p) <= rho} sum p_i l_i over the same rows."""
+    if rho == 0:  # the mean, whose lam is infinite
+        return change_of_mean(before, after)
+    first, then = worst_case(before, rho), worst_case(after, rho)
+    influence = len(before) * (
+        float(then.lam) * np.asarray(then.weights) - float(first.lam) * np.asarray(first.weights)
+    )
+    return _change(float(first.value), float(then.value), influence)
+
+
+def change_of_tail(before: Array, after: Array) -> Difference:
+    """Of the means of the worst 5% of losses over the same rows."""
+    (first, of_first), (then, of_then) = _tail(before), _tail(after)
+    return _change(first, then, of_then - of_first)
+
+
+def _falls(change: Difference) -> bool:
+    """Clearly: the whole interval is below zero."""
+    return change["high"] is not None and change["high"] < 0
+
+
+def _rises(change: Difference) -> bool:
+    return change["low"] is not None and change["low"] > 0
+
+
+# -- the models on all splits
+
+
+class Pooled:
+    """Losses and scores of each test row, averaged over the splits that tested it.
+
+    Attributes:
+        rows: numbers of the rows, (n,).
+        losses: log losses, or half of the squared errors of the standardised target, (n,).
+        scores: their mean is the accuracy, or R^2, (n,).
+        served: what groups are compared by, (n,): right answers, or absolute errors in the
+            target's own unit.
+        flat, one_answer: of the model of the first split, the one that may be kept.
+    """
+
+    def __init__(self, splits: Sequence[SplitStudy], predicted: Sequence[Array]) -> None:
+        """predicted: for each split its test rows, (rows, k) or (rows,)."""
+        self.splits, self.predicted = splits, predicted
+        rows = np.concatenate([split.test for split in splits])
+        self.rows, where = np.unique(rows, return_inverse=True)
+        times = np.bincount(where)
+
+        def average(of_rows: Callable[[Array, Array], Array], in_unit: bool = False) -> Array:
+            values = np.concatenate([
+                of_rows(own, split.y[split.test]) * (split.scale[1] if in_unit else 1.0)
+                for split, own in zip(splits, predicted, strict=True)
+            ])  # fmt: skip
+            averaged: Array = np.bincount(where, values) / times
+            return averaged
+
+        self.losses, self.scores = average(row_losses), average(row_scores)
+        self.classifier = predicted[0].ndim == 2
+        self.served = self.scores
+        if not self.classifier:
+            self.served = average(lambda own, y: np.abs(own - y), in_unit=True)
+        self.flat, self.one_answer = is_flat(predicted[0]), one_answer(predicted[0])
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the model gives every row the same answer, or nearly the same probabilities."""
+        return self.flat or self.one_answer is not None
+
+    def all_scores(self, rho: float) -> dict[str, Interval]:
+        """Everything that the summary says of a method; those that are no mean over rows have no interval."""
+
+        def mean(score: Callable[[Array, Array], float]) -> Interval:
+            pairs = zip(self.splits, self.predicted, strict=True)
+            return _interval_of(float(np.mean([score(s.y[s.test], own) for s, own in pairs])))
+
+        if self.classifier:
+            found = {
+                "accuracy": estimate(self.scores, share=True),
+                "balanced_accuracy": mean(lambda y, p: balanced_accuracy_score(y, p.argmax(1))),
+                "log_loss": estimate(self.losses),
+                "roc_auc": mean(_auc),
+                "brier": mean(brier),
+            }
+        else:
+            errors = [
+                math.sqrt(np.mean((own - split.y[split.test]) ** 2)) * split.scale[1]
+                for split, own in zip(self.splits, self.predicted, strict=True)
+            ]
+            found = {
+                "R2": estimate(self.scores),
+                "mean_absolute_error": estimate(self.served),
+                "root_mean_squared_error": _interval_of(float(np.mean(errors))),
+            }
+        measures = measure(self.losses, rho)
+        return found | {key: _interval_of(measures[key]) for key in ("robust_value", "tail")}
+
+
+def _auc(y: Array, predicted: Array) -> float:
+    """NaN if a class is absent or there are too many classes."""
+    classes = predicted.shape[1]
+    if len(np.unique(y)) < classes or classes > MOST_CLASSES:
+        return math.nan
+    shares = predicted / predicted.sum(1, keepdims=True) if classes > 2 else predicted
+    return roc_auc(y, shares)
+
+
+# -- the decision
 
 
 class RowGroup(NamedTuple):
@@ -92,35 +299,90 @@ class Judge:
             for name in splits[0].methods
         }
         self.words = VerdictWords(problem.classes, rho, None if fix is None else fix.text)
+        self.better, self.worse = (_rises, _falls) if problem.classes else (_falls, _rises)
+
+    def scores(self, method: str) -> dict[str, Interval]:
+        """All scores of a method on the test rows."""
+        return self.pooled[method].all_scores(self.rho)
+
+    def decide(
+        self, robust: str | None, slices: list[SliceSummary]
+    ) -> tuple[VerdictSummary, list[GroupSummary]]:
+        """The verdict and the table of groups.
+
+        robust: the method to compare with plain training; None if only that was asked for.
+        slices: descriptions of the rows that the plain model fails.
+        """
+        plain, words = self.pooled["plain"], self.words
+        failed = words.failed(slices, self.groups, float(plain.served.mean()))
+        found: VerdictSummary = {
+            "answer": "not tried", "kept": "plain", "saved": ["plain"], "robust": robust, "headline": failed,
+            "sentences": ["Only plain training was asked for."],
+            "price": None, "robust_value": None, "tail": None, "worst_group": None,
+        }  # fmt: skip
+        if robust is not None:
+            after, compared = self.pooled[robust], self._compare(robust)
+            answer: Any = self._answer(robust, compared)
+            found |= {
+                "answer": answer, "kept": robust if answer == "helps" else "plain",
+                "saved": ["plain"] if after.collapsed else ["plain", robust],
+                "headline": words.headline(answer, robust, after, compared),
+                "sentences": [failed, *words.numbers(robust, compared), *compared.notes],
+                "price": compared.price, "robust_value": compared.value, "tail": compared.tail,
+                "worst_group": compared.group,
+            }  # fmt: skip
+        if plain.flat and found["answer"] != "helps":
+            found |= {"answer": "nothing learned", "kept": "none", "saved": [],
+                      "headline": words.nothing_learned(robust)}  # fmt: skip
+        else:
+            found["sentences"] += words.one_answer(self.pooled[found["kept"]], found["kept"])
+        return found, self.groups
+
+    def _answer(self, robust: str, compared: Comparison) -> str:
+        if self.pooled[robust].collapsed:
+            return "degenerate"
+        if not (compared.lower or compared.fairer):
+            return "no difference"
+        # out of fold, half of the budget counts, since the test rows, which must agree, are noisy too
+        costs = []
+        for split in self.splits:
+            before, after = (split.methods[name].best.measures for name in ("plain", robust))
+            costs.append(before["score"] - after["score"])
+        price, budget = compared.price, self.budget
+        if np.mean(costs) > budget / 2 or (price["difference"] < -budget and _falls(price)):
+            return "costs too much"
+        loses = compared.group is not None and self.worse(compared.group)
+        return "no difference" if loses and not compared.fairer else "helps"
 
     # -- groups
 
     def find_groups(self, rows: Array) -> dict[str, RowGroup]:
         """By name: the classes, the groups asked for, and those groups within each class, of these rows."""
-        classes = self.problem.classes if 1 < len(self.problem.classes) <= 50 else []
+        classes = self.problem.classes if 1 < len(self.problem.classes) <= MOST_CLASSES else []
         labels = [(f"{self.problem.target} = {name}", k) for k, name in enumerate(classes)]
         y = self.problem.y[rows]
         found = [RowGroup(name, "class", y == k) for name, k in labels]
+        parts: list[tuple[str, str, Array, Array]] = []  # name, name within a class, rows of both
         if self.problem.groups is not None:
             names = self.problem.groups[rows]
-            for name in np.unique(names)[:MOST_GROUPS]:
-                own = names == name
-                found.append(RowGroup(str(name), "group", own))
-                found += [
-                    RowGroup(f"{name}, {label}", "group in class", own & (y == k))
-                    for label, k in labels
-                ]
-        if self.fix is not None:
-            found.append(RowGroup(self.fix.text, "group", self.fix.members[rows]))
-            cells = self.fix.cells[rows]
-            found += [
-                RowGroup(f"{self.fix.condition}, {label}", "group in class", cells == 2 * k + 1)
-                for label, k in labels
+            parts = [
+                (n, n, names == n, names == n) for n in np.unique(names)[:MOST_GROUPS].tolist()
             ]
-        different = {one.name: one for one in reversed(found) if one.mask.any()}
-        return dict(reversed(different.items()))
+        if self.fix is not None:
+            part = self.fix.cells[rows] % 2 == 1
+            parts.append((self.fix.text, self.fix.condition, self.fix.members[rows], part))
+        for name, within, own, part in parts:
+            found.append(RowGroup(name, "group", own))
+            for label, k in labels:
+                found.append(RowGroup(f"{within}, {label}", "group in class", part & (y == k)))
+        different: dict[str, RowGroup] = {}
+        for one in found:
+            if one.mask.any():
+                different.setdefault(one.name, one)
+        return different
 
-    def group_rows(self) -> list[GroupSummary]:
+    @cached_property
+    def groups(self) -> list[GroupSummary]:
         """Every group with the scores of every method, worst for the plain model first."""
         found: list[GroupSummary] = []
         rows = self.pooled["plain"].rows
@@ -132,27 +394,17 @@ class Judge:
             }
             found.append({"name": name, "kind": kind, "size": size, "share": size / len(rows),
                           "small": size < LEAST_GROUP, "scores": scores})  # fmt: skip
+        sign = 1.0 if self.problem.classes else -1.0
         return sorted(
-            found, key=lambda g: (g["small"], self._better(g["scores"]["plain"]["value"] or 0.0))
+            found, key=lambda g: (g["small"], sign * (g["scores"]["plain"]["value"] or 0.0))
         )
-
-    def _better(self, served: float) -> float:
-        """Higher is better: right answers, or minus an error."""
-        return served if self.problem.classes else -served
 
     def _target_group(self) -> tuple[str, int] | None:
         """The slice to fix, or the worst large group; and among how many it was chosen."""
         if self.fix is not None:
             return self.fix.text, 1
-        plain = self.pooled["plain"]
-        large = {
-            name: float(plain.served[group.mask].mean())
-            for name, group in self.find_groups(plain.rows).items()
-            if group.mask.sum() >= LEAST_GROUP
-        }
-        if len(large) < 2:
-            return None
-        return min(large, key=lambda name: self._better(large[name])), len(large)
+        large = [group for group in self.groups if not group["small"]]
+        return (large[0]["name"], len(large)) if len(large) > 1 else None
 
     def _change_of_group(
         self, target: tuple[str, int] | None, before: Pooled, after: Pooled
@@ -165,46 +417,7 @@ class Judge:
         change = change_of_mean(before.served[group.mask], after.served[group.mask], level)
         return {"name": group.name, "size": int(group.mask.sum()), **change}
 
-    def _gains(self, change: WorstGroup | None) -> bool:
-        return change is not None and (_rises if self.problem.classes else _falls)(change)
-
-    def _loses(self, change: WorstGroup | None) -> bool:
-        return change is not None and (_falls if self.problem.classes else _rises)(change)
-
-    # -- the decision
-
-    def decide(
-        self, robust: str | None, slices: list[SliceSummary]
-    ) -> tuple[VerdictSummary, list[GroupSummary]]:
-        """The verdict and the table of groups.
-
-        robust: the method to compare with plain training; None if only that was asked for.
-        slices: descriptions of the rows that the plain model fails.
-        """
-        plain, words, groups = self.pooled["plain"], self.words, self.group_rows()
-        failed = words.failed(slices, groups, float(plain.served.mean()))
-        found: VerdictSummary = {
-            "answer": "not tried", "kept": "plain", "saved": ["plain"], "robust": robust, "headline": failed,
-            "sentences": ["Only plain training was asked for."],
-            "price": None, "robust_value": None, "tail": None, "worst_group": None,
-        }  # fmt: skip
-        if robust is not None:
-            after, compared = self.pooled[robust], self._compare(robust)
-            answer: Any = self._answer(robust, compared)
-            found |= {
-                "answer": answer, "kept": robust if answer == "helps" else "plain",
-                "saved": ["plain"] if _is_collapsed(after) else ["plain", robust],
-                "headline": words.headline(answer, robust, after, compared),
-                "sentences": [failed, *words.numbers(robust, compared), *compared.notes],
-                "price": compared.price, "robust_value": compared.value, "tail": compared.tail,
-                "worst_group": compared.group,
-            }  # fmt: skip
-        if plain.flat and found["answer"] != "helps":
-            found |= {"answer": "nothing learned", "kept": "none", "saved": [],
-                      "headline": words.nothing_learned(robust)}  # fmt: skip
-        else:
-            found["sentences"] += words.one_answer(self.pooled[found["kept"]], found["kept"])
-        return found, groups
+    # -- before and after
 
     def _compare(self, robust: str) -> Comparison:
         """Before and after, and what is left of the gains once the plain model made its free moves."""
@@ -212,7 +425,8 @@ class Judge:
         value = change_of_worst_case(plain.losses, after.losses, self.rho)
         target = self._target_group()
         group = self._change_of_group(target, plain, after)
-        lower, fairer = self.fix is None and _falls(value), self._gains(group)
+        lower = self.fix is None and _falls(value)
+        fairer = group is not None and self.better(group)
         if lower and self.problem.classes:
             rescaled = self._move_plain(lambda one: {"temperature": self._temperature(one, robust)})
             lower = _falls(change_of_worst_case(rescaled.losses, after.losses, self.rho))
@@ -222,7 +436,7 @@ class Judge:
                 lambda one: {"offsets": self._offsets(one, robust, target[0])}
             )
             against = self._change_of_group(target, shifted, after)
-            fairer = self._gains(against)
+            fairer = against is not None and self.better(against)
             if self.fix is not None:  # the slice must not gain what its neighbours lose
                 cells = [self.fix.worst_cell(one.served, one.rows) for one in (shifted, after)]
                 fairer = fairer and cells[1] >= cells[0]
@@ -242,8 +456,7 @@ class Judge:
 
     def _temperature(self, split: SplitStudy, robust: str) -> float:
         """That of the lowest worst-case loss at no more than the robust model's mean loss."""
-        y = split.y[split.sample]
-        most = float(row_losses(split.out_of_fold(robust), y).mean())
+        y, most = split.y[split.sample], split.methods[robust].best.measures["loss"]
         return best_temperature(split.out_of_fold("plain"), y, robust_log_loss(self.rho), most)
 
     def _offsets(self, split: SplitStudy, robust: str, group: str) -> Array | None:
@@ -259,38 +472,12 @@ class Judge:
             if found is None:
                 return None
             parts = found.mask[None]
-        y, plain = split.y[split.sample], split.out_of_fold("plain")
-        accuracy = [row_scores(proba, y).mean() for proba in (plain, split.out_of_fold(robust))]
-        return best_offsets(plain, y, parts, float(min(accuracy)))
-
-    def _answer(self, robust: str, compared: Comparison) -> str:
-        if _is_collapsed(self.pooled[robust]):
-            return "degenerate"
-        if not (compared.lower or compared.fairer):
-            return "no difference"
-        # out of fold, half of the budget counts, since the test rows, which must agree, are noisy too
-        costs = []
-        for split in self.splits:
-            y = split.y[split.sample]
-            before, after = (row_scores(split.out_of_fold(n), y) for n in ("plain", robust))
-            costs.append(float((before - after).mean()))
-        price, budget = compared.price, self.budget
-        if np.mean(costs) > budget / 2 or (price["difference"] < -budget and _falls(price)):
-            return "costs too much"
-        return "helps" if compared.fairer or not self._loses(compared.group) else "no difference"
+        accuracy = [split.methods[name].best.measures["score"] for name in ("plain", robust)]
+        y = split.y[split.sample]
+        return best_offsets(split.out_of_fold("plain"), y, parts, min(accuracy))
 
 
-def _is_collapsed(model: Pooled) -> bool:
-    """Whether a model gives every row the same answer, or nearly the same probabilities."""
-    return model.flat or model.one_answer is not None
-
-
-def _falls(change: Difference) -> bool:
-    return change["high"] is not None and change["high"] < 0
-
-
-def _rises(change: Difference) -> bool:
-    return change["low"] is not None and change["low"] > 0
+# -- in words
 
 
 class VerdictWords:
@@ -305,6 +492,7 @@ class VerdictWords:
         self.subject = "Robust training" if fix is None else f"Training for {fix}"
 
     def served(self, value: float | None) -> str:
+        """How a group is served: "81.2% right", or "a mean error of 3.4"."""
         if value is None:
             return "?"
         if self.classes:
@@ -360,7 +548,7 @@ class VerdictWords:
         price, value, tail, group = compared.price, compared.value, compared.tail, compared.group
         text = (
             f"With {METHOD_IN_WORDS[robust]}, {self.score} goes from {100 * price['before']:.2f}% to"
-            f" {100 * price['after']:.2f}%{_interval(price, '{:+.2f} points', 100.0)}"
+            f" {100 * price['after']:.2f}%{_in_brackets(price, '{:+.2f} points', 100.0)}"
         )
         if group is not None:
             clear = "" if _falls(group) or _rises(group) else ", no clear difference"
@@ -373,7 +561,7 @@ class VerdictWords:
         return [
             f"{text}.",
             f"The worst-case loss (rho {self.rho:g}) goes from {value['before']:.3f} to"
-            f" {value['after']:.3f}{_interval(value, '{:+.3f}')}, the worst 5% of losses from"
+            f" {value['after']:.3f}{_in_brackets(value, '{:+.3f}')}, the worst 5% of losses from"
             f" {tail['before']:.3g} to {tail['after']:.3g}.",
         ]
 
@@ -407,7 +595,8 @@ class VerdictWords:
         ]
 
 
-def _interval(change: Difference, form: str, factor: float = 1.0) -> str:
+def _in_brackets(change: Difference, form: str, factor: float = 1.0) -> str:
+    """The interval of a change, as " (change -1.20 to +0.30 points, 95%)"; "" if there is none."""
     low, high = change["low"], change["high"]
     if low is None or high is None:
         return ""
