@@ -13,7 +13,6 @@ from scdro.cli import main
 from scdro.errors import CheckpointError
 from scdro.tables import train
 from scdro.tables._folder import seal
-from scdro.tables._run import Labels
 
 QUICK = {"model": "linear", "methods": ["plain"], "candidates": 1, "seeds": 1}
 X = np.random.default_rng(0).normal(size=200)
@@ -109,31 +108,30 @@ def test_parquet_in_and_out(tmp_path, kind):
     assert (found == data["y"]).mean() > 0.9
 
 
-def test_types_of_a_run_are_those_that_scdro_writes(tmp_path):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"", b"no feather", pl.DataFrame({"prediction": [False]}), pl.DataFrame({"other": [False, True]}),
+        pl.DataFrame({"prediction": [None, True]}), pl.DataFrame({"prediction": [[1], [2]]}),
+    ],
+)  # fmt: skip
+def test_labels_of_a_run_are_those_that_scdro_writes(tmp_path, wrong):
     train({"x": X, "y": ABOVE}, "y", out=tmp_path / "run", **QUICK)
-    path = tmp_path / "run" / "model.json"
-    before = json.loads(path.read_text())
-    assert before["labels"] == {"type": "Boolean", "values": [False, True]}
-    for wrong in (
-        {"type": "Object", "values": [0, 1]}, {"type": "Int8", "values": [0, 400]}, {"type": "Int8", "values": ["a"]},
-        {"type": "Boolean", "values": [0, 1]}, {"type": "String", "values": ["a"]}, {"type": "Date", "values": None}, 3,
-        {"type": "Int64", "values": [None, 1]}, {"type": ["Int64"], "values": [0, 1]}, None,
-    ):  # fmt: skip
-        path.write_text(json.dumps({**before, "labels": wrong}))
-        seal(tmp_path / "run")
-        with pytest.raises(CheckpointError):
-            scdro.load(tmp_path / "run")
-    del before["labels"]  # as scdro 0.1 wrote it
-    path.write_text(json.dumps(before))
+    path = tmp_path / "run" / "labels.feather"
+    assert pl.read_ipc(path)["prediction"].to_list() == [False, True]
+    if isinstance(wrong, bytes):
+        path.write_bytes(wrong)
+    else:
+        wrong.write_ipc(path)
     seal(tmp_path / "run")
-    assert scdro.load(tmp_path / "run").classes == ["false", "true"]
+    with pytest.raises(CheckpointError):
+        scdro.load(tmp_path / "run")
 
 
-def test_times_with_a_zone_are_texts():
-    labels = Labels.of_target(
-        pl.Series(
-            [datetime.datetime(2020, 1, 1), datetime.datetime(2021, 1, 1)]
-        ).dt.replace_time_zone("UTC"),
-        None,
-    )
-    assert labels.values.dtype == pl.String
+def test_times_keep_their_zone(tmp_path):
+    start = pl.Series([datetime.datetime(2020, 1, 1), datetime.datetime(2021, 1, 1)])
+    y = start.dt.replace_time_zone("UTC").gather(ABOVE.astype(int))
+    train({"x": X, "y": y}, "y", out=tmp_path / "run", **QUICK)
+    found = scdro.load(tmp_path / "run").predictions({"x": X})["prediction"]
+    assert found.dtype == y.dtype
+    assert (found == y).mean() > 0.9

@@ -13,7 +13,7 @@ import scdro
 from scdro.errors import DataError, HyperparameterError
 from scdro.tables import Run, _models, _verdict, audit, load, train
 from scdro.tables._folder import Fits
-from scdro.tables._models import Learner, Model
+from scdro.tables._models import Learner
 from scdro.tables._options import TrainOptions
 from scdro.tables._problem import make_problem
 from scdro.tables._study import SplitStudy, StudyLog
@@ -251,7 +251,7 @@ def test_a_fold_does_not_say_when_its_own_model_stops():
     learner = Learner(problem, options, np.arange(300), seed=0)
     best = iter([10, 20, 60])
 
-    class Stopped(Model):
+    class Stopped:
         """Predicts the round at which it is told to stop."""
 
         @classmethod
@@ -266,7 +266,7 @@ def test_a_fold_does_not_say_when_its_own_model_stops():
         def predict(self, X):
             return np.full((len(X), 2), self.rounds)
 
-        candidates = save = load = None
+        scales = False
 
     learner.kind = Stopped
     found = learner.cross_fit({}, np.ones(300))

@@ -93,16 +93,19 @@ def _audit_ordinary_model(
     )  # fmt: skip
     return replace(found, notes=(*problem.warnings, *found.notes))
 
-    # -- a column of predictions
+
+# -- a column of predictions
 
 
 def _audit_column(data: Any, target: str, asked: AuditOptions) -> Audit:
     """Audit the model that made a column; of a Parquet file, only those with a role are read at once."""
     roles = {target, *asked.prediction, *asked.drop, asked.weight, asked.split_by}
     whole = _scan(data)
+    from_file = whole is not None
     if whole is None:
-        frame = as_table(data, (), FileOptions(asked.encoding, asked.decimal, asked.sheet))
-    known = frame if whole is None else pl.DataFrame(schema=whole.collect_schema())
+        options = FileOptions(asked.encoding, asked.decimal, asked.sheet)
+        whole = as_table(data, (), options).lazy()
+    known = pl.DataFrame(schema=whole.collect_schema())
     for names, what in (
         ([target], "the labels"),
         (asked.prediction, "predictions"),
@@ -114,19 +117,14 @@ def _audit_column(data: Any, target: str, asked: AuditOptions) -> Audit:
     ):
         for name in names:
             column_of(known, name, what)
-    texts = [pl.col(name).cast(pl.String) for name in asked.categorical]
-    if whole is not None:
-        whole = whole.with_columns(texts)
-        own = [name for name in known.columns if name in roles or name in asked.group]
-        frame = as_table(whole.select(own).collect(engine="streaming"))
-    else:
-        frame = frame.with_columns(texts)
+    whole = whole.with_columns(pl.col(name).cast(pl.String) for name in asked.categorical)
     if asked.drop_missing:
-        frame = frame.filter(frame[target].is_not_null())
-        whole = None if whole is None else whole.filter(pl.col(target).is_not_null())
-    described: Any = {name: frame[name] for name in frame.columns if name not in roles}
-    if whole is not None:  # its columns are read one by one
-        described = whole.drop(*roles - {None}, strict=False)
+        whole = whole.filter(pl.col(target).is_not_null())
+    own = [name for name in known.columns if name in roles or name in asked.group]
+    frame = as_table(whole.select(own).collect(engine="streaming"))
+    described: Any = whole.drop(*roles - {None}, strict=False)
+    if not from_file:  # the columns of a file are read one by one
+        described = described.collect()
     columns = [frame[name] for name in asked.prediction]
     return audit_predictions(
         frame[target], np.column_stack(columns) if len(columns) > 1 else columns[0], described,

@@ -13,11 +13,10 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +31,10 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler, TargetEncoder
 from scdro.errors import CheckpointError, DataError
 from scdro.tables._read import (
     NUMBER_AS_WRITTEN,
-    FileOptions,
     column_of,
     has_decimal_commas,
     numbers_as_written,
     shown,
-    table_and_ids,
     where,
 )
 
@@ -106,16 +103,6 @@ class Columns:
     def _positions(self, many: bool) -> list[int]:
         sizes = enumerate(self.categories.values(), len(self.numbers))
         return [k for k, values in sizes if (len(values) > MOST_VALUES) == many]
-
-    def open(
-        self,
-        data: Any,
-        ids: Sequence[str] = (),
-        options: FileOptions = FileOptions(),  # noqa: B008
-    ) -> tuple[pl.DataFrame, Array]:
-        """The table, with columns of ids as they are written, and what a model sees of it."""
-        frame, copied = table_and_ids(data, list(self.categories), ids, options)
-        return frame.with_columns(copied.get_columns()), self.encode(frame)
 
     def as_json(self) -> dict[str, Any]:
         return {"numbers": self.numbers, "categories": self.categories}
@@ -356,61 +343,29 @@ def _idle_cores() -> int:
     return max(1, (os.cpu_count() or 1) - busy)
 
 
-class Model(ABC):
-    """A fitted model, and how models of its kind are made."""
+class Trees:
+    """LightGBM on the mean or, with rho, on the worst case.
 
-    rounds = 0  # the best number of boosting; 0 if the model has none
-    classes: int  # 0 for regression
-    scales: ClassVar[bool] = False  # whether columns are scaled, which huge numbers cannot be
+    Attributes:
+        rounds: number of boosting rounds that predictions use.
+        present: numbers of the classes that it has seen.
+        classes: how many there are; 0 for regression.
+        scales: whether columns are scaled, which huge numbers cannot be.
+        prepare: replaces categories with many values by means of the target; None if there are none.
+    """
 
-    @staticmethod
-    @abstractmethod
-    def candidates(rows: int) -> list[dict[str, Any]]:
-        """Settings to choose among for a table of that many rows, the most common first."""
-
-    @classmethod
-    @abstractmethod
-    def fit(
-        cls, learner: Learner, part: Part, settings: dict[str, Any], held_out: Part | None
-    ) -> Model:
-        """`settings` may have a "rho": then the model is fitted to the worst case."""
-
-    @abstractmethod
-    def predict(self, X: Array) -> Array:
-        """(n, k) or (n,)."""
-
-    def stop_at(self, rounds: int) -> None:  # noqa: B027
-        """Predict as after this many rounds, or after the last one that was trained."""
-
-    @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Write its files into a folder that exists."""
-
-    @classmethod
-    @abstractmethod
-    def load(cls, folder: Path) -> Model:
-        """What `save` wrote."""
-
-    def _with_all_classes(self, found: Array, present: Sequence[int]) -> Array:
-        """Probabilities of all classes, zero for those that the model has not seen."""
-        whole = np.zeros((len(found), self.classes))
-        whole[:, present] = found
-        return whole
-
-
-class Trees(Model):
-    """LightGBM on the mean or, with rho, on the worst case."""
+    scales = False
 
     def __init__(
         self, booster: Any, rounds: int, present: list[int], classes: int, threads: int = 1,
         prepare: Any = None,
     ) -> None:  # fmt: skip
-        """present: numbers of the classes that it has seen. prepare: replaces categories with many values."""
         self.booster, self.rounds, self.present = booster, rounds, present
         self.classes, self.threads, self.prepare = classes, threads, prepare
 
     @staticmethod
     def candidates(rows: int) -> list[dict[str, Any]]:
+        """Settings to choose among for a table of that many rows, the most common first."""
         # least sizes of a leaf so that small tables can be split too
         small, large = min(20, max(rows // 10, 2)), min(100, max(rows // 4, 5))
         sizes = [(k, least) for least in (small, large) for k in (31, 15, 63)]
@@ -420,6 +375,7 @@ class Trees(Model):
     def fit(
         cls, learner: Learner, part: Part, settings: dict[str, Any], held_out: Part | None
     ) -> Trees:
+        """A model of a part, boosted until held-out rows are predicted best, or as its settings say."""
         import lightgbm
 
         rho, classes = settings.get("rho", 0.0), learner.classes
@@ -452,16 +408,18 @@ class Trees(Model):
         return cls(model.booster_, rounds, present, classes, learner.threads, prepare)
 
     def stop_at(self, rounds: int) -> None:
+        """Predict as after this many rounds, or after the last one that was trained."""
         trained = self.booster.num_trees() // self.booster.num_model_per_iteration()
         self.rounds = min(rounds, trained)
 
     def predict(self, X: Array) -> Array:
+        """Probabilities, (n, k), or numbers, (n,)."""
         X = X if self.prepare is None else self.prepare.transform(X)
         found: Array = self.booster.predict(X, num_iteration=self.rounds, num_threads=self.threads)
         if not self.classes:
             return found
         each = np.stack([1.0 - found, found], 1) if found.ndim == 1 else found
-        return self._with_all_classes(each, self.present)
+        return _with_all_classes(each, self.present, self.classes)
 
     def save(self, folder: Path) -> None:
         text = self.booster.model_to_string(num_iteration=self.rounds)
@@ -489,10 +447,10 @@ class Trees(Model):
         return cls(booster, about["rounds"], about["present"], about["classes"], prepare=prepare)
 
 
-class Linear(Model):
+class Linear:
     """Logistic or least-squares regression on scaled columns, solved exactly, with rho on the worst case."""
 
-    scales = True
+    scales, rounds = True, 0
 
     def __init__(self, pipeline: Any, classes: int) -> None:
         self.pipeline, self.classes = pipeline, classes
@@ -519,7 +477,10 @@ class Linear(Model):
             values: Array = self.pipeline.predict(X)
             return values
         present = [int(k) for k in self.pipeline.classes_]
-        return self._with_all_classes(self.pipeline.predict_proba(X), present)
+        return _with_all_classes(self.pipeline.predict_proba(X), present, self.classes)
+
+    def stop_at(self, rounds: int) -> None:
+        """It is not boosted."""
 
     def save(self, folder: Path) -> None:
         _save_skops(self.pipeline, folder / "linear.skops")
@@ -531,7 +492,16 @@ class Linear(Model):
         return cls(_load_skops(folder / "linear.skops"), about["classes"])
 
 
+Model = Trees | Linear
 MODELS: dict[str, type[Model]] = {"trees": Trees, "linear": Linear}
+
+
+def _with_all_classes(found: Array, present: Sequence[int], classes: int) -> Array:
+    """Probabilities of all classes, zero for those that a model has not seen."""
+    whole = np.zeros((len(found), classes))
+    whole[:, present] = found
+    return whole
+
 
 TRUSTED = [  # types that a file may hold besides those of NumPy and scikit-learn that skops knows
     "numpy.dtype",

@@ -206,26 +206,36 @@ def _frame_of_memory(data: Any) -> pl.DataFrame:
         return pl.from_arrow(data)
     if hasattr(data, "keys"):  # pandas, or a dictionary
         columns = {str(name): _plain_column(data[name]) for name in data.keys()}  # noqa: SIM118
-        try:
-            return pl.DataFrame(columns)
-        except TypeError:
-            return pl.DataFrame({name: _make_one_kind(values) for name, values in columns.items()})
+        return pl.DataFrame(
+            {
+                name: _make_column(name, values) if isinstance(values, list | tuple) else values
+                for name, values in columns.items()
+            }
+        )
     raise DataError(
         f"expected a DataFrame, a dictionary of columns or a path, got {type(data).__name__}"
     )
 
 
-def _make_one_kind(values: Any) -> Any:
-    """A list of numbers and texts as texts, one of different numbers as floats."""
-    if not isinstance(values, list | tuple):
-        return values
+def _make_column(name: str, values: Any) -> pl.Series:
+    """A list of Python's values as a column: floats of different numbers, texts of other mixtures."""
     try:
-        return pl.Series(values)
-    except TypeError:
-        known = [value for value in values if value is not None]
-        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
-        kind: Any = _as_float if numbers else str
-        return pl.Series([None if value is None else kind(value) for value in values])
+        found = pl.Series(name, values)
+        if found.dtype != pl.Int128:  # which few functions know
+            return found
+    except (TypeError, OverflowError):
+        pass
+    known = [value for value in values if value is not None]
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
+    kind: Any = _as_float if numbers else str
+    return pl.Series(name, [None if value is None else kind(value) for value in values])
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond 1e308
+        return float("inf")
 
 
 def _plain_column(values: Any) -> Any:
@@ -380,7 +390,8 @@ def _read_json_lines(raw: bytes, path: Path) -> pl.DataFrame:
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
     try:
-        return _make_frame(_make_json_column(one, [row.get(one) for row in rows]) for one in names)
+        columns = [_make_column(name, [row.get(name) for row in rows]) for name in names]
+        return _make_frame(_as_dates(one) if one.dtype == pl.String else one for one in columns)
     except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON may have
         raise DataError(
             f"expected texts of Unicode in {shown(path)}, got {shown(error.object)}"
@@ -395,29 +406,6 @@ def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for k, name in enumerate(names) if name in names[:k])
         raise ValueError(f"the name {shown(twice)} twice")
     return found
-
-
-def _make_json_column(name: str, values: list[Any]) -> pl.Series:
-    """Whole numbers, numbers, dates or texts; of mixed values, texts."""
-    known = [value for value in values if value is not None]
-    kinds = {type(value) for value in known}
-    if kinds == {int}:
-        for dtype, least, most in ((pl.Int64, -(2**63), 2**63), (pl.UInt64, 0, 2**64)):
-            if least <= min(known) and max(known) < most:
-                return pl.Series(name, values, dtype=dtype)
-    if kinds and kinds <= {int, float}:
-        return pl.Series(name, [_as_float(value) for value in values], dtype=pl.Float64)
-    texts = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
-    found = pl.Series(name, texts, dtype=pl.String)
-    days = dates(found)
-    return found if days is None else days
-
-
-def _as_float(value: float | None) -> float | None:
-    try:
-        return None if value is None else float(value)
-    except OverflowError:  # a whole number beyond 1e308
-        return float("inf")
 
 
 # -- CSV: Python's reader decides what a row is, and no other one reads the file
@@ -600,8 +588,7 @@ def _read_values(frame: Any, texts: Set[str], decimal: str) -> Any:
             plain = column.str.replace_all(".", "", literal=True)  # 1.234,56
             typed[column.name] = plain.str.replace(",", ".", literal=True).cast(pl.Float64)
         if column.name not in typed:
-            days = None if column.name in texts else dates(column)
-            typed[column.name] = column if days is None else days
+            typed[column.name] = column if column.name in texts else _as_dates(column)
     return _make_frame(typed.get(column.name, column) for column in frame.get_columns())
 
 
@@ -689,6 +676,12 @@ def value_like(column: pl.Series, text: str) -> Any:
         return None if found is None else found.cast(column.dtype)[0]
     except (ValueError, pl.exceptions.PolarsError):
         return None
+
+
+def _as_dates(texts: pl.Series) -> pl.Series:
+    """Texts as dates if all of them are, else as they are."""
+    found: pl.Series | None = dates(texts)
+    return texts if found is None else found
 
 
 def _make_frame(columns: Iterable[Any]) -> Any:

@@ -1,7 +1,8 @@
 """A finished run: its summary, its models that predict for new rows, and its folder.
 
-summary.json   what was found, `Summary`        model.json   columns, labels, scale
-models/NAME/   LightGBM's text, or skops        manifest.json   the checksum of every file
+summary.json     what was found, `Summary`       model.json       columns and scale
+models/NAME/     LightGBM's text, or skops       labels.feather   values of the classes
+manifest.json    the checksum of every file      report.html      the page
 """
 
 from __future__ import annotations
@@ -19,89 +20,39 @@ import polars as pl
 
 from scdro._files import write_file
 from scdro._html import card
-from scdro.errors import CheckpointError, HyperparameterError, MissingDataError
+from scdro.errors import CheckpointError, DataError, HyperparameterError, MissingDataError
 from scdro.tables import _folder
 from scdro.tables._models import MODELS, Columns, Model
 from scdro.tables._page import render
-from scdro.tables._read import FileOptions, column_of, shown
+from scdro.tables._read import FileOptions, RawTable, as_table, column_of, shown, table_and_ids
 from scdro.tables._summary import FORMAT, METHODS, Summary, mismatch
 
-__all__ = ["Labels", "Run", "load"]
+__all__ = ["Run", "label_values", "load"]
 
 Array = npt.NDArray[Any]
-NUMBERS = (
-    "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float32", "Float64",
-)  # fmt: skip
-TICKS = {f"Datetime {unit}": unit for unit in ("ms", "us", "ns")}
-TYPES = (*NUMBERS, *TICKS, "Boolean", "Date", "String")  # all others are given back as texts
 
 
-class Labels:
-    """The values of the classes, in the order of the class numbers.
+def label_values(classes: pl.Series, given: Any) -> pl.Series:
+    """The values of the classes with the target's own type: predictions can be compared with the column they are of.
 
-    They are saved as plain JSON: the name of a type and numbers or texts (dates as numbers of days
-    or ticks).
+    Args:
+        classes: the target's different values, as the table has them, in the order of their numbers.
+        given: its type before it was read; None in a text file, where true and false are booleans.
 
     Example:
-        >>> import polars as pl
-        >>> labels = Labels(pl.Series([False, True]))
-        >>> labels.of([1, 0]).to_list(), labels.as_json()
-        ([True, False], {'type': 'Boolean', 'values': [False, True]})
-        >>> Labels.from_json({"type": "Date", "values": [0, 19000]}).values.to_list()[0]
-        datetime.date(1970, 1, 1)
+        >>> label_values(pl.Series(["False", "true"]), None).to_list()
+        [False, True]
     """
-
-    def __init__(self, values: pl.Series) -> None:
-        self.values = values.alias("prediction")
-
-    @classmethod
-    def of_texts(cls, names: list[str]) -> Labels:
-        return cls(pl.Series(names, dtype=pl.String))
-
-    @classmethod
-    def of_target(cls, classes: pl.Series, given: Any) -> Labels:
-        """`classes`: the target's different values, as the table has them. `given`: its type before it was read; None
-        in a text file, where true and false are booleans."""
-        texts = classes.cast(pl.String)
-        spelled = set(texts.str.to_lowercase()) <= {"true", "false"}
-        if classes.dtype == pl.String and spelled and (given is None or given == pl.Boolean):
-            return cls(texts.str.to_lowercase() == "true")
-        if given == pl.Float32 and classes.dtype.is_float():
-            classes = classes.cast(pl.Float32)  # 0.1 as float32 does not equal 0.1 as float64
-        return cls(classes if _name_of(classes.dtype) is not None else texts)
-
-    def of(self, numbers: Any) -> pl.Series:
-        """The labels of these class numbers."""
-        found: pl.Series = self.values.gather(numbers)
-        return found
-
-    def as_json(self) -> dict[str, Any]:
-        return {"type": _name_of(self.values.dtype), "values": self.values.to_physical().to_list()}
-
-    @classmethod
-    def from_json(cls, about: dict[str, Any]) -> Labels:
-        name, values = about["type"], about["values"]
-        if name not in TYPES or not isinstance(values, list):
-            raise CheckpointError(f"expected a type of labels that scdro writes, got {shown(name)}")
-        kind: Any = str if name == "String" else bool if name == "Boolean" else (int, float)
-        if any(
-            not isinstance(value, kind) or isinstance(value, bool) != (name == "Boolean")
-            for value in values
-        ):
-            raise CheckpointError(f"expected labels of type {name}, got {shown(values)}")
-        dtype = pl.Datetime(TICKS[name]) if name in TICKS else getattr(pl, name)
-        try:
-            return cls(pl.Series(values).cast(dtype))
-        except pl.exceptions.PolarsError as error:
-            raise CheckpointError(f"expected labels of type {name}, got {shown(values)}") from error
-
-
-def _name_of(dtype: Any) -> str | None:
-    """How a type is saved; None for one that is not."""
-    if isinstance(dtype, pl.Datetime):
-        return f"Datetime {dtype.time_unit}" if dtype.time_zone is None else None
-    name = str(dtype)
-    return name if name in TYPES else None
+    texts = classes.cast(pl.String).str.to_lowercase()
+    if (
+        classes.dtype == pl.String
+        and set(texts) <= {"true", "false"}
+        and given in (None, pl.Boolean)
+    ):
+        classes = texts == "true"
+    elif given == pl.Float32 and classes.dtype.is_float():
+        classes = classes.cast(pl.Float32)  # 0.1 as float32 does not equal 0.1 as float64
+    return classes.alias("prediction")
 
 
 class Run:
@@ -124,10 +75,10 @@ class Run:
     """
 
     def __init__(
-        self, summary: Summary, fitted: dict[str, Model], inputs: Columns, labels: Labels | None,
+        self, summary: Summary, fitted: dict[str, Model], inputs: Columns, labels: pl.Series | None,
         scale: tuple[float, float] = (0.0, 1.0),
     ) -> None:  # fmt: skip
-        """labels: of the classes; None for regression, whose target has this mean and deviation."""
+        """labels: values of the classes; None for regression, whose target has this mean and deviation."""
         self.summary, self._fitted, self._inputs = summary, fitted, inputs
         self._labels, self._scale, self.reopened = labels, scale, False
 
@@ -141,7 +92,10 @@ class Run:
 
     @property
     def classes(self) -> list[Any]:
-        return [] if self._labels is None else self._labels.values.to_list()
+        return [] if self._labels is None else self._labels.to_list()
+
+    def _encode(self, data: Any) -> Array:
+        return self._inputs.encode(as_table(data, list(self._inputs.categories)))
 
     def _predict_scores(self, X: Array, model: str | None) -> Array:
         """Probabilities, (rows, classes), or standardised numbers, (rows,)."""
@@ -159,7 +113,8 @@ class Run:
 
     def _answer(self, scores: Array) -> pl.Series:
         if self._labels is not None:
-            return self._labels.of(scores.argmax(1))
+            answers: pl.Series = self._labels.gather(scores.argmax(1))
+            return answers
         mean, std = self._scale
         return pl.Series("prediction", mean + std * scores)
 
@@ -169,8 +124,7 @@ class Run:
         Classes have the target's own values and type: whole numbers, floats, booleans, dates or
         texts.
         """
-        scores = self._predict_scores(self._inputs.open(data)[1], model)
-        answers: Array = self._answer(scores).to_numpy()
+        answers: Array = self._answer(self._predict_scores(self._encode(data), model)).to_numpy()
         return answers
 
     def predict_proba(self, data: Any, model: str | None = None) -> Array:
@@ -179,7 +133,7 @@ class Run:
             raise HyperparameterError(
                 "expected a run of classification for probabilities, got regression; use predict"
             )
-        return self._predict_scores(self._inputs.open(data)[1], model)
+        return self._predict_scores(self._encode(data), model)
 
     def predictions(self, data: Any, model: str | None = None, ids: Sequence[str] = ()) -> Any:
         """A polars DataFrame: the row's number, columns of ids, the prediction, and probabilities of the classes.
@@ -216,11 +170,14 @@ class Run:
         spell_booleans: bool = False,
     ) -> pl.DataFrame:  # fmt: skip
         own = [c["name"] for c in self.summary["data"]["columns"] if c["kind"] == "id"]
-        frame, X = self._inputs.open(data, [*own, *ids], options)
-        scores = self._predict_scores(X, model)
+        texts = list(self._inputs.categories)
+        frame, copied = table_and_ids(data, texts, [*own, *ids], options)
+        scores = self._predict_scores(self._inputs.encode(frame), model)
+        frame = frame.with_columns(copied.get_columns())  # ids as they are written
         answers = self._answer(scores)
         if spell_booleans and answers.dtype == pl.Boolean:
-            answers = Labels.of_texts(self.summary["task"]["classes"]).of(scores.argmax(1))
+            names = pl.Series("prediction", self.summary["task"]["classes"])
+            answers = names.gather(scores.argmax(1))
         wanted = dict.fromkeys([*(name for name in own if name in frame.schema), *ids])
         columns = [pl.int_range(1, frame.height + 1, eager=True).alias("row")]
         columns += [column_of(frame, name, "an id") for name in wanted]
@@ -257,7 +214,6 @@ class Run:
             about = {
                 "model": self.summary["settings"]["model"],
                 "inputs": self._inputs.as_json(),
-                "labels": None if self._labels is None else self._labels.as_json(),
                 "scale": list(self._scale),
                 "models": self.models,
             }
@@ -265,6 +221,10 @@ class Run:
                 own = folder / "models" / name
                 own.mkdir(parents=True, exist_ok=True)
                 model.save(own)
+            if self._labels is not None:
+                content = io.BytesIO()
+                self._labels.to_frame().write_ipc(content)
+                write_file(folder / "labels.feather", content.getvalue())
             write_file(folder / "model.json", json.dumps(about, indent=1))
             write_file(folder / "summary.json", json.dumps(self.summary, indent=1, allow_nan=False))
             write_file(folder / "report.html", self.report())
@@ -314,7 +274,7 @@ class Run:
                     "expected models of the classes in summary.json, got models of others"
                 )
             _try_models(models, len(inputs.names))
-            return cls(summary, models, inputs, _read_labels(about, classes), (mean, std))
+            return cls(summary, models, inputs, _read_labels(folder, classes), (mean, std))
         except (*_folder.ERRORS, OSError) as error:
             if isinstance(error, CheckpointError | MissingDataError):
                 raise
@@ -335,15 +295,16 @@ def _check_summary(summary: Any, folder: Path) -> None:
         )
 
 
-def _read_labels(about: dict[str, Any], names: list[str]) -> Labels | None:
-    """Those of model.json; a run of scdro 0.1 has none, and gives names."""
+def _read_labels(folder: Path, names: list[str]) -> pl.Series | None:
+    """The values of the classes; None for regression."""
     if not names:
         return None
-    labels = Labels.from_json(about["labels"]) if "labels" in about else Labels.of_texts(names)
-    if len(labels.values) != len(names):
-        raise CheckpointError(
-            f"expected {len(names)} labels in model.json, got {len(labels.values)}"
-        )
+    try:
+        labels = RawTable.read(folder / "labels.feather", FileOptions()).frame["prediction"]
+    except (DataError, pl.exceptions.PolarsError) as error:
+        raise CheckpointError(f"expected the labels of a run, got: {error}") from error
+    if len(labels) != len(names) or labels.null_count() or labels.dtype.is_nested():
+        raise CheckpointError(f"expected {len(names)} labels, got {shown(labels.to_list())}")
     return labels
 
 

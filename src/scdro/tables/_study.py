@@ -45,8 +45,15 @@ from scdro.tables._folder import Fits
 from scdro.tables._models import Columns, Learner, Model, mean_rounds, row_losses
 from scdro.tables._options import TrainOptions, takes
 from scdro.tables._problem import TableProblem, make_problem
-from scdro.tables._run import Labels, Run
-from scdro.tables._summary import FORMAT, METHODS, CandidateSummary, SliceSummary, Summary
+from scdro.tables._run import Run, label_values
+from scdro.tables._summary import (
+    FORMAT,
+    METHODS,
+    CandidateSummary,
+    MethodSummary,
+    SliceSummary,
+    Summary,
+)
 from scdro.tables._verdict import LEAST_GROUP, Judge, is_flat, measure, one_answer, row_scores
 
 __all__ = ["OnProgress", "SplitStudy", "StudyLog", "train"]
@@ -191,16 +198,7 @@ def _study(
             "split": problem.split,
         },
         "settings": asked | {"least_group": LEAST_GROUP, "group": problem.group},
-        "methods": [
-            {
-                "name": name,
-                "settings": first.methods[name].final_settings(),
-                "scores": judge.scores(name),
-                "candidates": first.candidates(name),
-                "seconds": round(sum(split.methods[name].seconds for split in splits), 2),
-            }
-            for name in first.methods
-        ],  # type: ignore[typeddict-item]
+        "methods": [_describe_method(name, splits, judge) for name in first.methods],
         "groups": groups,
         "slices": slices,
         "verdict": verdict,
@@ -210,10 +208,22 @@ def _study(
     models = {
         name: model for name in verdict["saved"] if (model := first.methods[name].model) is not None
     }
-    labels = None
-    if problem.values is not None:
-        labels = Labels.of_target(problem.values, problem.given)
+    values = problem.values
+    labels = None if values is None else label_values(values, problem.given)
     return Run(summary, models, first.learner.columns, labels, first.scale)
+
+
+def _describe_method(name: Any, splits: list[SplitStudy], judge: Judge) -> MethodSummary:
+    """A method in the summary: settings and candidates of the first split, scores of all."""
+    first = splits[0]
+    best = first.methods[name].best
+    return {
+        "name": name,
+        "settings": best.settings | ({"rounds": best.rounds} if best.rounds else {}),
+        "scores": judge.scores(name),
+        "candidates": first.candidates(name),
+        "seconds": round(sum(split.methods[name].seconds for split in splits), 2),
+    }
 
 
 def _best_robust(splits: list[SplitStudy], options: TrainOptions) -> str | None:
@@ -302,10 +312,6 @@ class TriedMethod:
     @property
     def best(self) -> Candidate:
         return self.candidates[self.chosen]
-
-    def final_settings(self) -> dict[str, Any]:
-        """Those of the best candidate, with the rounds of boosting."""
-        return self.best.settings | ({"rounds": self.best.rounds} if self.best.rounds else {})
 
 
 class SplitStudy:
