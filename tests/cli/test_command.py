@@ -17,7 +17,6 @@ import pytest
 
 import scdro
 import scdro.tables
-from scdro._terminal import ProgressLine
 from scdro.cli import main, parser
 
 ROOT = Path(__file__).parents[2]
@@ -64,39 +63,6 @@ sys.exit(main(["doctor"]))
     assert done.returncode == 130
     assert done.stderr.strip() == "stopped"
     assert 'scdro = "scdro.__main__:main"' in (ROOT / "pyproject.toml").read_text()
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_progress_in_a_file_is_few_lines(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    stream = io.StringIO()
-    show = ProgressLine(stream, every=30.0)
-    for done in range(1, 101):
-        show(done, 100, f"step {done}")
-        now[0] += 1.0
-    lines = stream.getvalue().splitlines()
-    assert [line.split()[0] for line in lines] == ["1%", "31%", "61%", "91%", "100%"]
-    assert lines[1].endswith(" 0:01:10 left")
-
-
-def test_progress_on_a_terminal_is_one_line_of_its_width(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setenv("COLUMNS", "30")
-    stream = Terminal()
-    show = ProgressLine(stream)
-    for done in (1, 2, 3):
-        now[0] += 7200.0
-        show(done, 3, "a long text " * 9)
-    parts = stream.getvalue().split("\r\x1b[2K")
-    assert len(parts) == 4
-    assert all(len(part.rstrip("\n")) <= 29 for part in parts)
-    assert stream.getvalue().count("\n") == 1
 
 
 def help_of(*command):

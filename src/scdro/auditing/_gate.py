@@ -1,7 +1,12 @@
 """A gate: rules that no slice may break, such as "accuracy < 0.7", judged with intervals.
 
+    slice_scores    every score of every slice, with an interval
+    judge           the rules, each against the scores of all slices
+
 A slice breaks a rule surely if its whole interval does; the intervals hold for all judged slices at
-once. If only the estimate breaks it, the gate says so, and passes or fails as it was asked to.
+once: each of m slices has one of level 1 - .05/m (Bonferroni), and findings, which were chosen among all
+slices of the search, one that holds for all of those. If only the estimate breaks a rule, the gate says
+so, and passes or fails as it was asked to.
 """
 
 from __future__ import annotations
@@ -56,7 +61,7 @@ class SliceScore(NamedTuple):
         ('all rows', 1.0)
     """
 
-    slice: str
+    slice: str  # its conditions, in words
     rows: int
     scores: dict[str, tuple[float, float, float]]
 
@@ -157,6 +162,7 @@ Scores = dict[str, tuple[Array, Array, Array]]  # value, low and high of every s
 def _class_scores(
     search: FindingSearch, people: People, mass: Array, size: Array, z: Array
 ) -> Scores:
+    """Accuracy, error, missed, and of probabilities the gap and the log loss, of each slice."""
     data, w = search.data, search.weight
     right = people.sums(w * (1 - search.errors)) / mass
     low, high = _wilsons(right, size, z)
@@ -181,6 +187,7 @@ def _class_scores(
 def _number_scores(
     search: FindingSearch, people: People, mass: Array, size: Array, z: Array
 ) -> Scores:
+    """The mean absolute error and the bias of each slice, of a regression."""
     left, w = search.data.y - search.data.decided, search.weight
     return {
         "mean_absolute_error": _means(people, np.abs(left), w, mass, size, z),
@@ -191,6 +198,10 @@ def _number_scores(
 def _means(
     people: People, values: Array, w: Array, mass: Array, size: Array, z: Array
 ) -> tuple[Array, Array, Array]:
+    """The mean of some values in each slice, with normal intervals of z standard errors.
+
+    mass: sum of the weights w in each slice. size: its effective number of rows.
+    """
     middle = people.sums(w * values) / mass
     centre = float(_average(values, w))
     spread = people.sums(w * (values - centre) ** 2) / mass - (middle - centre) ** 2

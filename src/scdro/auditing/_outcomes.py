@@ -67,7 +67,20 @@ def read_outcomes(
     intervals: Any = None,
     task: str | None = None,
 ) -> Outcomes:
-    """Find out what the predictions are, and refuse what they cannot be."""
+    """Find out what the predictions are, and refuse what they cannot be.
+
+    Numbers for labels that are many different numbers are a regression. Otherwise two-dimensional
+    predictions are probabilities of the classes; of one column, numbers between 0 and 1 that are no
+    labels are probabilities of the second class, and everything else is predicted classes.
+
+    Args:
+        y: labels.
+        predictions: what a model said of them, (n,) or (n, classes).
+        classes: the model's classes, in the order of its probabilities.
+        threshold: probability of the second of two classes above which it is decided.
+        intervals: (low, high) of a regression's prediction intervals.
+        task: "classification" or "regression"; None: by what labels and predictions look like.
+    """
     labels = read_vector(y, "labels")
     n = len(labels)
     given = _read_given(predictions, n)
@@ -143,6 +156,7 @@ def _as_plain_value(value: Any) -> Any:
 
 
 def _read_given(predictions: Any, n: int) -> Array:
+    """Predictions of any kind as an array, (n,) or (n, k), one row for each label and none missing."""
     columns = columns_of(predictions)
     array = as_array(predictions) if columns is None else np.column_stack(list(columns.values()))
     if array.ndim == 2 and array.shape[1] == 1:
@@ -178,6 +192,7 @@ def _is_quantity(labels: Array, given: Array) -> bool:
 
 
 def _read_regression(labels: Array, given: Array, intervals: Any) -> Outcomes:
+    """Numbers predicted for numbers, perhaps with intervals."""
     if given.ndim != 1 or given.dtype.kind not in "fiub" or labels.dtype.kind not in "fiub":
         raise DataError("expected one number for each row, for regression, got other predictions")
     y, predicted = labels.astype(float), given.astype(float)
@@ -199,6 +214,7 @@ def _read_regression(labels: Array, given: Array, intervals: Any) -> Outcomes:
 
 
 def _read_probabilities(labels: Array, given: Array, known: list[Any] | None) -> Outcomes:
+    """Probabilities of all classes, (n, k). Labels 0, 1, ... below k name their columns themselves."""
     present = _values(labels)
     k = given.shape[1]
     if known is None:
@@ -309,6 +325,7 @@ def is_network(thing: Any) -> bool:
 
 
 def is_model(thing: Any) -> bool:
+    """Whether it predicts: an estimator of scikit-learn and its like, or a network."""
     return hasattr(thing, "predict") or is_network(thing)
 
 

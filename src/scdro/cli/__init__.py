@@ -1,7 +1,11 @@
 """The `scdro` command: thin, over `scdro.tables`.
 
-The options of `train` and `audit` are the fields of their options in Python. A command imports what
-it needs when it runs, so that help is fast.
+    main -> parser -> _audit, _train, _predict, _report or _doctor -> a function of scdro.tables -> text
+
+The options of `train` and `audit` are the fields of their options in Python: `_add_options` makes a
+flag of each, `_given` makes keyword arguments of those that were given. A command imports what it
+needs when it runs, so that help is fast. An error of ours, or of the system, is one line and status 1;
+anything else is a bug, and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -209,6 +213,7 @@ def _given(args: argparse.Namespace, options: type[TableOptions]) -> dict[str, A
 
 
 def _train(args: argparse.Namespace) -> None:
+    """Train, or find the finished run; then show the verdict and the scores."""
     from scdro.cli.show import show
     from scdro.integrations.loggers import JSONLinesLogger
     from scdro.tables import train
@@ -232,6 +237,7 @@ def _train(args: argparse.Namespace) -> None:
 
 
 def _audit(args: argparse.Namespace) -> int:
+    """Audit, show and save the findings, then judge the rules of --fail-if; the exit status."""
     import warnings
 
     from scdro.auditing import GateError
@@ -268,6 +274,7 @@ def _audit(args: argparse.Namespace) -> int:
 
 
 def _predict(args: argparse.Namespace) -> None:
+    """Write predictions; what would overwrite the data, or swaps RUN and DATA, is refused first."""
     from pathlib import Path
 
     from scdro.tables import load
@@ -287,6 +294,7 @@ def _predict(args: argparse.Namespace) -> None:
 
 
 def _report(args: argparse.Namespace) -> None:
+    """Write the page of a run, by default into its folder."""
     from pathlib import Path
 
     from scdro._files import write_file

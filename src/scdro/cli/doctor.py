@@ -1,4 +1,9 @@
-"""`scdro doctor`: what is installed, and whether it computes what it should."""
+"""`scdro doctor`: what is installed, and whether it computes what it should.
+
+It prints the system, the versions of every package by extra, the devices, and the result of each check
+of `scdro.cli.checks` on each device. What is missing, too old or wrong goes to standard error, and the
+exit status is 1. Its output is meant for bug reports, so a check that raises does not end it.
+"""
 
 from __future__ import annotations
 

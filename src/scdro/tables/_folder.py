@@ -1,4 +1,15 @@
-"""The folder of a run: one run at a time, atomic writes, every file checked when it is opened."""
+"""The folder of a run: one run at a time, atomic writes, every file checked when it is opened.
+
+    .lock           held while a run works here: a second one fails at once
+    started.json    which run this is: its options and a hash of its table. Another run is refused
+    fits/           what was computed so far, a file for each candidate; removed at the end
+    models/, ...    the models, labels and summary, written by `Run.save`
+    manifest.json   the checksum of every file, written last: a folder that has one is finished
+
+So a run that was killed leaves a folder without a manifest, and the same command goes on in it.
+Opening a run trusts no file: names that lead out of the folder, files without a checksum and archives
+that would unpack to more than they are, are refused.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +40,14 @@ ERRORS = KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowEr
 def read_json(path: Path) -> Any:
     """Plain data; the error names the damaged file."""
     try:
-        return json.loads(_bytes(path).decode("utf-8"))
+        return json.loads(_read_bytes(path).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"expected JSON in {shown(path)}, got a damaged file: {error}"
         ) from error
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     if not path.is_file():
         raise CheckpointError(
             f"expected the file {shown(path)}, found none: the run is damaged or not finished"
@@ -100,7 +111,10 @@ def same_run(folder: Path, about: dict[str, Any]) -> None:
 
 
 class Fits:
-    """Finished fits on disk: an interrupted run resumes where it stopped. Without a folder nothing is stored."""
+    """Finished fits on disk: an interrupted run resumes where it stopped. Without a folder nothing is stored.
+
+    A fit is arrays by name, in NumPy's format without pickle; its file is named after what it is of.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = None if folder is None else folder / FITS
@@ -173,7 +187,7 @@ def open_run(folder: Path) -> None:
         path = folder / name
         if root not in path.resolve().parents:
             raise CheckpointError(f"expected files inside {shown(folder)}, got {shown(name)}")
-        if hashlib.sha256(_bytes(path)).hexdigest() != digest:
+        if hashlib.sha256(_read_bytes(path)).hexdigest() != digest:
             raise CheckpointError(
                 f"expected {shown(path)} as the run wrote it, got a changed or damaged file"
             )

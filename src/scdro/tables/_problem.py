@@ -67,28 +67,30 @@ class TrainTest(NamedTuple):
 class TableProblem:
     """Everything that is known before training."""
 
-    frame: pl.DataFrame
-    target: str
-    classes: list[str]  # [] for regression
+    frame: pl.DataFrame  # all rows, training and test, with numbers, texts and dates only
+    target: str  # the column to predict
+    classes: list[str]  # names of the classes, in the order of their numbers; [] for regression
     values: pl.Series | None  # of the classes, as the table has them; None for regression
     given: Any  # the target's type before the table was read; None in a text file
     y: Array  # (rows,) class numbers, or the target itself
-    columns: list[ColumnSummary]
+    columns: list[ColumnSummary]  # how each one is used
     group: list[str]  # columns of groups; the target's classes are reported anyway
     groups: Array | None  # (rows,) names of combinations, None without group columns
     split_by: Array | None  # (rows,) numbers of what stays together
-    split: SplitSummary
+    split: SplitSummary  # how the test rows are chosen, in words
     fixed: TrainTest | None  # if the test rows are given, by a file or by time
-    warnings: list[str]
+    warnings: list[str]  # what is odd, in sentences; shown before anything else
 
     @property
     def task(self) -> Literal["classification", "regression"]:
         return "classification" if self.classes else "regression"
 
     def features(self) -> list[str]:
+        """Names of the columns that a model sees."""
         return [c["name"] for c in self.columns if c["kind"] in ("number", "category")]
 
     def categories(self) -> list[str]:
+        """Those of them that are categories."""
         return [c["name"] for c in self.columns if c["kind"] == "category"]
 
     def described(self, rows: Array) -> dict[str, pl.Series]:
@@ -135,7 +137,11 @@ def make_problem(
     target: str,
     options: TrainOptions = TrainOptions(),  # noqa: B008
 ) -> TableProblem:
-    """Read the data, find the task, and check everything before training."""
+    """Read the data, find the task, and check everything before training.
+
+    The steps are those at the head of this file. Whoever names the target as a group wants the
+    classes to be reported, which they are anyway.
+    """
     if target in options.group:
         group = [name for name in options.group if name != target]
         found = make_problem(data, target, replace(options, group=group))
@@ -202,14 +208,11 @@ def _check_roles(target: str, options: TrainOptions) -> None:
         "ids": options.ids, "split_by": [options.split_by],
         "split_after": [after if after is None or isinstance(after, str) else after[0]],
     }  # fmt: skip
-    advice = {
-        "categorical": "; for classes, ask for classification",
-    }
     for role, names in roles.items():
         if target in names:
+            advice = "; for classes, ask for classification" if role == "categorical" else ""
             raise HyperparameterError(
-                f"expected columns other than the target in {role}, got {shown(target)}"
-                f"{advice.get(role, '')}"
+                f"expected columns other than the target in {role}, got {shown(target)}{advice}"
             )
         both = [name for name in names if name in options.drop and role != "drop"]
         if both:
@@ -352,7 +355,7 @@ def describe(
 
 
 def _why_useless(column: Any, distinct: int, category: bool) -> str:
-    """Why a column should be left out, or ""."""
+    """Why a column should be left out, or "": it is constant, a name or text, or a row number."""
     known = len(column) - column.null_count()
     if distinct <= 1:
         return "the same value in every row" if known == len(column) else "one value, or none"
@@ -504,7 +507,10 @@ def _name_class(value: Any) -> str:
 
 
 def _check_sizes(problem: TableProblem, folds: int) -> None:
-    """Raise if there is too little of anything."""
+    """Raise if there is too little of anything: rows of a class, rows, values to split by, test rows.
+
+    Every class needs two rows in each fold, so that none of the models lacks it.
+    """
     n, target, fixed = len(problem.y), shown(problem.target), problem.fixed
     least = max(LEAST, 2 * folds)
     if problem.classes:

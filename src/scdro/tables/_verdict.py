@@ -268,7 +268,7 @@ def _auc(y: Array, predicted: Array) -> float:
 class RowGroup(NamedTuple):
     """A group of some rows."""
 
-    name: str
+    name: str  # such as "sex = Female, income = >50K"
     kind: Literal["class", "group", "group in class"]
     mask: Array  # (rows,)
 
@@ -339,6 +339,8 @@ class Judge:
         return found, self.groups
 
     def _answer(self, robust: str, compared: Comparison) -> str:
+        """The verdict in two words: nothing kept that collapsed, gained nothing, cost too much, or took
+        from the worst group what it gave to others."""
         if self.pooled[robust].collapsed:
             return "degenerate"
         if not (compared.lower or compared.fairer):
