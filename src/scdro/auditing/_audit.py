@@ -1,4 +1,12 @@
-"""`audit`: labels, predictions and columns in; findings out. It trains nothing unless `cv` asks for it."""
+"""`audit`: labels, predictions and columns in; findings out. It trains nothing unless `cv` asks for it.
+
+    read      labels and predictions (`_outcomes`); columns as small codes (`_codes`)
+    search    every slice of one or two conditions (`_scan`), several questions (`_questions`)
+    tell      findings, few and each once (`_findings`), notes on what could not be told
+
+An `Audit` prints, draws and saves itself, judges rules (`_gate`) and knows the worst subgroup
+(`_subgroup`).
+"""
 
 from __future__ import annotations
 
@@ -78,14 +86,14 @@ class GroupErrors(NamedTuple):
         ('sex = f', 50)
     """
 
-    group: str
+    group: str  # such as "sex = f"
     label: str  # "" for all classes together
     rows: int
     error: float  # share of wrong decisions, or mean absolute error
-    low: float
+    low: float  # 95% interval of the error; NaN of a regression
     high: float
-    predicted: float
-    observed: float
+    predicted: float  # mean probability of the last class, or mean prediction
+    observed: float  # share of that class, or mean target
 
 
 class Passed(NamedTuple):
@@ -535,6 +543,7 @@ def _slices_by_column(search: FindingSearch) -> dict[str, int]:
 
 
 def _class_rows(data: Outcomes, weight: Array) -> tuple[ClassRow, ...]:
+    """A row for each class; none for a regression."""
     rows = []
     for k, name in enumerate(data.classes):
         own, said = data.y == k, data.decided == k
@@ -557,6 +566,7 @@ def _class_rows(data: Outcomes, weight: Array) -> tuple[ClassRow, ...]:
 
 
 def _weighted_mean(values: Array, weight: Array) -> float:
+    """NaN if all weights are zero."""
     mass = float(weight.sum())
     return float(weight @ values) / mass if mass > 0 else math.nan
 
@@ -591,6 +601,7 @@ def _group_rows(data: Outcomes, weight: Array, asked: dict[str, Array]) -> tuple
 
 
 def _scores(data: Outcomes, weight: Array) -> dict[str, float]:
+    """Accuracy and log loss of all rows, or mean absolute error and R2."""
     if not data.classes:
         left = data.y - data.decided
         spread = np.average((data.y - np.average(data.y, weights=weight)) ** 2, weights=weight)
@@ -622,6 +633,7 @@ def _ask_for_mix_ups(data: Outcomes) -> list[str]:
 
 
 def _notes_on(data: Outcomes, search: FindingSearch, out_of_fold: bool) -> list[str]:
+    """What could not be told, and why; what looks like a mistake; what to do first."""
     notes, n = [], len(data.y)
     if data.classes and data.proba is None:
         notes.append(

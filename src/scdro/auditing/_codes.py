@@ -8,7 +8,7 @@ whatever the number of rows (see `_scan`), and a table of ten million rows needs
 Numbers are cut about a hundred times, so that one byte says which ends a range may have. The
 search looks at a few dozen of the five thousand ranges: tails of every size, and windows of 5 to
 40% of the rows that overlap by half, so that any range has much in common with one of them. The
-ends of what it finds are then moved over all the cuts (see `_refine`).
+ends of what it finds are then moved over all the cuts (see `refine` in `_scan`).
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class CodedColumn:
         return rows
 
     def condition(self, number: int) -> SliceCondition:
+        """One of its conditions, which can be applied to another table."""
         return SliceCondition(self.conditions[number], self.coder, self.members[number])
 
     def is_range(self, number: int) -> bool:
@@ -122,7 +123,7 @@ class SliceCondition:
 
     text: str
     coder: Coder
-    codes: Array
+    codes: Array  # (codes of the column,)
 
     @property
     def column(self) -> str:
@@ -230,6 +231,7 @@ class Coder:
         return CodedColumn(self.name, _small(codes, k + 2), tuple(texts), np.array(sets), self)
 
     def _encode_words(self, column: Array) -> list[CodedColumn]:
+        """One column for each word, with code 1 where a text has it."""
         having: dict[str, list[int]] = {word: [] for word in self.values}
         for row, text in enumerate(column):
             for word in _words(text):
@@ -382,12 +384,14 @@ def _fit_numbers(name: str, known: Array, windows: Windows) -> Coder:
 
 
 def _fit_dates(name: str, known: Array, windows: Windows) -> Coder:
+    """Ranges of days, or of seconds if all are on one day. `known` is sorted."""
     unit = "D" if known[-1].astype("datetime64[D]") > known[0].astype("datetime64[D]") else "s"
     at = _quantiles(known).astype(f"datetime64[{unit}]").astype("datetime64[us]")
     return _fit_ranges(name, "dates", at, windows)
 
 
 def _quantiles(known: Array) -> Array:
+    """The values at the quantiles `CUTS` of sorted ones."""
     at: Array = known[[int(q * (len(known) - 1)) for q in CUTS]]
     return at
 
@@ -439,6 +443,7 @@ def _round_cuts(cuts: Array, known: Array) -> Array:
 
 
 def _show(cuts: Array, kind: str) -> list[str]:
+    """Cuts as conditions show them: dates without a time if no cut has one, numbers to 12 digits."""
     if kind == "dates":
         whole = bool((cuts == cuts.astype("datetime64[D]")).all())
         return [str(cut.astype("datetime64[D]" if whole else "datetime64[s]")) for cut in cuts]
@@ -446,6 +451,7 @@ def _show(cuts: Array, kind: str) -> list[str]:
 
 
 def _small(codes: Array, number: int) -> Array:
+    """Codes in one byte each, or in two if there are more than 256."""
     return codes.astype(np.uint8 if number <= 256 else np.uint16)
 
 

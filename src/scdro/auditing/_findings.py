@@ -1,4 +1,19 @@
-"""Findings: whom a model fails, of which kind, with numbers; few, and each told once."""
+"""Findings: whom a model fails, of which kind, with numbers; few, and each told once.
+
+`FindingSearch.run` asks the questions of `_questions` of all slices of the table, in this order:
+
+    wrong probabilities   for each class: does it happen as often as the model says, as a whole, by level
+                          of the probability, and in every slice? Then: are its answers wrong more often
+                          than it admits? Half of alpha is for these
+    hard                  of the slices whose probabilities are not in doubt: where are decisions wrong
+                          more often than elsewhere? A quarter of alpha
+    threshold             and where are the members of a class missed more often? A quarter of alpha
+
+    regression            bias (ranks of the residuals), spread (of their sizes), coverage of intervals
+
+The rows of a finding are taken: a later one must be about other people. Hard slices and thresholds have
+`RESERVED` places among the `most` findings, so that many wrong probabilities do not hide them.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +39,8 @@ Array = npt.NDArray[Any]
 MOST_CLASSES = 50  # classes whose probabilities are tested, the most frequent ones
 RESERVED = 3  # places kept for hard slices, and for thresholds, among the findings
 GAP, RATIO = 0.01, 1.5  # gaps below both are not worth telling
-HARDER, HARDER_BY = (
-    1.3,
-    0.03,
-)  # a hard slice's error: at least this many times, and this far above, usual
+# a hard slice's error is at least this many times the usual one, and this far above it
+HARDER, HARDER_BY = 1.3, 0.03
 MISSED_BY = 0.1  # a class is missed in a slice at least this much more often than elsewhere
 SAME = 0.5  # share of the rows of either of two slices above which the clearer one is told
 DOUBT = 2.0  # standard errors of a gap above which a slice's probabilities are not called right
@@ -399,6 +412,11 @@ class FindingSearch:
     # -- thresholds and hard slices -----------------------------------------------------------
 
     def _thresholds(self, most: int, taken: Array, doubtful: Array) -> list[Finding]:
+        """Slices where members of a class are missed more often than elsewhere.
+
+        A class that is decided less than half as often as it happens, and missed mostly, is a finding
+        about all rows. `taken` are rows that were told, `doubtful` slices of wrong probabilities.
+        """
         data, weight = self.data, self.weight
         found: list[tuple[float, Finding]] = []
         counts = np.bincount(data.y, minlength=len(data.classes))
@@ -507,6 +525,7 @@ class FindingSearch:
     # -- numbers of a slice -------------------------------------------------------------------
 
     def _tell(self, one: Answer, label: int | None) -> Finding:
+        """The finding that an answer is, about a class or (None) about no one of them."""
         texts = tuple(condition.text for condition in one.where)
         told = self._describe(
             one.question.kind, " and ".join(texts), texts, label, one.rows, one.p_value
@@ -522,6 +541,11 @@ class FindingSearch:
         rows: Array,
         p_value: float,
     ) -> Finding:
+        """All numbers of a slice: means over its rows, and over all other rows, by weight.
+
+        What was observed has an interval that holds for all slices at once: Wilson's for a share, with
+        the effective number of rows under the weights; of a regression the normal one of the bias.
+        """
         data, w = self.data, self.weight
         others = ~rows
 
@@ -573,6 +597,7 @@ class FindingSearch:
         return float(-ndtri(0.025 / max(self.index.describable, 1)))
 
     def _errors(self) -> Array:
+        """Wrong decisions, 0 or 1, or absolute errors, (n,)."""
         errors: Array = (
             (self.data.decided != self.data.y).astype(float)
             if self.data.classes

@@ -87,10 +87,12 @@ class Question:
         self._offset = 0.0  # what those whom no finding explains were shifted by
 
     def residuals(self) -> Array:
+        """What the expectation leaves of the events, times weights, (n,)."""
         left: Array = self.weight * (self.event - self.expected)
         return left
 
     def variances(self) -> Array:
+        """Of each residual: p (1 - p) of a coin, 1/12 of a rank."""
         spread = (
             self.expected * (1 - self.expected) if self.coins else np.full(len(self.event), 1 / 12)
         )
@@ -294,6 +296,13 @@ def _simplify(k: int, index: SliceIndex, evidence: Array, z: Array) -> int:
 def probability(
     question: Question, rows: Array, left: float, z: float, clusters: Array | None
 ) -> float:
+    """How likely it is by chance that the events of a slice are this far from what was expected.
+
+    Args:
+        rows: the slice, (n,), booleans.
+        left: the sum of events minus expectations there; z: the same in standard errors.
+        clusters: units of the rows: with them, the less unlikely of this and of Student's t over units.
+    """
     asked = rows & (question.weight > 0)
     if question.coins:
         weights = None if question.unit else question.weight[asked]

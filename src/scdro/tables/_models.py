@@ -4,6 +4,11 @@
 by a model that did not see it, and at last on all rows. A model predicts probabilities of class
 numbers, (n, k), or the standardised target, (n,), and is saved in files that hold no code.
 
+    `Columns`      a table as an array: numbers as they are, categories as codes, NaN for missing
+    trees          see these codes; categories with many values become means of the target
+    linear models  see scaled numbers, marks of gaps, and a column for each category
+
+
     out of fold    each fold is predicted by a model of the others. When boosting stops is decided
                    by the other folds too: a fold that chose for itself would look too good.
 """
@@ -88,6 +93,7 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
+        """In the order of what `encode` returns."""
         return [*self.numbers, *self.categories]
 
     @property
@@ -207,6 +213,7 @@ def _number_texts(texts: Sequence[str], values: Sequence[str]) -> list[int]:
 
 
 def _meaning(text: str) -> float | str:
+    """What a spelling stands for: 01 and 1.0 for one number, True and true for one word."""
     try:
         return text if "_" in text else float(text)
     except ValueError:
@@ -334,6 +341,7 @@ def row_losses(predicted: Array, y: Array) -> Array:
 
 
 def mean_rounds(rounds: Array) -> int:
+    """Of boosting, over folds."""
     return int(np.ceil(np.mean(rounds)))
 
 

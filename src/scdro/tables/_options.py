@@ -41,7 +41,7 @@ def _whole(default: int | None, least: int, most: int | None, meaning: str) -> A
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
-    """What `train` and `audit` share."""
+    """What `train` and `audit` share: the model, the roles of columns, the folds, and how files are read."""
 
     model: str = _option("trees", "trees (LightGBM) or linear (exact); default: trees",
                          choices=("trees", "linear"))  # fmt: skip

@@ -198,6 +198,7 @@ class RawTable(NamedTuple):
 
 
 def _frame_of_memory(data: Any) -> pl.DataFrame:
+    """A table in memory as one of polars, with the types that it has."""
     if isinstance(data, pl.DataFrame):
         return data
     if isinstance(data, pl.LazyFrame):
@@ -521,6 +522,7 @@ def _find_delimiter(raw: bytes, encoding: str) -> str:
 
 
 def _check_names(names: list[str], path: Path) -> list[str]:
+    """The first line: raise if it is empty, has a name twice, or has numbers, as a row of data has."""
     if not names:
         raise DataError(f"expected names of columns in line 1 of {shown(path)}, got an empty line")
     seen: set[str] = set()

@@ -95,6 +95,7 @@ class Run:
         return [] if self._labels is None else self._labels.to_list()
 
     def _encode(self, data: Any) -> Array:
+        """New rows as a model sees them."""
         return self._inputs.encode(as_table(data, list(self._inputs.categories)))
 
     def _predict_scores(self, X: Array, model: str | None) -> Array:
@@ -112,6 +113,7 @@ class Run:
         return self._fitted[name].predict(X)
 
     def _answer(self, scores: Array) -> pl.Series:
+        """The most likely class of each row, in the target's own type, or the number in its own unit."""
         if self._labels is not None:
             answers: pl.Series = self._labels.gather(scores.argmax(1))
             return answers
@@ -284,6 +286,7 @@ class Run:
 
 
 def _check_summary(summary: Any, folder: Path) -> None:
+    """Raise for another format, or for a field that is missing, unknown or of another type."""
     if summary["format"] != FORMAT:
         raise CheckpointError(
             f"expected a summary of format {FORMAT}, got {shown(summary['format'])}"
