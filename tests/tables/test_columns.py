@@ -10,6 +10,7 @@ from sklearn.preprocessing import TargetEncoder
 from scdro.errors import DataError
 from scdro.tables._models import MOST_VALUES, Columns
 from scdro.tables._problem import describe
+from scdro.tables._read import as_table
 
 N = 200
 RNG = np.random.default_rng(0)
@@ -139,7 +140,7 @@ def test_codes_do_not_depend_on_the_other_rows_of_a_file(tmp_path, texts, few):
     path = tmp_path / "few.csv"
     path.write_text("code\n" + "\n".join(texts[:few]) + "\n")
     assert (
-        columns.open(path)[1][:, 0].tolist()
+        columns.encode(as_table(path, list(columns.categories)))[:, 0].tolist()
         == columns.encode(pl.DataFrame({"code": texts[:few]}))[:, 0].tolist()
     )
     numbers = pl.DataFrame({"code": [float(text) for text in texts[:few]]})
