@@ -46,12 +46,15 @@ from scdro.linear_model._worst_case import Array
 
 __all__ = ["Solution", "find_start", "solve"]
 
-THIN = 10  # a problem is first solved on every tenth sample
+THIN = 10  # a problem is first solved on every tenth sample,
+# or on this many for each parameter and in all, if that is no more than a third.
+_LEAST_PER_PARAMETER, _LEAST = 30, 1000
 CERTIFYING_STEPS = 100  # at most, after the answer has been found
 # The gap is tight if it is at most _TIGHT times what later steps gained, plus _SLACK.
 _TIGHT, _SLACK = 5.0, 8e-9
 # A factorisation is used again if its step left no more than this part of the gradient.
 _CONTRACTION = 0.25
+_POOR = 0.5  # a new one that leaves more than this needs conjugate gradients from then on
 _ROUNDED = 4  # a gap below this many rounding errors of P or D counts as zero
 _PATIENCE = 5  # after this many steps without progress, rounding is assumed to prevent any
 
@@ -188,9 +191,10 @@ class _Path:
         found = next_iterate(self.problem, self.now, apply_inverse, accuracy)
         good = found is not None and found.largest <= _CONTRACTION * self.now.largest
         # Reuse a factorisation that works well, improved by what this step has shown of the
-        # Hessian. If a new one works badly, use conjugate gradients.
+        # Hessian, and replace it otherwise. If even a new one works badly, use conjugate gradients.
         blocked = found is None and not self.plain
-        self.plain = self.plain and (good or not fresh)
+        poor = found is None or found.largest > _POOR * self.now.largest
+        self.plain = self.plain and not (fresh and poor)
         self.apply_inverse = None
         if found is not None:
             if good and self.plain:
@@ -327,13 +331,13 @@ def find_start(problem: LinearProblem, intercept: Array, tol: float, max_iter: i
     W = np.zeros((k, d))
     if problem.fit_intercept:
         W[:, -1] = intercept
-    thin = len(problem.q) // THIN
-    if thin < max(50 * k * d, 2000):
+    n = len(problem.q)
+    thin = max(n // THIN, _LEAST_PER_PARAMETER * k * d, _LEAST)
+    if 3 * thin > n:
         return W
-    # One random row of every ten, since data may be sorted or periodic.
-    part = problem.take_rows(
-        np.arange(thin) * THIN + np.random.default_rng(0).integers(0, THIN, thin)
-    )
+    # One random row of each of so many equal parts, since data may be sorted or periodic.
+    places = np.arange(thin) + np.random.default_rng(0).random(thin)
+    part = problem.take_rows((places * (n / thin)).astype(int))
     if not part.loss.has_all_classes(part.q):
         return W
     path = _Path(part, find_start(part, intercept, tol, max_iter))

@@ -199,7 +199,11 @@ class LinearProblem:
         """
         q = self.q[index]
         q = q / q.sum() if q.any() else np.full(len(q), 1 / len(q))
-        return replace(self, X=self.X[index], loss=self.loss.take_rows(index), q=q)
+        # `take` is several times as fast for dense rows at given positions.
+        positions = isinstance(index, np.ndarray) and index.dtype.kind == "i"
+        dense = positions and not sp.issparse(self.X)
+        X = self.X.take(index, 0) if dense else self.X[index]
+        return replace(self, X=X, loss=self.loss.take_rows(index), q=q)
 
     def original_value(self, W: Array, z: Array, lam: float | None = None) -> float:
         """P with the original loss, without smoothing."""

@@ -23,11 +23,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.linalg.lapack import dpotrf, dpotrs
 
 from scdro._scalar import one_thread_dot
 from scdro.linear_model._linear_problem import LinearProblem, ObjectiveAt
@@ -50,11 +51,15 @@ class Preconditioner:
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def __post_init__(self) -> None:
-        self.norms = _squared_norms(self.problem.X)  # |x_i|^2, (n,)
-        k, d = self.problem.shape
+        n, (k, d) = self.problem.X.shape[0], self.problem.shape
         self.dense = k * d <= LARGEST_DENSE
         # As many samples as a few products with X cost, and enough for the number of parameters.
-        self.samples = max(24 * k * d, 8 * len(self.norms) // (k * d))
+        self.samples = max(64 * k * d, 8 * n // (k * d))
+
+    @cached_property
+    def norms(self) -> Array:
+        """|x_i|^2, (n,)."""
+        return _squared_norms(self.problem.X)
 
     def at(self, evaluation: ObjectiveAt) -> ApplyInverse:
         """r -> approximate H^-1 r."""
@@ -103,7 +108,7 @@ class Preconditioner:
                 _subtract_square(H, c.ravel() / math.sqrt(var), lam)
         H.flat[:: k * d + 1] += problem.penalty_gradient(np.ones((k, d))).ravel()
         factor = _factorise(H)
-        return lambda r: cho_solve(factor, r.ravel(), check_finite=False).reshape(k, d)
+        return lambda r: dpotrs(factor, r.ravel(), lower=True)[0].reshape(k, d)
 
     def _rows(self, index: Array) -> Array:
         """Some rows of X, dense, in float64, with a column of ones for the intercept."""
@@ -134,8 +139,8 @@ def _subtract_square(H: Array, v: Array, lam: float) -> None:
     H -= np.outer(v, v / lam)
 
 
-def _factorise(H: Array) -> tuple[Array, bool]:
-    """The Cholesky factor of H, as `cho_solve` takes it.
+def _factorise(H: Array) -> Array:
+    """The lower Cholesky factor of H. LAPACK is called directly: SciPy's checks take longer than it.
 
     The diagonal is increased slightly, relative to each entry, because there may be null directions
     (the sum of the intercepts, a repeated feature); and more, by tens, until it succeeds.
@@ -144,13 +149,12 @@ def _factorise(H: Array) -> tuple[Array, bool]:
     diagonal[diagonal <= 0] = max(float(diagonal.max()), 1e-300)
     ridge = 1e-13
     for _ in range(20):
-        try:
-            H.flat[:: len(H) + 1] += ridge * diagonal
-            factor: tuple[Array, bool] = cho_factor(H, lower=True, check_finite=False)
-            return factor
-        except LinAlgError:  # noqa: PERF203
-            ridge *= 10
-    return np.diag(np.sqrt(diagonal)), True
+        H.flat[:: len(H) + 1] += ridge * diagonal
+        factor, failed = dpotrf(H, lower=True)
+        if not failed:
+            return np.asarray(factor)
+        ridge *= 10
+    return np.diag(np.sqrt(diagonal))
 
 
 def _squared_norms(X: Any) -> Array:
