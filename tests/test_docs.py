@@ -62,6 +62,13 @@ def test_the_recipe_for_rho_never_chooses_a_collapsed_model():
     """Nor one that is only less sure of everything; one that serves the hard samples wins."""
     names = {}
     exec(compile(code(ROOT / "docs" / "rho.md"), "rho.md", "exec"), names)
+    # The page's own data: a useful radius is chosen, and a collapsed one refused.
+    collapsed = {
+        rho
+        for rho, found in names["logits"].items()
+        if names["has_collapsed"](found, names["values"][rho])
+    }
+    assert (names["best"], collapsed) == (1.0, {4.0})
     g = torch.Generator().manual_seed(0)
     y = torch.arange(1000) % 2
     hard = torch.arange(1000) % 10 == 0
