@@ -397,8 +397,8 @@ PRIVATE_IN_TESTS = {
         "_scores_of": "row by row, to compare with a mean that is public"
     },
     "second_look/test_slices.py": {
-        "_in_classes": "ranks within classes, against a literal computation",
-        "_joined": "the order in which slices are joined, alone",
+        "_rank_in_classes": "ranks within classes, against a literal computation",
+        "_join_p_values": "the level of the joined p-value under the null hypothesis, alone",
         "_p_value": "its level under the null hypothesis, alone",
         "_repr_html_": "IPython's protocol",
         "_search": "which half of the samples it is given",

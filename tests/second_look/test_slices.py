@@ -17,7 +17,15 @@ from sklearn.pipeline import make_pipeline
 from scdro.errors import DataError, HyperparameterError, LossError
 from scdro.second_look import Slice, Slices, find_slices, second_look_weights
 from scdro.second_look._conditions import conditions_of
-from scdro.second_look._slices import EXACT, SIMPLER, _in_classes, _joined, _p_value, _search, _z
+from scdro.second_look._slices import (
+    EXACT,
+    SIMPLER,
+    _join_p_values,
+    _p_value,
+    _rank_in_classes,
+    _search,
+    _z,
+)
 
 
 def planted(n=2000, seed=0):
@@ -104,7 +112,7 @@ def test_the_search_is_brute_force():
         "label": y * 1.0,
     }
     conditions = [c for name, values in columns.items() for c in conditions_of(name, values, 4)]
-    (ranks, usual), half = _in_classes(w, y), np.arange(300) % 2 == 0
+    (ranks, usual), half = _rank_in_classes(w, y), np.arange(300) % 2 == 0
     n = half.sum()
 
     def score(numbers):
@@ -163,7 +171,7 @@ def test_the_p_value_of_many_is_mann_and_whitneys():
     rng = np.random.default_rng(0)
     w = rng.random(300)
     rows = rng.random(300) < 0.2
-    ranks, _ = _in_classes(w, np.zeros(300))
+    ranks, _ = _rank_in_classes(w, np.zeros(300))
     expected = mannwhitneyu(
         w[rows], w[~rows], alternative="greater", method="asymptotic", use_continuity=False
     )
@@ -173,9 +181,11 @@ def test_the_p_value_of_many_is_mann_and_whitneys():
 
 def test_many_halves_join_to_one_p_value():
     rng = np.random.default_rng(0)
-    assert np.mean([_joined(rng.random(20).tolist(), 20) <= 0.05 for _ in range(2000)]) <= 0.05
-    assert _joined([1e-9] * 4, 20) == 1.0  # among the candidates of four halves of twenty
-    assert _joined([1e-9] * 5, 20) == pytest.approx(4e-9)
+    assert (
+        np.mean([_join_p_values(rng.random(20).tolist(), 20) <= 0.05 for _ in range(2000)]) <= 0.05
+    )
+    assert _join_p_values([1e-9] * 4, 20) == 1.0  # among the candidates of four halves of twenty
+    assert _join_p_values([1e-9] * 5, 20) == pytest.approx(4e-9)
 
 
 def digits(seed):

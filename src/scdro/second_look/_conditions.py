@@ -1,4 +1,12 @@
-"""The columns that describe samples, and the conditions on them that can define a slice."""
+"""The columns that describe samples, and the conditions on them that can define a slice.
+
+column     conditions
+numbers    x <= cut, x > cut, near five quantiles; x = value if there are few values
+dates      the same
+names      x = name, for the 40 most frequent
+texts      x has "word", for the 1,000 most frequent words
+any        x is missing
+"""
 
 from __future__ import annotations
 
@@ -18,17 +26,15 @@ __all__ = ["Condition", "conditions_of", "read_columns"]
 Array = npt.NDArray[Any]
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)  # quantiles at which numbers are split
 DISTINCT = 12  # a column with at most this many distinct numbers is split by value
-MOST_FREQUENT, MOST_WORDS = (
-    40,
-    1000,
-)  # at most this many values, or words, of a column, the most frequent
+MOST_FREQUENT = 40  # at most this many values of a column
+MOST_WORDS = 1000  # at most this many words of a column of texts
 
 
 class Condition(NamedTuple):
-    """A statement about a sample, and for which samples it is true, (n,)."""
+    """A statement about a sample."""
 
-    text: str
-    rows: Array
+    text: str  # such as "age > 40"
+    rows: Array  # (n,), for which samples it is true
 
 
 def read_columns(frame: Any, n: int) -> dict[str, Array]:
@@ -58,13 +64,17 @@ def read_columns(frame: Any, n: int) -> dict[str, Array]:
 
 
 def conditions_of(name: str, values: Array, min_size: int) -> Iterator[Condition]:
-    """The conditions on a column, each true for at least `min_size` samples and false for at least as many."""
+    """The conditions on a column.
+
+    Each is true for at least `min_size` samples, and false for at least as many.
+    """
     for text, rows in _statements(name, values):
         if min_size <= rows.sum() <= len(rows) - min_size:
             yield Condition(text, rows)
 
 
 def _statements(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+    """All statements about a column, by what it holds."""
     if values.dtype.kind == "f":
         yield from _about_numbers(name, values)
     elif values.dtype.kind == "M":
@@ -74,6 +84,7 @@ def _statements(name: str, values: Array) -> Iterator[tuple[str, Array]]:
 
 
 def _about_numbers(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+    """Missing; each value if there are few; else both sides of each cut."""
     missing = np.isnan(values)
     yield f"{name} is missing", missing
     distinct = np.unique(values[~missing])
@@ -93,7 +104,7 @@ def _cuts(values: Array) -> list[tuple[float, str]]:
         return []
     low, high = np.quantile(finite, (0.1, 0.9))
     spread = float(high - low) or float(finite.max() - finite.min()) or 1.0
-    digits = -math.floor(math.log10(spread / 50))
+    digits = -math.floor(math.log10(spread / 50))  # after the point; negative: tens, hundreds
     if (finite == np.round(finite)).all():
         digits = min(digits, 0)
     cuts = np.unique(np.round(np.quantile(finite, QUANTILES, method="lower"), digits))
@@ -102,6 +113,7 @@ def _cuts(values: Array) -> list[tuple[float, str]]:
 
 
 def _about_dates(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+    """Missing; both sides of each cut, to the day, or to the second if all are of one day."""
     missing = np.isnat(values)
     yield f"{name} is missing", missing
     if missing.all():
@@ -116,6 +128,7 @@ def _about_dates(name: str, values: Array) -> Iterator[tuple[str, Array]]:
 
 
 def _about_names(name: str, values: Array) -> Iterator[tuple[str, Array]]:
+    """Missing; each of the most frequent names, or, if these are sentences, words."""
     missing = np.array([value is None for value in values])
     yield f"{name} is missing", missing
     texts = np.array(["" if value is None else str(value) for value in values], dtype=object)

@@ -1,4 +1,14 @@
-"""Slices of images: clusters of the features with added weight, and their images."""
+"""Slices of images: clusters of the features with added weight, and their images.
+
+Images have no columns to describe them by. So a column is made: the number of the cluster of their
+features (k-means in the first principal directions). `find_slices` then tests the clusters as it
+tests any column, and a person looks at the images of those that pass:
+
+    Z        =  principal directions of the standardised features, (n, 50)
+    cluster  =  k-means of Z; it does not see the weights, so the tests stay valid
+    slices   =  `find_slices` of the column "cluster"
+    rows     =  the images of largest weight in each slice, to be looked at, and confirmed
+"""
 
 from __future__ import annotations
 
@@ -69,8 +79,8 @@ class Gallery:
         """A cluster as a group to confirm: pass it as `groups` to `repair` or `SecondLook`.
 
         Args:
-            number: of the slice, from 0; its images are `rows[number]`.
-            leave_out: images of the cluster that do not belong, by the numbers after "#". Those that
+            number: of the slice, from 0; its images are `rows[number]`. leave_out: images of the
+            cluster that do not belong, by the numbers after "#". Those that
                 are not shown and lie nearer to one of them than to a shown one that stays go too.
         """
         if not 0 <= number < len(self.slices):
@@ -78,7 +88,7 @@ class Gallery:
                 f"expected the number of one of {len(self.slices)} slices, from 0, got {number!r}"
             )
         one, shown = self.slices[number], self.rows[number]
-        inside: Array = np.array(one.members)
+        inside: Array = np.array(one.members)  # (n,), the cluster
         out = np.asarray(leave_out, dtype=int).reshape(-1)
         if not np.isin(out, np.flatnonzero(inside)).all() or np.isin(shown, out).all():
             raise DataError(
@@ -87,6 +97,7 @@ class Gallery:
             )
         if len(out) == 0:
             return Members(inside, " and ".join(one.conditions))
+        # The images that nobody has looked at follow the nearest one that somebody has.
         stay = np.setdiff1d(shown, out)
         others = np.setdiff1d(np.flatnonzero(inside), np.union1d(stay, out))
         away, near = (cdist(self._places[others], self._places[k]).min(1) for k in (out, stay))
@@ -106,8 +117,8 @@ class Gallery:
         for part, sentence, images, titles in zip(
             parts, self.sentences, self._images, self._titles, strict=True
         ):
-            part.suptitle(_wrapped(sentence, 14 * across), fontsize=8, x=0.01, ha="left")
-            _shown(part, images, titles, across)
+            part.suptitle(_wrap_text(sentence, 14 * across), fontsize=8, x=0.01, ha="left")
+            _draw_row(part, images, titles, across)
         return figure
 
     def to_html(self) -> str:
@@ -185,17 +196,24 @@ def gallery(
 class GallerySettings(NamedTuple):
     """The options of `gallery`."""
 
-    clusters: int
-    across: int
-    max_slices: int
-    names: Any
-    seed: int
+    clusters: int  # how many clusters
+    across: int  # images shown of each
+    max_slices: int  # slices shown
+    names: Any  # of the classes, by label; None for the labels themselves
+    seed: int  # of the clusters and of the halves
 
 
 def clustered(
     known: WeightedRows, images: Any, X: Array | None, settings: GallerySettings
 ) -> Gallery:
-    """`gallery` of images whose scores are known."""
+    """`gallery` of images whose scores are known.
+
+    Args:
+        known: weights, labels and scores of the images.
+        images: as in `gallery`.
+        X: features, (n, d); None for the pixels.
+        settings: the options of `gallery`.
+    """
     w, labels = known.weights, known.labels
     clusters, across, max_slices, names, seed = settings
     if len(images) != len(w):
@@ -230,6 +248,7 @@ def clustered(
 
 
 def _name(label: Any, names: Any) -> str:
+    """The name of a class, for the title of an image."""
     if names is None:
         return str(label)
     try:
@@ -241,7 +260,7 @@ def _name(label: Any, names: Any) -> str:
 
 
 def _picture(image: Any) -> Array:
-    """(height, width) or (height, width, 3), in [0, 1]."""
+    """An image as matplotlib shows it: (height, width) or (height, width, 3), in [0, 1]."""
     if isinstance(image, tuple | list):
         image = image[0]
     array = (
@@ -266,7 +285,8 @@ def _picture(image: Any) -> Array:
     )  # normalised for a network: stretch to the visible range
 
 
-def _shown(figure: Any, images: list[Array], titles: list[str], across: int) -> None:
+def _draw_row(figure: Any, images: list[Array], titles: list[str], across: int) -> None:
+    """Draw images and their titles side by side."""
     axes = np.atleast_1d(figure.subplots(1, across))
     for k, axis in enumerate(axes):
         axis.set_axis_off()
@@ -276,16 +296,18 @@ def _shown(figure: Any, images: list[Array], titles: list[str], across: int) -> 
 
 
 def _png(images: list[Array], titles: list[str]) -> str:
+    """A row of images as a PNG file, in base64."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.1 * len(images), 1.3), layout="constrained")
-    _shown(figure, images, titles, len(images))
+    _draw_row(figure, images, titles, len(images))
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=100)
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _wrapped(text: str, width: int) -> str:
+def _wrap_text(text: str, width: int) -> str:
+    """The text in lines of this width."""
     import textwrap
 
     return "\n".join(textwrap.wrap(text, width))

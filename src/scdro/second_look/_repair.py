@@ -47,9 +47,9 @@ class HeadScores(NamedTuple):
         0.47
     """
 
-    accuracy: float
-    balanced: float
-    hard: float
+    accuracy: float  # over all samples
+    balanced: float  # the mean over classes
+    hard: float  # where the reference is no better than a guess, or in the worst confirmed group
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,9 +171,9 @@ def repair(
             which is safer with few samples; None for a penalty on the size of the coefficients.
         budget: the largest loss of out-of-fold accuracy allowed, as a share; None for no bound.
         groups: confirmed groups of the samples, in the order of the data: a finding of
-            `scdro.audit`, a slice of `find_slices`, a mask, or one value a sample. Steps 3 to 5 then
-            have equal weights of the groups within each class, and the worst of them decides; the
-            given head is kept where it would lose.
+            `scdro.audit`, a slice of `find_slices`, a mask, or one value a sample. Steps 3 to 5
+            then have equal weights of the groups within each class, and the worst of them decides;
+            the given head is kept where it would lose.
         refuse: whether the copy keeps the given head, with a warning, if the verdict is no.
         device: where to compute the features; by default the model's device.
         progress: whether to show progress on stderr; by default if that is a terminal.
@@ -240,6 +240,7 @@ def repair(
 
 
 def _check_labels(y: Array, classes: int, name: str) -> None:
+    """Raise unless labels are outputs of the layer, with at least two samples of each class."""
     counts = np.bincount(y, minlength=classes) if len(y) and y.min() >= 0 else np.zeros(0)
     if len(counts) != classes:
         raise DataError(

@@ -1,8 +1,23 @@
-"""Slices: the few descriptions, in the user's own columns, that cover most of the weight added by a second look.
+"""Slices: the few descriptions, in the user's own columns, that cover most of the added weight.
 
-Descriptions are found on one half of the samples and tested on the other, for many random halves.
-The test compares ranks of the weights within each class, so it is not misled by class balancing or
-by a single large weight.
+A second look gives more weight to samples that the reference fails. Who are they? Descriptions are
+conjunctions of conditions on columns ("place = water and label = 0"), found on one half of the
+samples and tested on the other, for many random halves:
+
+    weights w, classes         ranks of w within each class; usual = mean weight of the class
+    for each random half, and its complement:
+        candidates  =  the 5 conjunctions of the highest score on the half    (_search)
+        p-values    =  of their rank sums on the other half, times 5          (_p_value)
+    p-value of a description  =  from those of all halves                 (_join_p_values)
+    slices  =  those with p <= alpha, by score, without repeats           (_leave_out_repeats)
+
+The score of a conjunction is the weight that its members have beyond the usual, over the root of
+their share: up to a constant, the number of standard errors. The test compares ranks of the weights
+within each class, so it is not misled by class balancing or by a single large weight.
+
+References:
+    Meinshausen, Meier and Bühlmann, p-Values for High-Dimensional Regression, JASA 2009: one
+    p-value from many random halves.
 """
 
 from __future__ import annotations
@@ -32,16 +47,13 @@ from scdro.second_look._conditions import Condition, conditions_of, read_columns
 __all__ = ["Members", "Slice", "Slices", "find_slices"]
 
 Array = npt.NDArray[Any]
-# descriptions from one half that are tested on the other; the test is corrected for their number
+# Descriptions from one half that are tested on the other; the test is corrected for their number.
 CANDIDATES = 5
-SIMPLER = (
-    1.2  # one more condition must raise the added weight over the root of the share by this factor
-)
-SPLITS, QUANTILE, ENOUGH = (
-    10,
-    0.25,
-    200_000,
-)  # random splits; quantile of their p-values; samples above which fewer do
+# One more condition must raise the added weight over the root of the share by this factor.
+SIMPLER = 1.2
+SPLITS = 10  # random splits, two halves each
+QUANTILE = 0.25  # of the p-values of all halves, which becomes the p-value
+ENOUGH = 200_000  # samples times splits, at most: large data need fewer splits
 PAIRED = 300  # conditions that are tried in conjunctions: those that stand out most by themselves
 LONGER = 50  # conjunctions that are extended by one more condition
 EXACT = 12  # the test is exact up to this many members
@@ -93,8 +105,8 @@ class Slice(NamedTuple):
 
     Example:
         >>> print(Slice(("place = water", "label = 0"), 184, 0.038, 4.9, 0.15, 1e-12, 0.74, 0.9))
-        place = water and label = 0: 184 samples (3.8%) with 4.9 times the weight usual in their class; accuracy 74%
-        before, 90% after.
+        place = water and label = 0: 184 samples (3.8%) with 4.9 times the weight usual in their
+        class; accuracy 74% before, 90% after.
     """
 
     conditions: tuple[str, ...]
@@ -241,9 +253,9 @@ def find_slices(
 class WeightedRows(NamedTuple):
     """What is known about each row, (n,), besides its columns."""
 
-    weights: Array
-    labels: Array | None
-    before: Array | None  # a score of the first model
+    weights: Array  # of the second look
+    labels: Array | None  # classes or targets
+    before: Array | None  # a score of the first model: right or wrong, or an error
     after: Array | None  # the same of the new model
     loss: bool = False  # whether scores are errors
 
@@ -274,6 +286,7 @@ def described_rows(
     depth, max_slices, min_size, alpha, seed, label = search
     if weights.ndim != 1:
         raise DataError(f"expected weights as a vector, got shape {weights.shape}")
+    # 1. Weights with mean one, and the conditions on columns; the label is one of the columns.
     n = len(weights)
     w = array_weights(weights, n) * (n / weights.sum())
     check_number("alpha", alpha, "in (0, 1)", "the chance of a false description")
@@ -288,9 +301,12 @@ def described_rows(
     conditions = [
         one for name, values in columns.items() for one in conditions_of(name, values, 2 * min_size)
     ]
+    # 2. What is compared: ranks, (n,), and the weight beyond the mean of the class, (n,).
     classes = labels if labels is not None and _are_classes(labels) else np.zeros(n)
-    ranks, usual = _in_classes(w, classes)
+    ranks, usual = _rank_in_classes(w, classes)
     more = w - usual
+    # 3. Descriptions from each half, tested on the other. A description is the numbers of its
+    # conditions.
     tried: dict[tuple[int, ...], _Tried] = {}
     halves = _halves(ranks, max(1, min(SPLITS, ENOUGH // n)), seed)
     for here in halves:
@@ -305,9 +321,11 @@ def described_rows(
             attempt = tried.setdefault(numbers, _Tried([], np.zeros(n)))
             attempt.p_values.append(min(1.0, p * len(candidates)))
             attempt.counts[rows] += 1
+    # 4. Those that pass, measured only on samples that they were not found on: `counts` says how
+    # often each sample was one of these.
     found = []
     for numbers, (p_values, counts) in tried.items():
-        p_value = _joined(p_values, len(halves))
+        p_value = _join_p_values(p_values, len(halves))
         if p_value > alpha:
             continue
         rows = _rows(conditions, numbers)
@@ -325,10 +343,11 @@ def described_rows(
             members,
         )  # fmt: skip
         found.append((added / math.sqrt(one.share), one, rows))
-    return _distinct(sorted(found, key=lambda entry: -entry[0]), more)[:max_slices]
+    return _leave_out_repeats(sorted(found, key=lambda entry: -entry[0]), more)[:max_slices]
 
 
 def read_labels(y: Any) -> Array | None:
+    """Labels as an array without missing values; None if there are none."""
     if y is None:
         return None
     labels = as_array(y)
@@ -351,8 +370,8 @@ def _are_classes(labels: Array) -> bool:
     return kind in ("binary", "multiclass") and len(np.unique(labels)) <= max(2, len(labels) / 10)
 
 
-def _in_classes(w: Array, labels: Array) -> tuple[Array, Array]:
-    """Ranks of the weights within their classes, in (0, 1), and the mean weights of the classes."""
+def _rank_in_classes(w: Array, labels: Array) -> tuple[Array, Array]:
+    """Ranks of the weights within their classes, in (0, 1), and the classes' means; (n,)."""
     ranks, usual = np.zeros(len(w)), np.zeros(len(w))
     for label in np.unique(labels):
         rows = labels == label
@@ -362,7 +381,10 @@ def _in_classes(w: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def _halves(ranks: Array, splits: int, seed: int) -> list[Array]:
-    """Random halves and their complements. Of two neighbours by rank, each half gets one: both have hard samples."""
+    """Random halves and their complements, as booleans, (n,) each.
+
+    Of two neighbours by rank, each half gets one, so that both have hard samples.
+    """
     order, halves = np.argsort(ranks, kind="stable"), []
     for first in np.random.default_rng(seed).random((splits, (len(ranks) + 1) // 2)) < 0.5:
         half = np.zeros(len(ranks), bool)
@@ -372,20 +394,23 @@ def _halves(ranks: Array, splits: int, seed: int) -> list[Array]:
 
 
 class _Tried(NamedTuple):
-    """A description: its p-values on the halves not used to find it, and how often these contained each member."""
+    """A description, on the halves that were not used to find it."""
 
-    p_values: list[float]
-    counts: Array
+    p_values: list[float]  # one for each half that proposed it
+    counts: Array  # (n,), how often each member was in such a half
 
 
-def _joined(p_values: list[float], splits: int) -> float:
-    """One p-value from many halves: a fixed quantile of them, divided by the quantile (Meinshausen, Meier and Bühlmann,
-    JASA 2009). Halves that did not propose the description count as 1."""
+def _join_p_values(p_values: list[float], splits: int) -> float:
+    """One p-value from many halves: a fixed quantile of them, divided by the quantile.
+
+    Halves that did not propose the description count as 1 (Meinshausen, Meier and Bühlmann).
+    """
     at = math.ceil(QUANTILE * splits)
     return min(1.0, sorted(p_values)[at - 1] / QUANTILE) if len(p_values) >= at else 1.0
 
 
 def _mean(each: Array | None, counts: Array) -> float:
+    """The mean score, by how often each sample was held out; NaN if it is not known."""
     if each is None:
         return math.nan
     known = (counts > 0) & ~np.isnan(each)
@@ -393,22 +418,29 @@ def _mean(each: Array | None, counts: Array) -> float:
 
 
 def _rows(conditions: list[Condition], numbers: tuple[int, ...]) -> Array:
+    """Which samples meet all conditions of a description, (n,)."""
     rows: Array = np.logical_and.reduce([conditions[k].rows for k in numbers])
     return rows
 
 
 class _Half(NamedTuple):
-    """The half that a search may use: weights minus the mean of their class, and ranks."""
+    """The half that a search may use, m of the n samples."""
 
-    more: Array
-    ranks: Array
-    min_size: int
+    more: Array  # (m,), weights minus the mean of their class
+    ranks: Array  # (m,), in (0, 1) within their class
+    min_size: int  # of a description within the half
 
     def scores(self, sizes: Any, more: Any, ranks: Any) -> Any:
-        """Added weight over the root of the share, from sums over the members; 0 if the rank test sees little.
+        """Added weight over the root of the share, from sums over the members.
 
-        Up to a constant, this is the number of standard errors that the mean weight is above its
-        class's.
+        It is 0 if the description is too small, adds nothing, or if the rank test sees little (z <=
+        2). Up to a constant, this is the number of standard errors that the mean weight is above
+        its class's.
+
+        Args:
+            sizes, more, ranks: the number of members and the sums of `more` and `ranks` over them,
+            in any
+                shape: one number for each description.
         """
         n = len(self.more)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -417,7 +449,10 @@ class _Half(NamedTuple):
             return np.where(good, added / np.sqrt(sizes / n), 0.0)
 
     def sums(self, left: Array, right: Array) -> Any:
-        """Scores of all conjunctions of a row of `left` with a row of `right`."""
+        """Scores of conjunctions of each row of `left`, (a, m), and of `right`, (b, m): (a, b).
+
+        The three sums are matrix products of the masks, in blocks of samples.
+        """
         total = np.zeros((3, len(left), len(right)))
         for at in range(0, len(self.more), BLOCK):
             part = slice(at, at + BLOCK)
@@ -429,16 +464,21 @@ class _Half(NamedTuple):
 def _search(
     conditions: list[Condition], more: Array, ranks: Array, half: Array, depth: int, min_size: int
 ) -> list[tuple[int, ...]]:
-    """The conjunctions with the highest scores; each beats the shorter ones it contains by the factor SIMPLER."""
+    """The conjunctions with the highest scores, as the numbers of their conditions.
+
+    Each beats the shorter ones that it contains by the factor SIMPLER. Single conditions are all
+    tried; pairs of the 300 that stand out most; triples that extend the 50 best pairs.
+    """
     if not conditions:
         return []
     on = _Half(more[half], ranks[half], min_size)
-    masks = np.stack([condition.rows[half] for condition in conditions])
+    masks = np.stack([condition.rows[half] for condition in conditions])  # (conditions, m)
     alone = on.scores(masks.sum(1), masks @ on.more, masks @ on.ranks)
     scored: dict[tuple[int, ...], float] = {
         (int(i),): float(alone[i]) for i in np.flatnonzero(alone > 0)
     }
     if depth > 1:
+        # Of a condition that stands out downwards, a part may stand out upwards: hence abs.
         away = np.abs(np.nan_to_num(_z(masks @ on.ranks, masks.sum(1), len(on.more))))
         kept = np.sort(np.argsort(-away, kind="stable")[:PAIRED])
         pairs = on.sums(masks[kept], masks[kept])
@@ -464,7 +504,10 @@ def _search(
 
 
 def _z(rank_sum: Any, size: Any, n: int) -> Any:
-    """z of the mean rank of `size` of n samples, drawn without replacement from ranks with mean 1/2, variance 1/12."""
+    """The z value of a sum of ranks over `size` of n samples.
+
+    Drawn without replacement from ranks of mean 1/2 and variance 1/12.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         return (rank_sum / size - 0.5) / np.sqrt((1 / size - 1 / n) / 12)
 
@@ -486,7 +529,9 @@ def _p_value(ranks: Array, n: int) -> float:
     return min(1.0, max(math.fsum(terms), 0.0))
 
 
-def _distinct(found: list[tuple[float, Slice, Array]], more: Array) -> list[tuple[Slice, Array]]:
+def _leave_out_repeats(
+    found: list[tuple[float, Slice, Array]], more: Array
+) -> list[tuple[Slice, Array]]:
     """Leave out a slice if most of its samples, or of its added weight, are in earlier slices."""
     kept: list[tuple[Slice, Array]] = []
     seen: Any = False
@@ -500,6 +545,7 @@ def _distinct(found: list[tuple[float, Slice, Array]], more: Array) -> list[tupl
 
 
 def _errors(values: Any, n: int) -> Array | None:
+    """Errors of a regressor, (n,), checked; None if there are none."""
     if values is None:
         return None
     found = as_floats(values, "errors", as_array)
@@ -509,7 +555,10 @@ def _errors(values: Any, n: int) -> Array | None:
 
 
 def right_or_wrong(proba: Any, labels: Array | None, n: int) -> Array | None:
-    """Whether the label has the largest probability; given only the label's, whether it is above one half."""
+    """Whether the label has the largest probability, (n,); NaN where it is not known.
+
+    If only the label's probability is given: whether it is above one half.
+    """
     if proba is None:
         return None
     p = as_floats(proba, "probabilities", as_array)
