@@ -76,6 +76,7 @@ def on_host(tensor: Tensor) -> Vector:
 def quietly(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Ignore NumPy's floating-point errors: underflow is expected, and the numbers of a bad batch are never used."""
 
+    # A compiled graph has no NumPy, and cannot contain its context manager.
     @wraps(function)
     def quiet(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         if torch.compiler.is_compiling():

@@ -226,7 +226,8 @@ class MethodState(nn.Module):
         check_optional("loss_bound", loss_bound, "> 0", "an upper bound on every loss")
         check_flag("skip_nonfinite", skip_nonfinite)
         self.loss_bound, self.skip_nonfinite = loss_bound, bool(skip_nonfinite)
-        # A Python flag, so that choosing the first batch's code path does not wait for the device.
+        # Whether a batch has been committed. A Python flag, so that choosing the first batch's code
+        # path does not wait for the device.
         self.started = False
         self.register_buffer("skipped", torch.zeros(1, dtype=torch.int64))
         self.register_load_state_dict_pre_hook(_before_loading)  # type: ignore[no-untyped-call]
@@ -287,6 +288,7 @@ class MethodState(nn.Module):
                 move = self.to_empty if self.skipped.is_meta else self.to
                 move(device=losses.device)
             values = losses.detach().to(scalar_dtype(losses.device))
+            # Of one process's part all weights may be zero; of the whole batch not (3.).
             log_weight = log_weights(values, sample_weight, mask, may_be_zero=True)
             if log_weight is not None:  # a loss of weight zero may have any value
                 values = torch.where(log_weight > -math.inf, values, 0.0)
@@ -402,6 +404,7 @@ class MethodState(nn.Module):
 def _before_loading(
     module: MethodState, state_dict: dict[str, Any], prefix: str, *_: object
 ) -> None:
+    """Check that a state fits before torch loads any of it: a hook."""
     came = {k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)}
     if came:
         check_fits(module, came)
@@ -482,11 +485,13 @@ class RobustState(MethodState):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
+        """lam, s, the window and the counters of a new object."""
         super().reset_parameters()
         start = self._lam_at_start()
         first = Numbers(start, start, math.nan)
         self.scalars.copy_(torch.tensor(first, dtype=self.scalars.dtype, device="cpu"))
         self.resets.zero_()
+        # Not in the state_dict: a resumed run looks for a collapse from its own start.
         self._collapse, self._commits = Collapse(), 0
         self.window.clear_()
         self.kind.copy_(torch.tensor(self._kind(), device="cpu"))
@@ -793,6 +798,7 @@ class RobustState(MethodState):
         if step.change is not None and step.change.reset is not None:
             new.append((self.resets, self.resets + step.change.reset))
         self.store(new, parts[-1], only_if)
+        # On an accelerator looking would wait for the device; loggers look there.
         if not isinstance(pushed.rows, Tensor):
             self._commits += 1
             if self._commits % CHECK_EVERY == 1:

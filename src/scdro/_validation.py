@@ -179,7 +179,7 @@ def _refuse_matrix(losses: Tensor, second: Any) -> NoReturn:
 
 
 def check_values(values: Tensor, bound: float | None, skip_nonfinite: bool) -> Tensor | None:
-    """Check that the losses of a batch are finite and within [0, bound].
+    """Check that the losses of a batch, (b,), are finite and within [0, bound].
 
     With `skip_nonfinite` non-finite losses are no error; the flag that says whether all are finite
     is returned, on their device, because reading it would wait.
@@ -226,6 +226,7 @@ def read_losses(losses: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor
         log q, (n,), which sums to one in q; -inf for samples of weight zero.
         whether the input was not a tensor, so that the result should not be one either.
     """
+    # `vector` keeps the caller's graph and dtype, `double` is what is computed with.
     vector = losses if isinstance(losses, Tensor) else torch.from_numpy(as_floats(losses, "losses"))
     _check_shape(vector)
     if vector.is_complex():
@@ -287,7 +288,7 @@ def read_probabilities(proba: Any, labels: Array) -> npt.NDArray[np.float64]:
     """
     from scdro._frames import as_array  # loads narwhals, which training does not need
 
-    p = as_floats(proba, "probabilities", as_array)
+    p = as_floats(proba, "probabilities", as_array)  # (n,) or (n, k)
     if labels.ndim != 1 or len(labels) == 0:
         raise LossError(f"expected labels as a vector, not empty, got shape {labels.shape}")
     if p.ndim == 2 and len(p) == len(labels):
@@ -392,7 +393,10 @@ def log_weights(
 
 
 def _as_mask(mask: Any) -> Tensor:
-    """A mask as booleans: True for each loss that counts."""
+    """A mask as booleans: True for each loss that counts.
+
+    Zeros and ones are read as booleans; other numbers are more likely weights in the wrong place.
+    """
     try:
         given = mask if isinstance(mask, Tensor) else torch.as_tensor(mask)
     except (TypeError, ValueError, RuntimeError):
@@ -520,7 +524,10 @@ def _kind(values: Any) -> str:
 
 
 def check_no_missing(labels: Array, name: str) -> None:
-    """Raise if a label is missing (None, NaN, or pandas' NA)."""
+    """Raise if a label is missing (None, NaN, or pandas' NA).
+
+    Missing labels would otherwise become a class of their own.
+    """
     from scdro._frames import is_missing  # loads narwhals, which training does not need
 
     if (labels.dtype.kind == "f" and np.isnan(labels).any()) or (

@@ -72,7 +72,12 @@ class BoostingLoss(ABC):
     """One loss per sample, l(y, prediction), and its derivatives in the score.
 
     Targets y are (n,) or (n, targets); predictions and scores have one number per sample, or one
-    per class or target.
+    per class or target. The names of the methods are those of the module's table:
+
+        prediction(scores)            what the library predicts
+        of_samples(y, prediction)     (n,), what the worst case is taken of
+        derivatives(y, scores)        for objectives in Python; else the library has its own
+        factor(y)                     a weight of the sample that the library itself adds
     """
 
     def prediction(self, scores: Array) -> Array:
@@ -150,7 +155,7 @@ class SoftmaxLoss(BoostingLoss):
 
 
 class OneVsAllLoss(BoostingLoss):
-    """The logistic losses of all classes, each against the rest, summed."""
+    """The logistic losses of all classes, each against the rest, summed over the classes."""
 
     def prediction(self, scores: Array) -> Array:
         return _sigmoid(scores)
@@ -187,7 +192,10 @@ class AbsoluteLoss(BoostingLoss):
 
 @dataclass(frozen=True)
 class PinballLoss(BoostingLoss):
-    """max(-quantile r, (1 - quantile) r). Its second derivative, zero, is given as one."""
+    """max(-quantile r, (1 - quantile) r): its minimum over constants is the quantile of y.
+
+    Its second derivative, zero, is given as one.
+    """
 
     quantile: float
 
@@ -203,7 +211,10 @@ class PinballLoss(BoostingLoss):
 
 @dataclass(frozen=True)
 class HuberLoss(BoostingLoss):
-    """r^2/2 up to |r| = delta, linear beyond. Its second derivative is given as one there too."""
+    """r^2/2 up to |r| = delta, delta |r| - delta^2/2 beyond.
+
+    Its second derivative is given as one there too.
+    """
 
     delta: float
 
@@ -218,7 +229,10 @@ class HuberLoss(BoostingLoss):
 
 @dataclass(frozen=True)
 class PseudoHuberLoss(BoostingLoss):
-    """delta^2 (sqrt(1 + (r/delta)^2) - 1)."""
+    """delta^2 (sqrt(1 + (r/delta)^2) - 1), a Huber loss without a corner.
+
+    Written as r^2/(sqrt(1 + (r/delta)^2) + 1), which keeps the digits of small r.
+    """
 
     delta: float
 
@@ -233,7 +247,7 @@ class PseudoHuberLoss(BoostingLoss):
 
 
 class PoissonLoss(BoostingLoss):
-    """y log(y/mean) - y + mean, mean = exp(score): half the deviance."""
+    """y log(y/mean) - y + mean, mean = exp(score): half the deviance, zero at mean = y."""
 
     def prediction(self, scores: Array) -> Array:
         with np.errstate(over="ignore"):  # of a model that diverges, as the worst case will tell

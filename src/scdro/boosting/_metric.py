@@ -2,6 +2,11 @@
 
 A metric is max over KL(p, q) <= rho of sum p l, on the rows that the library hands to it, usually
 held-out ones. It decides early stopping if it comes last among the metrics.
+
+    name of the metric   radius
+    "robust"             the model's rho
+    "robust@0.5"         0.5
+    none given           rho/5, beside the library's own metric (`default_metric`)
 """
 
 from __future__ import annotations

@@ -349,6 +349,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
 
     # -- checkpoints
     def state(self) -> dict[str, Any]:
+        """The state of the loss for `trainer_state.json`: torch's bytes as text, with a checksum."""
         buffer = io.BytesIO()
         torch.save(self.robust.state_dict(), buffer)
         raw = buffer.getvalue()
@@ -360,6 +361,7 @@ class RobustTrainerLoss(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": own}
 
     def _resume(self, saved: Any) -> None:
+        """Load what `state` made, after checking that it is whole."""
         own = saved.get("attributes", {}) if isinstance(saved, dict) else {}
         if own.get("version") != _VERSION:
             raise CheckpointError(

@@ -111,6 +111,7 @@ class Stream:
             rows: the number of rows that W is the solution for, which it counts for in the average.
             lr: the step size; None chooses it from the curvature.
         """
+        # 1. What the coordinates depend on: the worst case and the curvature at the start.
         X = problem.X
         if isinstance(problem.loss, Pinball):
             problem = replace(problem, loss=problem.loss.with_smoothing(0.3 * problem.loss.spread))
@@ -124,6 +125,7 @@ class Stream:
             float(at.worst.p @ problem.loss.second_derivative(at.loss, 0, 0)),
             1e-3 / problem.loss.unit,
         )
+        # 2. Coordinates, w = T v, and the parameters in them: v is (k, d), b is (k,).
         self.map = _whitening(X, self.shift, at.worst.p, problem.alpha / bend)
         self.v = torch.zeros(len(W), X.shape[1], dtype=torch.float64, requires_grad=True)
         self.b = torch.zeros(len(W), dtype=torch.float64, requires_grad=True)
@@ -132,6 +134,8 @@ class Stream:
         # the loss.
         self.lr = 0.2 / (_largest_curvature(white, at) + bend) if lr is None else lr
         self._begin_at(W)
+        # 3. The averages, which are the result; the number of rows that they stand for; the total
+        # weight of the rows so far, for the penalty.
         self.mean_v, self.mean_b = self.v.detach().clone(), self.b.detach().clone()
         self.steps, self.rows, self.weight = 0, rows, 0.0
         # Each stage is twice as long as the one before, as in the lemmas, so the step size falls

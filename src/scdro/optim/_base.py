@@ -148,6 +148,7 @@ class Gradients:
         return True
 
     def _unscale(self, scaler: GradScaler, old: dict[Tensor, Tensor]) -> bool:
+        """Let the scaler unscale the gradients and look for overflows; False if it found one."""
         if old:
             # The scaler only looks at p.grad, but an overflow at the previous point counts too.
             for p, gradient in old.items():
@@ -183,6 +184,7 @@ class Gradients:
         return coefficient * (self.max_norm / (size + 1e-6)).clamp_max(1.0)
 
     def _params(self) -> Iterable[Tensor]:
+        """The parameters that have gradients."""
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
 
@@ -496,6 +498,14 @@ class ClosureOptimizer(Optimizer):
     # state that belongs to no parameter, such as "SCDRO.recent". It is complete before the first
     # step, because those tools would otherwise call step() to create it. They take the names to
     # load from `self.state`.
+    #
+    #     {"state": {0: {"v": ..., "started": 1, "SCDRO.scalars": ..., "SCDRO.recent": ...},
+    #                1: {"v": ..., "started": 1}},
+    #      "param_groups": [{"lr": .1, "beta": .1, ..., "params": [0, 1]}]}
+    #
+    # Saving:   _fill (zeros for vectors that are not there yet), torch's own, _add_own_state.
+    # Loading:  _check_and_split (every check, then our state apart), torch's own, _restore.
+    # Both go through torch's hooks, so that hooks that users register see the whole state.
 
     def state_dict(self) -> dict[str, Any]:
         """Like torch's: the vectors of each parameter; lam, log s and so on are stored with the first trainable one."""

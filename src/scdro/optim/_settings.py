@@ -36,6 +36,7 @@ def check_stages(stages: Any) -> None:
         raise HyperparameterError(
             "expected at least one stage, got none; decay_stages(lr, beta, []) is one"
         )
+    # The last stage may have any number of steps: it goes on as long as `step` is called.
     for k, (lr, beta, steps) in enumerate(rows):
         check_number("lr", lr, "> 0", f"in stage {k}")
         check_number("beta", beta, "in (0, 1]", f"in stage {k}")

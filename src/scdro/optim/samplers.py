@@ -77,6 +77,7 @@ class DrawnBatches(Sampler[list[int]]):
         return self._steps
 
     def __iter__(self) -> Iterator[list[int]]:
+        # A new epoch, unless a state has just been loaded in the middle of one.
         if not self._resumed:
             self._done = 0
         self._resumed = False

@@ -69,14 +69,16 @@ class WeightingOptimizer(ClosureOptimizer):
     def _step(
         self, closure: Closure, index: Tensor | None, sample_weight: Tensor | None
     ) -> Scalar | None:
-        losses = self._losses(closure)
+        """The step of the module's docstring; nothing has changed when it returns None."""
+        losses = self._losses(closure)  # (own,), with their graph
+        # Those of all processes, detached, in float64; with a group or position of each, if asked.
         batch = self._method_state.read(losses, sample_weight, read_ids=self._ids(losses, index))
         if self._skips(batch.finite):
             return None
         weights, value, new = self._weigh(batch)  # changes nothing yet
         self._backward(losses, batch, weights)
         if not self._gradients.unscale_and_clip():
-            return None
+            return None  # an overflow in float16
         with self._undo_unless(batch.finite):
             for group in self.param_groups:
                 self._momentum_step(group, group["momentum"], 1.0, group["weight_decay"])
