@@ -31,7 +31,8 @@ __all__ = ["Apart", "set_apart"]
 Array = npt.NDArray[Any]
 TINY = 1e-6  # a probability counts as at least this, and at most one less this
 
-# Each without which a control says "helps" where nobody is overlooked (results/second_look_controls).
+# Each without which a control says "helps" where nobody is overlooked
+# (results/second_look_controls).
 LARGEST_SHARE = 0.25  # largest share
 LARGEST_SKEW = -0.3  # largest skew
 LEAST_DOUBT = 0.15  # smallest doubt
@@ -40,9 +41,9 @@ LEAST_DOUBT = 0.15  # smallest doubt
 class Apart(NamedTuple):
     """How the hard rows lie in their classes."""
 
-    share: float
-    skew: float
-    doubt: float
+    share: float  # effective size of the hard rows, as a share
+    skew: float  # of the log odds, mean over classes
+    doubt: float  # log odds of the hard rows, divided by the median of all
 
     @property
     def seen(self) -> bool:
@@ -53,7 +54,14 @@ class Apart(NamedTuple):
 
 
 def set_apart(predictions: list[Array], y: Array, weights: Array, even: Array) -> Apart:
-    """`predictions` are the reference's, out of fold, (n, k), several times; `even` has equal totals of the classes."""
+    """How the hard rows lie in their classes.
+
+    Args:
+        predictions: the reference's probabilities, out of fold, (n, k), one for each partition.
+        y: class numbers, (n,).
+        weights: of the second look, (n,).
+        even: the given weights, (n,), with equal totals of the classes; 0 for rows in no test fold.
+    """
     counts = np.bincount(y[even > 0], minlength=predictions[0].shape[1])
     large = np.flatnonzero(counts >= SMALL)
     rows = np.flatnonzero(
@@ -72,7 +80,7 @@ def set_apart(predictions: list[Array], y: Array, weights: Array, even: Array) -
 
 
 def _log_odds(proba: Array, y: Array, classes: Array) -> Array:
-    """Of the label against the other classes of these."""
+    """The log odds of the label, (rows,), against the other ones of these classes."""
     of_label = proba[np.arange(len(y)), y] / np.maximum(proba[:, classes].sum(1), TINY)
     p = np.clip(of_label, TINY, 1 - TINY)
     odds: Array = np.log(p) - np.log1p(-p)
@@ -80,6 +88,7 @@ def _log_odds(proba: Array, y: Array, classes: Array) -> Array:
 
 
 def _skew(values: Array) -> float:
+    """E[(f - m)^3]/s^3; 0 if all values are the same."""
     centred = values - values.mean()
     spread = float(np.sqrt(np.mean(centred**2)))
     return float(np.mean(centred**3)) / spread**3 if spread > 0 else 0.0

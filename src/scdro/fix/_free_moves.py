@@ -3,9 +3,8 @@
     p' = softmax(log(p) / T + b)
 
 T changes how sure the model is and never which class comes first; b moves the thresholds between
-the classes. Both are
-free: two models are compared fairly once each could have made these moves for the criterion of the
-comparison, chosen on rows that did not train the model.
+the classes. Both are free: two models are compared fairly once each could have made these moves for
+the criterion of the comparison, chosen on rows that did not train the model.
 
 The worst case, or the tail, of log losses falls if a model is less sure of everything (T > 1), the
 accuracy of a rare class rises if its offset does. A gain in either that a free move also has is no
@@ -126,11 +125,13 @@ def best_offsets(proba: Array, y: Array, serves: Array, least_accuracy: float = 
         >>> moved(proba, offsets=best_offsets(proba, y, y == 1, 0.5)).argmax(1).tolist()
         [0, 0, 1, 1]
     """
-    scores = np.log(np.maximum(proba, TINY))
+    scores = np.log(np.maximum(proba, TINY))  # (rows, classes)
+    # Each part sums to one; all rows are the last part, which gives the accuracy over all.
     parts = np.atleast_2d(serves).astype(float)
     parts = np.concatenate([parts / parts.sum(1, keepdims=True), np.full((1, len(y)), 1 / len(y))])
     offsets = np.zeros(scores.shape[1])
     right = (scores.argmax(1) == y).astype(float)
+    # Accuracy of the worst part and of all rows, with the best offsets so far.
     best = (float((parts[:-1] @ right).min()), float(right.mean()))
     for _ in range(OFFSET_ROUNDS):
         before = best
@@ -161,7 +162,13 @@ class _Thresholds(NamedTuple):
 
 
 def _thresholds(needed: Array, if_chosen: Array, if_not: Array, parts: Array) -> _Thresholds:
-    """`if_chosen`, `if_not`: whether a row is right if the class answers it, and if another does."""
+    """All thresholds of one class, with the accuracy of each part at each of them.
+
+    Args:
+        needed: the offset above which a row changes its answer to this class, (rows,).
+        if_chosen, if_not: whether the row is right if the class answers it, and if another does.
+        parts: weights of the rows, (parts, rows).
+    """
     order = np.argsort(needed, kind="stable")
     edges = needed[order]
     change = parts[:, order] * (if_chosen[order].astype(float) - if_not[order])
@@ -199,6 +206,7 @@ class MovedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def classes_(self) -> Array:
+        """Those of the classifier."""
         classes: Array = self.estimator.classes_
         return classes
 
@@ -208,9 +216,11 @@ class MovedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict_proba(self, X: Any) -> Array:
+        """The probabilities after the move, (n, classes)."""
         return moved(self.estimator.predict_proba(X), offsets=self.offsets)
 
     def predict_log_proba(self, X: Any) -> Array:
+        """Their logarithms."""
         logs: Array = np.log(np.maximum(self.predict_proba(X), TINY))
         return logs
 
@@ -221,5 +231,6 @@ class MovedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return scores
 
     def predict(self, X: Any) -> Array:
+        """The class that comes first after the move, (n,)."""
         answers: Array = self.classes_[self.predict_proba(X).argmax(1)]
         return answers

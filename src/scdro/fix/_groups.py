@@ -1,9 +1,13 @@
 """Confirmed groups: what a person has said matters, as one value a row.
 
-A finding of the audit, a slice of `find_slices`, a mask, or one value a row: all become numbers of
-groups. The cells are the groups within each class. Every cell gets the same total weight: within a
-class each value counts the same, and so do the classes. The slice against all other rows, equally
-weighted, would overshoot.
+    groups   a finding of the audit, a slice of `find_slices`, a mask, or one value a row
+    names    one value a row, None where unknown                            ConfirmedGroups.of
+    cells    the groups within each class                                   ConfirmedGroups.cells
+    weights  every cell gets the same total                                 Cells.weights
+
+Equal totals mean that within a class each value counts the same, and so do the classes. The slice
+against all other rows, equally weighted, would overshoot: a slice of 1% would then count as half of
+the data.
 """
 
 from __future__ import annotations
@@ -59,6 +63,7 @@ class ConfirmedGroups(NamedTuple):
                 f"expected a finding about people, got one about {groups.slice!r}; recalibrate the"
                 " model for it, or move its threshold, and audit again"
             )
+        # What the group is called: by its finding, by its conditions, or by its own text.
         said = getattr(groups, "slice", None) or " and ".join(getattr(groups, "conditions", ()))
         said = said or (groups.text if isinstance(getattr(groups, "text", None), str) else "")
         members = getattr(groups, "members", None)
@@ -91,6 +96,7 @@ class ConfirmedGroups(NamedTuple):
 
     def cells(self, y: Array, classes: Array | None, base: Array) -> Cells:
         """The groups within each class; for a regression, the groups."""
+        # Rows without a known group, or of weight zero, are in no cell.
         known = np.array([name is not None for name in self.names]) & (base > 0)
         values = np.array([str(name) for name in self.names], dtype=object)
         numbers = np.full(len(y), -1)

@@ -1,4 +1,16 @@
-"""Verdict and Rung: what was decided, in numbers and in words."""
+"""Verdict and Rung: what was decided, in numbers and in words.
+
+The decision itself is in `_decide`; nothing is decided here. A printed verdict has, in this order:
+
+    the answer                 a sentence of `_ANSWERS`, or for confirmed groups of `_CONFIRMED`
+    on the hard samples        the gain by the criterion, with its standard error     _on_the_hard
+    on the rest                the price: accuracy over all rows, worst class         _on_the_rest
+    reservations               not clear by itself, wrong labels, how small a group could be seen
+    classes left alone, note   what else is to be known                               _left_alone
+
+`Verdict.ladder` prints the rungs and what to do next. Wherever numbers are shown, "would go" is
+said of a model that is not in use, "goes" of the one that is.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +38,7 @@ PLAIN, THRESHOLD, BALANCED = "plain", "threshold", "class weights"
 GROUPS, SECOND = "groups", "second fit"
 RECALIBRATION = "recalibration"  # a rung for probabilities: it changes no answer
 CLEAR = 2.0  # standard errors of a change that is told
-SHOWN = 4  # cells of confirmed groups that are told one by one
+SHOWN = 4  # cells of confirmed groups that are told one by one, the worst first
 
 
 @dataclass(frozen=True)
@@ -161,6 +173,7 @@ class Verdict:
 
     @property
     def helps(self) -> bool:
+        """Whether the remedy helps, as it was asked for."""
         return self.answer == HELPS
 
     @property
@@ -261,6 +274,7 @@ class Verdict:
         return card(self.answer, str(self)) + (f"<ol>{lines}</ol>" if lines else "")
 
     def _on_the_hard(self) -> str:
+        """The gain by the criterion: on the hard samples, or in the worst of the groups."""
         say = _as_loss if self.loss else _as_share
         new = self.used in (SECOND, GROUPS)
         goes = "goes" if new else "would go"
@@ -294,6 +308,7 @@ class Verdict:
         return f"{'; '.join(told)}. " if told else ""
 
     def _on_the_rest(self) -> str:
+        """The price on the unweighted data, of the model in use or of the one that would be."""
         data = {
             BALANCED: "With class weights",
             THRESHOLD: "With other thresholds",
@@ -302,6 +317,7 @@ class Verdict:
         return f"{data}, {price.replace(' goes ', ' would go ') if self.used == PLAIN else price}."
 
     def _left_alone(self) -> str:
+        """The classes whose weights stay uniform, and why; at most five."""
         if not self.left_alone or self.confirmed:
             return ""
         named = "; ".join(f"{name} ({why})" for name, why in list(self.left_alone.items())[:5])
@@ -383,10 +399,12 @@ def _after_audit(audit: Any) -> str:
 
 
 def _as_fits(number: int) -> str:
+    """The number of fits, or nothing."""
     return f", {number} fits" if number else ""
 
 
 def _as_share(value: float) -> str:
+    """A share in percent, with one digit."""
     return f"{100 * value:.1f}%"
 
 

@@ -1,4 +1,4 @@
-r"""Weights under which a reference model is no better than a guess: the worst case of 1 - p, at the radius for that.
+"""Weights under which a reference model is no better than a guess.
 
 With p_i the reference's out-of-fold probability of sample i's label, the worst case of the losses 1
 - p_i is
@@ -7,7 +7,16 @@ With p_i the reference's out-of-fold probability of sample i's label, the worst 
 
 where q are the base weights. The half rule chooses lam so that sum_i w_i p_i = 1/2: on average the
 reference then gives the label no more than an even chance. The mean falls in 1/lam (its derivative
-is -Var_w(p)), so the root is unique.
+is -Var_w(p)), so the root is unique. In the order of the code:
+
+    second_look_weights    for users; look_weights with the temperatures
+    _in_class              one class: the half rule, or the worst case at a radius, or why neither
+    tilted_to              the lam for a mean; _at_size the lam for an effective size
+    balanced               equal totals of the classes
+
+This is the tilt of `scdro._kl` for losses 1 - p, and with rho given it is `worst_case`. The root is
+another one, of the mean and not of the KL, in 1/lam because lam may be infinite: so it is written
+here, in three lines (`_tilted`).
 """
 
 from __future__ import annotations
@@ -37,19 +46,15 @@ from scdro.functional import worst_case
 __all__ = ["LookWeights", "look_weights", "second_look_weights"]
 
 Array = npt.NDArray[Any]
-EPS, SMALLEST = (
-    np.finfo(float).eps,
-    np.finfo(float).tiny,
-)  # the root is as exact as brentq can make it, at any scale
-HALF, SMALL = (
-    0.5,
-    20,
-)  # the weighted mean probability of the label; the smallest (effective) size of a class
+# The root is as exact as brentq can make it, at any scale.
+EPS, SMALLEST = np.finfo(float).eps, np.finfo(float).tiny
+HALF = 0.5  # the weighted mean probability of the label
+SMALL = 20  # the smallest (effective) size of a class
 FEW = 10  # samples below which a class weighs less than the others
 
 
 class LookWeights(NamedTuple):
-    """Weights with mean one, the temperature of each class, and the classes with uniform weights (lam = inf), with why.
+    """Weights of a second look, and what they were made with.
 
     Example:
         >>> found = look_weights(np.r_[np.full(30, 0.9), np.full(30, 0.1)], np.zeros(60))
@@ -57,9 +62,9 @@ class LookWeights(NamedTuple):
         ({0.0: inf}, {0.0: 'the reference is right no more than half of the time'})
     """
 
-    weights: Array
-    lam: dict[Any, float]
-    left_alone: dict[Any, str]
+    weights: Array  # (n,), mean one
+    lam: dict[Any, float]  # by class; infinite where weights are uniform
+    left_alone: dict[Any, str]  # the classes with uniform weights, and why
 
 
 def second_look_weights(
@@ -189,11 +194,20 @@ def _in_class(p: Array, q: Array, rho: Any, min_effective_size: float) -> tuple[
 def tilted_to(
     p: Array, q: Array, target: float, min_effective_size: float = 1.0
 ) -> tuple[Array, float]:
-    """Weights ~ q exp(-p/lam) with mean p of `target`, or flatter if their effective size would be too small."""
+    """Weights ~ q exp(-p/lam) with mean p of `target`, (n,), and lam.
+
+    Flatter ones, if the effective size would be below `min_effective_size`.
+
+    Args:
+        p: numbers to be low where weights are high, (n,).
+        q: base weights that sum to one, (n,).
+        target: between the smallest p and the mean of p under q.
+    """
 
     def miss(sharpness: float) -> float:
         return float(_tilted(p, q, sharpness) @ p) - target
 
+    # A bracket in 1/lam: at 0 the mean is above the target; double until it is below.
     low, high = 0.0, 1.0 / max(float(q @ p) - float(p.min()), 1e-300)
     while miss(high) > 0:
         low, high = high, 2 * high
@@ -218,7 +232,10 @@ def _at_size(p: Array, q: Array, min_effective_size: float, sharpest: float) -> 
 
 
 def _root(miss: Callable[[float], float], low: float, high: float) -> float:
-    """The root, in 1/lam, of a function that falls from `low` to `high`; an end if there is no change of sign."""
+    """The root, in 1/lam, of a function that falls from `low` to `high`.
+
+    An end of the interval if there is no change of sign.
+    """
     if miss(high) >= 0:
         return high
     if miss(low) <= 0:
@@ -230,6 +247,7 @@ def _root(miss: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _tilted(p: Array, q: Array, sharpness: float) -> Array:
+    """q exp(-sharpness p), normalised; the smallest p is subtracted, so that nothing underflows."""
     w: Array = q * np.exp(-sharpness * (p - p.min()))
     w /= w.sum()
     return w

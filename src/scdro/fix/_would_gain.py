@@ -31,7 +31,7 @@ class Gain(NamedTuple):
     """
 
     slice: Any
-    verdict: Verdict
+    verdict: Verdict  # of the ladder with this slice as a confirmed group
 
     def __str__(self) -> str:
         found = self.verdict
@@ -68,7 +68,14 @@ class Gains(tuple[Gain, ...]):
 def gains_of(
     slices: Any, X: Any, n: int, verdict_of: Callable[[ConfirmedGroups], Verdict]
 ) -> Gains:
-    """`slices` is one, or several, of what `SecondLook(groups=...)` takes."""
+    """The verdict about each slice, as if it was confirmed.
+
+    Args:
+        slices: one, or several, of what `SecondLook(groups=...)` takes.
+        X: the rows, by whose index a Series is looked up; None if there is none.
+        n: the number of rows.
+        verdict_of: the examination with these groups.
+    """
     alone = hasattr(slices, "conditions") or not isinstance(slices, list | tuple)
     return Gains(
         Gain(one, verdict_of(ConfirmedGroups.of(one, X, n)))
@@ -77,7 +84,10 @@ def gains_of(
 
 
 def _name(one: Any) -> str:
-    """The condition that would be confirmed: that on the label is left out, since groups are within each class."""
+    """The condition that would be confirmed.
+
+    That on the label is left out, since groups are within each class.
+    """
     text = getattr(getattr(one, "members", one), "text", "")
     conditions = getattr(one, "conditions", ())
     return text or " and ".join(conditions) or (one if isinstance(one, str) else "the group")
