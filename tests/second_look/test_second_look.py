@@ -600,7 +600,6 @@ def test_weights_of_a_regressor_reach_the_error_of_the_weighted_median():
             "predict_proba",
         ),
         (SecondLook(LogisticRegression(), rho="quarter"), HyperparameterError, "rho"),
-        (SecondLook(LogisticRegression(), strategy="jtt"), HyperparameterError, "strategy"),
         (SecondLook(LogisticRegression(), grid="none"), HyperparameterError, "grid"),
         (SecondLook(LogisticRegression(), cv=1), HyperparameterError, "cv"),
         (SecondLook(LogisticRegression(), repeats=0), HyperparameterError, "repeats"),

@@ -107,16 +107,19 @@ def compare(
     ]  # fmt: skip
     even = base if classes is None else balanced(base, y)
     guess = -float(np.abs(y - np.median(y)).mean()) if classes is None else 1 / len(classes)
+    models = {PLAIN: scores}
+    if classes is not None:
+        models |= {THRESHOLD: after[0], RECALIBRATION: recalibrated}
+    models[AGAIN] = after[1]
     evidence = Evidence(
-        criterion, everyone, scores, after[0], after[0], after[0], [after[0]], after[1], AGAIN, {},
-        base, even, looked, guess, classes is None, {},
-        None if classes is None else recalibrated,
+        criterion=criterion, classes=everyone, models=models, name=AGAIN, reference=after[0],
+        rivals=[after[0]], settings={}, as_is=base, balanced_base=even, looked=looked,
+        nothing=guess, regression=classes is None, fits={},
     )  # fmt: skip
     verdict = _told(decide(evidence, None, True, {}), found)
     if named is None:
         return verdict
-    each = {PLAIN: scores, THRESHOLD: after[0], RECALIBRATION: recalibrated, AGAIN: after[1]}
-    return _with_cells(verdict, {name: one.each for name, one in each.items()}, named)
+    return _with_cells(verdict, {name: one.each for name, one in models.items()}, named)
 
 
 def _with_cells(verdict: Verdict, each: dict[str, Array], columns: dict[str, Array]) -> Verdict:

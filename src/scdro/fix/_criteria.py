@@ -65,10 +65,10 @@ class WorstCell(NamedTuple):
     names: tuple[str, ...]  # of the cells
 
     @classmethod
-    def of(cls, groups: Array, names: list[str], base: Array) -> WorstCell:
-        """`groups` are numbers of cells, (n,), -1 where unknown."""
+    def of(cls, groups: Array, names: list[str], base: Array, enough: int = ENOUGH) -> WorstCell:
+        """`groups` are numbers of cells, (n,), -1 where unknown; those with `enough` rows count, or the largest."""
         counts = np.bincount(groups[(groups >= 0) & (base > 0)], minlength=len(names))
-        scored = [k for k in range(len(names)) if counts[k] >= min(ENOUGH, counts.max())]
+        scored = [k for k in range(len(names)) if counts[k] >= min(enough, counts.max())]
         weights = np.array([np.where(groups == k, base, 0.0) for k in scored])
         return cls(weights, tuple(names[k] for k in scored))
 

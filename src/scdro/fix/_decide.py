@@ -49,7 +49,6 @@ from scdro.fix._verdict import (
     NOT_SEEN,
     OVER_BUDGET,
     PLAIN,
-    RECALIBRATION,
     REFUSALS,
     THRESHOLD,
     THRESHOLD_SUFFICES,
@@ -83,13 +82,12 @@ class Evidence(NamedTuple):
 
     criterion: Criterion
     classes: WorstCell  # the classes as cells, of those with enough rows
-    plain: RowScores
-    threshold: RowScores  # the plain model, with thresholds chosen for the worst class or cell
-    class_weights: RowScores
+    models: dict[
+        str, RowScores
+    ]  # by rung, lowest first; no remedy if every setting is over the budget
+    name: str  # of the remedy: "groups" or "second fit"; of `compare`, "again"
     reference: RowScores  # with equal weights of the classes
     rivals: list[RowScores]  # models that the remedy must beat under the criterion
-    remedy: RowScores | None  # None if every setting is over the budget
-    name: str  # of the remedy: "groups" or "second fit"
     settings: dict[str, Any]  # of the remedy
     as_is: Array  # (n,), weights of the rows; 0 for rows in no test fold
     balanced_base: Array  # (n,), the same with equal totals of the classes
@@ -97,8 +95,20 @@ class Evidence(NamedTuple):
     nothing: float  # the score of a guess: one of the classes, or the median
     regression: bool
     fits: dict[str, int]  # by rung
-    recalibrated: RowScores | None = None  # the plain model with a temperature
     apart: Apart | None = None  # how the hard rows lie; None for a regression, and for two models
+
+    @property
+    def plain(self) -> RowScores:
+        return self.models[PLAIN]
+
+    @property
+    def remedy(self) -> RowScores | None:
+        return self.models.get(self.name)
+
+    @property
+    def cells(self) -> WorstCell:
+        """The confirmed groups within each class, or the classes."""
+        return self.criterion if isinstance(self.criterion, WorstCell) else self.classes
 
 
 def decide(
@@ -115,7 +125,7 @@ def decide(
     if answer in REFUSALS:
         answer = _lower_rung(found, budget) or answer
     used = _in_use(answer, found, refuse)
-    after = {BALANCED: found.class_weights, THRESHOLD: found.threshold}.get(used, remedy)
+    after = remedy if used == PLAIN else found.models[used]
     worst = [math.nan, math.nan]
     if not found.regression:
         worst = [found.classes.score(found.plain), found.classes.score(after)]
@@ -210,7 +220,7 @@ def _lower_rung(found: Evidence, budget: float | None) -> str | None:
     """The answer of the lowest rung that clearly helps and that class weights do not clearly beat."""
     if found.regression:
         return None
-    cells = found.criterion if isinstance(found.criterion, WorstCell) else found.classes
+    cells = found.cells
 
     def affordable(scores: RowScores) -> bool:
         price = _mean(found.plain, found.as_is) - _mean(scores, found.as_is)
@@ -218,16 +228,14 @@ def _lower_rung(found: Evidence, budget: float | None) -> str | None:
             return False
         return budget is None or price <= budget
 
-    threshold = affordable(found.threshold) and clearly_better(found.threshold, found.plain, cells)
-    best = found.threshold if threshold else found.plain
-    gain, error = cells.gain(found.class_weights, found.threshold)
-    if (
-        affordable(found.class_weights)
-        and clearly_better(found.class_weights, best, cells)
-        and gain > CLEARLY * error
-    ):
-        return CLASS_WEIGHTS
-    return THRESHOLD_SUFFICES if threshold else None
+    threshold, weighted = found.models[THRESHOLD], found.models.get(BALANCED)
+    suffices = affordable(threshold) and clearly_better(threshold, found.plain, cells)
+    if weighted is not None and affordable(weighted):
+        gain, error = cells.gain(weighted, threshold)
+        best = threshold if suffices else found.plain
+        if clearly_better(weighted, best, cells) and gain > CLEARLY * error:
+            return CLASS_WEIGHTS
+    return THRESHOLD_SUFFICES if suffices else None
 
 
 def clearly_better(after: RowScores, before: RowScores, cells: WorstCell) -> bool:
@@ -255,19 +263,13 @@ def _in_use(answer: str, found: Evidence, refuse: bool) -> str:
 
 def _rungs(found: Evidence) -> tuple[Rung, ...]:
     """Each beside the plain model with its best thresholds."""
-    models = {PLAIN: found.plain}
-    if not found.regression:
-        models |= {THRESHOLD: found.threshold}
-        if found.recalibrated is not None:
-            models |= {RECALIBRATION: found.recalibrated}
-        models |= {BALANCED: found.class_weights} if BALANCED in found.fits else {}
-    if found.remedy is not None:
-        models[found.name] = found.remedy
-    cells = found.criterion if isinstance(found.criterion, WorstCell) else found.classes
+    cells, before = found.cells, found.models.get(THRESHOLD, found.plain)
     sign = -1.0 if found.regression else 1.0
     rungs = []
-    for name, scores in models.items():
-        gain, error = found.criterion.gain(scores, found.threshold)
+    for name, scores in found.models.items():
+        if found.regression and name == BALANCED:
+            continue
+        gain, error = found.criterion.gain(scores, before)
         each = dict(zip(cells.names, cells.cells(scores).tolist(), strict=True))
         changes = [paired(scores.each, found.plain.each, weights) for weights in cells.weights]
         clearer = math.nan

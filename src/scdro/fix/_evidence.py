@@ -13,6 +13,7 @@ verdict.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -55,7 +56,7 @@ class FoldedRows:
         ways: for each way, the partitions that make weights and those that score.
         n_jobs: processes.
         tell: called after each fit with the name of its remedy.
-        fits: the number of fits so far.
+        fits: the number of fits so far, by the name of the remedy.
     """
 
     X: Any
@@ -66,7 +67,7 @@ class FoldedRows:
     ways: list[tuple[list[list[Split]], list[list[Split]]]]
     n_jobs: int | None = None
     tell: Callable[[str], None] = lambda what: None
-    fits: int = field(default=0)
+    fits: Counter[str] = field(default_factory=Counter)
 
     def predict(self, remedies: Sequence[Remedy], times: int | None = None) -> list[Predictions]:
         """Predictions in the partitions that score; at most `times` of each way."""
@@ -106,7 +107,8 @@ class FoldedRows:
         return FoldPlan(model, folds, in_balance if remedy.balance else as_they_are, remedy.name)
 
     def _run(self, plans: list[FoldPlan]) -> list[Array]:
-        self.fits += sum(len(plan.splits) for plan in plans)
+        for plan in plans:
+            self.fits[plan.what] += len(plan.splits)
         return predict_out_of_fold(plans, self.X, self.labels, self.classes, self.n_jobs, self.tell)
 
     def scores(self, predictions: Predictions) -> RowScores:

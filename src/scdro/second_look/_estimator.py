@@ -24,7 +24,6 @@ from scdro._estimators import check_is_estimator, check_reference, unchanged_if_
 from scdro._validation import (
     array_weights,
     check_budget,
-    check_choice,
     check_flag,
     check_half_or_rho,
     check_no_missing,
@@ -54,7 +53,6 @@ from scdro.second_look._slices import Slices, SliceSearch, WeightedRows, describ
 __all__ = ["SecondLook"]
 
 Array = npt.NDArray[Any]
-STRATEGIES = ("half-rule", "cross-mistakes")
 PENALTIES = tuple(10.0**k for k in range(-4, 2))  # factors of the estimator's C
 
 
@@ -91,9 +89,6 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             estimator. The second fit must beat it. Without a reference, it must also beat the
             estimator at the best penalty of `grid`.
         rho: "half", or the radius of a KL ball around each class.
-        strategy: "half-rule" as above, or "cross-mistakes" (XRM): two models, each fitted to one
-            half of the data, predict the other half, and mistakes get the same total weight as the
-            rest of their class.
         balance_classes: whether classes get equal totals, in the reference and in the second fit.
         cv: number of folds, or a splitter. A sample that is tested several times counts by its
             mean; one that is never tested keeps the average weight of its class.
@@ -148,7 +143,6 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         *,
         reference: Any = None,
         rho: Any = "half",
-        strategy: str = "half-rule",
         balance_classes: bool = True,
         cv: Any = 5,
         repeats: int = 3,
@@ -163,7 +157,6 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.estimator = estimator
         self.reference = reference
         self.rho = rho
-        self.strategy = strategy
         self.balance_classes = balance_classes
         self.cv = cv
         self.repeats = repeats
@@ -273,11 +266,6 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_flag("balance_classes", self.balance_classes)
         check_flag("refuse", self.refuse)
         check_whole("repeats", self.repeats, meaning="the number of partitions into folds")
-        check_choice("strategy", self.strategy, STRATEGIES)
-        if self.strategy == "cross-mistakes" and not is_classifier(self.estimator):
-            raise HyperparameterError(
-                'expected strategy="half-rule" for a regressor, which has no classes'
-            )
         if self.budget is not None:
             check_budget(self.budget, is_classifier(self.estimator))
 
