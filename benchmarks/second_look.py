@@ -64,7 +64,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from scdro.fix import SECOND_PENALTIES
-from scdro.fix._folds import cross_fit, fit_weighted
+from scdro.fix._folds import FoldPlan, fit_weighted, predict_out_of_fold
 from scdro.fix._verdict import CLASS_WEIGHTS
 from scdro.fix._weights import balanced
 from scdro.linear_model import KLDROClassifier
@@ -187,7 +187,8 @@ class Methods:
                 return balanced(self.one[rows], self.y[rows])
 
             classes = np.unique(self.y)
-            proba = cross_fit(self.model, self.X, self.y, self.folds, weights, classes)
+            plan = FoldPlan(self.model, self.folds, weights)
+            (proba,) = predict_out_of_fold([plan], self.X, self.y, classes)
             of_label: Array = proba[np.arange(len(self.y)), np.searchsorted(classes, self.y)]
             return of_label
 
@@ -271,23 +272,7 @@ class Methods:
     def second_look(self) -> Any:
         if self.task.name.removeprefix("redrawn ") in FEATURES:
             return self._repaired()
-        return self._looked("half-rule")
-
-    def cross_mistakes(self) -> Any:
-        return self._looked("cross-mistakes")
-
-    def _looked(self, strategy: str) -> Any:
-        """With a frozen network's features, the penalties of `repair`."""
-        features = self.task.name.removeprefix("redrawn ") in FEATURES
-        settings = (
-            {"reference": self.model, "grid": {self.penalty: list(SECOND_PENALTIES)}}
-            if features
-            else {}
-        )
-        look = SecondLook(self.model, strategy=strategy, random_state=self.seed, **settings).fit(
-            self.X, self.y
-        )
-        self._kept[strategy] = look
+        look = SecondLook(self.model, random_state=self.seed).fit(self.X, self.y)
         forced = fit_weighted(
             clone(self.model).set_params(**look.verdict_.chosen), self.X, self.y, look.weights_
         )
@@ -435,11 +420,10 @@ METHODS = [
         "minimax",
         "jtt",
         "afr",
-        "cross_mistakes",
     ),
     *("groups_equal", "group_dro", "dfr"),
 ]
-SHORT = ["second_look", "plain", "class_balanced", "cross_mistakes"]
+SHORT = ["second_look", "plain", "class_balanced"]
 
 
 def tasks(
@@ -578,7 +562,6 @@ NAMES = {
     "minimax": "KL minimax",
     "jtt": "JTT",
     "afr": "AFR",
-    "cross_mistakes": "cross-mistakes",
     "second_look": "second look",
     "groups_equal": "groups known, equal",
     "group_dro": "groups known, GroupDRO",
@@ -592,7 +575,7 @@ def table(rows: list[Row]) -> str:
     names = list(dict.fromkeys(row["data"] for row in rows))
     controls = [data for data in names if data.startswith(("clean", "flipped", "redrawn"))]
     real = [data for data in names if data not in controls]
-    few = {m: NAMES[m] for m in ("plain", "class_balanced", "cross_mistakes", "second_look")}
+    few = {m: NAMES[m] for m in ("plain", "class_balanced", "second_look")}
     parts = [
         _worst_groups(rows, real, NAMES),
         _regrets(rows, real),
@@ -663,30 +646,24 @@ def _success(rows: list[Row], names: list[str]) -> str:
             lines.append(
                 f"- {data}: worst group {worst:.1f} (asked: {least}), mean accuracy {usual:.1f}."
             )
-    for method in ("second_look", "cross_mistakes"):
-        lost = []
-        for data in names:
-            helped = [row for row in _of(rows, data, method) if row["told"]["answer"] == "helps"]
-            seeds = {row["seed"] for row in helped}
-            plain = [row for row in _of(rows, data, "plain") if row["seed"] in seeds]
-            if helped and _mean(helped, "worst") < _mean(plain, "worst") - 2:
-                lost.append(f"{data} {_mean(plain, 'worst'):.1f} to {_mean(helped, 'worst'):.1f}")
-            lost += [
-                f"{data}, seed {row['seed']} ({row['below']} errors)"
-                for row in helped
-                if row["below"] > 1.645
-            ]
-        lines.append(
-            f'- {NAMES[method]}, where it "helps", below plain: {"; ".join(lost) or "nowhere"}.'
-        )
-        for kind in ("flipped", "redrawn"):
-            noisy = [
-                row for row in rows if row["method"] == method and row["data"].startswith(kind)
-            ]
-            wrong = sum(row["told"]["answer"] == "helps" for row in noisy)
-            lines.append(
-                f'- {NAMES[method]}, {kind} labels: "helps" in {wrong} of {len(noisy)} runs.'
-            )
+    lost = []
+    for data in names:
+        helped = [row for row in _of(rows, data, "second_look") if row["told"]["answer"] == "helps"]
+        seeds = {row["seed"] for row in helped}
+        plain = [row for row in _of(rows, data, "plain") if row["seed"] in seeds]
+        if helped and _mean(helped, "worst") < _mean(plain, "worst") - 2:
+            lost.append(f"{data} {_mean(plain, 'worst'):.1f} to {_mean(helped, 'worst'):.1f}")
+        lost += [
+            f"{data}, seed {row['seed']} ({row['below']} errors)"
+            for row in helped
+            if row["below"] > 1.645
+        ]
+    lines.append(f'- Where it "helps", below plain: {"; ".join(lost) or "nowhere"}.')
+    looked = [row for row in rows if row["method"] == "second_look"]
+    for kind in ("clean", "flipped", "redrawn"):
+        noisy = [row for row in looked if row["data"].startswith(kind)]
+        wrong = sum(row["told"]["answer"] == "helps" for row in noisy)
+        lines.append(f'- {kind.capitalize()} labels: "helps" in {wrong} of {len(noisy)} runs.')
     return "\n".join(lines)
 
 

@@ -95,9 +95,9 @@ def test_imports_point_down():
             assert module == own or level(module) < level(own), f"{path} imports {name}"
 
 
-# The base class of the robust optimizers, for isinstance; the exact solver of a network's last
-# layer, for repair; what can be asked of a table, for the command.
-SHARED = {"scdro.optim._base", "scdro.linear_model._head_solver", "scdro.tables._options"}
+# The base class of the robust optimizers, for isinstance; what can be asked of a table, for the
+# command.
+SHARED = {"scdro.optim._base", "scdro.tables._options"}
 
 
 def test_private_modules_stay_in_their_package():

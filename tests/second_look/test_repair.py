@@ -11,8 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
-from scipy.special import softmax
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from torch import nn
@@ -29,7 +27,6 @@ from torch.utils.data import (
 from scdro import evaluate, out_of_fold
 from scdro.data import Indexed, Weighted
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
-from scdro.linear_model._head_solver import HeadSolver
 from scdro.second_look import SecondLook, repair
 from scdro.second_look._head import copied, features_of
 
@@ -297,13 +294,11 @@ def test_bit_for_bit_again_and_whether_or_not_the_loader_shuffles(repaired):
 
 def test_some_rows_of_a_shuffling_loader():
     X, y, _ = hidden_group()
-    _, _, labels = features_of(
-        trained(X, y), batches(X, y, sampler=SubsetRandomSampler([5, 3, 9])), None, None, print
-    )
+    _, _, labels = features_of(trained(X, y), batches(X, y, sampler=SubsetRandomSampler([5, 3, 9])))
     assert labels.tolist() == y[[3, 5, 9]].tolist()
     whole = BatchSampler(RandomSampler(range(800)), 100, drop_last=False)
     loader = DataLoader(TensorDataset(X, y), batch_sampler=whole)
-    assert features_of(trained(X, y), loader, None, None, print).y.tolist() == y.tolist()
+    assert features_of(trained(X, y), loader).y.tolist() == y.tolist()
 
     class Stream(IterableDataset):
         def __iter__(self):
@@ -311,64 +306,13 @@ def test_some_rows_of_a_shuffling_loader():
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = features_of(trained(X, y), DataLoader(Stream(), batch_size=2), None, None, print)
+        found = features_of(trained(X, y), DataLoader(Stream(), batch_size=2))
     assert found.y.tolist() == y[[4, 2, 7]].tolist()
     with pytest.warns(ScdroWarning, match="may repeat"):
         features_of(
             trained(X, y),
             batches(X, y, sampler=WeightedRandomSampler(torch.ones(800), 800)),
-            None,
-            None,
-            print,
         )
-
-
-@pytest.mark.parametrize("classes", [2, 3])
-def test_towards_the_old_head(classes):
-    """Against scipy's minimiser of the loss with a penalty on W - W_0, written out."""
-    X, y, _ = hidden_group(400, classes=classes)
-    model = trained(X, y)
-    fixed = repair(model, batches(X, y), progress=False, refuse=False, towards="old")
-    scale = fixed.features.std(0)
-    Z, W0 = fixed.features / scale, model[3].weight.detach().double().numpy() * scale
-    C, weights, d = fixed.verdict.chosen["C"], fixed.weights, Z.shape[1]
-
-    def objective(flat):
-        W, b = flat[: classes * d].reshape(classes, d), flat[classes * d :]
-        scores = Z @ W.T + b
-        losses = np.logaddexp.reduce(scores, 1) - scores[np.arange(len(y)), y]
-        pull = weights[:, None] * (softmax(scores, 1) - np.eye(classes)[y])
-        # Two outputs share one row of coefficients, W_1 - W_0, which is what is penalised.
-        D = W - W0 if classes > 2 else (W[1:] - W[:1]) - (W0[1:] - W0[:1])
-        slope = pull.T @ Z + (D if classes > 2 else np.concatenate([-D, D])) / C
-        return weights @ losses + (D**2).sum() / 2 / C, np.concatenate([slope.ravel(), pull.sum(0)])
-
-    start = np.concatenate([W0.ravel(), model[3].bias.detach().double().numpy()])
-    options = {"maxiter": 20_000, "maxfun": 50_000, "gtol": 1e-10, "ftol": 1e-15}
-    found = minimize(objective, start, jac=True, method="L-BFGS-B", options=options).x
-    expected = softmax(Z @ found[: classes * d].reshape(classes, d).T + found[classes * d :], 1)
-    with torch.no_grad():
-        proba = copy.deepcopy(fixed.model).eval()(X).softmax(1).numpy()
-    assert proba == pytest.approx(expected, abs=2e-3)
-    other = repair(model, batches(X, y), progress=False, refuse=False)
-    assert (
-        np.abs(
-            other.model[3].weight.detach().numpy() - fixed.model[3].weight.detach().numpy()
-        ).max()
-        > 1e-3
-    )
-
-
-def test_a_strong_penalty_towards_the_old_head_keeps_it():
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(200, 5)), np.arange(200) % 3
-    old = rng.normal(size=(3, 5)), np.zeros(3)
-    head = HeadSolver(C=1e-9, old=old).fit(X, y, np.ones(200))
-    assert head.coef_ == pytest.approx(old[0], abs=1e-5)
-    plain = LogisticRegression(C=0.1, tol=1e-9, max_iter=10_000).fit(X, y)
-    same = HeadSolver(C=0.1, tol=1e-9).fit(X, y, np.ones(200))
-    assert same.predict_proba(X) == pytest.approx(plain.predict_proba(X), abs=1e-5)
-    assert (same.predict(X) == plain.predict(X)).all()
 
 
 def test_interrupted_it_leaves_the_model_as_it_was(monkeypatch):
@@ -484,12 +428,12 @@ class Named(nn.Module):
 
 def test_the_head_is_found_by_what_it_computes_or_named():
     X, y = torch.randn(64, 4), torch.arange(64) % 2
-    name, features, _ = features_of(Named(), batches(X, y), None, None, print)
+    name, features, _ = features_of(Named(), batches(X, y))
     assert name == "fc"
     assert features.shape == (64, 4)
-    assert features_of(Named(), batches(X, y), "aside", None, print)[0] == "aside"
+    assert features_of(Named(), batches(X, y), "aside")[0] == "aside"
     with pytest.raises(HyperparameterError, match="fc"):
-        features_of(Named(), batches(X, y), "head", None, print)
+        features_of(Named(), batches(X, y), "head")
 
 
 class Dressed(nn.Module):
@@ -517,7 +461,7 @@ DRESSES = {
 def test_whatever_the_network_returns(dress):
     X, y = torch.randn(64, 4), torch.arange(64) % 2
     net = Dressed(DRESSES[dress])
-    found = features_of(net, batches(X, y), None, None, print)
+    found = features_of(net, batches(X, y))
     assert found.name == "fc"
     assert np.allclose(found.X, net.features(X).relu().detach().numpy())
 
@@ -545,7 +489,7 @@ def test_heads_that_see_tokens(pooled):
     net, ids, length = Tokens(pooled), torch.randint(9, (40, 7)), torch.randint(1, 8, (40,))
     data = [{"input_ids": ids[k : k + 20], "length": length[k : k + 20], "labels": torch.arange(20) % 2}
             for k in (0, 20)]  # fmt: skip
-    name, X, _ = features_of(net, data, None, None, print)
+    name, X, _ = features_of(net, data)
     assert name == "score"
     embedded = net.embed(ids).detach()
     expected = embedded.mean(1) if pooled else embedded[torch.arange(40), length - 1]
@@ -566,13 +510,11 @@ def test_several_inputs():
 
     a, b, y = torch.randn(60, 4), torch.randn(60, 4), torch.arange(60) % 2
     rows = [{"a": a[k], "b": b[k], "labels": y[k]} for k in range(60)]
-    found = features_of(Two(), DataLoader(rows, batch_size=32), None, None, print)
+    found = features_of(Two(), DataLoader(rows, batch_size=32))
     assert np.allclose(found.X, (a + b).numpy())
     for second in (b, y):  # the second item is the labels, and one argument is missing
         with pytest.raises(DataError, match=r"second item"):
-            features_of(
-                Two(), DataLoader(TensorDataset(a, second, y), batch_size=32), None, None, print
-            )
+            features_of(Two(), DataLoader(TensorDataset(a, second, y), batch_size=32))
 
 
 class Pair(NamedTuple):
@@ -590,7 +532,7 @@ def test_named_tuples_reach_the_model_as_they_are():
             return self.head(pair.a + pair.b)
 
     a, b, y = torch.randn(60, 4), torch.randn(60, 4), torch.arange(60) % 2
-    found = features_of(Named(), [(Pair(a, b), y)], None, None, print)
+    found = features_of(Named(), [(Pair(a, b), y)])
     assert np.allclose(found.X, (a + b).numpy())
 
 
@@ -609,8 +551,6 @@ def test_networks_without_a_linear_head():
     normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)))
     with pytest.raises(HyperparameterError, match="parametrization"):
         repair(normed, batches(X, y), progress=False)
-    with pytest.raises(HyperparameterError, match="towards"):
-        repair(nn.Sequential(nn.Linear(4, 2)), batches(X, y), towards="new", progress=False)
 
 
 def test_networks_that_cannot_be_copied():
@@ -628,7 +568,7 @@ def test_compiled_networks():
     model = trained(X, y)
     compiled = torch.compile(model, backend="eager")
     compiled(X)
-    assert features_of(copied(compiled), batches(X, y), None, None, print).name == "3"
+    assert features_of(copied(compiled), batches(X, y)).name == "3"
 
 
 @pytest.mark.parametrize(
@@ -676,7 +616,7 @@ def test_one_convention_of_batches(kind):
         "dictionaries": [{"x": a, "labels": b} for a, b in pairs],
     }[kind]
     loader = DataLoader(items, batch_size=15)
-    found = features_of(net, loader, None, None, print)
+    found = features_of(net, loader)
     assert np.allclose(found.X, X.numpy())
     assert found.y.tolist() == y.tolist()
     losses = nn.functional.cross_entropy(net(X), y, reduction="none").detach().double()

@@ -35,7 +35,6 @@ __all__ = [
     "FitProgress",
     "FoldPlan",
     "Resampled",
-    "cross_fit",
     "fit_weighted",
     "partitions",
     "predict_out_of_fold",
@@ -275,18 +274,6 @@ def _seeded(estimator: Any, number: int) -> Any:
         if (name == "random_state" or name.endswith("__random_state")) and value is None
     }
     return clone(estimator).set_params(**open_seeds) if open_seeds else estimator
-
-
-def cross_fit(
-    estimator: Any,
-    X: Any,
-    y: Array,
-    splits: Sequence[Split],
-    weights: Callable[[Array], Array],
-    classes: Array | None,
-) -> Array:
-    """`predict_out_of_fold` of one plan."""
-    return predict_out_of_fold([FoldPlan(estimator, splits, weights)], X, y, classes)[0]
 
 
 class FitProgress:

@@ -36,7 +36,6 @@ from scdro.fix._verdict import (
     Verdict,
 )
 from scdro.fix._weights import FEW, balanced, look_weights
-from scdro.linear_model._head_solver import HeadSolver
 
 __all__ = ["HeadRefit", "HeadSettings", "RefittedHead", "balanced_mean"]
 
@@ -68,7 +67,6 @@ class HeadSettings(NamedTuple):
     """The given layer, and how it is fitted again: the arguments of `repair`."""
 
     layer: nn.Linear
-    towards: str | None
     budget: float | None
     refuse: bool
     show: bool
@@ -84,31 +82,27 @@ class HeadRefit:
         layer = settings.layer
         self.scaled = _Scaled.of(X, layer)
         self.Z = (X - self.scaled.centre) / self.scaled.scale
-        old = self.scaled.standardised(layer)
-        self.given = _given_scores(old, self.Z, y)
+        self.given = _given_scores(self.scaled.standardised(layer), self.Z, y)
         self.intercept = layer.bias is not None
-        self.start = old if settings.towards == "old" else None
         # Fits that only choose take half of the time in single precision, and choose the same.
-        self.Z_fast = self.Z.astype(np.float32) if self.start is None else self.Z
+        self.Z_fast = self.Z.astype(np.float32)
 
     def run(self, confirmed: ConfirmedGroups | None) -> RefittedHead:
         """The head that these samples ask for, and the verdict about it."""
-        y, ones, refuse = self.y, np.ones(len(self.y)), self.settings.refuse
+        y, ones = self.y, np.ones(len(self.y))
         penalties = SECOND_PENALTIES if confirmed is None else GROUP_PENALTIES
         look = LookSettings(
             None, [{"C": C} for C in penalties], cv=FOLDS, budget=self.settings.budget,
-            refuse=refuse, n_jobs=self.settings.n_jobs, random_state=self.settings.seed,
+            refuse=self.settings.refuse, n_jobs=self.settings.n_jobs, random_state=self.settings.seed,
         )  # fmt: skip
         fits = look._replace(reference=0).count_fits() + FOLDS * len(REFERENCE_PENALTIES)
         fits += 0 if confirmed is not None else FOLDS * 4
         tell = FitProgress("repair", fits, self.settings.show)
         penalty, accuracy = self._reference_penalty(tell)
-        reference = _reference(penalty, self.intercept)
-        near = HeadSolver(penalty, self.start, self.intercept) if self.start else None
-        heads = _Heads(reference, near)
-        look = look._replace(estimator=heads.new, reference=heads.reference)
+        head = _logistic(penalty, self.intercept)
+        look = look._replace(estimator=head, reference=head)
         found = examine(look, self.Z_fast, y, ones, None, confirmed, tell)
-        kind, verdict = _new_head(found, self.given, accuracy, refuse)
+        kind, verdict = self._new_head(found, accuracy)
         if kind == THRESHOLD and not self.intercept:  # thresholds are a layer's bias
             kind, verdict = None, replace(verdict, answer=NOT_SEEN, used=PLAIN)
         weights = {BALANCED: balanced(ones, y), SECOND: found.weights, GROUPS: found.weights}.get(
@@ -116,12 +110,13 @@ class HeadRefit:
         )
         C = verdict.chosen.get("C", penalty) if kind in (SECOND, GROUPS) else penalty
         right = self.given if kind is None else found.scores[kind]
-        if confirmed is None:
-            hard = self._on_the_hard(heads, weights, C, tell)
-        else:
-            hard = self._in_the_groups(confirmed, right)
+        hard = (
+            self._on_the_hard(head, weights, C, tell)
+            if confirmed is None
+            else self._in_the_groups(confirmed, right)
+        )
         if kind is not None:
-            kind, verdict = _kept_if_they_lose(kind, verdict, hard, _Rows(self.given, right, y), refuse)  # fmt: skip
+            kind, verdict = self._kept_if_they_lose(kind, verdict, hard, right)
         tell.close()
         verdict = replace(verdict, fits=tell.done)
         if kind is None:
@@ -132,7 +127,8 @@ class HeadRefit:
 
     def _solved(self, weights: Array, C: float, moves: Array | None) -> tuple[Array, Array]:
         """Weight and bias of the layer, for features as they are; `moves` are offsets of the classes."""
-        exact = HeadSolver(C, self.start, self.intercept, tol=1e-6).fit(self.Z, self.y, weights)
+        exact = _logistic(C, self.intercept).set_params(tol=1e-7, max_iter=100_000)
+        exact.fit(self.Z, self.y, weights)
         bias = exact.intercept_
         if moves is not None:
             bias = bias + (moves[1:] - moves[:1] if len(bias) == 1 else moves)
@@ -147,7 +143,7 @@ class HeadRefit:
             return balanced(np.ones(len(rows)), y[rows], FEW * len(rows) / len(y))
 
         plans = [
-            FoldPlan(_reference(C, self.intercept), splits, in_balance, f"reference: C = {C:g}")
+            FoldPlan(_logistic(C, self.intercept), splits, in_balance, f"reference: C = {C:g}")
             for C in REFERENCE_PENALTIES
         ]
         classes = np.arange(int(y.max()) + 1)
@@ -160,7 +156,7 @@ class HeadRefit:
         return penalty, accuracy
 
     def _on_the_hard(
-        self, heads: _Heads, weights: Array, C: float, tell: Callable[[str], None]
+        self, head: LogisticRegression, weights: Array, C: float, tell: Callable[[str], None]
     ) -> _Hard:
         """The given head and one fitted with these weights, where a reference fitted to none of its samples is unsure.
 
@@ -171,7 +167,7 @@ class HeadRefit:
         ways.
         """
         Z, y, seed = self.Z_fast, self.y, self.settings.seed
-        new = clone(heads.new).set_params(C=C)
+        new = clone(head).set_params(C=C)
         splits: list[list[tuple[Array, Array]]] = [[], []]
         for seen, unseen in partitions(FOLDS, 1, Z, y, None, seed, classifier=True)[0]:
             parts = partitions(2, 1, Z[seen], y[seen], None, seed, classifier=True)[0]
@@ -189,7 +185,7 @@ class HeadRefit:
         plans = []
         for first, second in (splits, splits[::-1]):
             plans += [
-                FoldPlan(heads.reference, first, even, "hard samples"),
+                FoldPlan(head, first, even, "hard samples"),
                 FoldPlan(new, second, own, "hard samples"),
             ]
         classes = np.arange(int(y.max()) + 1)
@@ -213,82 +209,78 @@ class HeadRefit:
         gain, error = criterion.gain(after, before)
         return _Hard(criterion.score(before), criterion.score(after), gain, error)
 
+    def _new_head(self, look: Examined, accuracy: float) -> tuple[str | None, Verdict]:
+        """Which head these samples ask for, None for the given one, and the verdict about it.
 
-def _new_head(
-    look: Examined, given: Array, accuracy: float, refuse: bool
-) -> tuple[str | None, Verdict]:
-    """Which head these samples ask for, None for the given one, and the verdict about it.
-
-    The verdict is about heads fitted to these samples. Where none of them is used, a plain one may
-    still be better than the given head, which was fitted to others.
-    """
-    verdict = look.verdict
-    here = (
-        "Before and after are of heads fitted to these samples; the given head is right for"
-        f" {_percent(given.mean())}."
-    )
-    if refuse and accuracy >= MEMORISED and given.mean() >= MEMORISED:
-        note = (
-            f"Even out of fold, {_percent(accuracy)} are right: the network may have memorised"
-            " these samples. Pass data that the network was not trained on; refuse=False repairs"
-            " it anyway."
+        The verdict is about heads fitted to these samples. Where none of them is used, a plain one may
+        still be better than the given head, which was fitted to others.
+        """
+        verdict, given = look.verdict, self.given
+        here = (
+            "Before and after are of heads fitted to these samples; the given head is right for"
+            f" {_percent(given.mean())}."
         )
-        return None, replace(verdict, answer=NOT_SEEN, used=PLAIN, note=note, over_budget=False)
-    if verdict.used != PLAIN:
-        return verdict.used, replace(verdict, note=f"{verdict.note} {here}".strip())
-    gain, error = paired(look.scores[PLAIN], given, np.ones(len(given)))
-    if gain > CLEARLY * error:
-        return PLAIN, replace(verdict, answer=REFIT, note=here, over_budget=False)
-    advice = (
-        "Training the whole network again with weights (out_of_fold, second_look_weights) can gain"
-        " where a new last layer does not."
-    )
-    return None, replace(verdict, note=" ".join(filter(None, [verdict.note, here, advice])))
+        if self.settings.refuse and accuracy >= MEMORISED and given.mean() >= MEMORISED:
+            note = (
+                f"Even out of fold, {_percent(accuracy)} are right: the network may have memorised"
+                " these samples. Pass data that the network was not trained on; refuse=False repairs"
+                " it anyway."
+            )
+            return None, replace(verdict, answer=NOT_SEEN, used=PLAIN, note=note, over_budget=False)
+        if verdict.used != PLAIN:
+            return verdict.used, replace(verdict, note=f"{verdict.note} {here}".strip())
+        gain, error = paired(look.scores[PLAIN], given, np.ones(len(given)))
+        if gain > CLEARLY * error:
+            return PLAIN, replace(verdict, answer=REFIT, note=here, over_budget=False)
+        advice = (
+            "Training the whole network again with weights (out_of_fold, second_look_weights) can gain"
+            " where a new last layer does not."
+        )
+        return None, replace(verdict, note=" ".join(filter(None, [verdict.note, here, advice])))
 
+    def _kept_if_they_lose(
+        self, kind: str, verdict: Verdict, hard: _Hard, right: Array
+    ) -> tuple[str | None, Verdict]:
+        """Keep the given head, with the reason, where the hard samples lose by the new one.
 
-def _kept_if_they_lose(
-    kind: str, verdict: Verdict, hard: _Hard, rows: _Rows, refuse: bool
-) -> tuple[str | None, Verdict]:
-    """Keep the given head, with the reason, where the hard samples lose by the new one.
-
-    On data with a shortcut, a head that uses it is better than one that does not, on average. So a
-    plain head, which only the average speaks for, must also gain clearly where the shortcut
-    fails.
-    """
-    given, new, y = rows
-    every = balanced(np.ones(len(y)), y)
-    lead, error = paired(given, np.full(len(y), 1 / (int(y.max()) + 1)), every)
-    if lead <= CLEARLY * error:  # no better than a guess
-        return kind, verdict
-    gains = hard.gain > CLEARLY * hard.error if kind == PLAIN else hard.gain >= 0
-    if gains:
-        return kind, verdict
-    named = {
-        PLAIN: "a plain head",
-        THRESHOLD: "a plain head with other thresholds",
-        GROUPS: "a head with equal weights of the groups",
-        BALANCED: "a head with class weights",
-        SECOND: "a head with the second look's weights",
-    }
-    where = "In the worst of the groups" if kind == GROUPS else "On the hard samples (weighted)"
-    note = (
-        f"{where}, the given head is right for {_percent(hard.before)} and"
-        f" {named[kind]} fitted to these samples for {_percent(hard.after)} (change"
-        f" {100 * hard.gain:+.1f} points, standard error {100 * hard.error:.1f}). On all of them"
-        f" the given head is right for {_percent(given.mean())}, the other for"
-        f" {_percent(new.mean())}."
-    )
-    if not refuse:
-        return kind, replace(verdict, note=f"{note} It is replaced because of refuse=False.")
-    why = (
-        "If these samples have a shortcut that the given head does not use, a head fitted to them"
-        " would use it; if the given head was fitted to these very samples, its score on them says"
-        " little, and others are needed. refuse=False takes a head with the second look's weights"
-        " anyway."
-    )
-    return None, replace(
-        verdict, answer=NO_HARD_GAIN, used=PLAIN, note=f"{note} {why}", over_budget=False
-    )
+        On data with a shortcut, a head that uses it is better than one that does not, on average. So a
+        plain head, which only the average speaks for, must also gain clearly where the shortcut
+        fails.
+        """
+        given, y = self.given, self.y
+        every = balanced(np.ones(len(y)), y)
+        lead, error = paired(given, np.full(len(y), 1 / (int(y.max()) + 1)), every)
+        if lead <= CLEARLY * error:  # no better than a guess
+            return kind, verdict
+        gains = hard.gain > CLEARLY * hard.error if kind == PLAIN else hard.gain >= 0
+        if gains:
+            return kind, verdict
+        named = {
+            PLAIN: "a plain head",
+            THRESHOLD: "a plain head with other thresholds",
+            GROUPS: "a head with equal weights of the groups",
+            BALANCED: "a head with class weights",
+            SECOND: "a head with the second look's weights",
+        }
+        where = "In the worst of the groups" if kind == GROUPS else "On the hard samples (weighted)"
+        note = (
+            f"{where}, the given head is right for {_percent(hard.before)} and"
+            f" {named[kind]} fitted to these samples for {_percent(hard.after)} (change"
+            f" {100 * hard.gain:+.1f} points, standard error {100 * hard.error:.1f}). On all of them"
+            f" the given head is right for {_percent(given.mean())}, the other for"
+            f" {_percent(right.mean())}."
+        )
+        if not self.settings.refuse:
+            return kind, replace(verdict, note=f"{note} It is replaced because of refuse=False.")
+        why = (
+            "If these samples have a shortcut that the given head does not use, a head fitted to them"
+            " would use it; if the given head was fitted to these very samples, its score on them says"
+            " little, and others are needed. refuse=False takes a head with the second look's weights"
+            " anyway."
+        )
+        return None, replace(
+            verdict, answer=NO_HARD_GAIN, used=PLAIN, note=f"{note} {why}", over_budget=False
+        )
 
 
 def _percent(share: float) -> str:
@@ -321,27 +313,8 @@ class _Scaled(NamedTuple):
         return W, intercept - W @ self.centre
 
 
-def _reference(C: float, intercept: bool) -> LogisticRegression:
+def _logistic(C: float, intercept: bool) -> LogisticRegression:
     return LogisticRegression(C=C, fit_intercept=intercept, max_iter=1000)
-
-
-class _Heads(NamedTuple):
-    """The reference's estimator, and that of heads near the given one, None for one like the reference."""
-
-    reference: LogisticRegression
-    near_the_given: HeadSolver | None
-
-    @property
-    def new(self) -> Any:
-        return self.reference if self.near_the_given is None else self.near_the_given
-
-
-class _Rows(NamedTuple):
-    """Whether the given head and the new one are right about each sample, and its class."""
-
-    given: Array
-    new: Array
-    y: Array
 
 
 class _Hard(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from scdro._batches import read_batch
 from scdro._validation import check_is_loader
 from scdro.errors import DataError
 
-__all__ = ["as_probabilities", "is_network", "logits_of", "predict_loader"]
+__all__ = ["as_probabilities", "is_network", "logits_of", "outputs_of", "predict_loader"]
 
 Array = npt.NDArray[Any]
 
@@ -55,30 +56,43 @@ def as_probabilities(out: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def predict_loader(network: Any, loader: Any) -> tuple[Array, Array]:
-    """Probabilities, (n, k), and labels, (n,), of one pass in evaluation mode; the mode is restored."""
-    if not is_network(network):
-        raise DataError(
-            f"expected two networks, or two of the same kind, got a {type(network).__name__}"
-        )
-    check_is_loader(loader)
+def outputs_of(network: nn.Module, batches: Iterable[Any]) -> tuple[Tensor, Array]:
+    """Outputs on the CPU, (n, outputs), and labels, (n,), of one pass in evaluation mode; the mode is restored."""
     device = next((p.device for p in network.parameters()), torch.device("cpu"))
     training = network.training
     network.eval()
     outputs: list[Tensor] = []
     labels: list[Array] = []
     try:
-        for batch in loader:
+        for batch in batches:
             read = read_batch(batch)
             y = np.asarray(torch.as_tensor(read.labels).cpu()).reshape(-1)
             result = logits_of(read.call(network, device))
             if result is None or result.ndim not in (1, 2) or len(result) != len(y):
                 got = "none" if result is None else f"shape {tuple(result.shape)}"
-                raise DataError(f"expected outputs ({len(y)}, classes), got {got}")
-            outputs.append(result.double().cpu().reshape(len(y), -1))
+                raise DataError(
+                    f"expected outputs ({len(y)}, classes) for {len(y)} samples, got {got}"
+                )
+            if not bool(result.isfinite().all()):
+                raise DataError(
+                    "expected finite outputs of the network, got NaN or infinite ones; did training"
+                    " diverge?"
+                )
+            outputs.append(result.cpu().reshape(len(y), -1))
             labels.append(y)
     finally:
         network.train(training)
     if not labels:
         raise DataError("expected a loader with samples, got an empty one")
-    return as_probabilities(torch.cat(outputs)).numpy(), np.concatenate(labels)
+    return torch.cat(outputs), np.concatenate(labels)
+
+
+def predict_loader(network: Any, loader: Any) -> tuple[Array, Array]:
+    """Probabilities, (n, k), and labels, (n,)."""
+    if not is_network(network):
+        raise DataError(
+            f"expected two networks, or two of the same kind, got a {type(network).__name__}"
+        )
+    check_is_loader(loader)
+    outputs, labels = outputs_of(network, loader)
+    return as_probabilities(outputs.double()).numpy(), labels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from scdro._validation import (
 from scdro.data import labels_of
 from scdro.errors import DataError, HyperparameterError
 from scdro.fix._folds import stratified
-from scdro.fix._networks import as_probabilities, logits_of
+from scdro.fix._networks import as_probabilities, outputs_of
 
 __all__ = ["out_of_fold"]
 
@@ -90,7 +90,7 @@ def out_of_fold(
             raise HyperparameterError(
                 f"expected train(subset) to return a torch network, got {type(network).__name__}"
             )
-        parts.append(_predicted(network, dataset, unseen, batch_size))
+        parts.append(outputs_of(network, _batches(dataset, unseen, batch_size))[0].float())
         order.append(unseen)
         if parts[-1].shape[1] != parts[0].shape[1]:
             raise DataError(
@@ -105,30 +105,10 @@ def out_of_fold(
     return found
 
 
-@torch.no_grad()
-def _predicted(network: nn.Module, dataset: Any, rows: Array, batch_size: int) -> Tensor:
-    """Outputs, (samples, outputs), on the CPU; the network's mode is restored."""
-    device = next((p.device for p in network.parameters()), torch.device("cpu"))
-    training = network.training
-    network.eval()
-    try:
-        parts = []
-        for at in range(0, len(rows), batch_size):
-            batch = rows[at : at + batch_size].tolist()
-            items = [read_batch(dataset[i]) for i in batch]
-            inputs = torch.utils.data.default_collate([item.inputs for item in items])
-            result = logits_of(items[0]._replace(inputs=inputs).call(network, device))
-            if result is None or result.ndim not in (1, 2) or len(result) != len(batch):
-                got = "none" if result is None else f"shape {tuple(result.shape)}"
-                raise DataError(
-                    f"expected outputs ({len(batch)}, classes) for {len(batch)} samples, got {got}"
-                )
-            if not bool(result.isfinite().all()):
-                raise DataError(
-                    "expected finite outputs of the network, got NaN or infinite ones; did training"
-                    " diverge?"
-                )
-            parts.append(result.float().cpu().reshape(len(batch), -1))
-    finally:
-        network.train(training)
-    return torch.cat(parts)
+def _batches(dataset: Any, rows: Array, size: int) -> Iterator[Any]:
+    """These items in batches, without a DataLoader, which would draw a random number; labels are not read."""
+    for at in range(0, len(rows), size):
+        items = [read_batch(dataset[i]) for i in rows[at : at + size].tolist()]
+        inputs = torch.utils.data.default_collate([item.inputs for item in items])
+        unread = torch.zeros(len(items))
+        yield {**inputs, "labels": unread} if items[0].by_name else (inputs, unread)

@@ -14,8 +14,7 @@ an approximate
 4. `_dual` bounds min P from below. The difference is the certificate, `dual_gap_`.
 
 `partial_fit` replaces step 3 by RSCDRO over batches (`_stochastic`), from a start that step 3
-computes. `_head_solver` is the same solver for the last layer of a network, and `_threads` divides
-products with X over the cores.
+computes. `_threads` divides products with X over the cores.
 """
 
 from scdro.linear_model._classifier import KLDROClassifier

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,25 +38,20 @@ class Features(NamedTuple):
 
 
 def features_of(
-    model: nn.Module, loader: Any, head: str | None, device: Any, tell: Callable[[str], None]
+    model: nn.Module, loader: Any, head: str | None = None, device: Any = None
 ) -> Features:
     """One pass over the loader, in evaluation mode. `model` is a copy that may be changed."""
     model.eval()
     if device is not None:
         model.to(device)
     here = next((p.device for p in model.parameters()), torch.device("cpu"))
-    batches = _ordered(loader)
-    try:
-        total = f" of {len(batches)}"
-    except TypeError:  # a stream
-        total = ""
     if head is not None:
         _check_layer(model, head)
     name = head
     features: list[Array] = []
     labels: list[Array] = []
     with torch.no_grad():
-        for k, batch in enumerate(batches):
+        for batch in _ordered(loader):
             read = read_batch(batch)
             y = _class_numbers(read.labels)
             seen = _Seen(model, [name] if name is not None else _linear_layers(model))
@@ -72,7 +66,6 @@ def features_of(
                 raise DataError(f"expected one label per sample, got {len(y)} for {len(x)}")
             features.append(x.double().cpu().numpy())
             labels.append(y)
-            tell(f"features: batch {k + 1}{total}")
     if name is None or not sum(map(len, labels)):
         raise DataError("expected a loader with samples, got an empty one")
     X = np.concatenate(features)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from scdro._validation import check_budget, check_choice, check_flag
+from scdro._validation import check_budget, check_flag
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.fix import (
     ConfirmedGroups,
@@ -128,7 +128,6 @@ def repair(
     loader: Any,
     *,
     head: str | None = None,
-    towards: str | None = None,
     budget: float | None = None,
     groups: Any = None,
     refuse: bool = True,
@@ -156,8 +155,8 @@ def repair(
        to lose.
 
     Apart from that, the verdict compares heads fitted to these data. A head that was trained well
-    on far more data may be better than all of them: then use `towards="old"`, and compare `model`
-    with the given one on held-out data.
+    on far more data may be better than all of them: compare `model` with the given one on
+    held-out data (`scdro.fix.compare`).
 
     Args:
         model: a classifier whose output (or whose output's `logits`) is that of an `nn.Linear`, as
@@ -167,8 +166,6 @@ def repair(
             Use data that the network was not trained on: it may have memorised its training data. A
             DataLoader that shuffles is read in the order of its data set.
         head: name of the layer, such as "fc"; None finds it.
-        towards: "old" for a penalty on the distance to the given head (on standardised features),
-            which is safer with few samples; None for a penalty on the size of the coefficients.
         budget: the largest loss of out-of-fold accuracy allowed, as a share; None for no bound.
         groups: confirmed groups of the samples, in the order of the data: a finding of
             `scdro.audit`, a slice of `find_slices`, a mask, or one value a sample. Steps 3 to 5
@@ -195,8 +192,6 @@ def repair(
     Reference: DFR (Kirichenko et al., ICLR 2023) retrains the last layer for groups, with group
     labels.
     """
-    if towards is not None:
-        check_choice("towards", towards, ("old",))
     if budget is not None:
         check_budget(budget)
     check_flag("refuse", refuse)
@@ -208,14 +203,14 @@ def repair(
             f"expected device=None for a network on several devices, {home}, got {device!r}"
         )
     with torch.random.fork_rng(devices=[]):  # every pass over a DataLoader draws a number
-        name, X, y = features_of(new, loader, head, device, lambda what: None)
+        name, X, y = features_of(new, loader, head, device)
     layer = new.get_submodule(name)
     assert isinstance(layer, nn.Linear)
     _check_labels(y, max(layer.out_features, 2), name)
     confirmed = None if groups is None else ConfirmedGroups.of(groups, None, len(y))
     show = sys.stderr.isatty() if progress is None else bool(progress)
     # put_head changes the layer of the copy; the given one is needed by `would_gain`
-    settings = HeadSettings(copy.deepcopy(layer), towards, budget, refuse, show, seed, n_jobs)
+    settings = HeadSettings(copy.deepcopy(layer), budget, refuse, show, seed, n_jobs)
     refit = HeadRefit(settings, X, y)
     result = refit.run(confirmed)
     if result.solution is None:
