@@ -10,7 +10,6 @@ uses more cores.
 from __future__ import annotations
 
 import inspect
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -28,6 +27,7 @@ from sklearn.utils._indexing import _safe_indexing
 from threadpoolctl import ThreadpoolController
 
 from scdro._frames import as_array, is_missing
+from scdro._terminal import ProgressLine
 from scdro._validation import check_whole
 from scdro.errors import HyperparameterError
 
@@ -277,28 +277,21 @@ def _seeded(estimator: Any, number: int) -> Any:
 
 
 class FitProgress:
-    """One line on stderr: what is done, how many fits of how many, and the time left.
-
-    Nothing is written unless `show` is true; pass `sys.stderr.isatty()` for terminals only.
-    """
+    """Counts fits; shows which one is done, of about how many, and the time left, if `show` is true."""
 
     def __init__(self, name: str, total: int, show: bool) -> None:
-        self.name, self.total, self.show = name, total, show
-        self.done, self.start, self._last = 0, time.monotonic(), 0.0
+        self.name, self.total, self.done, self.start = name, total, 0, time.monotonic()
+        self.line = ProgressLine() if show else None
 
     def __call__(self, what: str) -> None:
         """One fit more is done."""
         self.done += 1
-        now = time.monotonic()
-        if self.show and now - self._last > 0.2:
-            self._last = now
-            spent = now - self.start
-            left = spent / self.done * max(self.total - self.done, 0)
-            count = f"fit {self.done} of about {max(self.total, self.done)}"
-            sys.stderr.write(f"\r{self.name}: {count}, about {left:.0f} s left: {what:<40.40}")
-            sys.stderr.flush()
+        self.total = max(self.total, self.done + 1)  # a guess; `close` is the end
+        if self.line is not None:
+            said = f"{self.name}: fit {self.done} of about {self.total}, {what}"
+            self.line(self.done, self.total, said)
 
     def close(self) -> None:
-        if self.show:
+        if self.line is not None and self.done:
             spent = time.monotonic() - self.start
-            sys.stderr.write(f"\r{self.name}: {self.done} fits, {spent:.1f} s{'':<60}\n")
+            self.line(self.done, self.done, f"{self.name}: {self.done} fits, {spent:.1f} s")
