@@ -562,6 +562,7 @@ NAMES = {
     "minimax": "KL minimax",
     "jtt": "JTT",
     "afr": "AFR",
+    "cross_mistakes": "cross-mistakes",  # recorded when SecondLook had them
     "second_look": "second look",
     "groups_equal": "groups known, equal",
     "group_dro": "groups known, GroupDRO",
