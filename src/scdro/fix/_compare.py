@@ -116,7 +116,7 @@ def compare(
         rivals=[after[0]], settings={}, as_is=base, balanced_base=even, looked=looked,
         nothing=guess, regression=classes is None, fits={},
     )  # fmt: skip
-    verdict = _told(decide(evidence, None, True, {}), found)
+    verdict = _say_of_two_models(decide(evidence, None, True, {}), found)
     if named is None:
         return verdict
     return _with_cells(verdict, {name: one.each for name, one in models.items()}, named)
@@ -163,7 +163,7 @@ def _found_by_an_audit(
     return ConfirmedGroups(values), tuple(dict.fromkeys(names))
 
 
-def _told(verdict: Verdict, found: tuple[str, ...]) -> Verdict:
+def _say_of_two_models(verdict: Verdict, found: tuple[str, ...]) -> Verdict:
     """The verdict in the words of two given models; `found` are the slices of an audit."""
     if found:
         where = f"An audit of one half of the rows found, for the other: {' / '.join(found)}."
@@ -191,9 +191,10 @@ class _HeldOut(NamedTuple):
 
 
 def _read(plain: Any, again: Any, held_out: Any) -> _HeldOut:
+    """Labels and predictions of both models, of any kind, for the same rows."""
     if is_network(plain) or is_network(again):
         (first, labels), (second, _) = (predict_loader(one, held_out) for one in (plain, again))
-        return _HeldOut(*_checked(labels, first, second), regression=False)
+        return _HeldOut(*_check_predictions(labels, first, second), regression=False)
     if hasattr(plain, "predict"):
         if not (isinstance(held_out, tuple | list) and len(held_out) == 2):
             raise DataError(
@@ -206,9 +207,11 @@ def _read(plain: Any, again: Any, held_out: Any) -> _HeldOut:
         answers = [
             one.predict(X) if regression else _in_order(one, X, labels) for one in (plain, again)
         ]
-        return _HeldOut(*_checked(labels, *answers), regression=regression)
+        return _HeldOut(*_check_predictions(labels, *answers), regression=regression)
     first, second = as_array(plain), as_array(again)
-    return _HeldOut(*_checked(as_array(held_out), first, second), regression=first.ndim == 1)
+    return _HeldOut(
+        *_check_predictions(as_array(held_out), first, second), regression=first.ndim == 1
+    )
 
 
 def _in_order(model: Any, X: Any, labels: Array) -> Array:
@@ -225,7 +228,7 @@ def _in_order(model: Any, X: Any, labels: Array) -> Array:
     return shares
 
 
-def _checked(labels: Array, first: Array, second: Array) -> tuple[Array, Array, Array]:
+def _check_predictions(labels: Array, first: Array, second: Array) -> tuple[Array, Array, Array]:
     check_no_missing(labels, "labels")
     if first.shape != second.shape or len(first) != len(labels):
         raise DataError(
@@ -243,7 +246,10 @@ def _checked(labels: Array, first: Array, second: Array) -> tuple[Array, Array, 
 def _criterion(
     predictions: list[Array], study: FoldedRows, confirmed: ConfirmedGroups | None
 ) -> tuple[Criterion, Array]:  # fmt: skip
-    """The worst group, or the rows that are hard for the two models together."""
+    """What a gain is measured by, and the weights of the rows, (1, n).
+
+    The worst group, or the rows that are hard for the two models together.
+    """
     n, y = len(study.y), study.y
     if confirmed is not None:
         cells = confirmed.cells(y, study.classes, study.base)
@@ -258,6 +264,7 @@ def _criterion(
 
 
 def _read_columns(columns: Any, n: int) -> dict[str, Array]:
+    """The columns by name, (n,) each, checked."""
     named = columns_of(columns, as_vector)
     if named is None:
         raise DataError(

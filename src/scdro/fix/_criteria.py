@@ -83,6 +83,7 @@ class WorstCell(NamedTuple):
         return means
 
     def score(self, scores: RowScores) -> float:
+        """The accuracy of the worst cell."""
         return float(self.cells(scores).min())
 
     def gain(self, after: RowScores, before: RowScores) -> tuple[float, float]:
@@ -98,6 +99,7 @@ class WorstCell(NamedTuple):
         return gain, math.hypot(*errors)
 
     def parts(self, way: int) -> Array:
+        """The weights that choose thresholds, (cells, n): those of the cells."""
         return self.weights
 
 
@@ -124,7 +126,7 @@ def surely_right(proba: Array, y: Array) -> Array:
 
 
 def paired(after: Array, before: Array, weights: Array) -> tuple[float, float]:
-    """The weighted mean of the differences, and its standard error."""
+    """The weighted mean of the differences of two models' scores, (n,), and its standard error."""
     w = weights / weights.sum()
     difference = after - before
     mean = float(w @ difference)

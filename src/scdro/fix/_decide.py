@@ -63,13 +63,10 @@ __all__ = ["Evidence", "decide", "kept_share"]
 
 Array = npt.NDArray[Any]
 
-SURE = (
-    1.0  # standard errors by which hard rows may lose; a regression and two models must gain them
-)
-VERY_SURE = (
-    2.576  # the same where nothing sets them apart: 1%; edges between classes gained up to 2.5
-)
-SURE_OF_GROUPS = 1.645  # the same where the group is confirmed: 5%, one-sided
+# In standard errors of a gain:
+SURE = 1.0  # by which hard rows may lose; a regression and two models must gain them
+VERY_SURE = 2.576  # where nothing sets them apart: 1%; edges between classes gained up to 2.5
+SURE_OF_GROUPS = 1.645  # where the group is confirmed: 5%, one-sided
 WORTH = 2.0  # how many times the gain the worst class may fall
 KEPT = 0.8  # share of the reference's lead over guessing that must be kept
 KEPT_WITH_GROUPS = 0.5  # the same for confirmed groups: whoever confirms them accepts a price
@@ -82,9 +79,8 @@ class Evidence(NamedTuple):
 
     criterion: Criterion
     classes: WorstCell  # the classes as cells, of those with enough rows
-    models: dict[
-        str, RowScores
-    ]  # by rung, lowest first; no remedy if every setting is over the budget
+    # By rung, lowest first; no remedy if every setting is over the budget.
+    models: dict[str, RowScores]
     name: str  # of the remedy: "groups" or "second fit"; of `compare`, "again"
     reference: RowScores  # with equal weights of the classes
     rivals: list[RowScores]  # models that the remedy must beat under the criterion
@@ -99,10 +95,12 @@ class Evidence(NamedTuple):
 
     @property
     def plain(self) -> RowScores:
+        """The scores of the plain model, the lowest rung."""
         return self.models[PLAIN]
 
     @property
     def remedy(self) -> RowScores | None:
+        """The scores of the remedy; None if every setting is over the budget."""
         return self.models.get(self.name)
 
     @property
@@ -114,10 +112,20 @@ class Evidence(NamedTuple):
 def decide(
     evidence: Evidence, budget: float | None, refuse: bool, left_alone: dict[Any, str]
 ) -> Verdict:
-    """The answer, the model in use, and the numbers of the verdict."""
+    """The answer, the model in use, and the numbers of the verdict.
+
+    Args:
+        evidence: scores of every rung.
+        budget: the largest loss of accuracy allowed, or rise of the error; None for no bound.
+        refuse: whether the plain model (or a lower rung) is used where the remedy does not help.
+        left_alone: classes whose weights stay uniform, and why; for the verdict's text.
+    """
     found = evidence
+    # Scores are accuracies, or for regressors minus errors, so that more is better; the verdict
+    # shows errors as errors.
     sign = -1.0 if found.regression else 1.0
     remedy = found.plain if found.remedy is None else found.remedy
+    # The remedy against the best model that it must beat, and what it keeps without the weights.
     rival = max(found.rivals, key=found.criterion.score)
     gain, error = found.criterion.gain(remedy, rival)
     kept = kept_share(remedy.each, found.reference.each, found.balanced_base, found.nothing)
@@ -162,7 +170,7 @@ def decide(
 
 
 def _answer(found: Evidence, gain: float, error: float, kept: float) -> str:
-    """About the remedy alone: lower rungs come later."""
+    """The answer about the remedy alone, as the module says; lower rungs come later."""
     if found.remedy is None:
         return OVER_BUDGET
     if isinstance(found.criterion, WorstCell):
@@ -179,7 +187,10 @@ def _answer(found: Evidence, gain: float, error: float, kept: float) -> str:
 
 
 def _beats_one_answer(found: Evidence, scores: RowScores) -> bool:
-    """Whether a model is right more often than one answer for everybody, or the plain one is not either."""
+    """Whether a model is right more often than one answer for everybody.
+
+    If the plain model is not either, it is not asked of a remedy.
+    """
     if found.regression:
         return True
     most_common = max(float(cell.sum()) for cell in found.classes.weights)
@@ -205,8 +216,16 @@ def _at_a_lower_price(found: Evidence, gain: float) -> bool:
 
 
 def answer_for(gain: float, error: float, kept: float, fall: float, apart: Apart | None) -> str:
-    """The answer about a second look; `fall` is how far the worst class is below the plain model's."""
+    """The answer about a second look.
+
+    Args:
+        gain, error: under the weights, over the best rival; in units of the score.
+        kept: the share of the reference's lead over guessing that the new model keeps.
+        fall: how far the worst class is below the plain model's.
+        apart: how the hard rows lie in their classes; None if that is not known.
+    """
     clear = gain > SURE * error
+    # Question 3 by itself, at a fair price; or question 1, if nothing is lost.
     gained = gain > (VERY_SURE if apart else SURE) * error and fall <= WORTH * gain
     fair = gained or (apart is not None and apart.seen and gain >= -SURE * error)
     if fair and kept >= KEPT:
@@ -217,7 +236,10 @@ def answer_for(gain: float, error: float, kept: float, fall: float, apart: Apart
 
 
 def _lower_rung(found: Evidence, budget: float | None) -> str | None:
-    """The answer of the lowest rung that clearly helps and that class weights do not clearly beat."""
+    """The answer of the lowest rung that clearly helps and that class weights do not clearly beat.
+
+    None if no lower rung clearly helps. Only for classifiers.
+    """
     if found.regression:
         return None
     cells = found.cells
@@ -256,13 +278,14 @@ def clearly_better(after: RowScores, before: RowScores, cells: WorstCell) -> boo
 
 
 def _in_use(answer: str, found: Evidence, refuse: bool) -> str:
+    """The name of the model in use, for an answer."""
     if answer == HELPS or not (refuse or found.remedy is None):
         return found.name
     return {CLASS_WEIGHTS: BALANCED, THRESHOLD_SUFFICES: THRESHOLD}.get(answer, PLAIN)
 
 
 def _rungs(found: Evidence) -> tuple[Rung, ...]:
-    """Each beside the plain model with its best thresholds."""
+    """The ladder for the verdict, each rung beside the plain model with its best thresholds."""
     cells, before = found.cells, found.models.get(THRESHOLD, found.plain)
     sign = -1.0 if found.regression else 1.0
     rungs = []
@@ -293,6 +316,7 @@ def _rungs(found: Evidence) -> tuple[Rung, ...]:
 
 
 def _mean(scores: RowScores, weights: Array) -> float:
+    """The mean score of the rows by these weights, (n,)."""
     return float(np.average(scores.each, weights=weights))
 
 
@@ -304,7 +328,11 @@ def _most_added(weights: Array, base: Array) -> tuple[int, ...]:
 
 
 def smallest_visible(weights: Array, error: float) -> int:
-    """The size m of the smallest group that shows: m w >= CLEARLY sqrt(error^2 + m w^2), with the largest weight w."""
+    """The size of the smallest group that would show.
+
+    That is the least m with m w >= CLEARLY sqrt(error^2 + m w^2), for the largest weight w: a group
+    that was always wrong and is now always right gains m w, with a standard error of its own.
+    """
     w = float(weights.max() / weights.sum())
     for m in range(1, len(weights) + 1):
         if m * w >= CLEARLY * math.sqrt(error**2 + m * w * w):
@@ -313,7 +341,13 @@ def smallest_visible(weights: Array, error: float) -> int:
 
 
 def kept_share(after: Array, before: Array, weights: Array, nothing: float) -> float:
-    """(mean after - nothing)/(mean before - nothing)."""
+    """The part of a lead over guessing that is kept, (after - nothing)/(before - nothing) of means.
+
+    Args:
+        after, before: scores of each row, (n,).
+        weights: of the rows, (n,).
+        nothing: the score of a guess.
+    """
     w = weights / weights.sum()
     known = float(w @ before) - nothing
     return (float(w @ after) - nothing) / known if known > 0 else 0.0

@@ -94,6 +94,7 @@ class FoldedRows:
         return [[next(done) for _ in way] for way in plans]
 
     def _plan(self, remedy: Remedy, folds: list[Split], way: int) -> FoldPlan:
+        """A remedy in one partition, with the weights of its way."""
         model = clone(remedy.estimator).set_params(**remedy.settings)
         weights, y, n = remedy.weights[way], self.y, len(self.y)
 
@@ -107,12 +108,17 @@ class FoldedRows:
         return FoldPlan(model, folds, in_balance if remedy.balance else as_they_are, remedy.name)
 
     def _run(self, plans: list[FoldPlan]) -> list[Array]:
+        """Predictions of all plans, and their fits counted."""
         for plan in plans:
             self.fits[plan.what] += len(plan.splits)
         return predict_out_of_fold(plans, self.X, self.labels, self.classes, self.n_jobs, self.tell)
 
     def scores(self, predictions: Predictions) -> RowScores:
-        """Averaged over the partitions of each way."""
+        """The scores of a model, averaged over the partitions of each way.
+
+        `each` is averaged over the ways too; `surely` keeps them apart, because each way has hard
+        rows of its own.
+        """
         y = self.y
         if self.classes is None:
             errors = [np.mean([-np.abs(one - y) for one in way], axis=0) for way in predictions]
@@ -174,6 +180,7 @@ class FoldedRows:
         return found
 
     def _moved(self, proba: Array, folds: list[Split], parts: Array, least: float) -> Array:
+        """One partition's probabilities, each fold with the offsets that the other folds choose."""
         tested = ~np.isnan(proba[:, 0])
 
         def choose(seen: Array) -> dict[str, Any]:
@@ -190,11 +197,12 @@ class FoldedRows:
 
 
 def _mean(losses: Array) -> float:
+    """The plain mean, as a criterion."""
     return float(losses.mean())
 
 
 def _right(proba: Array, y: Array) -> Array:
-    """1 or 0; NaN for samples in no test fold."""
+    """1 if the likeliest class is the label, else 0, (n,); NaN for samples in no test fold."""
     right: Array = (proba.argmax(1) == y).astype(float)
     right[np.isnan(proba[:, 0])] = np.nan
     return right

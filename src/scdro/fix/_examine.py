@@ -1,10 +1,18 @@
-"""The examination: reference, weights, remedies, evidence, decision. For `SecondLook` and for `repair`.
+"""The examination: reference, weights, remedies, evidence, decision. For `SecondLook` and `repair`.
 
-folds       half of the partitions make weights, the others score, both ways
-reference   out of fold, with equal weights of the classes
-weights     of the second look (the half rule), or of confirmed groups
-evidence    plain, plain with thresholds, class weights, the remedy at its best setting
-decision    `scdro.fix._decide`
+    folds       half of the partitions make weights, the others score; and the other way around
+    reference   out of fold, with equal weights of the classes                 predict_first
+    weights     of the second look (the half rule), or of confirmed groups     _weigh_hard_rows
+    criterion   accuracy under these weights, or of the worst cell             _measure_by
+    evidence    plain, plain with thresholds, class weights, the remedy at     _gather
+                its best setting, all in the same folds
+    decision    `scdro.fix._decide`
+
+Why two ways: rows that a model gets wrong by the chance of its folds are right in other folds. If
+the same folds made the weights and scored, any unstable model would seem to gain.
+
+A "way" is thus one assignment of partitions to the two jobs. Predictions are nested as
+[way][partition] -> (n, k).
 """
 
 from __future__ import annotations
@@ -60,6 +68,7 @@ class LookSettings(NamedTuple):
 
     @property
     def classifier(self) -> bool:
+        """Whether classes are predicted."""
         return bool(is_classifier(self.estimator))
 
     @property
@@ -100,12 +109,13 @@ def examine(
     confirmed: ConfirmedGroups | None = None, tell: Callable[[str], None] = lambda what: None,
 ) -> Examined:  # fmt: skip
     """The weights of the remedy with these settings, and whether it helps. `tell` is called after each fit."""
+    # One seed for everything random, drawn once: the same for any number of processes.
     seed = check_random_state(look.random_state).randint(2**31 - 1)
     classes, y = (
         np.unique(labels, return_inverse=True) if look.classifier else (None, labels.astype(float))
     )
     cuts = partitions(look.cv, 2 * look.repeats, X, labels, split_groups, seed, look.classifier)
-    half = len(cuts) // 2
+    half = len(cuts) // 2  # 0 if a splitter makes one partition only: it then does both jobs
     ways = [(cuts[:half], cuts[half:]), (cuts[half:], cuts[:half])] if half else [(cuts, cuts)]
     study = FoldedRows(X, labels, y, classes, base, ways, look.n_jobs, tell)
     return _Examination(look, study, confirmed).run()
@@ -136,6 +146,7 @@ class _Examination:
         self.even = balanced(base, y) if self.balance else base * len(y) / base.sum()
 
     def run(self) -> Examined:
+        """The examination from top to bottom, in the order of the module's table."""
         look, study = self.look, self.study
         reference = Remedy(REFERENCE, look.first, {}, self._same(self.even), self.balance)
         self.first = study.predict_first(reference)
@@ -177,7 +188,11 @@ class _Examination:
         return [np.mean([weights for weights, _ in way], axis=0) for way in parts], common
 
     def _half_rule(self, predictions: Array) -> tuple[Array, dict[Any, str]]:
-        """Samples in no test fold, such as the only member of a class, keep the average weight of their class."""
+        """The weights of a second look from one partition's predictions, and classes left alone.
+
+        Samples in no test fold, such as the only member of a class, keep the average weight of
+        their class.
+        """
         look, y, base = self.look, self.study.y, self.study.base
         p = _of_label(predictions, self.study)
         rows = np.flatnonzero(~np.isnan(p) & (base > 0))
@@ -195,6 +210,7 @@ class _Examination:
         else:
             member = np.zeros(len(y), int)
             found = _tilted_errors(p[rows], y[rows], base[rows], look.rho)
+        # Within each class the tested rows share what they had: (classes,), before and after.
         given = np.bincount(member[rows], base[rows], member.max() + 1)
         tilted = np.bincount(member[rows], found.weights, member.max() + 1)
         weights = base.astype(float)
@@ -226,6 +242,7 @@ class _Examination:
         look, study, offsets = self.look, self.study, None
         classification = study.classes is not None
         reference = study.scores(self.by_reference)
+        # The plain model: the reference itself, unless that is another model or has other weights.
         plain = [way[:1] for way in self.by_reference]
         given = study.base * len(self.even) / study.base.sum()
         if look.reference is not None or not np.allclose(self.even, given):
@@ -236,6 +253,7 @@ class _Examination:
             remedy = Remedy(BALANCED, look.estimator, {}, self._same(self.even), self.balance)
             class_weights = study.predict([remedy], times=1)[0]
 
+        # The rungs, lowest first, with the free moves of the plain model.
         models = {PLAIN: study.scores(plain)}
         classes = self._classes_as_cells()
         if classification:
@@ -292,6 +310,7 @@ class _Examination:
         alone gains does not count.
         """
         look, study, candidates = self.look, self.study, self.look.candidates
+        # With several settings, one partition of each way chooses and all of them score the choice.
         several, second = len(candidates) > 1, self.confirmed is None
         remedies = [
             Remedy(self.name, look.estimator, settings, self.weights, self.balance and second)
@@ -322,6 +341,11 @@ class _Examination:
     def _best_setting(
         self, tried: list[RowScores], allowed: list[int], reference: RowScores
     ) -> int:
+        """The position of the setting to use, among those within the budget.
+
+        The best by the criterion; for a second look of those that keep enough of the reference's
+        lead, or if none does, the one that keeps most.
+        """
         if isinstance(self.criterion, WorstCell):
             return max(allowed, key=lambda k: self.criterion.score(tried[k]))
         even = np.where(self.tested, self.even, 0.0)
@@ -372,7 +396,7 @@ def _error_of_median(y: Array, weights: Array) -> float:
 
 
 def _of_label(predictions: Array, study: FoldedRows) -> Array:
-    """The probability of each sample's label, or the absolute error."""
+    """The probability of each sample's label, (n,), or for a regression the absolute error."""
     y = study.y
     found: Array = (
         predictions[np.arange(len(y)), y] if study.classes is not None else np.abs(predictions - y)

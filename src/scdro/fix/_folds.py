@@ -1,10 +1,10 @@
 """Fits with weights, out of fold: many of them at once, the same bits for any number of processes.
 
-A `FoldPlan` is one model in one partition of the rows into folds. `predict_out_of_fold` cuts all plans
-into single fits and runs them with joblib. Everything random is decided before the first fit
+A `FoldPlan` is one model in one partition of the rows into folds. `predict_out_of_fold` cuts all
+plans into single fits and runs them with joblib. Everything random is decided before the first fit
 starts: folds, weights, and a seed for each fit whose estimator has none. Inside a fit, BLAS and
-OpenMP use one thread, because sums in another order differ in the last bit; `n_jobs` is what
-uses more cores.
+OpenMP use one thread, because sums in another order differ in the last bit; `n_jobs` is what uses
+more cores.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ def partitions(
     splits = [
         (np.asarray(seen), np.asarray(unseen)) for seen, unseen in splitter.split(X, y, groups)
     ]
+    # A splitter's splits, cut into partitions: one ends where every row has been tested once.
     complete: list[list[Split]] = [[]]
     covered = np.zeros(n, bool)
     for seen, unseen in splits:
@@ -103,8 +104,8 @@ def stratified(y: Array, folds: int, seed: int) -> list[Split]:
     if counts.min() >= folds:
         return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(y, y))
     rng = np.random.RandomState(seed)
-    member = np.full(len(y), -1)
-    start = 0
+    member = np.full(len(y), -1)  # the test fold of each row; -1 for a class of one, never tested
+    start = 0  # each class begins where the last one ended, so that folds are about equal
     for label in np.unique(y):
         rows = rng.permutation(np.flatnonzero(y == label))
         if len(rows) > 1:
@@ -162,6 +163,7 @@ class Resampled(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: Any, y: Array, sample_weight: Array) -> Resampled:
+        """Fit a model to each resample. Rows keep their order, as some estimators depend on it."""
         rng = np.random.RandomState(self.random_state)
         n, share = len(y), sample_weight / sample_weight.sum()
         self.models_ = []
@@ -177,10 +179,12 @@ class Resampled(BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict_proba(self, X: Any) -> Array:
+        """The mean of the models' probabilities, (n, classes)."""
         mean: Array = np.mean([_probabilities(model, X) for model in self.models_], axis=0)
         return mean
 
     def predict(self, X: Any) -> Array:
+        """The likeliest class, or the mean of the models' predictions, (n,)."""
         if is_classifier(self.estimator):
             answers: Array = self.classes_[self.predict_proba(X).argmax(1)]
             return answers
@@ -225,11 +229,13 @@ def predict_out_of_fold(
     jobs = [(plan, seen, unseen) for plan in plans for seen, unseen in plan.splits]
     tasks = (
         delayed(_fit_and_predict)(
-            _seeded(plan.estimator, k), X, y, seen, unseen, plan.weights(seen), classes
+            _set_open_seeds(plan.estimator, k), X, y, seen, unseen, plan.weights(seen), classes
         )
         for k, (plan, seen, unseen) in enumerate(jobs)
     )
     parts: Iterable[Array] = Parallel(n_jobs=n_jobs, return_as="generator")(tasks)
+    # Sums of predictions and numbers of test folds of each row, by plan. Results come in the order
+    # of the jobs, whatever the processes do, so the sums are the same to the last bit.
     columns = 1 if classes is None else len(classes)
     totals = {id(plan): np.zeros((len(y), columns)) for plan in plans}
     times = {id(plan): np.zeros((len(y), 1)) for plan in plans}
@@ -265,7 +271,7 @@ def _threads() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def _seeded(estimator: Any, number: int) -> Any:
+def _set_open_seeds(estimator: Any, number: int) -> Any:
     """A clone with a seed of its own wherever it has none, so that the order of the fits does not matter."""
     settings = estimator.get_params()
     open_seeds = {
@@ -292,6 +298,7 @@ class FitProgress:
             self.line(self.done, self.total, said)
 
     def close(self) -> None:
+        """End the line with the number of fits and the time they took."""
         if self.line is not None and self.done:
             spent = time.monotonic() - self.start
             self.line(self.done, self.done, f"{self.name}: {self.done} fits, {spent:.1f} s")

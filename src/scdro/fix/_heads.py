@@ -1,10 +1,14 @@
 """The last linear layer of a network, fitted again on frozen features: the remedy of `repair`.
 
-reference   the penalty of the smallest log loss, classes weighted equally
-remedy      `examine`, with strong penalties for a second look, and a wider choice for confirmed groups
-kept        the given head, where the hard samples (or the worst confirmed group) would lose
+    reference   the penalty of the smallest log loss, classes weighted equally    _reference_penalty
+    remedy      `examine`, with strong penalties for a second look, and a wider   run
+                choice for confirmed groups
+    kept        the given head, where the hard samples (or the worst confirmed    _kept_if_they_lose
+                group) would lose
+    solution    the chosen head fitted to all samples, to the exact minimum       _solved
 
-Features are standardised; the solution is that of the layer for the features as they are.
+Features are standardised; the solution is that of the layer for the features as they are. A layer
+with two outputs is one row of coefficients here: their difference.
 """
 
 from __future__ import annotations
@@ -55,12 +59,12 @@ MEMORISED = (
 class RefittedHead(NamedTuple):
     """The new head, or none, and what is known about it."""
 
-    verdict: Verdict
-    look: Examined
-    solution: tuple[Array, Array] | None  # weight and bias of the layer
+    verdict: Verdict  # about it
+    look: Examined  # weights and scores
+    solution: tuple[Array, Array] | None  # weight and bias of the layer; None: the given one stays
     right: Array  # (n,), of the head of the result, out of fold
-    hard_before: float
-    hard_after: float
+    hard_before: float  # accuracy of the given head on the hard samples
+    hard_after: float  # and of the result's
 
 
 class HeadSettings(NamedTuple):
@@ -212,8 +216,8 @@ class HeadRefit:
     def _new_head(self, look: Examined, accuracy: float) -> tuple[str | None, Verdict]:
         """Which head these samples ask for, None for the given one, and the verdict about it.
 
-        The verdict is about heads fitted to these samples. Where none of them is used, a plain one may
-        still be better than the given head, which was fitted to others.
+        The verdict is about heads fitted to these samples. Where none of them is used, a plain one
+        may still be better than the given head, which was fitted to others.
         """
         verdict, given = look.verdict, self.given
         here = (
@@ -243,9 +247,9 @@ class HeadRefit:
     ) -> tuple[str | None, Verdict]:
         """Keep the given head, with the reason, where the hard samples lose by the new one.
 
-        On data with a shortcut, a head that uses it is better than one that does not, on average. So a
-        plain head, which only the average speaks for, must also gain clearly where the shortcut
-        fails.
+        On data with a shortcut, a head that uses it is better than one that does not, on average.
+        So a plain head, which only the average speaks for, must also gain clearly where the
+        shortcut fails.
         """
         given, y = self.given, self.y
         every = balanced(np.ones(len(y)), y)
@@ -284,17 +288,19 @@ class HeadRefit:
 
 
 def _percent(share: float) -> str:
+    """A share with one digit, in percent."""
     return f"{100 * share:.1f}%"
 
 
 class _Scaled(NamedTuple):
     """z = (x - centre)/scale. The centre is zero for a layer without a bias, which could not absorb it."""
 
-    centre: Array
-    scale: Array
+    centre: Array  # (d,)
+    scale: Array  # (d,), 1 for a feature that does not vary
 
     @classmethod
     def of(cls, X: Array, layer: nn.Linear) -> _Scaled:
+        """Mean and standard deviation of the features, (n, d)."""
         mean, scale = X.mean(0), X.std(0)
         scale = np.where(scale > 1e-12 * (1 + np.abs(mean)), scale, 1.0)
         return cls(mean if layer.bias is not None else np.zeros_like(mean), scale)
@@ -314,6 +320,7 @@ class _Scaled(NamedTuple):
 
 
 def _logistic(C: float, intercept: bool) -> LogisticRegression:
+    """The model of a head; with `intercept`, a bias that is not penalised."""
     return LogisticRegression(C=C, fit_intercept=intercept, max_iter=1000)
 
 
@@ -321,10 +328,10 @@ class _Hard(NamedTuple):
     """Accuracy on the hard samples, or in the worst confirmed group, of the given head and of a new one; the difference
     and its standard error."""
 
-    before: float
-    after: float
-    gain: float
-    error: float
+    before: float  # of the given head
+    after: float  # of the new one
+    gain: float  # of the new one over the given one
+    error: float  # standard error of the gain
 
 
 def _given_scores(old: tuple[Array, Array], Z: Array, y: Array) -> Array:
@@ -336,4 +343,5 @@ def _given_scores(old: tuple[Array, Array], Z: Array, y: Array) -> Array:
 
 
 def balanced_mean(right: Array, y: Array) -> float:
+    """The mean over classes of the means within them."""
     return float(np.mean([right[y == k].mean() for k in np.unique(y)]))

@@ -1,4 +1,9 @@
-"""Predictions of networks: logits in a result, probabilities from logits, a pass over a loader."""
+"""Predictions of networks: logits in a result, probabilities from logits, a pass over a loader.
+
+A network's result may be a tensor, a dictionary, Hugging Face's output or a tuple, and its numbers
+logits or probabilities. Only this module tells them apart: everything else in `scdro.fix` sees
+probabilities, (n, k).
+"""
 
 from __future__ import annotations
 
@@ -20,6 +25,7 @@ Array = npt.NDArray[Any]
 
 
 def is_network(model: Any) -> bool:
+    """Whether it is a torch network, and no estimator."""
     return isinstance(model, nn.Module)
 
 
@@ -43,7 +49,11 @@ def logits_of(result: Any) -> Tensor | None:
 
 
 def as_probabilities(out: Tensor) -> Tensor:
-    """Probabilities from logits, or from probabilities; a single output is that of the second of two classes."""
+    """Probabilities, (n, k), from logits or from probabilities.
+
+    A single output is that of the second of two classes. Outputs within [0, 1] that sum to one in
+    each row are probabilities.
+    """
     within = bool(((out >= 0) & (out <= 1)).all())
     if out.shape[1] == 1:
         second = out if within else out.sigmoid()
@@ -88,7 +98,7 @@ def outputs_of(network: nn.Module, batches: Iterable[Any]) -> tuple[Tensor, Arra
 
 
 def predict_loader(network: Any, loader: Any) -> tuple[Array, Array]:
-    """Probabilities, (n, k), and labels, (n,)."""
+    """Probabilities, (n, k), and labels, (n,), of a network on a loader's batches."""
     if not is_network(network):
         raise DataError(
             f"expected two networks, or two of the same kind, got a {type(network).__name__}"

@@ -27,7 +27,8 @@ class Gain(NamedTuple):
     Example:
         >>> verdict = Verdict("helps", 0.2, 0.05, 0.9, 0.96, 0.94, 0.9, 0.9, 0.6, 0.8, 60.0, 12, confirmed=("0, red",))
         >>> print(Gain("red", verdict))
-        red: its worst group would go from 60.0% to 80.0% (gain 20.0 +- 5.0), accuracy from 96.0% to 94.0%: helps.
+        red: its worst group would go from 60.0% to 80.0% (gain 20.0 +- 5.0), accuracy from 96.0% to
+        94.0%: helps.
     """
 
     slice: Any

@@ -48,7 +48,7 @@ from scdro.fix import (
     fit_weighted,
     gains_of,
 )
-from scdro.second_look._slices import Slices, SliceSearch, WeightedRows, described
+from scdro.second_look._slices import Slices, SliceSearch, WeightedRows, describe_slices
 
 __all__ = ["SecondLook"]
 
@@ -220,15 +220,16 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             if hasattr(self.plain_, name):
                 setattr(self, name, getattr(self.plain_, name))
 
-        found = self._examined(X, y, base, groups, confirmed)
+        found = self._run_examination(X, y, base, groups, confirmed)
         self.verdict_, self.weights_ = found.verdict, found.weights
         self.reference_proba_, self._scores_of = found.of_label, found.scores
         self._labels = y
         self.estimator_ = self._fit_final(X, y, base, found.offsets)
 
-    def _examined(
+    def _run_examination(
         self, X: Any, y: Array, base: Array, groups: Any, confirmed: ConfirmedGroups | None
     ) -> Examined:
+        """The examination with the settings of this estimator and a line of progress."""
         given = {name: getattr(self, name) for name in LookSettings._fields if name != "candidates"}
         look = LookSettings(candidates=self._candidates(), **given)
         show = sys.stderr.isatty() if self.progress is None else self.progress
@@ -239,6 +240,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             tell.close()
 
     def _check_settings(self) -> None:
+        """Raise unless every setting is valid; at the start of a fit, as scikit-learn does."""
         if isinstance(self.estimator, nn.Module):
             raise HyperparameterError(
                 "expected a classifier or regressor of scikit-learn, got a torch network,"
@@ -300,6 +302,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return [{names[0]: float(settings[names[0]]) * factor} for factor in PENALTIES]
 
     def _fit_final(self, X: Any, y: Array, base: Array, offsets: Array | None) -> Any:
+        """The model in use, fitted to all rows, as the verdict says."""
         self._announce()
         used = self.verdict_.used
         if used in (SECOND, GROUPS):
@@ -352,7 +355,9 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         scores = {name: each if classifier else -each for name, each in self._scores_of.items()}
         after = None if verdict.used == PLAIN else scores[verdict.used]
         rows = WeightedRows(self.weights_, self._labels, scores[PLAIN], after, not classifier)
-        return described(rows, frame, SliceSearch(depth, max_slices, min_size, alpha, seed, label))
+        return describe_slices(
+            rows, frame, SliceSearch(depth, max_slices, min_size, alpha, seed, label)
+        )
 
     def would_gain(
         self, slices: Any, X: Any, y: Any, sample_weight: Any = None, groups: Any = None
@@ -372,7 +377,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         labels, base = column_or_1d(y), array_weights(sample_weight, _num_samples(X))
 
         def verdict_of(confirmed: ConfirmedGroups) -> Verdict:
-            return self._examined(X, labels, base, groups, confirmed).verdict
+            return self._run_examination(X, labels, base, groups, confirmed).verdict
 
         return gains_of(slices, X, len(labels), verdict_of)
 
@@ -380,21 +385,25 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     # ---------------------------------------------------------------------------------------------------
 
     def predict(self, X: Any) -> Any:
+        """The answers of the model in use."""
         check_is_fitted(self, "estimator_")
         return self.estimator_.predict(X)
 
     @available_if(_estimator_has("predict_proba"))  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Any:
+        """The probabilities of the model in use."""
         check_is_fitted(self, "estimator_")
         return self.estimator_.predict_proba(X)
 
     @available_if(_estimator_has("predict_log_proba"))  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> Any:
+        """The log probabilities of the model in use."""
         check_is_fitted(self, "estimator_")
         return self.estimator_.predict_log_proba(X)
 
     @available_if(_estimator_has("decision_function"))  # type: ignore[untyped-decorator]
     def decision_function(self, X: Any) -> Any:
+        """The scores of the model in use."""
         check_is_fitted(self, "estimator_")
         return self.estimator_.decision_function(X)
 

@@ -34,7 +34,7 @@ from scdro.second_look._slices import (
     SliceSearch,
     WeightedRows,
     as_names,
-    described_rows,
+    describe_rows,
     read_labels,
     right_or_wrong,
 )
@@ -190,7 +190,7 @@ def gallery(
     first, second = (right_or_wrong(p, labels, len(w)) for p in (proba, after))
     X = None if features is None else as_floats(features, "features", as_array, DataError)
     shown = GallerySettings(clusters, across, max_slices, names, seed)
-    return clustered(WeightedRows(w, labels, first, second), images, X, shown)
+    return cluster_images(WeightedRows(w, labels, first, second), images, X, shown)
 
 
 class GallerySettings(NamedTuple):
@@ -203,7 +203,7 @@ class GallerySettings(NamedTuple):
     seed: int  # of the clusters and of the halves
 
 
-def clustered(
+def cluster_images(
     known: WeightedRows, images: Any, X: Array | None, settings: GallerySettings
 ) -> Gallery:
     """`gallery` of images whose scores are known.
@@ -232,7 +232,7 @@ def clustered(
     Z = PCA(min(DIRECTIONS, *Z.shape), random_state=seed).fit_transform(Z)
     member = KMeans(clusters, n_init=4, random_state=seed).fit_predict(Z)
     search = SliceSearch(max_slices=max_slices, seed=seed)
-    found = described_rows(known, {COLUMN: as_names(member)}, search)
+    found = describe_rows(known, {COLUMN: as_names(member)}, search)
     slices = Slices(one for one, _ in found)
     members = [np.flatnonzero(inside) for _, inside in found] or [np.arange(len(w))]
     rows: list[Array] = []

@@ -1,4 +1,12 @@
-"""The last linear layer of a network: find it, read its inputs, and replace its parameters."""
+"""The last linear layer of a network: find it, read its inputs, and replace its parameters.
+
+A network is run as it is, with hooks on its linear layers. The head is the layer whose output is
+the network's output: as it is, as probabilities, or averaged over tokens. Comparing tensors is
+surer than guessing from names and from the order of the modules.
+
+    features_of   one pass over the loader: the inputs of the head, (n, d), and the labels, (n,)
+    put_head      the new weight and bias, in a copy of the network
+"""
 
 from __future__ import annotations
 
@@ -24,7 +32,7 @@ from scdro._validation import check_is_loader
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.fix import logits_of
 
-__all__ = ["Features", "copied", "features_of", "put_head"]
+__all__ = ["Features", "copy_network", "features_of", "put_head"]
 
 Array = npt.NDArray[Any]
 
@@ -32,15 +40,23 @@ Array = npt.NDArray[Any]
 class Features(NamedTuple):
     """The name of the last linear layer, its inputs in double precision, (n, d), and the labels, (n,)."""
 
-    name: str
-    X: Array
-    y: Array
+    name: str  # of the layer, such as "fc"
+    X: Array  # (n, d), in float64
+    y: Array  # (n,), class numbers
 
 
 def features_of(
     model: nn.Module, loader: Any, head: str | None = None, device: Any = None
 ) -> Features:
-    """One pass over the loader, in evaluation mode. `model` is a copy that may be changed."""
+    """One pass over the loader, in evaluation mode.
+
+    Args:
+        model: a copy that may be changed.
+        loader: as in `repair`.
+        head: the name of the layer; None finds it in the first batch.
+        device: where to run the network; None leaves it where it is.
+        tell: called after each batch, for a progress line.
+    """
     model.eval()
     if device is not None:
         model.to(device)
@@ -111,6 +127,7 @@ class _Seen:
 
 
 def _linear_layers(model: nn.Module) -> list[str]:
+    """The names of all linear layers."""
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
 
@@ -166,6 +183,12 @@ def _matching(inputs: Tensor, output: Tensor, logits: Tensor) -> Tensor | None:
 
 
 def _rows(seen: _Seen, name: str, logits: Tensor | None, named: bool) -> Tensor:
+    """The features of a batch, (rows, d), from what the hooks have recorded.
+
+    Of several calls of the layer the last one that the output comes from counts. A layer that the
+    user named may be followed by others; then it must have been called once, with one row per
+    sample.
+    """
     calls = [(inputs, output) for called, inputs, output in seen.calls if called == name]
     for inputs, output in reversed(calls):
         found = None if logits is None else _matching(inputs, output, logits)
@@ -180,6 +203,7 @@ def _rows(seen: _Seen, name: str, logits: Tensor | None, named: bool) -> Tensor:
 
 
 def _check_layer(model: nn.Module, name: str) -> None:
+    """Raise unless the name is that of a linear layer whose weight is a parameter."""
     try:
         layer = model.get_submodule(name)
     except AttributeError:
@@ -202,7 +226,11 @@ def _check_layer(model: nn.Module, name: str) -> None:
 
 @torch.no_grad()
 def put_head(model: nn.Module, name: str, coef: Array, intercept: Array) -> None:
-    """Set new parameters of the layer's own, even if it shared them. For two classes `coef` may have one row."""
+    """Set new parameters of the layer's own, even if it shared them with another.
+
+    For two classes `coef` may have one row: half of it is added to one class and taken from the
+    other, which gives the same differences.
+    """
     layer: Any = model.get_submodule(name)
     if len(coef) == 1 and layer.out_features == 2:
         coef, intercept = (
@@ -216,7 +244,7 @@ def put_head(model: nn.Module, name: str, coef: Array, intercept: Array) -> None
             setattr(layer, what, nn.Parameter(new, requires_grad=old.requires_grad))
 
 
-def copied(model: nn.Module) -> nn.Module:
+def copy_network(model: nn.Module) -> nn.Module:
     """A deep copy; for a compiled network, a copy of the original."""
     if not isinstance(model, nn.Module):
         raise HyperparameterError(

@@ -24,9 +24,9 @@ from scdro.fix import (
     balanced_mean,
     gains_of,
 )
-from scdro.second_look._gallery import Gallery, GallerySettings, clustered
-from scdro.second_look._head import copied, features_of, put_head
-from scdro.second_look._slices import Slices, SliceSearch, WeightedRows, described
+from scdro.second_look._gallery import Gallery, GallerySettings, cluster_images
+from scdro.second_look._head import copy_network, features_of, put_head
+from scdro.second_look._slices import Slices, SliceSearch, WeightedRows, describe_slices
 
 __all__ = ["HeadScores", "Repaired", "repair"]
 
@@ -103,7 +103,7 @@ class Repaired:
     ) -> Slices:  # fmt: skip
         """Describe the samples with more weight: `scdro.find_slices` with weights, labels and scores filled in."""
         search = SliceSearch(depth, max_slices, min_size, alpha, seed, label)
-        return described(self._rows(), frame, search)
+        return describe_slices(self._rows(), frame, search)
 
     def _rows(self) -> WeightedRows:
         return WeightedRows(self.weights, self.labels, self.right_before, self.right_after)
@@ -120,7 +120,7 @@ class Repaired:
     ) -> Gallery:
         """Show the images with more weight: `scdro.second_look.gallery`, with clusters of the head's features."""
         shown = GallerySettings(clusters, across, max_slices, names, seed)
-        return clustered(self._rows(), images, self.features, shown)
+        return cluster_images(self._rows(), images, self.features, shown)
 
 
 def repair(
@@ -195,7 +195,7 @@ def repair(
     if budget is not None:
         check_budget(budget)
     check_flag("refuse", refuse)
-    new = copied(model)
+    new = copy_network(model)
     modes = [module.training for module in new.modules()]
     home = {p.device for p in new.parameters()}
     if device is not None and len(home) > 1:

@@ -247,7 +247,9 @@ def find_slices(
         _errors(p, len(w)) if errors else right_or_wrong(p, labels, len(w)) for p in (proba, after)
     )
     rows = WeightedRows(w, labels, before, then, errors)
-    return described(rows, frame, SliceSearch(depth, max_slices, min_size, alpha, seed, label))
+    return describe_slices(
+        rows, frame, SliceSearch(depth, max_slices, min_size, alpha, seed, label)
+    )
 
 
 class WeightedRows(NamedTuple):
@@ -271,14 +273,14 @@ class SliceSearch(NamedTuple):
     label: str = "label"
 
 
-def described(known: WeightedRows, frame: Any, search: SliceSearch) -> Slices:
+def describe_slices(known: WeightedRows, frame: Any, search: SliceSearch) -> Slices:
     """`find_slices` of rows whose scores are known."""
-    slices = Slices(one for one, _ in described_rows(known, frame, search))
+    slices = Slices(one for one, _ in describe_rows(known, frame, search))
     slices.backend = backend_of(frame)
     return slices
 
 
-def described_rows(
+def describe_rows(
     known: WeightedRows, frame: Any, search: SliceSearch
 ) -> list[tuple[Slice, Array]]:
     """The slices, each with its members, as booleans, (n,)."""
