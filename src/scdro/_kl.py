@@ -90,9 +90,11 @@ def tilt(
     Args:
         centred: the losses minus a value near their maximum, (n,), so that exp cannot overflow.
         log_q: logs of the base weights, (n,), not necessarily normalised; -inf for samples left
-        out. lam: the temperature. log_total: log sum_i q_i. precise: compute the KL without
-        cancellation, whatever its size. For solvers on a device, where
-            the host must not look at the KL to choose the formula.
+            out.
+        lam: the temperature.
+        log_total: log sum_i q_i.
+        precise: compute the KL without cancellation, whatever its size. For solvers on a device,
+            where the host must not look at the KL to choose the formula.
     """
     x = centred / lam
     p, log_norm, mean, var = _moments(x, x + log_q)
@@ -139,9 +141,10 @@ def divergence(log_ratio: Vector, q: Vector, p: Vector | None = None) -> Vector:
     shifts every log t, but changes the sum only in proportion.
 
     Args:
-        log_ratio: log t, (n,). q: base weights that sum to one, (n,). p: the tilted weights, if
-        there may be q below 1e-307. Such q have lost digits and their t may
-            overflow, so for them the term is p (log t - 1), which is the same but for q.
+        log_ratio: log t, (n,).
+        q: base weights that sum to one, (n,).
+        p: the tilted weights, if there may be q below 1e-307. Such q have lost digits and their t
+            may overflow, so for them the term is p (log t - 1), which is the same but for q.
     """
     least = 0.0 if p is None else _LEAST_NORMAL
     bounded = minimum(log_ratio, 700.0)
@@ -254,12 +257,11 @@ def solve_root(
 
     The method is Newton on log KL in log lam, inside a bracket:
 
-        theta = log lam, between low = log lam0 (or below) and high = log(lam0 + (max l - mean
-        l)/rho) repeat: theta <- theta + newton_step, if that is inside the bracket and Newton makes
-        progress
-                theta <- the middle of the bracket, if not
+        theta = log lam, between low = log lam0 and high = log(lam0 + (max l - mean l)/rho)
+        repeat  theta <- theta + newton_step    if that is in the bracket and makes progress
+                theta <- its middle             if not
                 the sign of log(KL/rho) moves one end of the bracket to theta
-        until |log KL/rho| is at the tolerance or at rounding errors
+        until   |log KL/rho| is at the tolerance or at rounding errors
 
     With one rare hard sample, KL is a step function of log lam, and plain Newton jumps back and
     forth across the step. So if |log KL/rho| does not halve within two steps, the bracket is halved
@@ -269,16 +271,18 @@ def solve_root(
         kl_and_var: returns KL(p_lam) and Var_p(l/lam) at a lam. The losses enter only here, so they
             may be in blocks, on several workers, or rows of a matrix with one lam each. Then all
             scalars are vectors with one entry per problem, solved at once.
-        mean: the mean loss minus the largest loss (at most zero), under the base weights. std: the
-        standard deviation of the losses under the base weights, for the first guess. rho: the
-        radius, > 0; or 0, whose root is infinite unless mu > 0. lam0: the smallest lam. mu: strong
-        convexity in lam, 0 for none. start: a first guess of lam; by default std/sqrt(2 rho), the
-        root for small rho. tol: stop at |log KL/rho| <= tol; 0 goes on until rounding errors stop
-        all progress. eps: relative size of these rounding errors. wait: on an accelerator, check
-        for the end after each pass, which makes the host wait. Without
-            it all iterations run. On the host it makes no difference.
+        mean: the mean loss minus the largest loss (at most zero), under the base weights.
+        std: the standard deviation of the losses under the base weights, for the first guess.
+        rho: the radius, > 0; or 0, whose root is infinite unless mu > 0.
+        lam0: the smallest lam.
+        mu: strong convexity in lam, 0 for none.
+        start: a first guess of lam; by default std/sqrt(2 rho), the root for small rho.
+        tol: stop at |log KL/rho| <= tol; 0 goes on until rounding errors stop all progress.
+        eps: relative size of these rounding errors.
+        wait: on an accelerator, check for the end after each pass, which makes the host wait.
+            Without it all iterations run. On the host it makes no difference.
         iterations: the most passes; by default 60, or 24 in a compiled graph, which unrolls the
-        loop.
+            loop.
 
     Returns:
         lam*, in the kind of scalar that came (float, 0-d tensor or vector).

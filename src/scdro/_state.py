@@ -265,13 +265,15 @@ class MethodState(nn.Module):
         tells the others, which wait for its losses (`Ranks.joining`).
 
         Args:
-            losses: (own,), this process's losses in any floating dtype. sample_weight: (own,) base
-            weights >= 0. mask: (own,) True for losses that count. read_ids: checks and returns one
-            integer per sample. A function, so that its errors reach
-                the other processes too.
+            losses: (own,), this process's losses in any floating dtype.
+            sample_weight: (own,) base weights >= 0.
+            mask: (own,) True for losses that count.
+            read_ids: checks and returns one integer per sample. A function, so that its errors
+                reach the other processes too.
             alone: do not join; for evaluation, where processes may have different numbers of
-            batches. if_detached: the error message for losses that do not require grad; without it
-            they need not.
+                batches.
+            if_detached: the error message for losses that do not require grad; without it they
+                need not.
         """
         if sample_weight is None and mask is None and read_ids is None:
             batch = self._read_usual(losses, alone, bool(if_detached))
@@ -625,10 +627,10 @@ class RobustState(MethodState):
         """s_t and the weights of a batch, or of its next part; changes nothing.
 
         Args:
-            batch: the losses, from `read`. beta: the weight of the batch in the running estimates,
-            in (0, 1]. old: for two-point trackers, the same batch at the previous point and its
-            tilt there. staged: for gradient accumulation, the step of the parts before. The result
-            is then the
+            batch: the losses, from `read`.
+            beta: the weight of the batch in the running estimates, in (0, 1].
+            old: for two-point trackers, the same batch at the previous point and its tilt there.
+            staged: for gradient accumulation, the step of the parts before. The result is then the
                 step of all parts, as if they were one batch, except for `weights`, which are the
                 last part's.
         """

@@ -306,9 +306,10 @@ class Window(NamedTuple):
             shift: any value near the largest loss, which is subtracted so that exp cannot overflow.
 
         Returns:
-            the tilt; its mean is that of (l - shift)/lam. the effective number of losses in the
-            window. the log of mean exp(l/lam) over the newest quarter of the slots, divided by the
-            same mean over all slots; inf if the quarter is empty. Below 0 if losses are falling.
+            The tilt; its mean is that of (l - shift)/lam.
+            The effective number of losses in the window.
+            The log of mean exp(l/lam) over the newest quarter of the slots, divided by the same
+            mean over all slots; inf if the quarter is empty. Below 0 if losses are falling.
         """
         losses, log_weight = self.rows[0], self.rows[1]
         log_total, size = mass_and_size(log_weight)

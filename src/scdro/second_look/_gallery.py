@@ -79,9 +79,10 @@ class Gallery:
         """A cluster as a group to confirm: pass it as `groups` to `repair` or `SecondLook`.
 
         Args:
-            number: of the slice, from 0; its images are `rows[number]`. leave_out: images of the
-            cluster that do not belong, by the numbers after "#". Those that
-                are not shown and lie nearer to one of them than to a shown one that stays go too.
+            number: of the slice, from 0; its images are `rows[number]`.
+            leave_out: images of the cluster that do not belong, by the numbers after "#". Those
+                that are not shown and lie nearer to one of them than to a shown one that stays go
+                too.
         """
         if not 0 <= number < len(self.slices):
             raise DataError(
