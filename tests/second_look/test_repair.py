@@ -28,7 +28,7 @@ from scdro import evaluate, out_of_fold
 from scdro.data import Indexed, Weighted
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
 from scdro.second_look import SecondLook, repair
-from scdro.second_look._head import copied, features_of
+from scdro.second_look._head import copy_network, features_of
 
 
 def hidden_group(n=800, seed=0, classes=2):
@@ -568,7 +568,7 @@ def test_compiled_networks():
     model = trained(X, y)
     compiled = torch.compile(model, backend="eager")
     compiled(X)
-    assert features_of(copied(compiled), batches(X, y)).name == "3"
+    assert features_of(copy_network(compiled), batches(X, y)).name == "3"
 
 
 @pytest.mark.parametrize(
