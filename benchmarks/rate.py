@@ -1,4 +1,4 @@
-"""At which rate should s follow the batches? The default against the paper's beta, against no memory, and FastDRO.
+"""At which rate should s follow the batches? The paper's beta (the default), a rate that knows the batch, none, and FastDRO.
 
     python benchmarks/rate.py judge --data DIR   # convex problem, two networks; DIR has CIFAR-10
     python benchmarks/rate.py stability          # the stability grid with other seeds
@@ -264,7 +264,7 @@ def batch_table(record: Record) -> str:
     """Batches of 1 to 512; the step is the best of the problem's on one seed, the mean is over four others."""
     rules = [*RULES, FAST]
     lines = [
-        f"| problem | batch | {' | '.join(rules)} | default minus beta .1, 95% interval |",
+        f"| problem | batch | {' | '.join(rules)} | B/(B + 16) minus beta .1, 95% interval |",
         "|---" * (len(rules) + 3) + "|",
     ]
     for name, batch in itertools.product(("convex", "network"), BATCHES):
