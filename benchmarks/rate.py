@@ -1,4 +1,4 @@
-"""At which rate should s follow the batches? The paper's beta (the default), a rate that knows the batch, none, and FastDRO.
+"""At which rate should s follow the batches: beta (the default), one that knows the batch, none; and FastDRO.
 
     python benchmarks/rate.py judge --data DIR   # convex problem, two networks; DIR has CIFAR-10
     python benchmarks/rate.py stability          # the stability grid with other seeds
