@@ -478,3 +478,12 @@ def test_help_loads_nothing_heavy(arguments):
     run = f"import scdro.cli\ntry: scdro.cli.main({arguments})\nexcept SystemExit: pass"
     packages, _ = loaded_after(run)
     assert not packages & {"torch", "numpy", "scipy", "sklearn"}
+
+
+def test_the_quick_tests_leave_out_only_tests_that_exist():
+    """A name of NOT_QUICK that no file has would be an old one, whose successor runs each time."""
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    names = re.search(r"^NOT_QUICK := (.*)$", makefile, re.MULTILINE)[1].split()
+    files = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    assert not {f"test_{name}" for name in names} - files
+    assert len(names) > 20
