@@ -9,7 +9,7 @@ from sklearn.preprocessing import TargetEncoder
 
 from scdro.errors import DataError
 from scdro.tables._models import MOST_VALUES, Columns
-from scdro.tables._problem import describe
+from scdro.tables._problem import describe_columns
 from scdro.tables._read import as_table
 
 N = 200
@@ -32,7 +32,7 @@ FRAME = pl.DataFrame(
 
 def kinds(**given):
     settings = {"special": {"y": "target"}, "drop": [], "categorical": [], **given}
-    return {c["name"]: c for c in describe(FRAME, **settings)}
+    return {c["name"]: c for c in describe_columns(FRAME, **settings)}
 
 
 def test_useless_columns_are_left_out_and_odd_ones_noted():
@@ -58,7 +58,7 @@ def test_what_a_user_says_comes_first():
     with pytest.raises(DataError, match="'colour'"):
         kinds(drop=["color"])
     with pytest.raises(DataError):
-        describe(FRAME.select("row", "y"), {"y": "target"}, [], [])
+        describe_columns(FRAME.select("row", "y"), {"y": "target"}, [], [])
 
 
 def test_codes_are_those_of_training():

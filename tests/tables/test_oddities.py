@@ -7,7 +7,7 @@ import pytest
 from scdro.errors import DataError
 from scdro.tables import _problem, load, train
 from scdro.tables._options import TrainOptions
-from scdro.tables._read import has_decimal_commas, numbers_as_written
+from scdro.tables._read import has_decimal_commas, read_written_numbers
 from scdro.tables._study import worse_than_constant
 
 
@@ -122,7 +122,7 @@ WRITTEN = {
 @pytest.mark.parametrize("name", WRITTEN)
 def test_numbers_with_signs(name):
     texts, expected = WRITTEN[name]
-    found = numbers_as_written(pl.Series(texts, dtype=pl.String))
+    found = read_written_numbers(pl.Series(texts, dtype=pl.String))
     assert (None if found is None else found.to_list()) == expected
 
 

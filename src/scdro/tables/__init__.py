@@ -21,7 +21,7 @@ _HOMES = {
     "audit": "_audit_table",
     "load": "_run",
     "read_table": "_read",
-    "train": "_study",
+    "train": "_study_splits",
 }
 
 

@@ -13,7 +13,7 @@ from scdro.auditing import Audit
 from scdro.auditing import audit as audit_predictions
 from scdro.errors import HyperparameterError
 from scdro.tables._options import AuditOptions, TableOptions, TrainOptions, takes
-from scdro.tables._read import FileOptions, as_table, column_of, plain
+from scdro.tables._read import FileOptions, as_table, column_of, use_plain_types
 
 if TYPE_CHECKING:
     from scdro.tables._study import OnProgress
@@ -86,7 +86,7 @@ def _audit_ordinary_model(
         labels,
         mean + unit * predicted if not problem.classes
         else predicted[:, 1] if len(problem.classes) == 2 else predicted,
-        problem.described(rows), classes=problem.classes or None, out_of_fold=True,
+        problem.columns_to_describe(rows), classes=problem.classes or None, out_of_fold=True,
         task="classification" if problem.classes else "regression", threshold=asked.threshold,
         groups=None if problem.split_by is None else problem.split_by[rows],
         sensitive_features={name: problem.frame[rows][name] for name in asked.group} or None,
@@ -140,6 +140,6 @@ def _scan(data: Any) -> pl.LazyFrame | None:
     if not isinstance(data, str | Path) or Path(data).suffix.lower() not in (".parquet", ".pq"):
         return None
     try:
-        return plain(pl.scan_parquet(data, glob=False))
+        return use_plain_types(pl.scan_parquet(data, glob=False))
     except (OSError, pl.exceptions.PolarsError):
         return None  # `as_table` says what is wrong with the file

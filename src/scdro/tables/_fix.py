@@ -22,7 +22,7 @@ import polars as pl
 
 from scdro.errors import DataError, HyperparameterError
 from scdro.fix import balanced
-from scdro.tables._read import listed, shown, value_like
+from scdro.tables._read import list_names, quote, read_value_like
 
 if TYPE_CHECKING:
     from scdro.tables._problem import TableProblem
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Fix", "find_rows", "make_fix"]
 
 Array = npt.NDArray[Any]
-LEAST = 10  # rows that fulfil the conditions, and rows that do not, at least
+LEAST_SERVED = 10  # rows that fulfil the conditions, and rows that do not, at least
 WAYS = ("within each class", "cells alike")
 COMPARISONS = {
     "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "<": operator.lt, ">": operator.gt, "=": operator.eq,
@@ -64,30 +64,30 @@ class Fix:
         masks: Array = np.unique(cells)[:, None] == cells
         return masks
 
-    def worst_cell(self, served: Array, rows: Array) -> float:
+    def worst_cell(self, scores: Array, rows: Array) -> float:
         """The lowest mean of a score over the cells of these rows."""
-        return min(float(served[mask].mean()) for mask in self.cell_masks(rows))
+        return min(float(scores[mask].mean()) for mask in self.cell_masks(rows))
 
 
 def make_fix(problem: TableProblem, text: str) -> Fix:
-    """The slice of a table that conditions on its columns, joined by " and ", describe."""
+    """The slice of a table that conditions on its columns, joined by " and ", describe_columns."""
     conditions = _read_conditions(text, problem.frame.columns)
     about_target = [one for one in conditions if one[0] == problem.target]
     others = [one for one in conditions if one[0] != problem.target]
     if not others:
         raise HyperparameterError(
-            f"expected a condition on another column than the target {shown(problem.target)} to"
-            f" fix, got {shown(text)}; whole classes are served by class weights"
+            f"expected a condition on another column than the target {quote(problem.target)} to"
+            f" fix, got {quote(text)}; whole classes are served by class weights"
         )
     part = _find_all(problem.frame, others)
     members = part & _find_all(problem.frame, about_target)
     for what, mask in (("fulfil", part), ("do not fulfil", ~part)):
-        if mask.sum() < LEAST:
+        if mask.sum() < LEAST_SERVED:
             raise DataError(
-                f"expected at least {LEAST} rows that {what} {shown(text)}, got {mask.sum():,}"
+                f"expected at least {LEAST_SERVED} rows that {what} {quote(text)}, got {mask.sum():,}"
             )
     if not members.any():
-        raise DataError(f"expected rows with {shown(text)}, got none")
+        raise DataError(f"expected rows with {quote(text)}, got none")
     classes = problem.y if problem.classes else np.zeros(len(members), np.int64)
     condition = " and ".join(_write_condition(*one) for one in others)
     return Fix(text, condition, members, 2 * classes + part)
@@ -114,7 +114,7 @@ def _read_conditions(text: str, names: list[str]) -> list[tuple[str, str, str]]:
     if conditions is None:
         raise HyperparameterError(
             "expected conditions on columns, such as 'age > 52 and city = Oslo', got"
-            f" {shown(text)}; the columns are {listed(names)}"
+            f" {quote(text)}; the columns are {list_names(names)}"
         )
     return conditions
 
@@ -170,23 +170,23 @@ def _find_fulfilling(column: pl.Series, comparison: str, value: str) -> Array:
     if not (column.dtype.is_numeric() or column.dtype.is_temporal()):
         if comparison not in ("=", "!="):
             raise HyperparameterError(
-                f"expected numbers or dates in {shown(column.name)} for {comparison}, got texts"
+                f"expected numbers or dates in {quote(column.name)} for {comparison}, got texts"
             )
         if column.dtype == pl.Boolean:
             value = value.lower()  # as polars writes them
         column = column.cast(pl.String)
         if not (column == value).any():
             raise DataError(
-                f"expected a value of {shown(column.name)}, got {shown(value)}; it has"
-                f" {listed(column.drop_nulls().unique().sort().to_list())}"
+                f"expected a value of {quote(column.name)}, got {quote(value)}; it has"
+                f" {list_names(column.drop_nulls().unique().sort().to_list())}"
             )
         bound: Any = value
     else:
-        bound = value_like(column, value)
+        bound = read_value_like(column, value)
         if bound is None:
             kind = "a number" if column.dtype.is_numeric() else "a date such as 2024-12-31"
             raise HyperparameterError(
-                f"expected {kind} to compare {shown(column.name)} with, got {shown(value)}"
+                f"expected {kind} to compare {quote(column.name)} with, got {quote(value)}"
             )
     held = COMPARISONS[comparison](column, bound)
     fulfilled: Array = held.fill_null(False).to_numpy()

@@ -38,9 +38,9 @@ from scdro.tables._read import (
     NUMBER_AS_WRITTEN,
     column_of,
     has_decimal_commas,
-    numbers_as_written,
-    shown,
-    where,
+    name_first_row,
+    quote,
+    read_written_numbers,
 )
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 ROUNDS, PATIENCE = 500, 20  # of boosting
-MANY_ROWS, SAMPLE = 100_000, 50_000  # with more rows, settings are chosen on this many
+MANY_ROWS, ROWS_FOR_SETTINGS = 100_000, 50_000  # with more rows, settings are chosen on this many
 PARALLEL = 20_000  # rows from which on threads make trees faster
 # Categories of a column that trees split and linear models get a feature for; a column with more
 # is replaced by the means of the target (scikit-learn's TargetEncoder).
 MOST_VALUES = 254
-FEW = 20  # rows of a category that gets a feature of its own in linear models
+OWN_FEATURE = 20  # rows of a category that gets a feature of its own in linear models
 
 
 # -- columns as models see them
@@ -150,7 +150,7 @@ class Columns:
             SimpleImputer(add_indicator=True, keep_empty_features=True), StandardScaler()
         )
         one_hot = OneHotEncoder(
-            min_frequency=FEW, handle_unknown="infrequent_if_exist", sparse_output=False
+            min_frequency=OWN_FEATURE, handle_unknown="infrequent_if_exist", sparse_output=False
         )
         parts = [
             ("numbers", scaled, list(range(len(self.numbers)))),
@@ -183,7 +183,7 @@ def _encode_means(classes: int) -> TargetEncoder:
 
 def _read_as_numbers(column: Any) -> Any:
     """Texts where training had numbers."""
-    written = numbers_as_written(column)
+    written = read_written_numbers(column)
     if written is not None:
         return written
     bad = column.is_not_null() & column.cast(pl.Float64, strict=False).is_null()
@@ -194,8 +194,8 @@ def _read_as_numbers(column: Any) -> Any:
     comma = has_decimal_commas(column)
     more = "; for a decimal comma, say --decimal , (decimal=',' in Python)" if comma else ""
     raise DataError(
-        f"expected numbers in column {shown(column.name)}, as in training, got "
-        f"{shown(column.filter(bad)[0])} in {where(bad)}{more}"
+        f"expected numbers in column {quote(column.name)}, as in training, got "
+        f"{quote(column.filter(bad)[0])} in {name_first_row(bad)}{more}"
     )
 
 
@@ -208,11 +208,11 @@ def _number_texts(texts: Sequence[str], values: Sequence[str]) -> list[int]:
     known = {value: code for code, value in enumerate(values)}
     by_meaning: dict[float | str, int] = {}
     for value, code in known.items():
-        by_meaning.setdefault(_meaning(value), code)
-    return [known.get(text, by_meaning.get(_meaning(text), len(values))) for text in texts]
+        by_meaning.setdefault(_read_spelling(value), code)
+    return [known.get(text, by_meaning.get(_read_spelling(text), len(values))) for text in texts]
 
 
-def _meaning(text: str) -> float | str:
+def _read_spelling(text: str) -> float | str:
     """What a spelling stands for: 01 and 1.0 for one number, True and true for one word."""
     try:
         return text if "_" in text else float(text)
@@ -267,7 +267,7 @@ class Learner:
     ) -> None:
         self.kind, self.seed, self.classes = MODELS[options.model], seed, len(problem.classes)
         few = len(problem.y) < PARALLEL
-        self.threads = options.threads or (1 if few else _idle_cores())
+        self.threads = options.threads or (1 if few else _count_idle_cores())
         self.columns = Columns.fit(problem.frame[rows], problem.features(), problem.categories())
         self.X = self.columns.encode(problem.frame)
         self.y, self.scale = problem.y, (0.0, 1.0)
@@ -275,8 +275,10 @@ class Learner:
             seen = self.y[rows]
             self.scale = float(seen.mean()), float(seen.std()) or 1.0
             self.y = (self.y - self.scale[0]) / self.scale[1]
-        self.sample = rows if len(rows) <= MANY_ROWS else problem.sample(rows, SAMPLE, seed)
-        self.folds = problem.folds(self.sample, options.folds, seed)
+        self.sample = (
+            rows if len(rows) <= MANY_ROWS else problem.draw_sample(rows, ROWS_FOR_SETTINGS, seed)
+        )
+        self.folds = problem.make_folds(self.sample, options.folds, seed)
         self._check(problem)
 
     def _check(self, problem: TableProblem) -> None:
@@ -286,14 +288,14 @@ class Learner:
             if len(present) < 2:
                 only, column = problem.classes[present[0]], problem.split["column"]
                 raise DataError(
-                    f"expected two classes to learn from in every fold, got only {shown(only)} in"
-                    f" one: the others are in too few values of {shown(column)}"
+                    f"expected two classes to learn from in every fold, got only {quote(only)} in"
+                    f" one: the others are in too few values of {quote(column)}"
                 )
         for name, column in zip(self.columns.names, self.X.T, strict=True):
             largest = np.nanmax(np.abs(column), initial=0.0) if self.kind.scales else 0.0
             if largest > 1e100:
                 raise DataError(
-                    f"expected numbers that can be scaled in column {shown(name)}, got one of"
+                    f"expected numbers that can be scaled in column {quote(name)}, got one of"
                     f" size {largest:g}; leave the column out, or use trees"
                 )
 
@@ -345,7 +347,7 @@ def mean_rounds(rounds: Array) -> int:
     return int(np.ceil(np.mean(rounds)))
 
 
-def _idle_cores() -> int:
+def _count_idle_cores() -> int:
     """LightGBM's threads wait for each other, and two on one core are slower than one."""
     busy = int(os.getloadavg()[0]) if hasattr(os, "getloadavg") else 0
     return max(1, (os.cpu_count() or 1) - busy)

@@ -39,7 +39,7 @@ MEASURES = {
     "robust_value": "robust value",
     "tail": "worst 5% of losses",
 }
-SHARES = ("accuracy", "balanced_accuracy")
+SHARE_MEASURES = ("accuracy", "balanced_accuracy")
 LEAST_SHARE = 0.05  # the least width of an axis of accuracies
 
 
@@ -51,7 +51,7 @@ def render(summary: Summary) -> str:
     """
     shares = summary["task"]["type"] == "classification"
     names = [method["name"] for method in summary["methods"]]
-    page = _environment().get_template("report.html")
+    page = _make_environment().get_template("report.html")
     return page.render(
         s=summary,
         shares=shares,
@@ -66,12 +66,12 @@ def render(summary: Summary) -> str:
 # -- text
 
 
-def _settings(settings: dict[str, Any]) -> str:
+def _write_settings(settings: dict[str, Any]) -> str:
     shown = [f"{name} {number(v) if isinstance(v, float) else v}" for name, v in settings.items()]
     return ", ".join(shown) or "defaults"
 
 
-def _date(text: str) -> str:
+def _write_date(text: str) -> str:
     """ISO 8601 to the minute."""
     try:
         return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M}"
@@ -93,8 +93,12 @@ def _axis_of_groups(summary: Summary) -> Axis:
 
 
 @cache
-def _environment() -> Environment:
+def _make_environment() -> Environment:
     environment = environment_for(Path(__file__).parent / "templates")
-    environment.filters |= {"settings": _settings, "date": _date, "chance": chance}
-    environment.globals |= {"TITLES": TITLES, "MEASURES": MEASURES, "SHARES": SHARES}
+    environment.filters |= {"settings": _write_settings, "date": _write_date, "chance": chance}
+    environment.globals |= {
+        "TITLES": TITLES,
+        "MEASURES": MEASURES,
+        "SHARE_MEASURES": SHARE_MEASURES,
+    }
     return environment

@@ -33,11 +33,11 @@ from scdro.tables._read import (
     as_table,
     column_of,
     has_decimal_commas,
-    listed,
-    numbers_as_written,
-    shown,
-    value_like,
-    where,
+    list_names,
+    name_first_row,
+    quote,
+    read_value_like,
+    read_written_numbers,
 )
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 __all__ = ["TableProblem", "TrainTest", "make_problem"]
 
 Array = npt.NDArray[Any]
-MANY = 20  # different numbers beyond which a target is taken as a quantity
-LEAST = 5  # rows that a class must have
+MOST_CLASS_NUMBERS = 20  # different numbers beyond which a target is taken as a quantity
+LEAST_OF_CLASS = 5  # rows that a class must have
 ROWS_NEEDED = 40
-TEST = 0.2  # share of the test rows
+TEST_SHARE = 0.2  # share of the test rows
 DECIMAL_COMMAS = "numbers with a decimal comma: say --decimal , (decimal=',' in Python)"
-TRIED = 2000  # rows that each column is tried on alone, and the first columns that are
+ROWS_TRIED = 2000  # rows that each column is tried on alone, and the first columns that are
 GIVEN_AWAY = 0.97  # share of a constant's error that one column alone removes
-SEVERAL = 0.01  # share of rows that are copies from which on they are told
+MANY_COPIES = 0.01  # share of rows that are copies from which on they are told
 
 
 class TrainTest(NamedTuple):
@@ -93,37 +93,37 @@ class TableProblem:
         """Those of them that are categories."""
         return [c["name"] for c in self.columns if c["kind"] == "category"]
 
-    def described(self, rows: Array) -> dict[str, pl.Series]:
+    def columns_to_describe(self, rows: Array) -> dict[str, pl.Series]:
         """The columns that rows are described by: features and groups."""
         frame, kinds = self.frame[rows], ("number", "category", "group")
         return {c["name"]: frame[c["name"]] for c in self.columns if c["kind"] in kinds}
 
-    def counts(self) -> list[int]:
+    def count_classes(self) -> list[int]:
         """Rows of each class; [] for regression."""
         counts: list[int] = np.bincount(self.y, minlength=len(self.classes)).tolist()
         return counts
 
-    def _stratify(self, rows: Array) -> Array | None:
+    def _strata_of(self, rows: Array) -> Array | None:
         return self.y[rows] if self.classes else None
 
-    def sample(self, rows: Array, size: int, seed: int) -> Array:
+    def draw_sample(self, rows: Array, size: int, seed: int) -> Array:
         """That many of these rows, at random, with the same shares of the classes."""
-        own = {"train_size": size, "random_state": seed, "stratify": self._stratify(rows)}
+        own = {"train_size": size, "random_state": seed, "stratify": self._strata_of(rows)}
         chosen: Array = np.sort(train_test_split(rows, **own)[0])
         return chosen
 
-    def cut(self, seed: int) -> TrainTest:
+    def split_rows(self, seed: int) -> TrainTest:
         """The training and the test rows for a seed."""
         if self.fixed is not None:
             return self.fixed
         rows = np.arange(len(self.y))
-        own: Any = {"test_size": TEST, "random_state": seed}
+        own: Any = {"test_size": TEST_SHARE, "random_state": seed}
         if self.split_by is not None:
             return TrainTest(*next(GroupShuffleSplit(1, **own).split(rows, groups=self.split_by)))
-        train, test = train_test_split(rows, stratify=self._stratify(rows), **own)
+        train, test = train_test_split(rows, stratify=self._strata_of(rows), **own)
         return TrainTest(np.sort(train), np.sort(test))
 
-    def folds(self, rows: Array, folds: int, seed: int) -> list[tuple[Array, Array]]:
+    def make_folds(self, rows: Array, folds: int, seed: int) -> list[tuple[Array, Array]]:
         """Folds of these rows, as positions in `rows`."""
         own: Any = {"n_splits": folds, "shuffle": True, "random_state": seed}
         if self.split_by is not None:
@@ -147,7 +147,7 @@ def make_problem(
         found = make_problem(data, target, replace(options, group=group))
         if not found.classes:
             raise HyperparameterError(
-                f"expected a target with classes to report them, got the quantity {shown(target)} in group"
+                f"expected a target with classes to report them, got the quantity {quote(target)} in group"
             )
         return found
     _check_roles(target, options)
@@ -166,7 +166,9 @@ def make_problem(
     special = {**dict.fromkeys(options.ids, "id"), **dict.fromkeys(options.group, "group")}
     if split["column"] is not None:
         special[split["column"]] = "split"
-    columns = describe(frame, {**special, target: "target"}, options.drop, options.categorical)
+    columns = describe_columns(
+        frame, {**special, target: "target"}, options.drop, options.categorical
+    )
     warnings += _join_notes(columns)
     found = TableProblem(
         frame=frame,
@@ -212,12 +214,12 @@ def _check_roles(target: str, options: TrainOptions) -> None:
         if target in names:
             advice = "; for classes, ask for classification" if role == "categorical" else ""
             raise HyperparameterError(
-                f"expected columns other than the target in {role}, got {shown(target)}{advice}"
+                f"expected columns other than the target in {role}, got {quote(target)}{advice}"
             )
         both = [name for name in names if name in options.drop and role != "drop"]
         if both:
             raise HyperparameterError(
-                f"expected a column in drop or in {role}, got {shown(both[0])} in both"
+                f"expected a column in drop or in {role}, got {quote(both[0])} in both"
             )
 
 
@@ -251,12 +253,12 @@ def _find_targets(y: pl.Series, drop_missing: bool, warnings: list[str]) -> pl.S
         return None
     if not drop_missing or missing == len(y):
         raise DataError(
-            f"expected a value of {shown(y.name)} in every row, got none in {missing:,} of"
-            f" {len(y):,} rows; the first is {where(y.is_null())}; leave these rows out with"
+            f"expected a value of {quote(y.name)} in every row, got none in {missing:,} of"
+            f" {len(y):,} rows; the first is {name_first_row(y.is_null())}; leave these rows out with"
             " --drop-missing (drop_missing=True in Python)"
         )
     warnings.append(
-        f"{missing:,} of {len(y):,} rows have no value of {shown(y.name)}: left out, as asked."
+        f"{missing:,} of {len(y):,} rows have no value of {quote(y.name)}: left out, as asked."
     )
     return y.is_not_null()
 
@@ -290,29 +292,29 @@ def _split_after(
     column = column_of(frame, name, "to split after")
     if column.null_count():
         raise DataError(
-            f"expected a value of {shown(name)} in every row to split after, got none in"
-            f" {column.null_count():,}; the first is {where(column.is_null())}"
+            f"expected a value of {quote(name)} in every row to split after, got none in"
+            f" {column.null_count():,}; the first is {name_first_row(column.is_null())}"
         )
     if column.dtype == pl.String and given is None:
         raise DataError(
-            f"expected numbers or dates in {shown(name)} to split after, got texts such as"
-            f" {shown(column[0])}"
+            f"expected numbers or dates in {quote(name)} to split after, got texts such as"
+            f" {quote(column[0])}"
         )
     if given is None:
-        bound = column.sort()[int(len(column) * (1 - TEST)) - 1]
+        bound = column.sort()[int(len(column) * (1 - TEST_SHARE)) - 1]
         if bound == column.max() and column.n_unique() > 1:  # the last value has more than a fifth
             bound = column.filter(column < bound).max()
     else:
-        bound = value_like(column, str(given))
+        bound = read_value_like(column, str(given))
         if bound is None:
             raise DataError(
-                f"expected a value like those of {shown(name)} ({shown(column[0])}), got"
-                f" {shown(given)}"
+                f"expected a value like those of {quote(name)} ({quote(column[0])}), got"
+                f" {quote(given)}"
             )
     late = (column > bound).to_numpy()
     if late.all() or not late.any():
         raise DataError(
-            f"expected rows before and after {shown(name)} = {shown(bound)}, got only one kind"
+            f"expected rows before and after {quote(name)} = {quote(bound)}, got only one kind"
         )
     text = f"The test rows are those with {name} above {bound}."
     fixed = TrainTest(np.flatnonzero(~late), np.flatnonzero(late))
@@ -322,7 +324,7 @@ def _split_after(
 # -- columns
 
 
-def describe(
+def describe_columns(
     frame: pl.DataFrame, special: dict[str, str], drop: Sequence[str], categorical: Sequence[str]
 ) -> list[ColumnSummary]:
     """How every column is used, and what is odd about it.
@@ -378,11 +380,13 @@ def _find_mistakes(column: Any, distinct: int) -> str:
     elif 0 < len(texts) < len(known) / 2:
         notes.append(
             f"{len(known) - len(texts):,} of the {len(known):,} values are numbers, the others"
-            f" texts such as {shown(texts[0], 30)}: taken as categories"
+            f" texts such as {quote(texts[0], 30)}: taken as categories"
         )
-    same = variants(known)
+    same = find_variants(known)
     if same:
-        notes.append(f"values that differ only in case or spaces ({listed(same)}): are they one?")
+        notes.append(
+            f"values that differ only in case or spaces ({list_names(same)}): are they one?"
+        )
     if distinct > MOST_VALUES and not has_decimal_commas(known):  # one note for all such columns
         notes.append(
             f"{distinct:,} different values: each is replaced by the mean of the target there"
@@ -390,7 +394,7 @@ def _find_mistakes(column: Any, distinct: int) -> str:
     return "; ".join(notes)
 
 
-def variants(texts: pl.Series) -> list[str]:
+def find_variants(texts: pl.Series) -> list[str]:
     """The first values that differ only in case or spaces."""
     distinct = texts.drop_nulls().cast(pl.String).unique().sort()
     simple = distinct.str.strip_chars().str.replace_all(r"\s+", " ").str.to_lowercase()
@@ -411,15 +415,17 @@ def _read_numbers(
         name: numbers
         for name, kind in frame.schema.items()
         if kind == pl.String and name not in kept
-        if (numbers := numbers_as_written(frame[name])) is not None
+        if (numbers := read_written_numbers(frame[name])) is not None
     }
     if not found:
         return frame
     one = next(iter(found))
     at = int(frame[one].is_not_null().arg_max() or 0)
-    what = f"Column {shown(one)} has" if len(found) == 1 else f"Columns {listed(list(found))} have"
+    what = (
+        f"Column {quote(one)} has" if len(found) == 1 else f"Columns {list_names(list(found))} have"
+    )
     warnings.append(
-        f"{what} numbers with signs or separators of thousands: {shown(frame[one][at])} is read as"
+        f"{what} numbers with signs or separators of thousands: {quote(frame[one][at])} is read as"
         f" {found[one][at]:.15g}."
     )
     # not with_columns: a name may be empty
@@ -435,8 +441,8 @@ def _join_notes(columns: list[ColumnSummary]) -> list[str]:
             odd.setdefault(f"{column['note']}{out}", []).append(column["name"])
     notes = []
     for what, names in list(odd.items())[:20]:
-        several = f"{len(names):,} columns ({listed(names)})"
-        notes.append(f"{several if len(names) > 1 else f'Column {shown(names[0])}'}: {what}.")
+        several = f"{len(names):,} columns ({list_names(names)})"
+        notes.append(f"{several if len(names) > 1 else f'Column {quote(names[0])}'}: {what}.")
     return notes
 
 
@@ -461,39 +467,39 @@ def _read_classes(
     number, distinct = y.dtype.is_numeric(), y.n_unique()
     if task == "regression" and not number:
         raise DataError(
-            f"expected numbers in {shown(y.name)} for regression, got texts such as {shown(y[0])}"
+            f"expected numbers in {quote(y.name)} for regression, got texts such as {quote(y[0])}"
         )
     if distinct < 2:
-        raise DataError(f"expected at least two values of {shown(y.name)}, got only {shown(y[0])}")
-    if task is None and number and distinct > MANY:
+        raise DataError(f"expected at least two values of {quote(y.name)}, got only {quote(y[0])}")
+    if task is None and number and distinct > MOST_CLASS_NUMBERS:
         warnings.append(
-            f"{shown(y.name)} has {distinct:,} different numbers: taken as a quantity (regression)."
+            f"{quote(y.name)} has {distinct:,} different numbers: taken as a quantity (regression)."
             " For classes, ask for classification (--task classification)."
         )
         task = "regression"
     elif task is None and number and distinct > 2:
         warnings.append(
-            f"{shown(y.name)} has {distinct:,} different numbers, {y.min():g} to {y.max():g}: taken"
+            f"{quote(y.name)} has {distinct:,} different numbers, {y.min():g} to {y.max():g}: taken"
             " as classes. For a quantity, ask for regression (--task regression)."
         )
     if task == "regression":
         values = y.cast(pl.Float64).to_numpy().copy()
         if not 1e-100 < np.ptp(values) < 1e100:
             raise DataError(
-                f"expected numbers of {shown(y.name)} that can be squared, got {values.min():g} to"
+                f"expected numbers of {quote(y.name)} that can be squared, got {values.min():g} to"
                 f" {values.max():g}; use another unit"
             )
         return None, values
     values = y.unique().sort()
-    same = [] if number else variants(y)
+    same = [] if number else find_variants(y)
     if same:
         warnings.append(
-            f"Classes of {shown(y.name)} differ only in case or spaces ({listed(same)}): are they"
+            f"Classes of {quote(y.name)} differ only in case or spaces ({list_names(same)}): are they"
             " one? Then write them in one way."
         )
-    if distinct > max(MANY, len(y) / LEAST):
+    if distinct > max(MOST_CLASS_NUMBERS, len(y) / LEAST_OF_CLASS):
         raise DataError(
-            f"expected classes in {shown(y.name)}, got {distinct:,} different texts in {len(y):,}"
+            f"expected classes in {quote(y.name)}, got {distinct:,} different texts in {len(y):,}"
             " rows; is it a name?"
         )
     return values, y.rank("dense").to_numpy().astype(np.int64) - 1
@@ -511,23 +517,23 @@ def _check_sizes(problem: TableProblem, folds: int) -> None:
 
     Every class needs two rows in each fold, so that none of the models lacks it.
     """
-    n, target, fixed = len(problem.y), shown(problem.target), problem.fixed
-    least = max(LEAST, 2 * folds)
+    n, target, fixed = len(problem.y), quote(problem.target), problem.fixed
+    least = max(LEAST_OF_CLASS, 2 * folds)
     if problem.classes:
-        counts = problem.counts()
+        counts = problem.count_classes()
         rare = int(np.argmin(counts))
         if counts[rare] < least:
-            same = variants(problem.frame[problem.target])
-            more = f"; {listed(same)} differ only in case or spaces" if same else ""
+            same = find_variants(problem.frame[problem.target])
+            more = f"; {list_names(same)} differ only in case or spaces" if same else ""
             raise DataError(
                 f"expected at least {least} rows of every class of {target}, got {counts[rare]} of"
-                f" {shown(problem.classes[rare])}; remove these rows, or join classes{more}"
+                f" {quote(problem.classes[rare])}; remove these rows, or join classes{more}"
             )
     if n < ROWS_NEEDED:
         raise DataError(f"expected at least {ROWS_NEEDED} rows, got {n}")
     if problem.split_by is not None and len(np.unique(problem.split_by)) < 2 * folds:
         raise DataError(
-            f"expected at least {2 * folds} different values of {shown(problem.split['column'])} to"
+            f"expected at least {2 * folds} different values of {quote(problem.split['column'])} to"
             " split by"
         )
     if fixed is not None and len(fixed.test) < 2:
@@ -538,7 +544,7 @@ def _check_sizes(problem: TableProblem, folds: int) -> None:
         if counts[rare] < folds:
             raise DataError(
                 f"expected at least {folds} training rows of every class of {target}, got"
-                f" {counts[rare]} of {shown(problem.classes[rare])}: the others are test rows"
+                f" {counts[rare]} of {quote(problem.classes[rare])}: the others are test rows"
             )
 
 
@@ -550,7 +556,7 @@ def find_leaks(
 ) -> list[str]:
     """A note on columns that predict the target nearly alone.
 
-    A small tree of one column is fitted on half of at most TRIED rows and judged on the other half:
+    A small tree of one column is fitted on half of at most ROWS_TRIED rows and judged on the other half:
     by the share of a constant's errors, or of the variance of the target's ranks, that it removes.
 
     Args:
@@ -561,11 +567,11 @@ def find_leaks(
         classes: how many; 0 for regression.
     """
     rng = np.random.default_rng(0)
-    rows = np.sort(rng.permutation(len(y))[:TRIED])
+    rows = np.sort(rng.permutation(len(y))[:ROWS_TRIED])
     frame, y = frame[rows], y[rows]
     if not classes:  # of ranks a tree sees every monotone function of the target
         y = np.argsort(np.argsort(y)).astype(float)
-    columns = Columns.fit(frame, names[:TRIED], categorical)
+    columns = Columns.fit(frame, names[:ROWS_TRIED], categorical)
     X = np.nan_to_num(columns.encode(frame), nan=-1e30, posinf=1e30, neginf=-1e30)
     order = rng.permutation(len(y))
     fitted, judged = order[::2], order[1::2]
@@ -581,7 +587,7 @@ def find_leaks(
     what = "tells" if len(who) == 1 else "each tell"
     drop = " ".join(f"--drop {name}" for name in who[:3])
     return [
-        f"Column{'s' * (len(who) > 1)} {listed(who)} {what} the target nearly alone: is that known"
+        f"Column{'s' * (len(who) > 1)} {list_names(who)} {what} the target nearly alone: is that known"
         f" before the target is? If not, leave it out ({drop})."
     ]
 
@@ -615,7 +621,7 @@ def find_copies(
     part = frame.select(own)
     copied = part.is_duplicated()
     share = float(copied.mean() or 0.0)
-    if share < SEVERAL or int(copied.sum()) < 10 or _expect_copies(part.unique()) > 0.01:
+    if share < MANY_COPIES or int(copied.sum()) < 10 or _expect_copies(part.unique()) > 0.01:
         return []
     what = f"{int(copied.sum()):,} of {frame.height:,} rows occur more than once, with the target"
     if test is not None:

@@ -24,7 +24,7 @@ from scdro.errors import CheckpointError, DataError, HyperparameterError, Missin
 from scdro.tables import _folder
 from scdro.tables._models import MODELS, Columns, Model
 from scdro.tables._page import render
-from scdro.tables._read import FileOptions, RawTable, as_table, column_of, shown, table_and_ids
+from scdro.tables._read import FileOptions, RawTable, as_table, column_of, quote, table_and_ids
 from scdro.tables._summary import FORMAT, METHODS, Summary, mismatch
 
 __all__ = ["Run", "label_values", "load"]
@@ -108,7 +108,7 @@ class Run:
             name = next((n for n in self._fitted if n != "plain"), name)
         if name not in self._fitted:
             raise HyperparameterError(
-                f"expected one of the models {', '.join(self._fitted)}, got {shown(name)}"
+                f"expected one of the models {', '.join(self._fitted)}, got {quote(name)}"
             )
         return self._fitted[name].predict(X)
 
@@ -164,7 +164,7 @@ class Run:
             found.write_parquet(content)
             write_file(Path(path), content.getvalue())
             return
-        safe = pl.DataFrame([_as_harmless(one) for one in found.get_columns()])
+        safe = pl.DataFrame([_make_harmless(one) for one in found.get_columns()])
         write_file(Path(path), safe.write_csv())
 
     def _list_predictions(
@@ -196,7 +196,7 @@ class Run:
 
     def __str__(self) -> str:
         verdict = self.summary["verdict"]
-        return _printable(" ".join([verdict["headline"], *verdict["sentences"]]))
+        return _drop_control_characters(" ".join([verdict["headline"], *verdict["sentences"]]))
 
     def _repr_html_(self) -> str:
         return card(self.summary["verdict"]["answer"], str(self))
@@ -208,10 +208,10 @@ class Run:
     def save(self, folder: Any, lock: bool = True) -> None:
         """Write the run: `summary.json`, `report.html`, and models in formats that hold no code."""
         folder = Path(folder)
-        with _folder.locked(folder) if lock else contextlib.nullcontext():
+        with _folder.lock_folder(folder) if lock else contextlib.nullcontext():
             if lock and any(not entry.name.startswith(".") for entry in folder.iterdir()):
                 raise CheckpointError(
-                    f"expected an empty folder to save a run, got files in {shown(folder)}"
+                    f"expected an empty folder to save a run, got files in {quote(folder)}"
                 )
             about = {
                 "model": self.summary["settings"]["model"],
@@ -241,8 +241,8 @@ class Run:
         if out is None:
             return make(_folder.Fits(None))
         folder = Path(out)
-        with _folder.locked(folder):
-            _folder.same_run(folder, about)
+        with _folder.lock_folder(folder):
+            _folder.check_same_run(folder, about)
             fits = _folder.Fits(folder)
             if (folder / _folder.MANIFEST).exists():
                 run = cls.load(folder)
@@ -257,7 +257,7 @@ class Run:
     def load(cls, folder: Any) -> Run:
         """Open a run; every file is checked against its checksum, and nothing in it is executed."""
         folder = Path(folder)
-        _folder.open_run(folder)
+        _folder.check_run(folder)
         summary, about = (
             _folder.read_json(folder / name) for name in ("summary.json", "model.json")
         )
@@ -267,9 +267,9 @@ class Run:
             inputs, (mean, std) = Columns.from_json(about["inputs"]), map(float, about["scale"])
             names = [str(name) for name in about["models"]]
             if any(name not in METHODS for name in names):
-                raise CheckpointError(f"expected names of methods, got {shown(names)}")
+                raise CheckpointError(f"expected names of methods, got {quote(names)}")
             if names and summary["verdict"]["kept"] not in names:
-                raise CheckpointError(f"expected the model that was kept, got only {shown(names)}")
+                raise CheckpointError(f"expected the model that was kept, got only {quote(names)}")
             models = {name: kind.load(folder / "models" / name) for name in names}
             if any(model.classes != len(classes) for model in models.values()):
                 raise CheckpointError(
@@ -281,7 +281,7 @@ class Run:
             if isinstance(error, CheckpointError | MissingDataError):
                 raise
             raise CheckpointError(
-                f"expected a run in {shown(folder)}, got damaged files: {error!r}"
+                f"expected a run in {quote(folder)}, got damaged files: {error!r}"
             ) from error
 
 
@@ -289,12 +289,12 @@ def _check_summary(summary: Any, folder: Path) -> None:
     """Raise for another format, or for a field that is missing, unknown or of another type."""
     if summary["format"] != FORMAT:
         raise CheckpointError(
-            f"expected a summary of format {FORMAT}, got {shown(summary['format'])}"
+            f"expected a summary of format {FORMAT}, got {quote(summary['format'])}"
         )
     wrong = mismatch(summary, Summary)
     if wrong is not None:
         raise CheckpointError(
-            f"expected the summary of a run in {shown(folder)}, got {shown(wrong, 200)}"
+            f"expected the summary of a run in {quote(folder)}, got {quote(wrong, 200)}"
         )
 
 
@@ -307,7 +307,7 @@ def _read_labels(folder: Path, names: list[str]) -> pl.Series | None:
     except (DataError, pl.exceptions.PolarsError) as error:
         raise CheckpointError(f"expected the labels of a run, got: {error}") from error
     if len(labels) != len(names) or labels.null_count() or labels.dtype.is_nested():
-        raise CheckpointError(f"expected {len(names)} labels, got {shown(labels.to_list())}")
+        raise CheckpointError(f"expected {len(names)} labels, got {quote(labels.to_list())}")
     return labels
 
 
@@ -322,21 +322,21 @@ def _try_models(models: dict[str, Model], columns: int) -> None:
         ) from error
 
 
-def _printable(text: str) -> str:
+def _drop_control_characters(text: str) -> str:
     """Without control characters."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _escape(text: str) -> str:
     """Harmless in a spreadsheet and on a terminal."""
-    text = _printable(text)
+    text = _drop_control_characters(text)
     risky = text[:1] in ("=", "+", "@") or (
         text[:1] == "-" and not text[1:].replace(".", "", 1).isdigit()
     )
     return f"'{text}" if risky else text
 
 
-def _as_harmless(column: pl.Series) -> pl.Series:
+def _make_harmless(column: pl.Series) -> pl.Series:
     if column.dtype == pl.String:
         texts = [None if text is None else _escape(text) for text in column.to_list()]
         column = pl.Series(column.name, texts, dtype=pl.String)

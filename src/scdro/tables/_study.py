@@ -108,7 +108,7 @@ def train(
     def study(fits: Fits) -> Run:
         of_each = filled.candidates + 1  # the last is the final fit
         total = filled.seeds * (len(filled.methods) * of_each + (fix is not None))
-        return _study(problem, filled, fix, fits, StudyLog(progress, loggers, total), title)
+        return _study_splits(problem, filled, fix, fits, StudyLog(progress, loggers, total), title)
 
     # what identifies the run: the options that its results depend on, and the table
     names = ("model", "methods", "rho", "budget", "folds", "candidates", "seed", "seeds", "fix")
@@ -155,7 +155,7 @@ def _digest(problem: TableProblem) -> str:
     return digest.hexdigest()
 
 
-def _study(
+def _study_splits(
     problem: TableProblem, options: TrainOptions, fix: Fix | None, fits: Fits, log: StudyLog, title: str
 ) -> Run:  # fmt: skip
     """Study every split, and compare the best robust method with plain training."""
@@ -184,7 +184,7 @@ def _study(
             "type": problem.task,
             "target": problem.target,
             "classes": problem.classes,
-            "counts": problem.counts() if problem.classes else [],
+            "counts": problem.count_classes() if problem.classes else [],
             "score": "accuracy" if problem.classes else "R2",
             "loss": "log loss" if problem.classes else "squared error",
         },
@@ -330,7 +330,7 @@ class SplitStudy:
     ) -> None:  # fmt: skip
         self.problem, self.options, self.fix = problem, options, fix
         self.fits, self.log, self.seed = fits, log, seed
-        self.train, self.test = problem.cut(seed)
+        self.train, self.test = problem.split_rows(seed)
         self.learner = Learner(problem, options, self.train, seed)
         self.sample, self.y, self.scale = self.learner.sample, self.learner.y, self.learner.scale
         self.methods: dict[str, TriedMethod] = {}
@@ -445,10 +445,10 @@ class SplitStudy:
         if name == "group-weighted" and self.fix is not None:
             return self.fix.weights(rows, settings["weights"])
         if name == "second-look":
-            return self._look_again(self.reference(rows), self.y[rows], settings["look"])
+            return self._weigh_second_look(self.reference(rows), self.y[rows], settings["look"])
         return np.ones(len(rows))
 
-    def _look_again(self, reference: Array, y: Array, look: Any) -> Array:
+    def _weigh_second_look(self, reference: Array, y: Array, look: Any) -> Array:
         """The weights of a second look ("half", or a radius) at what the reference predicts for the rows."""
         if not self.problem.classes:
             found: Array = worst_case(np.abs(reference - y), look).weights * len(y)
@@ -482,12 +482,15 @@ class SplitStudy:
 
     def slices(self, robust: str | None) -> list[SliceSummary]:
         """Descriptions of the rows that plain training fails, out of fold; after: by the robust method."""
-        columns, y = self.problem.described(self.sample), self.y[self.sample]
+        columns, y = self.problem.columns_to_describe(self.sample), self.y[self.sample]
         seen = [self.out_of_fold(name) for name in ("plain", robust) if name is not None]
         if not columns:
             return []
         if self.problem.classes:
-            weights, names = self._look_again(seen[0], y, "half"), np.array(self.problem.classes)
+            weights, names = (
+                self._weigh_second_look(seen[0], y, "half"),
+                np.array(self.problem.classes),
+            )
             order = np.argsort(names)
             scored = [proba[:, order] for proba in seen]
             about: Any = {"y": names[y], "label": self.problem.target}

@@ -118,25 +118,25 @@ def estimate(values: Array, share: bool = False, level: float = 0.95) -> Interva
     """A mean with its interval: Wilson's for a share of right answers, Student's otherwise."""
     n, mean = len(values), float(values.mean())
     if n < 2:
-        return _interval_of(mean)
+        return _make_interval(mean)
     if share:
         bounds = stats.binomtest(round(values.sum()), n).proportion_ci(level, method="wilson")
-        return _interval_of(mean, float(bounds.low), float(bounds.high))
+        return _make_interval(mean, float(bounds.low), float(bounds.high))
     if np.ptp(values) == 0:
-        return _interval_of(mean, mean, mean)
-    return _interval_of(
+        return _make_interval(mean, mean, mean)
+    return _make_interval(
         mean, *map(float, stats.ttest_1samp(values, 0.0).confidence_interval(level))
     )
 
 
-def _interval_of(*numbers: float) -> Interval:
+def _make_interval(*numbers: float) -> Interval:
     """A value and its bounds, if there are any; None for what is not finite, since JSON has no NaN."""
     known = [number if math.isfinite(number) else None for number in numbers]
     value, low, high = (*known, None, None)[:3]
     return {"value": value, "low": low, "high": high}
 
 
-def _change(before: float, after: float, influence: Array, level: float = 0.95) -> Difference:
+def _compare(before: float, after: float, influence: Array, level: float = 0.95) -> Difference:
     """after - before, with the interval of a mean of `influence`, shifted to the difference.
 
     Rows that all change by the same amount say nothing about others: there is no interval then.
@@ -153,7 +153,7 @@ def _change(before: float, after: float, influence: Array, level: float = 0.95) 
 
 def change_of_mean(before: Array, after: Array, level: float = 0.95) -> Difference:
     """Of two means over the same rows."""
-    return _change(float(before.mean()), float(after.mean()), after - before, level)
+    return _compare(float(before.mean()), float(after.mean()), after - before, level)
 
 
 def change_of_worst_case(before: Array, after: Array, rho: float) -> Difference:
@@ -164,21 +164,21 @@ def change_of_worst_case(before: Array, after: Array, rho: float) -> Difference:
     influence = len(before) * (
         float(then.lam) * np.asarray(then.weights) - float(first.lam) * np.asarray(first.weights)
     )
-    return _change(float(first.value), float(then.value), influence)
+    return _compare(float(first.value), float(then.value), influence)
 
 
 def change_of_tail(before: Array, after: Array) -> Difference:
     """Of the means of the worst 5% of losses over the same rows."""
     (first, of_first), (then, of_then) = _tail(before), _tail(after)
-    return _change(first, then, of_then - of_first)
+    return _compare(first, then, of_then - of_first)
 
 
-def _falls(change: Difference) -> bool:
+def _clearly_falls(change: Difference) -> bool:
     """Clearly: the whole interval is below zero."""
     return change["high"] is not None and change["high"] < 0
 
 
-def _rises(change: Difference) -> bool:
+def _clearly_rises(change: Difference) -> bool:
     return change["low"] is not None and change["low"] > 0
 
 
@@ -192,8 +192,8 @@ class Pooled:
         rows: numbers of the rows, (n,).
         losses: log losses, or half of the squared errors of the standardised target, (n,).
         scores: their mean is the accuracy, or R^2, (n,).
-        served: what groups are compared by, (n,): right answers, or absolute errors in the
-            target's own unit.
+        group_scores: whose mean over a group says how the model serves it, (n,): right answers, or
+            absolute errors in the target's own unit (so less is better there).
         flat, one_answer: of the model of the first split, the one that may be kept.
     """
 
@@ -214,9 +214,9 @@ class Pooled:
 
         self.losses, self.scores = average(row_losses), average(row_scores)
         self.classifier = predicted[0].ndim == 2
-        self.served = self.scores
+        self.group_scores = self.scores
         if not self.classifier:
-            self.served = average(lambda own, y: np.abs(own - y), in_unit=True)
+            self.group_scores = average(lambda own, y: np.abs(own - y), in_unit=True)
         self.flat, self.one_answer = is_flat(predicted[0]), one_answer(predicted[0])
 
     @property
@@ -229,7 +229,7 @@ class Pooled:
 
         def mean(score: Callable[[Array, Array], float]) -> Interval:
             pairs = zip(self.splits, self.predicted, strict=True)
-            return _interval_of(float(np.mean([score(s.y[s.test], own) for s, own in pairs])))
+            return _make_interval(float(np.mean([score(s.y[s.test], own) for s, own in pairs])))
 
         if self.classifier:
             found = {
@@ -246,11 +246,11 @@ class Pooled:
             ]
             found = {
                 "R2": estimate(self.scores),
-                "mean_absolute_error": estimate(self.served),
-                "root_mean_squared_error": _interval_of(float(np.mean(errors))),
+                "mean_absolute_error": estimate(self.group_scores),
+                "root_mean_squared_error": _make_interval(float(np.mean(errors))),
             }
         measures = measure(self.losses, rho)
-        return found | {key: _interval_of(measures[key]) for key in ("robust_value", "tail")}
+        return found | {key: _make_interval(measures[key]) for key in ("robust_value", "tail")}
 
 
 def _auc(y: Array, predicted: Array) -> float:
@@ -299,7 +299,11 @@ class Judge:
             for name in splits[0].methods
         }
         self.words = VerdictWords(problem.classes, rho, None if fix is None else fix.text)
-        self.better, self.worse = (_rises, _falls) if problem.classes else (_falls, _rises)
+        self.better, self.worse = (
+            (_clearly_rises, _clearly_falls)
+            if problem.classes
+            else (_clearly_falls, _clearly_rises)
+        )
 
     def scores(self, method: str) -> dict[str, Interval]:
         """All scores of a method on the test rows."""
@@ -314,9 +318,9 @@ class Judge:
         slices: descriptions of the rows that the plain model fails.
         """
         plain, words = self.pooled["plain"], self.words
-        failed = words.failed(slices, self.groups, float(plain.served.mean()))
+        worst_place = words.write_worst_place(slices, self.groups, float(plain.group_scores.mean()))
         found: VerdictSummary = {
-            "answer": "not tried", "kept": "plain", "saved": ["plain"], "robust": robust, "headline": failed,
+            "answer": "not tried", "kept": "plain", "saved": ["plain"], "robust": robust, "headline": worst_place,
             "sentences": ["Only plain training was asked for."],
             "price": None, "robust_value": None, "tail": None, "worst_group": None,
         }  # fmt: skip
@@ -326,16 +330,16 @@ class Judge:
             found |= {
                 "answer": answer, "kept": robust if answer == "helps" else "plain",
                 "saved": ["plain"] if after.collapsed else ["plain", robust],
-                "headline": words.headline(answer, robust, after, compared),
-                "sentences": [failed, *words.numbers(robust, compared), *compared.notes],
+                "headline": words.write_headline(answer, robust, after, compared),
+                "sentences": [worst_place, *words.write_numbers(robust, compared), *compared.notes],
                 "price": compared.price, "robust_value": compared.value, "tail": compared.tail,
                 "worst_group": compared.group,
             }  # fmt: skip
         if plain.flat and found["answer"] != "helps":
             found |= {"answer": "nothing learned", "kept": "none", "saved": [],
-                      "headline": words.nothing_learned(robust)}  # fmt: skip
+                      "headline": words.write_nothing_learned(robust)}  # fmt: skip
         else:
-            found["sentences"] += words.one_answer(self.pooled[found["kept"]], found["kept"])
+            found["sentences"] += words.write_one_answer(self.pooled[found["kept"]], found["kept"])
         return found, self.groups
 
     def _answer(self, robust: str, compared: Comparison) -> str:
@@ -351,7 +355,7 @@ class Judge:
             before, after = (split.methods[name].best.measures for name in ("plain", robust))
             costs.append(before["score"] - after["score"])
         price, budget = compared.price, self.budget
-        if np.mean(costs) > budget / 2 or (price["difference"] < -budget and _falls(price)):
+        if np.mean(costs) > budget / 2 or (price["difference"] < -budget and _clearly_falls(price)):
             return "costs too much"
         loses = compared.group is not None and self.worse(compared.group)
         return "no difference" if loses and not compared.fairer else "helps"
@@ -391,7 +395,7 @@ class Judge:
         for name, kind, mask in self.find_groups(rows).values():
             size = int(mask.sum())
             scores: dict[str, Interval] = {
-                method: estimate(own.served[mask], share=own.classifier)
+                method: estimate(own.group_scores[mask], share=own.classifier)
                 for method, own in self.pooled.items()
             }
             found.append({"name": name, "kind": kind, "size": size, "share": size / len(rows),
@@ -416,7 +420,9 @@ class Judge:
         if target is None or group is None:
             return None
         level = 1 - 0.05 / target[1]
-        change = change_of_mean(before.served[group.mask], after.served[group.mask], level)
+        change = change_of_mean(
+            before.group_scores[group.mask], after.group_scores[group.mask], level
+        )
         return {"name": group.name, "size": int(group.mask.sum()), **change}
 
     # -- before and after
@@ -427,12 +433,14 @@ class Judge:
         value = change_of_worst_case(plain.losses, after.losses, self.rho)
         target = self._target_group()
         group = self._change_of_group(target, plain, after)
-        lower = self.fix is None and _falls(value)
+        lower = self.fix is None and _clearly_falls(value)
         fairer = group is not None and self.better(group)
         if lower and self.problem.classes:
             rescaled = self._move_plain(lambda one: {"temperature": self._temperature(one, robust)})
-            lower = _falls(change_of_worst_case(rescaled.losses, after.losses, self.rho))
-            notes += [] if lower else [self.words.temperature(measure(rescaled.losses, self.rho))]
+            lower = _clearly_falls(change_of_worst_case(rescaled.losses, after.losses, self.rho))
+            notes += (
+                [] if lower else [self.words.write_temperature(measure(rescaled.losses, self.rho))]
+            )
         if fairer and self.problem.classes and target is not None:
             shifted = self._move_plain(
                 lambda one: {"offsets": self._offsets(one, robust, target[0])}
@@ -440,11 +448,13 @@ class Judge:
             against = self._change_of_group(target, shifted, after)
             fairer = against is not None and self.better(against)
             if self.fix is not None:  # the slice must not gain what its neighbours lose
-                cells = [self.fix.worst_cell(one.served, one.rows) for one in (shifted, after)]
+                cells = [
+                    self.fix.worst_cell(one.group_scores, one.rows) for one in (shifted, after)
+                ]
                 fairer = fairer and cells[1] >= cells[0]
             if against is not None:
                 overall = float(shifted.scores.mean())
-                notes.append(self.words.thresholds(against["before"], overall, fairer))
+                notes.append(self.words.write_thresholds(against["before"], overall, fairer))
         price = change_of_mean(plain.scores, after.scores)
         tail = change_of_tail(plain.losses, after.losses)
         return Comparison(price, value, tail, group, lower, fairer, notes)
@@ -493,7 +503,7 @@ class VerdictWords:
         self.score = "accuracy" if classes else "R2"
         self.subject = "Robust training" if fix is None else f"Training for {fix}"
 
-    def served(self, value: float | None) -> str:
+    def write_score(self, value: float | None) -> str:
         """How a group is served: "81.2% right", or "a mean error of 3.4"."""
         if value is None:
             return "?"
@@ -502,7 +512,9 @@ class VerdictWords:
         number = f"{value:,.0f}" if 1e4 <= value < 1e15 else f"{value:.4g}"
         return f"a mean error of {number}"
 
-    def failed(self, slices: list[SliceSummary], groups: list[GroupSummary], overall: float) -> str:
+    def write_worst_place(
+        self, slices: list[SliceSummary], groups: list[GroupSummary], overall: float
+    ) -> str:
         """Where the model fails: in a group, or in a description whose rows are served even worse."""
         sign = 1.0 if self.classes else -1.0
         group = next((g for g in groups if not g["small"]), None)
@@ -516,13 +528,15 @@ class VerdictWords:
             where = f"for {group['name']} ({group['size']:,} test rows)"
         else:
             return "No description in these columns stands out among the rows that the plain model fails."
-        beside = f"{self.served(overall)} overall"
+        beside = f"{self.write_score(overall)} overall"
         own = [g for g in groups if g["kind"] == "class" and g["name"] in names and g is not group]
         if own:
-            beside += f", {self.served(own[0]['scores']['plain']['value'])} for {own[0]['name']}"
-        return f"The plain model is worst {where}: {self.served(there)} there, {beside}."
+            beside += (
+                f", {self.write_score(own[0]['scores']['plain']['value'])} for {own[0]['name']}"
+            )
+        return f"The plain model is worst {where}: {self.write_score(there)} there, {beside}."
 
-    def headline(self, answer: str, robust: str, after: Pooled, compared: Comparison) -> str:
+    def write_headline(self, answer: str, robust: str, after: Pooled, compared: Comparison) -> str:
         """The one sentence that decides, with what gained and its price."""
         group, value = compared.group, compared.value
         points, how = 100 * compared.price["difference"], METHOD_IN_WORDS[robust]
@@ -530,7 +544,7 @@ class VerdictWords:
         gain = f"the worst-case loss goes from {value['before']:.3f} to {value['after']:.3f}"
         if group is not None and (compared.fairer or self.fix is not None):
             who = "they go" if self.fix is not None else f"{group['name']} goes"
-            gain = f"{who} from {self.served(group['before'])} to {self.served(group['after'])}"
+            gain = f"{who} from {self.write_score(group['before'])} to {self.write_score(group['after'])}"
         if answer == "helps":
             return f"{self.subject} helped: by {how}, {gain}, {cost}."
         if answer == "costs too much":
@@ -545,7 +559,7 @@ class VerdictWords:
             what = f"made no clear difference ({how})"
         return f"{self.subject} {what}; the plain model is kept."
 
-    def numbers(self, robust: str, compared: Comparison) -> list[str]:
+    def write_numbers(self, robust: str, compared: Comparison) -> list[str]:
         """Before and after, of everything that could gain or lose."""
         price, value, tail, group = compared.price, compared.value, compared.tail, compared.group
         text = (
@@ -553,10 +567,12 @@ class VerdictWords:
             f" {100 * price['after']:.2f}%{_in_brackets(price, '{:+.2f} points', 100.0)}"
         )
         if group is not None:
-            clear = "" if _falls(group) or _rises(group) else ", no clear difference"
+            clear = (
+                "" if _clearly_falls(group) or _clearly_rises(group) else ", no clear difference"
+            )
             text += (
-                f", {group['name']} ({group['size']:,} test rows) from {self.served(group['before'])}"
-                f" to {self.served(group['after'])}{clear}"
+                f", {group['name']} ({group['size']:,} test rows) from {self.write_score(group['before'])}"
+                f" to {self.write_score(group['after'])}{clear}"
             )
         if self.fix is not None:
             return [f"{text}."]
@@ -567,20 +583,20 @@ class VerdictWords:
             f" {tail['before']:.3g} to {tail['after']:.3g}.",
         ]
 
-    def temperature(self, measures: Mapping[str, float]) -> str:
+    def write_temperature(self, measures: Mapping[str, float]) -> str:
         return (
             "The plain model's probabilities with a temperature chosen out of fold have a worst-case"
             f" loss of {measures['robust_value']:.3f} at no higher mean loss, and the same answers."
         )
 
-    def thresholds(self, there: float, overall: float, left: bool) -> str:
+    def write_thresholds(self, there: float, overall: float, left: bool) -> str:
         return (
             "The plain model with other thresholds, chosen out of fold for that group at the same"
-            f" accuracy, has {'only ' if left else ''}{self.served(there)} there,"
-            f" {self.served(overall)} overall."
+            f" accuracy, has {'only ' if left else ''}{self.write_score(there)} there,"
+            f" {self.write_score(overall)} overall."
         )
 
-    def nothing_learned(self, robust: str | None) -> str:
+    def write_nothing_learned(self, robust: str | None) -> str:
         also = "" if robust is None else f", and {METHOD_IN_WORDS[robust]} is not clearly better"
         return (
             "Nothing was learned: the plain model gives nearly the same answer for every"
@@ -588,7 +604,7 @@ class VerdictWords:
             " the target."
         )
 
-    def one_answer(self, model: Pooled, kept: str) -> list[str]:
+    def write_one_answer(self, model: Pooled, kept: str) -> list[str]:
         if model.one_answer is None:
             return []
         answer = self.classes[model.one_answer]
