@@ -8,7 +8,7 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.preprocessing import TargetEncoder
 
 from scdro.errors import DataError
-from scdro.tables._models import MOST_VALUES, Columns
+from scdro.tables._models import MOST_SPLIT_VALUES, Columns
 from scdro.tables._problem import describe_columns
 from scdro.tables._read import as_table
 
@@ -80,7 +80,7 @@ def test_all_values_have_codes_and_columns_with_many_are_told_apart():
     values = [f"v{k}" for k in range(400)] * 2 + ["often"] * 50
     frame = pl.DataFrame({"c": values, "few": [value[:2] for value in values]})
     columns = Columns.fit(frame, ["c", "few"], [])
-    assert len(columns.categories["c"]) == 401 > MOST_VALUES
+    assert len(columns.categories["c"]) == 401 > MOST_SPLIT_VALUES
     assert columns.categories["c"][0] == "often"
     assert (columns.many_valued, columns.categorical) == ([0], [1])
 

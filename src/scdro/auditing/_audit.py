@@ -192,7 +192,7 @@ class Audit:
             lines.append(f"  {one}")
         if self.groups:
             lines += ["", "The groups asked for"]
-            lines += [f"  {_group_line(row, self.unit)}" for row in self.groups]
+            lines += [f"  {_write_group(row, self.unit)}" for row in self.groups]
         if self.passed:
             names = ", ".join(row.column for row in self.passed[:8])
             more = f" and {len(self.passed) - 8} more" if len(self.passed) > 8 else ""
@@ -285,7 +285,7 @@ class Audit:
             "groups": [row._asdict() for row in self.groups],
             "notes": self.notes,
         }
-        return json.dumps(_finite(plain), indent=1)
+        return json.dumps(_replace_nonfinite(plain), indent=1)
 
     def to_model_card(
         self, name: str, *, done: str | Sequence[str] = (), about: str = "", data: str = "",
@@ -339,7 +339,7 @@ class Audit:
         return fragment_of(self)
 
 
-def _group_line(row: GroupErrors, unit: str) -> str:
+def _write_group(row: GroupErrors, unit: str) -> str:
     within = f" within {row.label!r}" if row.label else ""
     if unit == "mean":
         return f"{row.group}{within}: {row.rows:,} rows, mean absolute error {row.error:.4g}"
@@ -350,11 +350,11 @@ def _group_line(row: GroupErrors, unit: str) -> str:
     )
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _replace_nonfinite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_replace_nonfinite(one) for one in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -433,7 +433,7 @@ def audit(
     clusters = None if groups is None else read_units(groups, n)
     asked = read_frame(sensitive_features, n)
     with WaitingLine("scdro.audit") as tell:
-        columns, coded = _read_columns(given.frame, asked, n, tell)
+        columns, coded = _read_described_columns(given.frame, asked, n, tell)
         search = FindingSearch(
             data, coded, weight=weight, clusters=clusters, alpha=alpha, depth=depth,
             min_rows=max(10, math.ceil(min_share * n)), n_jobs=n_jobs, tell=tell,
@@ -441,18 +441,18 @@ def audit(
         findings = search.run(max_findings)
         search.index.tell = None
     named = {condition.column for one in findings for condition in one.where}
-    counts = _slices_by_column(search)
+    counts = _count_slices_by_column(search)
     backend = backend_of(*(f for f in (given.frame, sensitive_features, y) if not is_lazy(f)))
     return Audit(
         findings=tuple(findings),
         passed=tuple(Passed(name, k) for name, k in counts.items() if name not in named),
-        classes=_class_rows(data, weight),
-        groups=_group_rows(data, weight, asked),
-        notes=tuple(_notes_on(data, search, out_of_fold or cv is not None)),
+        classes=_make_class_rows(data, weight),
+        groups=_make_group_rows(data, weight, asked),
+        notes=tuple(_write_notes(data, search, out_of_fold or cv is not None)),
         rows=n,
         slices=len(search.index),
         alpha=alpha,
-        scores=_scores(data, weight),
+        scores=_compute_scores(data, weight),
         unit="share" if data.classes else "mean",
         score_slices=partial(slice_scores, search, asked, findings),
         backend=backend,
@@ -486,7 +486,7 @@ def _read_call(
         if frame is None:
             raise DataError("expected audit(model, X, y, frame), got no labels y")
         made, known = predict_with(y, predictions, frame, cv, groups)
-        described = extra if extra is not None else _describing(predictions)
+        described = extra if extra is not None else _columns_worth_describing(predictions)
         return Given(frame, made, described, known if classes is None else classes)
     if cv is not None:
         raise HyperparameterError(
@@ -500,7 +500,7 @@ def _read_call(
     return Given(y, predictions, frame, classes)
 
 
-def _read_columns(
+def _read_described_columns(
     frame: Any, asked: dict[str, Array], n: int, tell: WaitingLine
 ) -> tuple[dict[str, Array], list[CodedColumn]]:
     """The columns of the frame, and these and those asked for, coded; columns of a LazyFrame are only coded."""
@@ -511,7 +511,7 @@ def _read_columns(
     return columns | others, coded + code_columns(others)
 
 
-def _describing(X: Any) -> Any:
+def _columns_worth_describing(X: Any) -> Any:
     """X, if it has columns that people know."""
     return X if columns_of(X) is not None or getattr(X, "ndim", 0) == 2 else None
 
@@ -529,7 +529,7 @@ def _check_settings(alpha: float, depth: int, min_share: float, max_findings: in
         raise HyperparameterError(f"expected max_findings of at least 1, got {max_findings!r}")
 
 
-def _slices_by_column(search: FindingSearch) -> dict[str, int]:
+def _count_slices_by_column(search: FindingSearch) -> dict[str, int]:
     """How many slices have a condition on each column; a column of texts has one for each word."""
     index = search.index
     names = [column.name for column in index.columns]
@@ -542,7 +542,7 @@ def _slices_by_column(search: FindingSearch) -> dict[str, int]:
     return counts
 
 
-def _class_rows(data: Outcomes, weight: Array) -> tuple[ClassRow, ...]:
+def _make_class_rows(data: Outcomes, weight: Array) -> tuple[ClassRow, ...]:
     """A row for each class; none for a regression."""
     rows = []
     for k, name in enumerate(data.classes):
@@ -571,7 +571,9 @@ def _weighted_mean(values: Array, weight: Array) -> float:
     return float(weight @ values) / mass if mass > 0 else math.nan
 
 
-def _group_rows(data: Outcomes, weight: Array, asked: dict[str, Array]) -> tuple[GroupErrors, ...]:
+def _make_group_rows(
+    data: Outcomes, weight: Array, asked: dict[str, Array]
+) -> tuple[GroupErrors, ...]:
     """Every value of the columns asked for: over all classes, then within each class."""
     error = (data.decided != data.y) if data.classes else np.abs(data.y - data.decided)
     last = len(data.classes) - 1
@@ -600,7 +602,7 @@ def _group_rows(data: Outcomes, weight: Array, asked: dict[str, Array]) -> tuple
     return tuple(rows)
 
 
-def _scores(data: Outcomes, weight: Array) -> dict[str, float]:
+def _compute_scores(data: Outcomes, weight: Array) -> dict[str, float]:
     """Accuracy and log loss of all rows, or mean absolute error and R2."""
     if not data.classes:
         left = data.y - data.decided
@@ -616,7 +618,7 @@ def _scores(data: Outcomes, weight: Array) -> dict[str, float]:
     return scores
 
 
-def _ask_for_mix_ups(data: Outcomes) -> list[str]:
+def _find_mix_ups(data: Outcomes) -> list[str]:
     """Notes on predictions that look as if another column was meant."""
     if not data.classes:
         answers = {0.0, 1.0}
@@ -632,7 +634,7 @@ def _ask_for_mix_ups(data: Outcomes) -> list[str]:
     return []
 
 
-def _notes_on(data: Outcomes, search: FindingSearch, out_of_fold: bool) -> list[str]:
+def _write_notes(data: Outcomes, search: FindingSearch, out_of_fold: bool) -> list[str]:
     """What could not be told, and why; what looks like a mistake; what to do first."""
     notes, n = [], len(data.y)
     if data.classes and data.proba is None:
@@ -646,7 +648,7 @@ def _notes_on(data: Outcomes, search: FindingSearch, out_of_fold: bool) -> list[
         )
     if n < FEW_ROWS:
         notes.append(f"{n:,} rows: only large gaps can be told from chance.")
-    mistaken = _ask_for_mix_ups(data)
+    mistaken = _find_mix_ups(data)
     notes += mistaken
     if search.recalibrated and not mistaken:
         names = ", ".join(search.recalibrated[:5])

@@ -47,12 +47,12 @@ TENTHS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 TAILS = (0.005, 0.01, 0.02, *TENTHS, 0.98, 0.99, 0.995)  # ends of the tails that are looked at
 WINDOWS = ((0.05, 0.05), (0.1, 0.05), (0.2, 0.1), (0.4, 0.2))  # widths of ranges, and their steps
 FIFTHS = ((0.2, 0.2),)  # the same for tables with many columns of numbers
-MANY = 25  # such columns
+MANY_NUMBERS = 25  # such columns
 DISTINCT = 12  # a column with at most this many different numbers is split by value
 VALUES = 40  # values of a column that become conditions, the most frequent ones
-SAMPLE = 1_000_000  # rows of a LazyFrame that decide how its columns are coded
-CHUNK = 1_000_000  # rows of a LazyFrame that are coded at once
-WORDS = 300  # words of a text column that become conditions, the most frequent ones
+ROWS_FOR_CODER = 1_000_000  # rows of a LazyFrame that decide how its columns are coded
+ROWS_CODED_AT_ONCE = 1_000_000  # rows of a LazyFrame that are coded at once
+WORDS_CODED = 300  # words of a text column that become conditions, the most frequent ones
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class CodedColumn:
     def between(self, low: int, high: int) -> SliceCondition:
         """The condition that a code is `low` or more, and less than `high`."""
         coder, last = self.coder, len(self.coder.cuts)
-        shown = _show(coder.cuts, coder.kind)
+        shown = _write_cuts(coder.cuts, coder.kind)
         if low == 0:
             text = f"{self.name} <= {shown[high - 1]}"
         elif high == last + 1:
@@ -204,7 +204,7 @@ class Coder:
             codes = np.searchsorted(self.cuts, column, side="left")
         codes[gone] = k + 1
         texts, sets = [], []
-        shown = _show(self.cuts, self.kind)
+        shown = _write_cuts(self.cuts, self.kind)
         ranks = np.arange(k + 2)
         if self.exact:
             texts += [f"{self.name} = {text}" for text in shown]
@@ -217,7 +217,9 @@ class Coder:
             sets.append((ranks > low) & (ranks <= high))
         texts.append(f"{self.name} is missing")
         sets.append(ranks == k + 1)
-        return CodedColumn(self.name, _small(codes, k + 2), tuple(texts), np.array(sets), self)
+        return CodedColumn(
+            self.name, _use_small_integers(codes, k + 2), tuple(texts), np.array(sets), self
+        )
 
     def _encode_values(self, column: Array) -> CodedColumn:
         """Code k: the k-th value; then one for all other values, one for missing."""
@@ -228,13 +230,15 @@ class Coder:
         codes = np.fromiter(map(code_of.__getitem__, rows), dtype=np.int64, count=len(rows))
         texts = [f"{self.name} = {value}" for value in self.values] + [f"{self.name} is missing"]
         sets = [np.arange(k + 2) == code for code in (*range(k), k + 1)]
-        return CodedColumn(self.name, _small(codes, k + 2), tuple(texts), np.array(sets), self)
+        return CodedColumn(
+            self.name, _use_small_integers(codes, k + 2), tuple(texts), np.array(sets), self
+        )
 
     def _encode_words(self, column: Array) -> list[CodedColumn]:
         """One column for each word, with code 1 where a text has it."""
         having: dict[str, list[int]] = {word: [] for word in self.values}
         for row, text in enumerate(column):
-            for word in _words(text):
+            for word in _find_words(text):
                 if word in having:
                     having[word].append(row)
         found = []
@@ -289,7 +293,7 @@ def _read_column(values: Any, name: Any) -> Array:
     """As `as_vector`, but without looking at every single value where that can be avoided."""
     if isinstance(values, nw.Series):
         if values.dtype.is_nested():
-            raise _nested(name, str(values.dtype))
+            raise _nested_value_error(name, str(values.dtype))
         if values.dtype.is_numeric():
             array = values.cast(nw.Float64).to_numpy()
             if array.dtype.kind == "f":
@@ -304,7 +308,7 @@ def _read_column(values: Any, name: Any) -> Array:
     try:
         vector = as_vector(values)
     except (DataError, ValueError, TypeError) as error:
-        raise _nested(name, str(error)) from error
+        raise _nested_value_error(name, str(error)) from error
     return _read_objects(vector.tolist(), name) if vector.dtype == object else vector
 
 
@@ -314,10 +318,10 @@ def _read_objects(values: list[Any], name: Any) -> Array:
         distinct = set(values)
     except TypeError:
         odd = next(value for value in values if not isinstance(value, Hashable))
-        raise _nested(name, f"a {type(odd).__name__}") from None
+        raise _nested_value_error(name, f"a {type(odd).__name__}") from None
     odd = next((value for value in distinct if isinstance(value, tuple | frozenset)), None)
     if odd is not None:
-        raise _nested(name, f"a {type(odd).__name__}")
+        raise _nested_value_error(name, f"a {type(odd).__name__}")
     known = [value for value in distinct if not is_missing(value)]
     numbers = [isinstance(value, NUMBER) and not isinstance(value, bool) for value in known]
     if len(known) < len(distinct):
@@ -333,7 +337,7 @@ def value_numbers(column: Array) -> tuple[list[str], Array]:
     """The different values of a column as texts, sorted, and the number of each row's, (n,)."""
     values = column.tolist()
     texts = {
-        value: "missing" if is_missing(value) else _text_of(value)
+        value: "missing" if is_missing(value) else _write_value_as_text(value)
         for value in dict.fromkeys(values)
     }
     names = sorted(set(texts.values()))
@@ -341,11 +345,11 @@ def value_numbers(column: Array) -> tuple[list[str], Array]:
     return names, np.fromiter(map(place.__getitem__, values), dtype=np.intp, count=len(values))
 
 
-def _text_of(value: Any) -> str:
+def _write_value_as_text(value: Any) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def _nested(name: Any, what: str) -> DataError:
+def _nested_value_error(name: Any, what: str) -> DataError:
     return DataError(
         f"expected one number, text or date in each row of column {str(name)!r}, got {what}; split "
         "it into columns, or leave it out"
@@ -414,17 +418,17 @@ def _fit_words(name: str, column: Array) -> Coder:
     """The most frequent words among those in fewer than half of the texts."""
     counts: Counter[str] = Counter()
     for text in column:
-        counts.update(_words(text))
+        counts.update(_find_words(text))
     usual = [word for word in counts if counts[word] < len(column) / 2]
     return Coder(
         name,
         "words",
         np.array([]),
-        values=tuple(sorted(usual, key=lambda word: (-counts[word], word))[:WORDS]),
+        values=tuple(sorted(usual, key=lambda word: (-counts[word], word))[:WORDS_CODED]),
     )
 
 
-def _words(text: Any) -> set[str]:
+def _find_words(text: Any) -> set[str]:
     return set() if is_missing(text) else set(re.findall(r"[^\W\d_][\w']+", str(text).lower()))
 
 
@@ -442,7 +446,7 @@ def _round_cuts(cuts: Array, known: Array) -> Array:
     return rounded
 
 
-def _show(cuts: Array, kind: str) -> list[str]:
+def _write_cuts(cuts: Array, kind: str) -> list[str]:
     """Cuts as conditions show them: dates without a time if no cut has one, numbers to 12 digits."""
     if kind == "dates":
         whole = bool((cuts == cuts.astype("datetime64[D]")).all())
@@ -450,7 +454,7 @@ def _show(cuts: Array, kind: str) -> list[str]:
     return [f"{cut:,.12g}" if abs(cut) >= 10_000 else f"{cut:.12g}" for cut in cuts.tolist()]
 
 
-def _small(codes: Array, number: int) -> Array:
+def _use_small_integers(codes: Array, number: int) -> Array:
     """Codes in one byte each, or in two if there are more than 256."""
     return codes.astype(np.uint8 if number <= 256 else np.uint16)
 
@@ -460,7 +464,7 @@ def code_columns(
 ) -> list[CodedColumn]:
     """Every column that has at least two different values, coded."""
     coded: list[CodedColumn] = []
-    windows = _windows(sum(column.dtype.kind in "fM" for column in columns.values()))
+    windows = _choose_windows(sum(column.dtype.kind in "fM" for column in columns.values()))
     for number, (name, column) in enumerate(columns.items(), 1):
         if tell is not None:
             tell(f"column {number} of {len(columns)}")
@@ -469,19 +473,21 @@ def code_columns(
     return coded
 
 
-def _windows(numbers: int) -> Windows:
+def _choose_windows(numbers: int) -> Windows:
     """Fewer ranges where there are many columns of numbers, whose pairs would be too many."""
-    return WINDOWS if numbers <= MANY else FIFTHS
+    return WINDOWS if numbers <= MANY_NUMBERS else FIFTHS
 
 
 def code_lazy(frame: Any, n: int, tell: Callable[[str], None] | None = None) -> list[CodedColumn]:
     """The columns of a LazyFrame of polars, coded one by one: only one of them is in memory.
 
-    Coders are fitted on every k-th row, at most `SAMPLE` of them.
+    Coders are fitted on every k-th row, at most `ROWS_FOR_CODER` of them.
     """
     schema = frame.collect_schema()
     names = schema.names()
-    windows = _windows(sum(kind.is_numeric() or kind.is_temporal() for kind in schema.dtypes()))
+    windows = _choose_windows(
+        sum(kind.is_numeric() or kind.is_temporal() for kind in schema.dtypes())
+    )
     coded: list[CodedColumn] = []
     for number, name in enumerate(names, 1):
         if tell is not None:
@@ -492,12 +498,12 @@ def code_lazy(frame: Any, n: int, tell: Callable[[str], None] | None = None) -> 
                 f"expected {n:,} rows in every column, one for each label, got {len(series):,} in"
                 f" {name!r}"
             )
-        coder = fit_coder(name, _read_polars(series.gather_every(-(-n // SAMPLE))), windows)
+        coder = fit_coder(name, _read_polars(series.gather_every(-(-n // ROWS_FOR_CODER))), windows)
         if coder is None:
             continue
         parts = [
-            coder.encode(coder.adapt(_read_polars(series.slice(at, CHUNK))))
-            for at in range(0, n, CHUNK)
+            coder.encode(coder.adapt(_read_polars(series.slice(at, ROWS_CODED_AT_ONCE))))
+            for at in range(0, n, ROWS_CODED_AT_ONCE)
         ]
         coded += [
             replace(same[0], codes=np.concatenate([one.codes for one in same]))

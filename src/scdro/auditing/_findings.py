@@ -30,7 +30,7 @@ from sklearn.isotonic import IsotonicRegression
 
 from scdro.auditing._codes import CodedColumn, SliceCondition, code_columns, read_frame
 from scdro.auditing._outcomes import Outcomes
-from scdro.auditing._questions import Answer, Question, answer, probability
+from scdro.auditing._questions import Answer, Question, find_answers, probability
 from scdro.auditing._scan import SliceIndex, effective_slices
 
 __all__ = ["Finding", "FindingSearch", "wilson"]
@@ -45,7 +45,7 @@ MISSED_BY = 0.1  # a class is missed in a slice at least this much more often th
 SAME = 0.5  # share of the rows of either of two slices above which the clearer one is told
 DOUBT = 2.0  # standard errors of a gap above which a slice's probabilities are not called right
 DOUBT_OF_ANSWERS = 3.0  # the same, where answers are wrong more often than the model admits
-SHARES = {"wrong": 0.5, "threshold": 0.25, "hard": 0.25}  # of alpha
+SHARES_OF_ALPHA = {"wrong": 0.5, "threshold": 0.25, "hard": 0.25}  # of alpha
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,42 +126,42 @@ class Finding:
         return rows
 
     def __str__(self) -> str:
-        who = f"{self.slice}: {self.rows:,} rows ({_percent(self.share)})."
-        said = f"{_percent(self.predicted)} predicted, {_percent(self.observed)} observed"
+        who = f"{self.slice}: {self.rows:,} rows ({_write_share(self.share)})."
+        said = f"{_write_share(self.predicted)} predicted, {_write_share(self.observed)} observed"
         name = f" {self.label!r}" if self.label else ""
         if self.kind == "wrong probabilities" and not self.label:
             text = (
-                f"The model is sure of its answers to {_percent(self.predicted)} on average;"
-                f" {_percent(self.observed)} are right ({_percent(self.low)} to"
-                f" {_percent(self.high)})."
+                f"The model is sure of its answers to {_write_share(self.predicted)} on average;"
+                f" {_write_share(self.observed)} are right ({_write_share(self.low)} to"
+                f" {_write_share(self.high)})."
             )
         elif self.kind == "wrong probabilities":
             text = (
-                f"The model gives{name} {_percent(self.predicted)}; it is {_percent(self.observed)}"
-                f" ({_percent(self.low)} to {_percent(self.high)})."
+                f"The model gives{name} {_write_share(self.predicted)}; it is {_write_share(self.observed)}"
+                f" ({_write_share(self.low)} to {_write_share(self.high)})."
             )
         elif self.kind == "hard":
             text = (
-                f"{_percent(self.error)} of the decisions are wrong"
-                f" ({_percent(self.error_elsewhere)} elsewhere), above all for{name}"
-                f" ({_percent(self.missed)} missed, {_percent(self.missed_elsewhere)} elsewhere)."
+                f"{_write_share(self.error)} of the decisions are wrong"
+                f" ({_write_share(self.error_elsewhere)} elsewhere), above all for{name}"
+                f" ({_write_share(self.missed)} missed, {_write_share(self.missed_elsewhere)} elsewhere)."
                 f" The probabilities are right ({said}): these columns cannot tell."
             )
         elif self.kind == "threshold":
             elsewhere = (
                 ""
                 if math.isnan(self.missed_elsewhere)
-                else f" ({_percent(self.missed_elsewhere)} elsewhere)"
+                else f" ({_write_share(self.missed_elsewhere)} elsewhere)"
             )
             text = (
-                f"{_percent(self.missed)} of{name} are missed{elsewhere}, but the probabilities are"
+                f"{_write_share(self.missed)} of{name} are missed{elsewhere}, but the probabilities are"
                 f" right ({said}): the threshold fails them."
             )
         elif self.kind == "errors":
             text = (
-                f"{_percent(self.error)} of the decisions are wrong"
-                f" ({_percent(self.error_elsewhere)} elsewhere), above all for{name}"
-                f" ({_percent(self.missed)} missed, {_percent(self.missed_elsewhere)} elsewhere)."
+                f"{_write_share(self.error)} of the decisions are wrong"
+                f" ({_write_share(self.error_elsewhere)} elsewhere), above all for{name}"
+                f" ({_write_share(self.missed)} missed, {_write_share(self.missed_elsewhere)} elsewhere)."
             )
         elif self.kind == "bias":
             between = f"({self.low:.4g} to {self.high:.4g})"
@@ -172,8 +172,8 @@ class Finding:
             text = f"Mean absolute error {self.error:.4g} ({self.error_elsewhere:.4g} elsewhere)."
         else:
             text = (
-                f"{_percent(self.missed)} outside of their intervals"
-                f" ({_percent(self.missed_elsewhere)} elsewhere)."
+                f"{_write_share(self.missed)} outside of their intervals"
+                f" ({_write_share(self.missed_elsewhere)} elsewhere)."
             )
         return f"{who} {text}"
 
@@ -181,7 +181,7 @@ class Finding:
         return f"<{self.kind}: {self}>"
 
 
-def _percent(share: float) -> str:
+def _write_share(share: float) -> str:
     """With a digit more where it is below one per cent."""
     plain = share >= 0.01 or share < 5e-5  # a bound of an interval may be 1e-17: that is 0.0%
     return f"{100 * share:.1f}%" if plain else f"{100 * share:.2g}%"
@@ -198,12 +198,12 @@ def wilson(share: float, size: float, z: float) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def anything(mass: Array, left: Array) -> Array:
+def accept_every_slice(mass: Array, left: Array) -> Array:
     """Every candidate is worth telling."""
     return np.ones(len(mass), bool)
 
 
-def once(found: list[Finding]) -> list[Finding]:
+def drop_repeats(found: list[Finding]) -> list[Finding]:
     """Of the findings about the same people and different classes, the first: the clearest one."""
     told: list[Finding] = []
     for one in found:
@@ -240,7 +240,7 @@ class FindingSearch:
             min_rows=min_rows,
             depth=depth,
             n_jobs=n_jobs,
-            order=self._order(columns),
+            order=self._order_by_errors(columns),
             tell=tell,
         )
         self.checked: dict[str, float] = {}
@@ -249,22 +249,22 @@ class FindingSearch:
     def run(self, most: int) -> list[Finding]:
         """All findings: wrong probabilities first, then thresholds, then hard ones."""
         if not self.data.classes:
-            return self._regression(most)
+            return self._find_in_regression(most)
         if self.data.proba is None:
-            return self._hard("errors", most, np.zeros(len(self.weight), bool), 1.0)
-        wrong, doubtful = self._wrong(most)
+            return self._find_hard("errors", most, np.zeros(len(self.weight), bool), 1.0)
+        wrong, doubtful = self._find_wrong(most)
         taken: Array = np.zeros(len(self.weight), bool)
         for one in wrong:
             taken |= one.members if one.conditions else False
-        hard = self._hard("hard", RESERVED, taken, SHARES["hard"], doubtful)
+        hard = self._find_hard("hard", RESERVED, taken, SHARES_OF_ALPHA["hard"], doubtful)
         for one in hard:
             taken |= one.members
-        missed = self._thresholds(RESERVED, taken, doubtful)
+        missed = self._find_thresholds(RESERVED, taken, doubtful)
         return [*wrong[: max(most - len(missed) - len(hard), 0)], *missed, *hard][:most]
 
     # -- wrong probabilities ------------------------------------------------------------------
 
-    def _wrong(self, most: int) -> tuple[list[Finding], Array]:
+    def _find_wrong(self, most: int) -> tuple[list[Finding], Array]:
         """Findings, and which slices of the index may be wrong although they were not told.
 
         Two questions. Does a class happen as often as the model says? And is its most likely answer
@@ -275,8 +275,8 @@ class FindingSearch:
         assert data.proba is not None
         counts = np.bincount(data.y, weights=weight, minlength=len(data.classes))
         asked = [1] if len(data.classes) == 2 else list(np.argsort(-counts)[:MOST_CLASSES])
-        alpha = SHARES["wrong"] * self.alpha
-        levels = {k: self._level_index(data.proba[:, k]) for k in asked}
+        alpha = SHARES_OF_ALPHA["wrong"] * self.alpha
+        levels = {k: self._index_levels(data.proba[:, k]) for k in asked}
         spreads = [weight**2 * p * (1 - p) for p in (data.proba[:, k] for k in asked)]
         slices = effective_slices(self.index, spreads, alpha)
         tests = slices * (len(asked) + 1) + sum(level.tests + 1 for level in levels.values())
@@ -294,7 +294,7 @@ class FindingSearch:
             question = Question(
                 "wrong probabilities", label, event, p.copy(), weight, k is None, True, True
             )
-            whole = None if k is None else self._overall(question, levels[k], tests, alpha)
+            whole = None if k is None else self._test_as_a_whole(question, levels[k], tests, alpha)
             if whole is not None:
                 found.append(whole)
                 self.recalibrated.append(label)
@@ -309,11 +309,11 @@ class FindingSearch:
             )
             doubtful |= unsure
             for one in told:
-                found.append((abs(one.z), self._tell(one, k)))
+                found.append((abs(one.z), self._make_finding(one, k)))
                 explained.append(one.rows)
                 taken |= one.rows
         found.sort(key=lambda entry: -entry[0])
-        return once([one for _, one in found])[:most], doubtful
+        return drop_repeats([one for _, one in found])[:most], doubtful
 
     def _wrong_slices(
         self,
@@ -348,7 +348,7 @@ class FindingSearch:
             large = min(abs(more), abs(had - said)) >= GAP * mass
             return more * (had - said) > 0 and (large or max(had, said) >= RATIO * min(had, said))
 
-        answers = answer(
+        answers = find_answers(
             question, self.index, tests=tests, alpha=alpha, most=most, good=worth, holds=holds,
             candidates=clear, taken=taken, clusters=self.clusters,
         )  # fmt: skip
@@ -362,7 +362,7 @@ class FindingSearch:
         right: Array = (self.data.proba.argmax(1) == self.data.y).astype(float)
         return right
 
-    def _level_index(self, p: Array) -> SliceIndex:
+    def _index_levels(self, p: Array) -> SliceIndex:
         """Slices by the probability itself: where it is low, or high."""
         return SliceIndex(
             code_columns({"predicted probability": p}),
@@ -371,7 +371,7 @@ class FindingSearch:
             depth=1,
         )
 
-    def _overall(
+    def _test_as_a_whole(
         self, question: Question, levels: SliceIndex, tests: float, alpha: float
     ) -> tuple[float, Finding] | None:
         """Whether the probabilities of a class are wrong as a whole, or wherever they are high or low."""
@@ -383,7 +383,9 @@ class FindingSearch:
         gap = abs(left) / float(self.weight.sum())
         usual = float(np.average(question.event, weights=self.weight))
         if p <= alpha and gap >= min(GAP, 0.2 * max(usual, 1e-12)):
-            return abs(z), self._describe("wrong probabilities", "all rows", (), k, everyone, p)
+            return abs(z), self._measure_slice(
+                "wrong probabilities", "all rows", (), k, everyone, p
+            )
         copy = Question(
             question.kind,
             question.label,
@@ -399,19 +401,19 @@ class FindingSearch:
             good: Array = np.abs(left) >= GAP * mass
             return good
 
-        first = answer(
+        first = find_answers(
             copy, levels, tests=tests, alpha=alpha, most=1, good=worth, clusters=self.clusters
         )
         if not first:
             return None
         one = first[0]
         text = " and ".join(condition.text for condition in one.where)
-        told = self._describe("wrong probabilities", text, (), k, one.rows, one.p_value)
+        told = self._measure_slice("wrong probabilities", text, (), k, one.rows, one.p_value)
         return abs(one.z), replace(told, where=one.where)
 
     # -- thresholds and hard slices -----------------------------------------------------------
 
-    def _thresholds(self, most: int, taken: Array, doubtful: Array) -> list[Finding]:
+    def _find_thresholds(self, most: int, taken: Array, doubtful: Array) -> list[Finding]:
         """Slices where members of a class are missed more often than elsewhere.
 
         A class that is decided less than half as often as it happens, and missed mostly, is a finding
@@ -436,21 +438,21 @@ class FindingSearch:
             if usual > 0.5 and decided < observed / 2:
                 everyone = np.ones(len(weight), bool)
                 found.append(
-                    (math.inf, self._describe("threshold", "all rows", (), k, everyone, 0.0))
+                    (math.inf, self._measure_slice("threshold", "all rows", (), k, everyone, 0.0))
                 )
                 continue
             question = Question.about_mean("threshold", data.classes[k], missed, own)
             more = self.index.sums((own * (missed - max(usual + MISSED_BY, 1.5 * usual)))[None])[0]
 
-            answers = answer(
-                question, self.index, tests=tests, alpha=SHARES["threshold"] * self.alpha, most=most,
-                good=anything, candidates=(more >= 0) & ~doubtful, taken=taken.copy(), clusters=self.clusters,
+            answers = find_answers(
+                question, self.index, tests=tests, alpha=SHARES_OF_ALPHA["threshold"] * self.alpha, most=most,
+                good=accept_every_slice, candidates=(more >= 0) & ~doubtful, taken=taken.copy(), clusters=self.clusters,
             )  # fmt: skip
-            found += [(one.z, self._tell(one, k)) for one in answers]
+            found += [(one.z, self._make_finding(one, k)) for one in answers]
         found.sort(key=lambda entry: -entry[0])
         return [one for _, one in found[:most]]
 
-    def _hard(
+    def _find_hard(
         self, kind: str, most: int, taken: Array, share: float, doubtful: Any = False
     ) -> list[Finding]:
         """Slices with many wrong decisions; those whose probabilities may be wrong are left out."""
@@ -461,13 +463,13 @@ class FindingSearch:
         self.checked[kind] = tests = self.index.tests
         limit = max(usual + HARDER_BY, HARDER * usual)
         more = self.index.sums((self.weight * (self.errors - limit))[None])[0]
-        answers = answer(
-            question, self.index, tests=tests, alpha=share * self.alpha, most=most, good=anything,
+        answers = find_answers(
+            question, self.index, tests=tests, alpha=share * self.alpha, most=most, good=accept_every_slice,
             candidates=(more >= 0) & ~np.asarray(doubtful), taken=taken.copy(), clusters=self.clusters,
         )  # fmt: skip
-        return [self._tell(one, self._most_missed(one.rows)) for one in answers]
+        return [self._make_finding(one, self._choose_most_missed(one.rows)) for one in answers]
 
-    def _most_missed(self, rows: Array) -> int:
+    def _choose_most_missed(self, rows: Array) -> int:
         """The class whose members are missed in these rows more often than elsewhere, by most rows."""
         data, missed = self.data, self.weight * self.errors
         classes = len(data.classes)
@@ -482,7 +484,7 @@ class FindingSearch:
 
     # -- regression ---------------------------------------------------------------------------
 
-    def _regression(self, most: int) -> list[Finding]:
+    def _find_in_regression(self, most: int) -> list[Finding]:
         """Ranks have no outliers: one residual of a million does not make a slice."""
         data, n = self.data, len(self.weight)
         left = data.y - data.decided
@@ -514,25 +516,25 @@ class FindingSearch:
                 return (gap if upward else abs(gap)) >= 0.05
 
             taken = np.zeros(n, bool) if upward else None
-            answers = answer(
+            answers = find_answers(
                 question, self.index, tests=tests, alpha=self.alpha / len(asked),
                 most=places.get(kind, RESERVED), good=worth, holds=holds, taken=taken,
                 clusters=self.clusters,
             )  # fmt: skip
-            found += [self._tell(one, None) for one in answers]
+            found += [self._make_finding(one, None) for one in answers]
         return found
 
     # -- numbers of a slice -------------------------------------------------------------------
 
-    def _tell(self, one: Answer, label: int | None) -> Finding:
+    def _make_finding(self, one: Answer, label: int | None) -> Finding:
         """The finding that an answer is, about a class or (None) about no one of them."""
         texts = tuple(condition.text for condition in one.where)
-        told = self._describe(
+        told = self._measure_slice(
             one.question.kind, " and ".join(texts), texts, label, one.rows, one.p_value
         )
         return replace(told, where=one.where)
 
-    def _describe(
+    def _measure_slice(
         self,
         kind: str,
         text: str,
@@ -605,7 +607,7 @@ class FindingSearch:
         )
         return errors
 
-    def _order(self, columns: list[CodedColumn]) -> Any:
+    def _order_by_errors(self, columns: list[CodedColumn]) -> Any:
         """Of wide tables, the columns first whose values have the most different errors."""
 
         def order(usable: Array) -> list[int]:

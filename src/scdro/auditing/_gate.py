@@ -141,7 +141,7 @@ class People:
             left += [(data.y == k) - data.proba[:, k] for k in range(len(data.classes))[1:]]
         for k, rows in enumerate(self._members()):
             for values in left:
-                own = w[rows] * (values[rows] - _average(values[rows], w[rows]))
+                own = w[rows] * (values[rows] - _weighted_average(values[rows], w[rows]))
                 alone = float((own**2).sum())
                 together = float((np.bincount(clusters[rows], weights=own) ** 2).sum())
                 effects[k] = max(effects[k], together / alone if alone > 0 else 1.0)
@@ -165,21 +165,21 @@ def _class_scores(
     """Accuracy, error, missed, and of probabilities the gap and the log loss, of each slice."""
     data, w = search.data, search.weight
     right = people.sums(w * (1 - search.errors)) / mass
-    low, high = _wilsons(right, size, z)
+    low, high = _wilson_intervals(right, size, z)
     scores = {"accuracy": (right, low, high), "error": (1 - right, 1 - high, 1 - low)}
     missed, gaps = [], []
     for k in range(len(data.classes)):
         own = w * (data.y == k)
         members = people.sums(own)
         share = people.sums(own * (data.decided != k)) / np.maximum(members, 1e-300)
-        missed.append((share, *_wilsons(share, size * members / mass, z)))
+        missed.append((share, *_wilson_intervals(share, size * members / mass, z)))
         if data.proba is not None and (k == 1 or len(data.classes) > 2):
             happens, said = members / mass, people.sums(w * data.proba[:, k]) / mass
-            low, high = _wilsons(happens, size, z)
-            gaps.append(_distance((happens - said, low - said, high - said)))
-    scores["missed"] = _clearest(missed)
+            low, high = _wilson_intervals(happens, size, z)
+            gaps.append(_take_size((happens - said, low - said, high - said)))
+    scores["missed"] = _choose_clearest(missed)
     if search.losses is not None and gaps:
-        scores["gap"] = _clearest(gaps)
+        scores["gap"] = _choose_clearest(gaps)
         scores["log_loss"] = _means(people, search.losses, w, mass, size, z)
     return scores
 
@@ -191,7 +191,7 @@ def _number_scores(
     left, w = search.data.y - search.data.decided, search.weight
     return {
         "mean_absolute_error": _means(people, np.abs(left), w, mass, size, z),
-        "gap": _distance(_means(people, left, w, mass, size, z)),
+        "gap": _take_size(_means(people, left, w, mass, size, z)),
     }
 
 
@@ -203,18 +203,18 @@ def _means(
     mass: sum of the weights w in each slice. size: its effective number of rows.
     """
     middle = people.sums(w * values) / mass
-    centre = float(_average(values, w))
+    centre = float(_weighted_average(values, w))
     spread = people.sums(w * (values - centre) ** 2) / mass - (middle - centre) ** 2
     half = z * np.sqrt(np.maximum(spread, 0.0) / np.maximum(size - 1, 1.0))
     half = np.where(size > 1, half, np.inf)
     return middle, middle - half, middle + half
 
 
-def _average(values: Array, w: Array) -> float:
+def _weighted_average(values: Array, w: Array) -> float:
     return float(w @ values / w.sum()) if w.any() else math.nan
 
 
-def _wilsons(share: Array, size: Array, z: Array) -> tuple[Array, Array]:
+def _wilson_intervals(share: Array, size: Array, z: Array) -> tuple[Array, Array]:
     """Wilson's intervals; nothing is known of a slice without rows."""
     square = z * z / np.maximum(size, 1e-12)
     middle = (share + square / 2) / (1 + square)
@@ -223,7 +223,7 @@ def _wilsons(share: Array, size: Array, z: Array) -> tuple[Array, Array]:
     return np.maximum(middle - half, 0.0), np.minimum(middle + half, 1.0)
 
 
-def _clearest(scores: Sequence[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
+def _choose_clearest(scores: Sequence[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
     """Of several classes, the one that is surely the worst, in each slice."""
     worst = np.argmax([low for _, low, _ in scores], axis=0)
     every = np.arange(len(worst))
@@ -231,7 +231,7 @@ def _clearest(scores: Sequence[tuple[Array, Array, Array]]) -> tuple[Array, Arra
     return value, low, high
 
 
-def _distance(interval: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+def _take_size(interval: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
     """The size of a difference, with its interval."""
     value, low, high = interval
     nearest = np.minimum(np.abs(low), np.abs(high))
@@ -249,7 +249,7 @@ def judge(
     unsure: list[str] = []
     known = sorted(slices[0].scores) if slices else []
     for rule in rules:
-        name, sign, limit = _parse(rule, [*known, *COUNTED])
+        name, sign, limit = _parse_rule(rule, [*known, *COUNTED])
         if name in COUNTED:
             number = sum(COUNTED[name] in (None, kind) for kind in kinds)
             if COMPARE[sign](number, limit):
@@ -278,7 +278,7 @@ def judge(
     return Gate(passed, tuple(failures), tuple(unsure))
 
 
-def _parse(rule: str, known: Sequence[str]) -> tuple[str, str, float]:
+def _parse_rule(rule: str, known: Sequence[str]) -> tuple[str, str, float]:
     match = RULE.fullmatch(rule)
     if match is None:
         raise HyperparameterError(f"expected a rule such as 'accuracy < 0.7', got {rule!r}")

@@ -215,14 +215,14 @@ def _read_regression(labels: Array, given: Array, intervals: Any) -> Outcomes:
 
 def _read_probabilities(labels: Array, given: Array, known: list[Any] | None) -> Outcomes:
     """Probabilities of all classes, (n, k). Labels 0, 1, ... below k name their columns themselves."""
-    present = _values(labels)
+    present = _distinct_values(labels)
     k = given.shape[1]
     if known is None:
         whole = all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < k for v in present)
         known = list(range(k)) if whole and len(present) != k else present
     if len(known) != k:
         raise DataError(
-            f"expected probabilities of {len(known)} classes, ({_listed(known)}), got {k} columns;"
+            f"expected probabilities of {len(known)} classes, ({_list_values(known)}), got {k} columns;"
             " if the model knows other classes, give them in order as classes="
         )
     _check_range(given.min(), given.max())
@@ -242,7 +242,7 @@ def _read_probabilities(labels: Array, given: Array, known: list[Any] | None) ->
 def _read_one_column(
     labels: Array, given: Array, known: list[Any] | None, threshold: float
 ) -> Outcomes:
-    present = _values(labels)
+    present = _distinct_values(labels)
     names = known if known is not None else present
     if given.dtype.kind == "f" and len(names) <= 2 and not np.isin(given, labels).all():
         _check_range(given.min(), given.max())
@@ -251,14 +251,14 @@ def _read_one_column(
         proba = np.column_stack([1 - positive, positive])
         decided = (positive > threshold).astype(int)
         return Outcomes(tuple(map(str, names)), _label_numbers(labels, names), proba, decided)
-    predicted = _values(given)
+    predicted = _distinct_values(given)
     if known is None:
         if not set(predicted) & set(present):
             raise DataError(
-                f"expected predictions among the labels ({_listed(present)}), or probabilities, got"
-                f" {_listed(predicted)}"
+                f"expected predictions among the labels ({_list_values(present)}), or probabilities, got"
+                f" {_list_values(predicted)}"
             )
-        names = _sorted(set(present) | set(predicted))
+        names = _sort_values(set(present) | set(predicted))
     _require_two(names)
     decided = _label_numbers(given, names)
     return Outcomes(tuple(map(str, names)), _label_numbers(labels, names), None, decided)
@@ -276,16 +276,16 @@ def _check_range(low: float, high: float) -> None:
 def _require_two(names: list[Any]) -> None:
     if len(names) < 2:
         raise DataError(
-            f"expected labels of at least two classes, got only {_listed(names)}; if the model"
+            f"expected labels of at least two classes, got only {_list_values(names)}; if the model"
             " knows another one, give both, in order, as classes="
         )
 
 
-def _values(array: Array) -> list[Any]:
-    return _sorted(set((array if array.dtype == object else np.unique(array)).tolist()))
+def _distinct_values(array: Array) -> list[Any]:
+    return _sort_values(set((array if array.dtype == object else np.unique(array)).tolist()))
 
 
-def _sorted(values: set[Any]) -> list[Any]:
+def _sort_values(values: set[Any]) -> list[Any]:
     try:
         return sorted(values)
     except TypeError:  # values of several types
@@ -302,13 +302,13 @@ def _label_numbers(labels: Array, names: list[Any]) -> Array:
     if (found < 0).any():
         odd = labels.tolist()[int((found < 0).argmax())]
         raise DataError(
-            f"expected labels that the model knows ({_listed(names)}), got {odd!r} in"
+            f"expected labels that the model knows ({_list_values(names)}), got {odd!r} in"
             f" {int((found < 0).sum()):,} rows"
         )
     return found
 
 
-def _listed(names: Sequence[Any]) -> str:
+def _list_values(names: Sequence[Any]) -> str:
     shown = ", ".join(repr(name) for name in names[:5])
     return shown + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
@@ -357,7 +357,7 @@ def predict_with(model: Any, X: Any, y: Any, cv: Any = None, groups: Any = None)
     return predicted, classes
 
 
-def _logits(made: Any) -> Any:
+def _find_logits_in(made: Any) -> Any:
     """The logits of what a network returns: a tensor, or an object or dictionary that has them."""
     if isinstance(made, dict) and "logits" in made:
         made = made["logits"]
@@ -389,7 +389,7 @@ def run_network(network: Any, loader: Any) -> tuple[Array, Array]:
             for item in loader:
                 batch = read_batch(item)
                 made = batch.call(network, device)
-                outputs.append(_logits(made).float().cpu().numpy())
+                outputs.append(_find_logits_in(made).float().cpu().numpy())
                 labels.append(as_array(batch.labels))
     finally:
         network.train(training)

@@ -60,8 +60,8 @@ def fragment_of(audit: Audit) -> str:
 
 def _render(template: str, audit: Audit, root: str) -> str:
     kinds = list(dict.fromkeys(one.kind for one in audit.findings))
-    return _page_templates().get_template(template).render(
-        audit=audit, root=root, share=audit.unit == "share", charts=charts(audit),
+    return _make_page_templates().get_template(template).render(
+        audit=audit, root=root, share=audit.unit == "share", charts=make_charts(audit),
         kinds=[(kind, [one for one in audit.findings if one.kind == kind]) for kind in kinds],
         MEANINGS=MEANINGS, SCORES=SCORES, MOST_LISTED=MOST_LISTED,
     )  # fmt: skip
@@ -108,7 +108,7 @@ class Chart(NamedTuple):
         return any(math.isfinite(row.low) for row in self.rows)
 
 
-def charts(audit: Audit) -> list[Chart]:
+def make_charts(audit: Audit) -> list[Chart]:
     """What findings of each kind are seen by, each kind of number on a scale of its own."""
     paired, other, bias, spread, coverage = [], [], [], [], []
     for one in audit.findings:
@@ -150,25 +150,25 @@ def charts(audit: Audit) -> list[Chart]:
     return [chart for chart in found if chart.rows]
 
 
-def _finite_values(rows: list[ChartRow]) -> list[float]:
+def _list_finite_values(rows: list[ChartRow]) -> list[float]:
     return [value for row in rows for value in row[1:] if math.isfinite(value)]
 
 
 def _axis_of_shares(rows: list[ChartRow]) -> Axis:
     """From zero, and never so short that a point looks like a chasm."""
-    top = max(_finite_values(rows), default=1.0)
+    top = max(_list_finite_values(rows), default=1.0)
     return axis_for(
         [0.0, next(end for end in (0.1, 0.2, 0.5, 1.0) if top <= end or end == 1.0)], steps=5
     )
 
 
 def _axis_from_zero(rows: list[ChartRow]) -> Axis:
-    return axis_for([0.0, *_finite_values(rows)], steps=5)
+    return axis_for([0.0, *_list_finite_values(rows)], steps=5)
 
 
 def _axis_about_zero(rows: list[ChartRow], usual: float) -> Axis:
     """As wide on both sides, and at least as the usual error: a small bias looks small."""
-    reach = max([abs(value) for value in _finite_values(rows)] + [usual])
+    reach = max([abs(value) for value in _list_finite_values(rows)] + [usual])
     return axis_for([-reach, reach], steps=4)
 
 
@@ -176,7 +176,7 @@ def plot(audit: Audit, ax: Any = None) -> Any:
     """Draw the first chart with matplotlib."""
     import matplotlib.pyplot as plt
 
-    found = charts(audit)
+    found = make_charts(audit)
     rows = found[0].rows if found else []
     if ax is None:
         _, ax = plt.subplots(figsize=(7.5, 1.3 + 0.42 * max(len(rows), 1)), layout="constrained")
@@ -201,7 +201,7 @@ def plot(audit: Audit, ax: Any = None) -> Any:
         ax.barh(heights, seen, height=0.5, color="C0", alpha=0.3)
         ax.axvline(0, color="0.45", linewidth=1)
     ax.errorbar(seen, heights, xerr=reach, fmt="o", color="C0", capsize=3, label=chart.seen)
-    names = [_shortened(_slice_and_label(row.finding)) for row in rows]
+    names = [_shorten(_write_slice(row.finding)) for row in rows]
     ax.set_yticks(heights, names, parse_math=False)  # a column may be named "$x"
     ax.invert_yaxis()
     ax.set_xlim(chart.axis.low, chart.axis.high)
@@ -215,21 +215,21 @@ def plot(audit: Audit, ax: Any = None) -> Any:
     return ax
 
 
-def _slice_and_label(one: Finding) -> str:
+def _write_slice(one: Finding) -> str:
     return f"{one.slice}: {one.label}" if one.label else one.slice
 
 
-def _shortened(text: str, most: int = 60) -> str:
+def _shorten(text: str, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _value(value: float, share: bool) -> str:
+def _write_value(value: float, share: bool) -> str:
     return percent(value) if share else number(value)
 
 
 @cache
-def _page_templates() -> Environment:
+def _make_page_templates() -> Environment:
     environment = environment_for(Path(__file__).parent / "templates")
-    environment.filters |= {"chance": evidence_in_words, "value": _value}
+    environment.filters |= {"chance": evidence_in_words, "value": _write_value}
     environment.tests["known"] = math.isfinite
     return environment

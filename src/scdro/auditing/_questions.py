@@ -43,15 +43,17 @@ from scipy.stats import t as student
 from scdro.auditing._codes import SliceCondition
 from scdro.auditing._scan import SliceIndex, refine
 
-__all__ = ["Answer", "Question", "answer", "bernoulli_tail", "normal_tail", "probability"]
+__all__ = ["Answer", "Question", "bernoulli_tail", "find_answers", "normal_tail", "probability"]
 
 Array = npt.NDArray[Any]
-SIMPLER = 0.9  # a single condition is told instead of a pair if it has this share of its evidence
+SIMPLER_EVIDENCE = (
+    0.9  # a single condition is told instead of a pair if it has this share of its evidence
+)
 TRIES = 40  # slices whose exact probability is computed before a search gives up
 SCREEN = 3.0  # standard errors below which nothing is computed exactly
 OVERLAP = 0.5  # of a hard slice's rows that may belong to slices already told
 NESTED = 0.9  # share of a slice's rows inside of another that makes it a part of that one
-TINY = 1e-6  # probabilities are at least this where log odds are shifted
+LEAST_CHANCE = 1e-6  # probabilities are at least this where log odds are shifted
 BINS = 2048  # probabilities are grouped into this many ranges where there are more rows
 
 
@@ -105,8 +107,8 @@ class Question:
         w, e = self.weight[asked], self.event[asked]
         if self.shifts:
             self._explained |= rows
-            start = logit(np.clip(self.expected[asked], TINY, 1 - TINY))
-            self.expected[asked] = expit(start + _shift(start, w, float(w @ e)))
+            start = logit(np.clip(self.expected[asked], LEAST_CHANCE, 1 - LEAST_CHANCE))
+            self.expected[asked] = expit(start + _solve_shift(start, w, float(w @ e)))
             self._match_others()
             return
         self.expected[asked] = np.average(e, weights=w)
@@ -121,7 +123,7 @@ class Question:
 
         A small error of the whole must not be told as that of any large slice.
         """
-        self._start = logit(np.clip(self.expected, TINY, 1 - TINY))
+        self._start = logit(np.clip(self.expected, LEAST_CHANCE, 1 - LEAST_CHANCE))
         self._offset = np.inf
         self._match_others()
 
@@ -134,7 +136,7 @@ class Question:
         rows = ~self._explained & (self.weight > 0)
         if rows.any() and self._start is not None:
             w, start = self.weight[rows], self._start[rows]
-            needed = _shift(start, w, float(w @ self.event[rows]))
+            needed = _solve_shift(start, w, float(w @ self.event[rows]))
             self._offset = min(self._offset, needed, key=abs)
             self.expected[rows] = expit(start + self._offset)
 
@@ -149,10 +151,10 @@ class Question:
         return cls(kind, label, event, np.full(len(event), usual), weight, _usual=usual, **options)
 
 
-def _shift(start: Array, weight: Array, events: float) -> float:
+def _solve_shift(start: Array, weight: Array, events: float) -> float:
     """d such that the probabilities expit(start + d) add up to the events."""
     total = float(weight.sum())
-    events = min(max(events, TINY * total), (1 - TINY) * total)
+    events = min(max(events, LEAST_CHANCE * total), (1 - LEAST_CHANCE) * total)
     low, high = -40.0, 40.0
     d = 0.0
     for _ in range(200):
@@ -179,7 +181,7 @@ class Answer:
     slice: int  # the number in the index of the slice that was tested
 
 
-def answer(
+def find_answers(
     question: Question,
     index: SliceIndex,
     *,
@@ -227,31 +229,31 @@ def answer(
             usable &= inside[0] <= OVERLAP * mass
         usable &= ~(covered_above & (left > 0)) & ~(covered_below & (left < 0))
         evidence = np.where(usable, evidence, 0.0)
-        best = _first_sure(question, index, evidence, left, z, tests, alpha, clusters)
+        best = _find_first_sure(question, index, evidence, left, z, tests, alpha, clusters)
         if best is None:
             break
         (covered_above if best.z > 0 else covered_below)[best.slice] = True
         if holds is not None:
-            best = _with_better_ends(best, index, asked[0], asked[1], holds)
+            best = _improve_ends(best, index, asked[0], asked[1], holds)
             told = [one.rows for one in found if one.z * best.z > 0]
             told += [] if taken is None else [taken]
-            if any(_mostly(best.rows, rows) for rows in told):
+            if any(_mostly_told(best.rows, rows) for rows in told):
                 continue
         found.append(best)
         question.explain(best.rows)
-        same = _same_people(index, best.rows, candidates)
+        same = _find_same_people(index, best.rows, candidates)
         (covered_above if best.z > 0 else covered_below)[same] = True
         if taken is not None:
             taken |= best.rows
     return found
 
 
-def _mostly(rows: Array, told: Array) -> bool:
+def _mostly_told(rows: Array, told: Array) -> bool:
     """Whether most of these rows belong to people who were told already."""
     return bool((rows & told).sum() > OVERLAP * rows.sum())
 
 
-def _same_people(index: SliceIndex, rows: Array, candidates: Array) -> Array:
+def _find_same_people(index: SliceIndex, rows: Array, candidates: Array) -> Array:
     """Candidates nested in these rows, or with mostly the same ones."""
     inside = index.sums(rows[None].astype(float), candidates)[0]
     either = index.counts + rows.sum() - inside
@@ -259,7 +261,7 @@ def _same_people(index: SliceIndex, rows: Array, candidates: Array) -> Array:
     return same
 
 
-def _first_sure(
+def _find_first_sure(
     question: Question, index: SliceIndex, evidence: Array, left: Array, z: Array, tests: float,
     alpha: float, clusters: Array | None,
 ) -> Answer | None:  # fmt: skip
@@ -275,12 +277,12 @@ def _first_sure(
     return None
 
 
-def _with_better_ends(
+def _improve_ends(
     best: Answer, index: SliceIndex, left: Array, variance: Array, holds: Any
 ) -> Answer:
     """The answer with the ends of its ranges moved, if it is still worth telling."""
     where = refine(index, best.slice, left, variance)
-    rows = index.holding(best.slice, where)
+    rows = index.rows_holding(best.slice, where)
     return replace(best, where=where, rows=rows) if holds(rows) else best
 
 
@@ -289,7 +291,9 @@ def _simplify(k: int, index: SliceIndex, evidence: Array, z: Array) -> int:
     if index.second[k] < 0:
         return k
     parts = [int(index.first[k]), int(index.second[k])]  # singles come first: number = condition
-    simpler = [c for c in parts if evidence[c] >= SIMPLER * evidence[k] and z[c] * z[k] > 0]
+    simpler = [
+        c for c in parts if evidence[c] >= SIMPLER_EVIDENCE * evidence[k] and z[c] * z[k] > 0
+    ]
     return max(simpler, key=lambda c: evidence[c], default=k)
 
 
@@ -339,7 +343,7 @@ def bernoulli_tail(total: float, p: Array, weights: Array | None = None) -> floa
     sign = 1.0 if total >= 0 else -1.0
     w = np.ones(len(p)) if weights is None else np.asarray(weights, dtype=float)
     if len(p) > 2 * BINS:
-        p, w, count = _group(np.asarray(p, dtype=float), w)
+        p, w, count = _join_similar_rows(np.asarray(p, dtype=float), w)
     else:
         p, count = np.asarray(p, dtype=float), np.ones(len(p))
     x = abs(total) - (0.5 if weights is None else 0.0)
@@ -350,10 +354,10 @@ def bernoulli_tail(total: float, p: Array, weights: Array | None = None) -> floa
         sure = (p if sign > 0 else 1 - p) > 0
         side = np.where(sure, p if sign > 0 else 1 - p, 1.0)
         return float(min(1.0, 2 * math.exp(float((count * np.log(side)).sum()))))
-    return min(1.0, 2 * _upper(x, p if sign > 0 else 1 - p, w, count, weights is None))
+    return min(1.0, 2 * _upper_tail(x, p if sign > 0 else 1 - p, w, count, weights is None))
 
 
-def _group(p: Array, w: Array) -> tuple[Array, Array, Array]:
+def _join_similar_rows(p: Array, w: Array) -> tuple[Array, Array, Array]:
     """Rows with nearly the same log odds, and the same weight on average, as one with a count."""
     order = np.argsort(p, kind="stable")
     starts = np.linspace(0, len(p), BINS, endpoint=False).astype(int)
@@ -365,11 +369,11 @@ def _group(p: Array, w: Array) -> tuple[Array, Array, Array]:
     return np.clip(mean, 0.0, 1.0), size, count
 
 
-def _upper(x: float, p: Array, w: Array, count: Array, steps: bool) -> float:
+def _upper_tail(x: float, p: Array, w: Array, count: Array, steps: bool) -> float:
     """P(S >= x) for 0 < x < the largest possible sum."""
     t = _saddlepoint(x, p, w, count)
     k = float((count * (_log_mean_exp(t * w, p) - t * w * p)).sum())
-    tilted = _tilt(t * w, p)
+    tilted = _tilt_coins(t * w, p)
     variance = float((count * w * w * tilted * (1 - tilted)).sum())
     r = math.sqrt(max(2 * (t * x - k), 0.0))
     u = (2 * math.sinh(min(t / 2, 300.0)) if steps else t) * math.sqrt(variance)
@@ -384,7 +388,7 @@ def _saddlepoint(x: float, p: Array, w: Array, count: Array) -> float:
     """t > 0 with K'(t) = x. K' rises, so a bracket and Newton's steps inside it."""
 
     def slope(t: float) -> tuple[float, float]:
-        tilted = _tilt(t * w, p)
+        tilted = _tilt_coins(t * w, p)
         first = float((count * w * (tilted - p)).sum())
         return first - x, float((count * w * w * tilted * (1 - tilted)).sum())
 
@@ -403,7 +407,7 @@ def _saddlepoint(x: float, p: Array, w: Array, count: Array) -> float:
     return t
 
 
-def _tilt(a: Array, p: Array) -> Array:
+def _tilt_coins(a: Array, p: Array) -> Array:
     """p e^a/(1 - p + p e^a)."""
     with np.errstate(divide="ignore"):
         tilted: Array = expit(a + np.log(p) - np.log1p(-p))

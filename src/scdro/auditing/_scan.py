@@ -57,9 +57,11 @@ from scdro.auditing._codes import CodedColumn, SliceCondition
 __all__ = ["SliceIndex", "effective_slices", "refine"]
 
 Array = npt.NDArray[Any]
-PAIRED = 60  # columns of which pairs are looked at; of wider tables, the first ones in `order`
+MOST_PAIRED_COLUMNS = (
+    60  # columns of which pairs are looked at; of wider tables, the first ones in `order`
+)
 CELLS = 2**15  # largest table of a block: it should stay in a core's cache
-CHUNK = 2**19  # rows whose joint codes are in memory at once
+ROWS_COUNTED_AT_ONCE = 2**19  # rows whose joint codes are in memory at once
 DRAWN_ROWS = 10_000  # rows that the draws of the effective number are made of
 OVERLAP_DRAWS = 48  # of them
 AT_ONCE = 4_000_000  # sums of slices in memory
@@ -111,7 +113,7 @@ class SliceIndex:
         self.conditions = [(i, k) for i, ks in enumerate(kept) for k in ks]
         self.start = np.cumsum([0, *map(len, kept)])
         # which codes fulfil each condition, and the codes: those that no condition tells apart are one
-        merged = [_merge(column, ks) for column, ks in zip(self.columns, kept, strict=True)]
+        merged = [_merge_codes(column, ks) for column, ks in zip(self.columns, kept, strict=True)]
         self.sets = [sets for sets, _ in merged]
         self.codes = [codes for _, codes in merged]
         self.blocks: list[ColumnBlock] = []
@@ -170,7 +172,7 @@ class SliceIndex:
         """The conditions of a slice: the number of the column, and that of its condition."""
         return [self.conditions[c] for c in (self.first[k], self.second[k]) if c >= 0]
 
-    def holding(self, k: int, where: Sequence[SliceCondition]) -> Array:
+    def rows_holding(self, k: int, where: Sequence[SliceCondition]) -> Array:
         """The rows for which conditions on the columns of slice k hold, (n,)."""
         pairs = zip(where, self.parts(k), strict=True)
         found: Array = np.logical_and.reduce(
@@ -223,13 +225,13 @@ class SliceIndex:
     def _add_pairs(self, order: Callable[[Array], Sequence[int]] | None) -> None:
         usable = [i for i, c in enumerate(self.columns) if c.paired and len(self.sets[i])]
         number = np.array([len(self.sets[i]) for i in usable], dtype=float)
-        if len(usable) > PAIRED:
+        if len(usable) > MOST_PAIRED_COLUMNS:
             # the choice may look at the labels: the correction counts every pair there could be
             self.tests += int((number.sum() ** 2 - (number**2).sum()) / 2)
             first = list(order(np.array(usable))) if order else usable
-            usable = sorted(first[:PAIRED])
+            usable = sorted(first[:MOST_PAIRED_COLUMNS])
         widths = {i: self.sets[i].shape[1] for i in usable}
-        self.blocks = _cover(usable, widths, min(CELLS, max(self.n // 4, 256)))
+        self.blocks = _cover_pairs(usable, widths, min(CELLS, max(self.n // 4, 256)))
         counts: dict[tuple[int, int], Array] = {}
         for block, tables in zip(self.blocks, self._tables(self.blocks, None), strict=True):
             counts |= dict(zip(block.pairs, (table[0] for table in tables), strict=True))
@@ -270,7 +272,7 @@ class SliceIndex:
         return made
 
 
-def _merge(column: CodedColumn, kept: list[int]) -> tuple[Array, Array]:
+def _merge_codes(column: CodedColumn, kept: list[int]) -> tuple[Array, Array]:
     """The sets of the conditions that are kept, and codes of which no two are in the same ones."""
     sets, numbers = np.unique(column.members[kept], axis=1, return_inverse=True)
     if not kept:
@@ -279,7 +281,7 @@ def _merge(column: CodedColumn, kept: list[int]) -> tuple[Array, Array]:
     return sets.astype(float), small[column.codes]
 
 
-def _cover(usable: Sequence[int], widths: dict[int, int], cells: int) -> list[ColumnBlock]:
+def _cover_pairs(usable: Sequence[int], widths: dict[int, int], cells: int) -> list[ColumnBlock]:
     """Blocks of columns that have every pair of them once, none with a larger table than `cells`.
 
     Greedy: a block begins with the first pair left, and takes the columns that bring the most.
@@ -330,8 +332,8 @@ def sum_table(codes: list[Array], widths: list[int], values: Array | None) -> Ar
     n, cells = len(codes[0]), int(np.prod(widths))
     kind = np.uint16 if cells <= 2**16 else np.uint32
     total = np.zeros((1 if values is None else len(values), cells))
-    for at in range(0, n, CHUNK):
-        rows = slice(at, at + CHUNK)
+    for at in range(0, n, ROWS_COUNTED_AT_ONCE):
+        rows = slice(at, at + ROWS_COUNTED_AT_ONCE)
         joint: Array = codes[0][rows].astype(kind)
         for code, width in zip(codes[1:], widths[1:], strict=True):
             joint *= kind(width)

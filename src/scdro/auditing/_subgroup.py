@@ -55,12 +55,12 @@ from scdro.errors import DataError, HyperparameterError
 __all__ = ["Clause", "Subject", "WorstSubgroup", "find_worst", "worst_subgroup"]
 
 Array = npt.NDArray[Any]
-LEAST = 20  # rows of the worst share below which no interval is given
+LEAST_WORST_ROWS = 20  # rows of the worst share below which no interval is given
 ALPHAS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 CAUTION = 1.0  # standard errors that a gain is taken to be larger than it seems
 HEAVIER = 1.5  # times as much is missed as where all is normal; both set by simulation
 FLOOR = 0.05  # smallest reliability; below it nothing was learned
-WORDS = 30  # of a column of texts that the fit sees
+WORDS_FITTED = 30  # of a column of texts that the fit sees
 CLAUSES = 3  # slices that describe a subgroup
 TREES = (  # beside a linear fit: a coarse one and a detailed one
     {"max_iter": 10, "max_leaf_nodes": 4},
@@ -207,7 +207,7 @@ class WorstSubgroup:
         Returns:
             A table with alpha, value, low, high (each alone) and band_low, band_high (all at once).
         """
-        rows = _curve(self.fit, alphas, self.level)
+        rows = _compute_curve(self.fit, alphas, self.level)
         return frame_of(rows, backend or self.fit.subject.backend)
 
     def plot(self, ax: Any = None, alphas: Sequence[float] | None = None) -> Any:
@@ -222,7 +222,7 @@ class WorstSubgroup:
         """
         import matplotlib.pyplot as plt
 
-        rows = _curve(self.fit, alphas, self.level)
+        rows = _compute_curve(self.fit, alphas, self.level)
         ax = plt.subplots(figsize=(6, 3.6), layout="constrained")[1] if ax is None else ax
         ax.fill_between(rows["alpha"], rows["band_low"], rows["band_high"], alpha=0.2, linewidth=0)
         ax.plot(rows["alpha"], rows["value"], marker="o", markersize=3)
@@ -309,17 +309,17 @@ def _check_target(subject: Subject, alpha: float | None, rho: float | None) -> N
         if not rho > 0:
             raise HyperparameterError(f"expected rho > 0, got {rho}")
         return
-    size = _size(subject)
+    size = _count_independent(subject)
     if alpha is None or not 0 < alpha <= 1:
         raise HyperparameterError(f"expected alpha in (0, 1], a share of the rows, got {alpha}")
-    if alpha * size < LEAST:
+    if alpha * size < LEAST_WORST_ROWS:
         raise HyperparameterError(
-            f"expected alpha of at least {LEAST / size:.2g}, {LEAST} of {size:,.0f} independent"
+            f"expected alpha of at least {LEAST_WORST_ROWS / size:.2g}, {LEAST_WORST_ROWS} of {size:,.0f} independent"
             f" rows, got {alpha:g}: of fewer, no interval can be trusted"
         )
 
 
-def _size(subject: Subject) -> float:
+def _count_independent(subject: Subject) -> float:
     """Number of independent rows: fewer with unequal weights, and at most the number of units."""
     w = subject.weight
     size = float(w.sum() ** 2 / (w**2).sum())
@@ -339,12 +339,12 @@ def cross_fit(subject: Subject, folds: int, seed: int, n_jobs: int | None) -> Cr
         raise DataError(f"expected at least {2 * folds} different groups, got {number}")
     fold = (rng.permutation(number) % folds)[units]
     half = (rng.permutation(number) % 2)[units]
-    X, categorical = _features(subject)
-    ranks = _ranks(X, categorical)
+    X, categorical = _make_features(subject)
+    ranks = _rank_columns(X, categorical)
     everyone = np.ones(n, dtype=bool)
     parts = [(fold != k, fold == k) for k in range(folds)]
     parts += [(half == side, everyone) for side in (0, 1)]
-    run = delayed(_fit)
+    run = delayed(_fit_trees)
     made = Parallel(n_jobs=n_jobs, prefer="threads")(
         run(X, subject.losses, subject.weight, rows, predicted, categorical, settings)
         for rows, predicted in parts
@@ -405,7 +405,7 @@ def _covariance(a: Array, b: Array, w: Array) -> float:
     return float(w @ ((a - w @ a / w.sum()) * (b - w @ b / w.sum())) / w.sum())
 
 
-def _fit(
+def _fit_trees(
     X: Array, losses: Array, weight: Array, rows: Array, predicted: Array, categorical: list[bool],
     settings: dict[str, int],
 ) -> Array:  # fmt: skip
@@ -433,7 +433,7 @@ def _fit_line(ranks: Array, losses: Array, weight: Array, rows: Array, predicted
     return fitted
 
 
-def _ranks(X: Array, categorical: list[bool]) -> Array:
+def _rank_columns(X: Array, categorical: list[bool]) -> Array:
     """Columns with an order, each as ranks from -1 to 1; missing values in the middle."""
     found = [
         np.where(
@@ -445,13 +445,13 @@ def _ranks(X: Array, categorical: list[bool]) -> Array:
     return np.column_stack(found) if found else np.zeros((len(X), 0))
 
 
-def _features(subject: Subject) -> tuple[Array, list[bool]]:
+def _make_features(subject: Subject) -> tuple[Array, list[bool]]:
     """One column of floats for each column; which of them are numbers of categories."""
     parts, categorical, words = [], [], 0
     for column in subject.coded:
         kind, raw = column.coder.kind, subject.columns.get(column.name)
         words += kind == "words"
-        if kind == "words" and words > WORDS:
+        if kind == "words" and words > WORDS_FITTED:
             continue
         if kind == "numbers" and raw is not None:
             parts.append(np.where(np.isfinite(raw), raw, np.nan))
@@ -531,7 +531,7 @@ def _interval(
     if subject.clusters is not None:
         left = np.bincount(subject.clusters, weights=left)
     error = float(np.sqrt((left**2).sum()))
-    rows = share * _size(subject)  # independent rows that the estimate rests on
+    rows = share * _count_independent(subject)  # independent rows that the estimate rests on
     upper, missed = error, 0.0
     if share < 1:
         # A share with few losses by chance also has a small standard error: that of everybody's
@@ -565,11 +565,11 @@ def _describe(fit: CrossFit, alpha: float | None, rho: float | None, level: floa
         one = estimate_ball(fit, rho, level)
     return WorstSubgroup(
         alpha, rho, one.value, one.low, one.high, level, fit.mean(fit.subject.losses),
-        fit.reliability, one.members, _clauses(fit.subject, one.members), fit,
+        fit.reliability, one.members, _find_clauses(fit.subject, one.members), fit,
     )  # fmt: skip
 
 
-def _clauses(subject: Subject, members: Array) -> tuple[Clause, ...]:
+def _find_clauses(subject: Subject, members: Array) -> tuple[Clause, ...]:
     """Slices with the best F score for the members that no earlier one has."""
     n = len(members)
     if members.all():
@@ -595,10 +595,12 @@ def _clauses(subject: Subject, members: Array) -> tuple[Clause, ...]:
     return tuple(clauses)
 
 
-def _curve(fit: CrossFit, alphas: Sequence[float] | None, level: float) -> dict[str, Array]:
+def _compute_curve(fit: CrossFit, alphas: Sequence[float] | None, level: float) -> dict[str, Array]:
     """Estimates over alpha, and a band that holds for all of them at once."""
     if alphas is None:
-        alphas = [one for one in ALPHAS if one * _size(fit.subject) >= LEAST]
+        alphas = [
+            one for one in ALPHAS if one * _count_independent(fit.subject) >= LEAST_WORST_ROWS
+        ]
     for alpha in alphas:
         _check_target(fit.subject, alpha, None)
     made = [estimate_share(fit, alpha, level) for alpha in alphas]

@@ -70,7 +70,7 @@ class Fix:
 
 
 def make_fix(problem: TableProblem, text: str) -> Fix:
-    """The slice of a table that conditions on its columns, joined by " and ", describe_columns."""
+    """The slice of a table that conditions on its columns, joined by " and ", describe."""
     conditions = _read_conditions(text, problem.frame.columns)
     about_target = [one for one in conditions if one[0] == problem.target]
     others = [one for one in conditions if one[0] != problem.target]

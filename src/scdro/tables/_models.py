@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from scdro.tables._problem import TableProblem
 
 __all__ = [
-    "MODELS", "MOST_VALUES", "Columns", "Learner", "Linear", "Model", "Part", "Trees", "is_category",
+    "MODELS", "MOST_SPLIT_VALUES", "Columns", "Learner", "Linear", "Model", "Part", "Trees", "is_category",
     "mean_rounds", "row_losses",
 ]  # fmt: skip
 
@@ -58,7 +58,7 @@ MANY_ROWS, ROWS_FOR_SETTINGS = 100_000, 50_000  # with more rows, settings are c
 PARALLEL = 20_000  # rows from which on threads make trees faster
 # Categories of a column that trees split and linear models get a feature for; a column with more
 # is replaced by the means of the target (scikit-learn's TargetEncoder).
-MOST_VALUES = 254
+MOST_SPLIT_VALUES = 254
 OWN_FEATURE = 20  # rows of a category that gets a feature of its own in linear models
 
 
@@ -103,12 +103,12 @@ class Columns:
 
     @property
     def many_valued(self) -> list[int]:
-        """Positions of categories with more than MOST_VALUES values, for a TargetEncoder."""
+        """Positions of categories with more than MOST_SPLIT_VALUES values, for a TargetEncoder."""
         return self._positions(many=True)
 
     def _positions(self, many: bool) -> list[int]:
         sizes = enumerate(self.categories.values(), len(self.numbers))
-        return [k for k, values in sizes if (len(values) > MOST_VALUES) == many]
+        return [k for k, values in sizes if (len(values) > MOST_SPLIT_VALUES) == many]
 
     def as_json(self) -> dict[str, Any]:
         return {"numbers": self.numbers, "categories": self.categories}

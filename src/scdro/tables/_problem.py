@@ -25,7 +25,7 @@ from sklearn.model_selection import (
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from scdro.errors import DataError, HyperparameterError
-from scdro.tables._models import MOST_VALUES, Columns, is_category
+from scdro.tables._models import MOST_SPLIT_VALUES, Columns, is_category
 from scdro.tables._options import TrainOptions
 from scdro.tables._read import (
     FileOptions,
@@ -387,7 +387,9 @@ def _find_mistakes(column: Any, distinct: int) -> str:
         notes.append(
             f"values that differ only in case or spaces ({list_names(same)}): are they one?"
         )
-    if distinct > MOST_VALUES and not has_decimal_commas(known):  # one note for all such columns
+    if distinct > MOST_SPLIT_VALUES and not has_decimal_commas(
+        known
+    ):  # one note for all such columns
         notes.append(
             f"{distinct:,} different values: each is replaced by the mean of the target there"
         )

@@ -105,7 +105,7 @@ class GroupSummary(TypedDict):
     kind: Literal["class", "group", "group in class"]
     size: int  # test rows
     share: float
-    small: bool  # fewer rows than `least_group`: quote, never in a headline
+    small: bool  # fewer rows than `least_group`: shown, never in a headline
     scores: dict[str, Interval]  # by method: accuracy, or mean absolute error for regression
 
 
