@@ -32,10 +32,12 @@ def _option(default: Any, meaning: str, **about: Any) -> Any:
 
 
 def _columns_option(meaning: str, **about: Any) -> Any:
+    """A list of columns, empty by default; on the command line a flag that may be repeated."""
     return _option((), meaning, kind="names", metavar="COLUMN", **about)
 
 
 def _whole_option(default: int | None, least: int, most: int | None, meaning: str) -> Any:
+    """A whole number from `least` to `most`; None as default: decided when the table is known."""
     return _option(default, meaning, kind="whole", within=(least, most))
 
 
@@ -75,6 +77,7 @@ class TableOptions:
 
     def __post_init__(self) -> None:
         """Check every value as its field says; whether the table has the columns shows later."""
+        # Here, since `scdro --help` makes no options and should not load NumPy for its checks.
         from scdro._arguments import check_choice, check_names, check_number, check_whole
 
         for one in option_fields(type(self)):
@@ -147,6 +150,8 @@ def takes(options: type[TableOptions]) -> Callable[[Function], Function]:
     """Give a function with `**options` the signature and the list of its options, for help and editors."""
 
     def with_options(function: Function) -> Function:
+        # What `inspect` and an editor show: the function's own parameters, without **options, and
+        # each option as a keyword.
         own = inspect.signature(function)
         given = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
         named = [

@@ -1,9 +1,14 @@
 """Tables from files and from memory, as polars DataFrames of numbers, texts and dates.
 
-    file -> its format by the ending -> texts as they are written -> columns that are all numbers or
-    all dates become such -> `plain`: only numbers, texts and dates are left
+    1. RawTable.read    the file, by its ending; texts of CSV and Excel as they are written
+                        or a DataFrame of pandas, polars or Arrow, or a dictionary of columns
+    2. RawTable.tidy    texts that are all numbers, or all dates, become such     (_read_values)
+                        other types become a number, a text or a date             (use_plain_types)
 
-No row is lost: a file that does not fit is an error that names the line.
+No row is lost and nothing is guessed in silence: a file that does not fit is an error that names
+the line. Between the two steps ids can be copied as they are written, 00042 as 00042.
+
+From the top: words for messages; options of files; the steps; each format; CSV; columns of texts.
 """
 
 from __future__ import annotations
@@ -36,9 +41,11 @@ __all__ = [
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?")
 DELIMITERS = ",\t;|"
-LISTED = 8  # names in a message
+LISTED = 8  # names in a message; more are counted
 ROWS_LOOKED_AT = 20  # rows that must agree on the delimiter
-SWALLOWED = 10  # delimiters inside one text, as many in each of its lines as a row has: rows behind an open quote
+# A text over several lines, each with as many delimiters as a row has, and this many in all: these
+# are rows behind a quote that was never closed.
+SWALLOWED = 10
 FIELDS_AT_ONCE = 2**22  # fields that are texts of Python at a time
 
 
@@ -83,7 +90,7 @@ class FileOptions(NamedTuple):
     sheet: str | None = None  # of an Excel file; None: its only one
 
     def check(self, data: Any) -> None:
-        """An option that would be ignored is an error."""
+        """Raise for an option that this file would ignore: `sheet` of a CSV file, say."""
         if self.decimal not in (".", ","):
             raise HyperparameterError(
                 f"expected decimal to be '.' or ',', got {quote(self.decimal)}"
@@ -105,6 +112,7 @@ class FileOptions(NamedTuple):
         return self._replace(**{name: self._field_defaults[name] for name in others})
 
 
+# Which formats each option says something about; what is in a .zip is seen only later.
 SAID_OF = {"encoding": ("CSV",), "decimal": ("CSV", "Excel"), "sheet": ("Excel",)}
 
 
@@ -165,9 +173,9 @@ def table_and_ids(
 class RawTable(NamedTuple):
     """A table before its values are read."""
 
-    frame: pl.DataFrame
+    frame: pl.DataFrame  # of CSV and Excel files, all columns are texts as they are written
     kind: str  # of the file, such as "CSV"; "" for data in memory
-    path: Path | None
+    path: Path | None  # None for data in memory
 
     @classmethod
     def read(cls, data: Any, options: FileOptions) -> RawTable:
@@ -303,7 +311,13 @@ def _read_file(path: Path, options: FileOptions) -> tuple[pl.DataFrame, str]:
 
 @contextmanager
 def _expecting(what: str, path: Path, *errors: type[BaseException]) -> Iterator[None]:
-    """Errors of whoever reads the file as one of ours, which says what file it is."""
+    """Turn errors of the library that reads a file into one of ours, which says what file it is.
+
+    Args:
+        what: what the file should be, for "expected ..., got a damaged one".
+        path: the file.
+        errors: what that library raises for a damaged file.
+    """
     try:
         yield
     except errors as error:
@@ -333,6 +347,7 @@ def _unzip(path: Path) -> tuple[Path, bytes]:
 
 
 def _read_binary(kind: str, source: Any, path: Path) -> pl.DataFrame:
+    """A Parquet or Feather file, from its path or its bytes."""
     errors = pl.exceptions.PolarsError, OSError, pl.exceptions.PanicException
     with _expecting(f"a {kind} file", path, *errors):
         return pl.read_parquet(source) if kind == "Parquet" else pl.read_ipc(source)
@@ -401,7 +416,7 @@ def _read_json_lines(raw: bytes, path: Path) -> pl.DataFrame:
 
 
 def _make_json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A name that is there twice would lose a value."""
+    """An object of a line of JSON. Python's reader would keep only the last of two equal names."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -414,7 +429,18 @@ def _make_json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_csv(raw: bytes, encoding: str | None, tabs: bool, path: Path) -> Any:
-    """Columns of texts, as written. Blank lines are skipped."""
+    """The columns of a CSV file, all of them texts as written. Blank lines are skipped.
+
+    Python's reader is slower than that of polars, but it knows the line of every row, and the
+    errors here name it. Texts become columns of polars a chunk at a time: as Python's objects they
+    take many times the memory.
+
+    Args:
+        raw: the bytes of the file, unpacked.
+        encoding: as the user said; None: UTF-8, with or without a byte order mark.
+        tabs: whether the ending says that tabs divide fields; otherwise the delimiter is found.
+        path: of the file, for errors.
+    """
     if encoding is None and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(
             f"expected UTF-8 text in {quote(path)}, got UTF-16 from line 1 on; say so with"
@@ -474,7 +500,10 @@ def read_csv(raw: bytes, encoding: str | None, tabs: bool, path: Path) -> Any:
 
 
 def _check_swallowed(row: list[str], delimiter: str, path: Path, line: int) -> None:
-    """A text may have many lines; if each of them looks like a row, a quote was opened and never closed."""
+    """Raise if a field has swallowed rows: a quote was opened, and closed only much later.
+
+    A text may have many lines. But if each of them has as many delimiters as a row, they are rows.
+    """
     for text in row:
         inside = re.split(r"\r\n|\r|\n", text)[1:-1]
         counts = {one.count(delimiter) for one in inside}
@@ -487,7 +516,7 @@ def _check_swallowed(row: list[str], delimiter: str, path: Path, line: int) -> N
 
 
 def _check_encoding(name: str | None) -> str:
-    """Checked; UTF-8 with or without its mark."""
+    """Python's name of an encoding; of UTF-8 the one that also reads a byte order mark."""
     try:
         found = codecs.lookup(name or "utf-8").name
         "".encode(found)  # fails for codecs of Python that are not of texts
@@ -500,7 +529,10 @@ def _check_encoding(name: str | None) -> str:
 
 
 def _iterate_lines(raw: bytes, encoding: str, path: Path) -> Iterator[str]:
-    """Line ends stay as they are: inside quotes they belong to the value."""
+    """The lines of a file, decoded one by one.
+
+    Line ends stay as they are: inside quotes they belong to the value.
+    """
     for number, line in enumerate(io.TextIOWrapper(io.BytesIO(raw), encoding, newline=""), 1):
         if "\0" in line:
             raise DataError(f"expected text in {quote(path)}, got a NUL in line {number}")
@@ -508,9 +540,13 @@ def _iterate_lines(raw: bytes, encoding: str, path: Path) -> Iterator[str]:
 
 
 def _find_delimiter(raw: bytes, encoding: str) -> str:
-    """The one with the most fields in the first line; above all, with as many in the next rows."""
+    """The delimiter that divides the first rows into the same number of fields, and the most of them.
+
+    A comma inside texts of a file with semicolons gives rows of different lengths.
+    """
 
     def rate(delimiter: str) -> tuple[bool, int]:
+        """Whether all of the first rows have as many fields, and how many; larger is better."""
         text = io.TextIOWrapper(io.BytesIO(raw), encoding, newline="")
         try:
             names, *rows = islice(
@@ -544,6 +580,7 @@ def _check_names(names: list[str], path: Path) -> list[str]:
 
 
 def _is_number(text: str) -> bool:
+    """Whether Python reads the text as a number."""
     try:
         float(text)
     except ValueError:
@@ -567,16 +604,18 @@ def _find_bad_line(raw: bytes, encoding: str) -> int:
 
 
 def _read_values(frame: Any, texts: Set[str], decimal: str) -> Any:
-    """Numbers or dates where all values of a column are; spaces around texts are dropped.
+    """Texts as numbers or dates in columns where all values are; spaces around texts are dropped.
 
-    All columns at a time: one call of polars takes longer than the work on a small column, and
+    For each column, the first that fits all of its values: whole numbers, numbers, numbers with a
+    decimal comma if the user said so, dates; otherwise texts. All columns at a time: one call of polars takes longer than the work on a small column, and
     there may be 100,000.
     """
     own = [c.name for c in frame.get_columns() if c.dtype == pl.String]  # Excel knows the others
     found = frame.select(pl.col(own).str.strip_chars())
     found = found.select(pl.when(~pl.all().is_in(MISSING)).then(pl.all()))
+    # Missing values of each column: a conversion fits if it makes no more of them.
     gaps = dict(zip(own, found.null_count().row(0), strict=True)) if own else {}
-    typed: dict[str, Any] = {}
+    typed: dict[str, Any] = {}  # columns that were converted, by name
     for kind in (pl.Int64, pl.Float64):
         left = [name for name in own if name not in typed and name not in texts]
         if not left:
@@ -605,7 +644,9 @@ def replace_decimal_commas(texts: pl.Expr) -> pl.Expr:
     return pl.when(number).then(texts.str.replace(",", ".", literal=True))
 
 
-NUMBER_AS_WRITTEN = (  # 37,000.00 or $5.0 or -5 € or 35%; a group of thousands does not begin with 0
+# 37,000.00 or $5.0 or -5 € or 35%: a sign, a currency, digits with or without separators of
+# thousands (a group of thousands does not begin with 0), decimals, a currency or percent.
+NUMBER_AS_WRITTEN = (
     r"^[+-]?\s?[$€£¥]?\s?[+-]?([1-9]\d{0,2}([,\s\u{a0}\u{202f}']\d{3})+|\d+)?(\.\d+)?"
     r"\s?[%$€£¥]?$"
 )
@@ -674,7 +715,10 @@ def read_dates(texts: Any) -> Any:
 
 
 def read_value_like(column: pl.Series, text: str) -> Any:
-    """A text as a value of a column's type, such as a bound; None if it is no such value."""
+    """A text as a value of a column's type, to compare the column with; None if it is none.
+
+    Numbers may have separators of thousands, as the audit writes them ("age > 10,000").
+    """
     given = pl.Series([text])
     try:
         if column.dtype.is_numeric():
@@ -692,13 +736,21 @@ def _as_dates(texts: pl.Series) -> pl.Series:
 
 
 def _make_frame(columns: Iterable[Any]) -> Any:
-    """A name may be empty, as that of pandas' index is: polars would replace it in a list of columns."""
+    """A DataFrame of these columns.
+
+    From a dictionary, since a name may be empty, as that of pandas' index is: in a list of columns
+    polars would replace it.
+    """
     return pl.DataFrame({column.name: column for column in columns})
 
 
 def use_plain_types(frame: Any) -> Any:
-    """A DataFrame or LazyFrame of numbers, texts and dates alone; infinite numbers count as missing."""
-    floats, texts = [], []
+    """The same DataFrame or LazyFrame with numbers, texts and dates alone.
+
+    Floats and decimals become float64, infinite ones missing; durations become seconds; categories,
+    booleans and Python's objects become texts. Nested and binary columns are an error.
+    """
+    floats, texts = [], []  # names of columns to convert, all at once
     for name, kind in frame.collect_schema().items():
         if kind.is_float() or kind.is_decimal():
             floats.append(name)
@@ -717,10 +769,11 @@ def use_plain_types(frame: Any) -> Any:
 
 
 def to_seconds(durations: pl.Expr) -> pl.Expr:
-    """Durations as numbers."""
+    """Durations as numbers of seconds."""
     return durations.dt.total_microseconds() / 1e6
 
 
 def _write_as_texts(column: Any) -> Any:
+    """A column of Python's objects as texts; None and NaN are missing."""
     values = [None if value is None or value != value else str(value) for value in column.to_list()]
     return pl.Series(column.name, values, dtype=pl.String)
