@@ -68,6 +68,7 @@ def requirements() -> dict[str, dict[str, str]]:
 
 
 def version_of(package: str) -> str | None:
+    """The installed version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -80,6 +81,7 @@ def numbers(version: str) -> list[int]:
 
 
 def _self_test() -> list[str]:
+    """Print the devices, and run every check on each; return what is wrong."""
     if version_of("torch") is None:
         print(f"{'self-test':<14}not run: it needs torch")
         return []

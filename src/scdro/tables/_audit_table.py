@@ -1,10 +1,10 @@
 """Audit a table: its own column of predictions, or those of an ordinary model, made out of fold.
 
-    prediction given      read the columns with a role; code the others one by one   (_audit_column)
-    none                  read the table as `train` does                      (_audit_ordinary_model)
-                          try a few settings of one model, each out of fold
-                          keep the predictions with the lowest mean loss
-    both                  scdro.audit(labels, predictions, columns)
+prediction given      read the columns with a role; code the others one by one   (_audit_column)
+none                  read the table as `train` does                      (_audit_ordinary_model)
+                      try a few settings of one model, each out of fold
+                      keep the predictions with the lowest mean loss
+both                  scdro.audit(labels, predictions, columns)
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ __all__ = ["Fix", "find_rows", "make_fix"]
 
 Array = npt.NDArray[Any]
 LEAST_SERVED = 10  # rows that fulfil the conditions, and rows that do not, at least
+# Which totals are made equal: of both parts of each class, or of all cells (class x part).
 WAYS = ("within each class", "cells alike")
 COMPARISONS = {
     "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "<": operator.lt, ">": operator.gt, "=": operator.eq,
@@ -49,7 +50,13 @@ class Fix:
     cells: Array  # (rows,) 2 k + s of a row of class k (0 in a regression), in part s of it
 
     def weights(self, rows: Array, way: str) -> Array:
-        """Of these rows: equal totals of the parts within each class, or of all cells; their mean is 1."""
+        """The weights of these rows, with mean 1.
+
+        Args:
+            rows: numbers of the rows.
+            way: one of `WAYS`. Within each class, the parts get equal totals and the class keeps
+                its own; otherwise all cells get equal totals, and rare classes gain too.
+        """
         cells = self.cells[rows]
         weights = balanced(np.ones(len(rows)), cells, few=1)
         if way == WAYS[1]:
@@ -59,7 +66,7 @@ class Fix:
         return within
 
     def cell_masks(self, rows: Array) -> Array:
-        """(cells, rows): of each cell that these rows have, its rows."""
+        """Which of these rows are in each cell that they have, (cells, rows), booleans."""
         cells = self.cells[rows]
         masks: Array = np.unique(cells)[:, None] == cells
         return masks
@@ -120,7 +127,11 @@ def _read_conditions(text: str, names: list[str]) -> list[tuple[str, str, str]]:
 
 
 def _parse_conditions(pieces: list[str], names: list[str]) -> list[tuple[str, str, str]] | None:
-    """The first reading in which all pieces are used, short conditions first; None if there is none."""
+    """The first reading in which all pieces are used, short conditions first; None if there is none.
+
+    "city = A and B and age > 5" has three pieces. "city = A" is a condition, but "B" is none, so
+    the first condition takes one piece more: "city = A and B".
+    """
     if not pieces:
         return []
     for taken in range(1, len(pieces) + 1):
@@ -145,10 +156,12 @@ def _parse_condition(piece: str, names: list[str]) -> list[tuple[str, str, str]]
 
 
 def _write_condition(name: str, comparison: str, value: str) -> str:
+    """As a user would write it; "is missing" has no value."""
     return f"{name} {comparison} {value}".rstrip()
 
 
 def _find_all(frame: pl.DataFrame, conditions: list[tuple[str, str, str]]) -> Array:
+    """Which rows fulfil all conditions, (rows,), booleans."""
     mask = np.ones(frame.height, dtype=bool)
     for name, comparison, value in conditions:
         mask &= _find_fulfilling(frame[name], comparison, value)

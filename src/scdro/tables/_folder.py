@@ -33,7 +33,7 @@ __all__ = ["Fits", "check_run", "check_same_run", "check_zip", "lock_folder", "r
 
 MANIFEST, STARTED, FITS, MODELS = "manifest.json", "started.json", "fits", "models"
 LARGEST = 1 << 30  # bytes of a file that is read whole
-# of files whose content is not what it should be
+# What reading a file raises whose content is not what it should be.
 ERRORS = KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError
 
 
@@ -48,6 +48,7 @@ def read_json(path: Path) -> Any:
 
 
 def _read_bytes(path: Path) -> bytes:
+    """The content of a file of a run, which must be there and not too large for memory."""
     if not path.is_file():
         raise CheckpointError(
             f"expected the file {quote(path)}, found none: the run is damaged or not finished"
@@ -122,7 +123,12 @@ class Fits:
             self.folder.mkdir(exist_ok=True)
 
     def get(self, what: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Arrays by name: stored by an interrupted run, or computed now."""
+        """Arrays by name: stored by an interrupted run, or computed and stored now.
+
+        Args:
+            what: what the fit is of, as JSON can write it; its hash is the name of the file.
+            compute: makes the arrays.
+        """
         if self.folder is None:
             return compute()
         name = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
@@ -136,6 +142,7 @@ class Fits:
         return found
 
     def clear(self) -> None:
+        """Remove all: the run is finished."""
         if self.folder is not None:
             shutil.rmtree(self.folder)
 
@@ -171,7 +178,11 @@ def check_zip(path: Path) -> None:
 
 
 def check_run(folder: Path) -> None:
-    """Check every file against its checksum; a file among the models without one is an error."""
+    """Check every file of a run against its checksum, before anything in them is used.
+
+    A folder that is none of a run or of an unfinished one, a file that has changed, and a file
+    among the models without a checksum are errors.
+    """
     if not folder.is_dir():
         raise MissingDataError(
             f"expected the folder of a run, got {quote(folder)}, which is not a folder"

@@ -5,12 +5,15 @@ by a model that did not see it, and at last on all rows. A model predicts probab
 numbers, (n, k), or the standardised target, (n,), and is saved in files that hold no code.
 
     `Columns`      a table as an array: numbers as they are, categories as codes, NaN for missing
-    trees          see these codes; categories with many values become means of the target
-    linear models  see scaled numbers, marks of gaps, and a column for each category
+    `Trees`        see these codes; categories with many values become means of the target
+    `Linear`       see scaled numbers, marks of gaps, and a column for each category
 
+**Out of fold.** Each fold is predicted by a model of the others. When boosting stops is decided by
+the other folds too: with R_k the best number of rounds on fold k, fold j is predicted after the mean
+of the R_k with k other than j. A fold that chose its own number would look too good.
 
-    out of fold    each fold is predicted by a model of the others. When boosting stops is decided
-                   by the other folds too: a fold that chose for itself would look too good.
+`Trees` and `Linear` share no base class, only these functions, which `Learner` and `Run` call:
+`candidates`, `fit`, `predict`, `stop_at`, `save`, `load`.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ __all__ = [
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
-ROUNDS, PATIENCE = 500, 20  # of boosting
+ROUNDS, PATIENCE = 500, 20  # of boosting: the most, and how many without a gain end it
 MANY_ROWS, ROWS_FOR_SETTINGS = 100_000, 50_000  # with more rows, settings are chosen on this many
 PARALLEL = 20_000  # rows from which on threads make trees faster
 # Categories of a column that trees split and linear models get a feature for; a column with more
@@ -80,7 +83,7 @@ class Columns:
 
     @classmethod
     def fit(cls, frame: pl.DataFrame, names: Sequence[str], categorical: Sequence[str]) -> Columns:
-        """From training rows."""
+        """Read from training rows which columns are numbers, and the values of the others."""
         numbers, categories, chosen = [], {}, set(categorical)
         for name in names:
             if not is_category(frame[name], chosen):
@@ -107,6 +110,7 @@ class Columns:
         return self._positions(many=True)
 
     def _positions(self, many: bool) -> list[int]:
+        """Positions of the categories with many values, or of those with few."""
         sizes = enumerate(self.categories.values(), len(self.numbers))
         return [k for k, values in sizes if (len(values) > MOST_SPLIT_VALUES) == many]
 
@@ -122,7 +126,11 @@ class Columns:
         return cls([str(name) for name in about["numbers"]], categories)
 
     def encode(self, frame: pl.DataFrame) -> Array:
-        """(rows, columns), NaN where a value is missing."""
+        """The columns as one array, (rows, columns), numbers first; NaN where a value is missing.
+
+        A category is the position of its value among the known ones; all unknown values have the
+        same code, one above them.
+        """
         found = np.empty((frame.height, len(self.names)), order="F")
         for k, name in enumerate(self.numbers):
             column = column_of(frame, name, "which the model was trained on")
@@ -160,9 +168,11 @@ class Columns:
         return ColumnTransformer([part for part in parts if part[2]])
 
     def without_many_values(self, classes: int) -> tuple[ColumnTransformer | None, list[int]]:
-        """For trees: replaces categories with many values by mean targets, last; None if there are none.
+        """For trees: what replaces categories with many values by mean targets, if there are any.
 
-        Beside it the positions of the other categories after that.
+        Returns:
+            A transformer that moves these columns to the end; None if there are none.
+            The positions of the other categories after it.
         """
         if not self.many_valued:
             return None, self.categorical
@@ -173,7 +183,11 @@ class Columns:
 
 
 def _encode_means(classes: int) -> TargetEncoder:
-    """Values that were not seen, and missing ones that were not, get the overall mean."""
+    """Replace categories by the mean target of their rows (scikit-learn's TargetEncoder).
+
+    Values that were not seen, and missing ones that were not, get the overall mean. In
+    `fit_transform` each row gets the mean over other folds, so that it does not see its own target.
+    """
     kind = "auto" if classes else "continuous"
     if tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 9):
         return TargetEncoder(target_type=kind, random_state=0)
@@ -182,7 +196,7 @@ def _encode_means(classes: int) -> TargetEncoder:
 
 
 def _read_as_numbers(column: Any) -> Any:
-    """Texts where training had numbers."""
+    """Texts where training had numbers, as such; an error names the first row that is none."""
     written = read_written_numbers(column)
     if written is not None:
         return written
@@ -200,11 +214,15 @@ def _read_as_numbers(column: Any) -> Any:
 
 
 def _as_texts(column: Any) -> Any:
+    """Values of a category as texts, of whatever type they came."""
     return column.cast(pl.String)
 
 
 def _number_texts(texts: Sequence[str], values: Sequence[str]) -> list[int]:
-    """The number of each text; 01 read as 1, or True as true, still gets its category."""
+    """The code of each text among `values`, or their number for one that is not among them.
+
+    01 that is now read as 1, or True as true, still gets its category.
+    """
     known = {value: code for code, value in enumerate(values)}
     by_meaning: dict[float | str, int] = {}
     for value, code in known.items():
@@ -247,6 +265,7 @@ class Part(NamedTuple):
     weight: Array  # (n,)
 
     def take(self, rows: Array) -> Part:
+        """Some of its rows, by position or mask."""
         return Part(self.X[rows], self.y[rows], self.weight[rows])
 
 
@@ -304,18 +323,34 @@ class Learner:
         return self.kind.candidates(len(self.sample))[:most]
 
     def fit(self, part: Part, settings: dict[str, Any], held_out: Part | None = None) -> Model:
-        """A model that stops early by the held-out rows, or after the "rounds" of its settings."""
+        """Fit a model.
+
+        Args:
+            part: the rows to fit on.
+            settings: of the model, one of `candidates`, with "rho" for the worst case and "rounds"
+                to stop after.
+            held_out: rows by whose loss boosting stops; None: after the "rounds".
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the libraries warn about things that are fine here
             return self.kind.fit(self, part, settings, held_out)
 
     def fit_rows(self, rows: Array, weights: Array, settings: dict[str, Any], rounds: int) -> Model:
-        """A model of all of these rows, boosted as long as the folds say."""
+        """The final fit: a model of all of these rows, boosted for as many rounds as the folds say."""
         part = Part(self.X[rows], self.y[rows], weights)
         return self.fit(part, {**settings, "rounds": max(rounds, 1)})
 
     def cross_fit(self, settings: dict[str, Any], weights: Array) -> dict[str, Any]:
-        """ "predicted": the sample, out of fold; "rounds": the best number for each fold, (folds,)."""
+        """Predict the sample out of fold.
+
+        Args:
+            settings: of the model.
+            weights: of the sample's rows in training, (sample,).
+
+        Returns:
+            "predicted": probabilities, (sample, k), or the standardised target, (sample,).
+            "rounds": the best number of rounds on each fold, (folds,); 0 for linear models.
+        """
         whole = Part(self.X[self.sample], self.y[self.sample], weights)
         models = [
             self.fit(whole.take(seen), settings, whole.take(unseen)) for seen, unseen in self.folds
@@ -329,7 +364,7 @@ class Learner:
         return {"predicted": predicted, "rounds": rounds}
 
     def mean_loss(self, predicted: Array) -> float:
-        """Of predictions for the sample."""
+        """The mean loss of predictions for the sample."""
         return float(row_losses(predicted, self.y[self.sample]).mean())
 
 
@@ -343,7 +378,7 @@ def row_losses(predicted: Array, y: Array) -> Array:
 
 
 def mean_rounds(rounds: Array) -> int:
-    """Of boosting, over folds."""
+    """One number of boosting rounds from those of the folds: their mean, rounded up."""
     return int(np.ceil(np.mean(rounds)))
 
 
@@ -376,7 +411,8 @@ class Trees:
     @staticmethod
     def candidates(rows: int) -> list[dict[str, Any]]:
         """Settings to choose among for a table of that many rows, the most common first."""
-        # least sizes of a leaf so that small tables can be split too
+        # Least rows of a leaf: LightGBM's own 20, and 100 for noisy targets; less in small tables,
+        # which could not be split otherwise.
         small, large = min(20, max(rows // 10, 2)), min(100, max(rows // 4, 5))
         sizes = [(k, least) for least in (small, large) for k in (31, 15, 63)]
         return [{"num_leaves": leaves, "min_child_samples": least} for leaves, least in sizes]
@@ -423,7 +459,7 @@ class Trees:
         self.rounds = min(rounds, trained)
 
     def predict(self, X: Array) -> Array:
-        """Probabilities, (n, k), or numbers, (n,)."""
+        """Probabilities, (n, k), or the standardised target, (n,)."""
         X = X if self.prepare is None else self.prepare.transform(X)
         found: Array = self.booster.predict(X, num_iteration=self.rounds, num_threads=self.threads)
         if not self.classes:
@@ -432,6 +468,7 @@ class Trees:
         return _with_all_classes(each, self.present, self.classes)
 
     def save(self, folder: Path) -> None:
+        """Write LightGBM's own text, and what it does not know about itself."""
         text = self.booster.model_to_string(num_iteration=self.rounds)
         (folder / "trees.txt").write_text(text, "utf-8")
         about = {
@@ -444,6 +481,7 @@ class Trees:
 
     @classmethod
     def load(cls, folder: Path) -> Trees:
+        """What `save` wrote; LightGBM's parser reads the trees, no code is run."""
         import lightgbm
 
         about = json.loads((folder / "model.json").read_text("utf-8"))
@@ -467,12 +505,14 @@ class Linear:
 
     @staticmethod
     def candidates(rows: int) -> list[dict[str, Any]]:
+        """Settings to choose among, the most common first: the inverse strength of the penalty."""
         return [{"C": C} for C in (1.0, 0.1, 0.01, 10.0, 0.001, 100.0)]
 
     @classmethod
     def fit(
         cls, learner: Learner, part: Part, settings: dict[str, Any], held_out: Part | None
     ) -> Linear:
+        """A model of a part; solved to the end, so that held-out rows are not needed."""
         from scdro.linear_model import KLDROClassifier, KLDRORegressor
 
         kind = KLDROClassifier if learner.classes else KLDRORegressor
@@ -483,6 +523,7 @@ class Linear:
         return cls(pipeline, learner.classes)
 
     def predict(self, X: Array) -> Array:
+        """Probabilities, (n, k), or the standardised target, (n,)."""
         if not self.classes:
             values: Array = self.pipeline.predict(X)
             return values
@@ -490,14 +531,16 @@ class Linear:
         return _with_all_classes(self.pipeline.predict_proba(X), present, self.classes)
 
     def stop_at(self, rounds: int) -> None:
-        """It is not boosted."""
+        """Nothing to do: it is not boosted."""
 
     def save(self, folder: Path) -> None:
+        """Write the pipeline without pickle."""
         _save_skops(self.pipeline, folder / "linear.skops")
         (folder / "model.json").write_text(json.dumps({"classes": self.classes}), "utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> Linear:
+        """What `save` wrote."""
         about = json.loads((folder / "model.json").read_text("utf-8"))
         return cls(_load_skops(folder / "linear.skops"), about["classes"])
 
@@ -523,7 +566,7 @@ TRUSTED = [  # types that a file may hold besides those of NumPy and scikit-lear
 
 
 def _save_skops(value: Any, path: Path) -> None:
-    """A part of scikit-learn, without pickle."""
+    """Write an estimator of scikit-learn without pickle, which could run code when it is read."""
     import skops.io
 
     skops.io.dump(value, path)

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["render"]
 
-MANY_GROUPS, MANY_COLUMNS = 40, 200
-TITLES = {
+MANY_GROUPS, MANY_COLUMNS = 40, 200  # rows of the page's tables; the rest is in summary.json
+TITLES = {  # of the methods
     "plain": "Plain",
     "class-weighted": "Class weights",
     "worst-case": "Worst case",
     "second-look": "Second look",
     "group-weighted": "Equal weights",
 }
-MEASURES = {
+MEASURES = {  # names of the scores, in the order of the page
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
     "log_loss": "log loss",
@@ -39,7 +39,7 @@ MEASURES = {
     "robust_value": "robust value",
     "tail": "worst 5% of losses",
 }
-SHARE_MEASURES = ("accuracy", "balanced_accuracy")
+SHARES = ("accuracy", "balanced_accuracy")
 LEAST_SHARE = 0.05  # the least width of an axis of accuracies
 
 
@@ -67,12 +67,13 @@ def render(summary: Summary) -> str:
 
 
 def _write_settings(settings: dict[str, Any]) -> str:
+    """Settings of a method, such as "num_leaves 31, rho 0.1"."""
     shown = [f"{name} {number(v) if isinstance(v, float) else v}" for name, v in settings.items()]
     return ", ".join(shown) or "defaults"
 
 
 def _write_date(text: str) -> str:
-    """ISO 8601 to the minute."""
+    """A time of ISO 8601 to the minute; any other text as it is."""
     try:
         return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M}"
     except ValueError:
@@ -94,11 +95,12 @@ def _axis_of_groups(summary: Summary) -> Axis:
 
 @cache
 def _make_environment() -> Environment:
+    """jinja2's environment of this folder's templates, with what they call."""
     environment = environment_for(Path(__file__).parent / "templates")
     environment.filters |= {"settings": _write_settings, "date": _write_date, "chance": chance}
     environment.globals |= {
         "TITLES": TITLES,
         "MEASURES": MEASURES,
-        "SHARE_MEASURES": SHARE_MEASURES,
+        "SHARES": SHARES,
     }
     return environment

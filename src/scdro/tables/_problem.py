@@ -2,8 +2,17 @@
 
 All that can be wrong with a table or its options is told here, before anything is trained:
 
-    read -> join the rows of the test file -> leave out rows without a target -> numbers with signs
-    -> the task and its classes -> the split -> columns -> sizes -> notes
+    1. read the file; add the rows of a test file                    (_read, _join_test_rows)
+    2. leave out rows without a target, if asked                     (_find_targets)
+    3. texts such as $5.0 or 35% become numbers                      (_read_numbers)
+    4. classes or a quantity? y as class numbers, or as it is        (_read_classes)
+    5. which rows are for the test, and which stay together          (_split_rows)
+    6. each column: a number, a category, or left out, and why       (describe_columns)
+    7. enough rows of every class, in every fold                     (_check_sizes)
+    8. notes: columns that tell the target, rows that are copies     (find_leaks, find_copies)
+
+Steps 1 to 7 raise for what cannot work; what only looks odd becomes a sentence in `warnings`.
+`make_problem` is these steps in this order, `TableProblem` their result.
 """
 
 from __future__ import annotations
@@ -52,15 +61,15 @@ ROWS_NEEDED = 40
 TEST_SHARE = 0.2  # share of the test rows
 DECIMAL_COMMAS = "numbers with a decimal comma: say --decimal , (decimal=',' in Python)"
 ROWS_TRIED = 2000  # rows that each column is tried on alone, and the first columns that are
-GIVEN_AWAY = 0.97  # share of a constant's error that one column alone removes
+GIVEN_AWAY = 0.97  # a column that alone removes this share of a constant's error may be a leak
 MANY_COPIES = 0.01  # share of rows that are copies from which on they are told
 
 
 class TrainTest(NamedTuple):
-    """Row numbers of the training and the test part."""
+    """Row numbers of the training and the test part, each sorted."""
 
-    train: Array
-    test: Array
+    train: Array  # (n_train,)
+    test: Array  # (n_test,)
 
 
 @dataclass
@@ -83,6 +92,7 @@ class TableProblem:
 
     @property
     def task(self) -> Literal["classification", "regression"]:
+        """Regression is the task without classes."""
         return "classification" if self.classes else "regression"
 
     def features(self) -> list[str]:
@@ -94,7 +104,7 @@ class TableProblem:
         return [c["name"] for c in self.columns if c["kind"] == "category"]
 
     def columns_to_describe(self, rows: Array) -> dict[str, pl.Series]:
-        """The columns that rows are described by: features and groups."""
+        """The columns by which an audit describes some rows: features, and groups asked for."""
         frame, kinds = self.frame[rows], ("number", "category", "group")
         return {c["name"]: frame[c["name"]] for c in self.columns if c["kind"] in kinds}
 
@@ -104,6 +114,7 @@ class TableProblem:
         return counts
 
     def _strata_of(self, rows: Array) -> Array | None:
+        """What a random split keeps the shares of: the classes; None for regression."""
         return self.y[rows] if self.classes else None
 
     def draw_sample(self, rows: Array, size: int, seed: int) -> Array:
@@ -124,7 +135,10 @@ class TableProblem:
         return TrainTest(np.sort(train), np.sort(test))
 
     def make_folds(self, rows: Array, folds: int, seed: int) -> list[tuple[Array, Array]]:
-        """Folds of these rows, as positions in `rows`."""
+        """Folds of these rows, as pairs of positions in `rows`: to fit on, to predict.
+
+        Rows that stay together are in one fold; otherwise each fold has the same shares of classes.
+        """
         own: Any = {"n_splits": folds, "shuffle": True, "random_state": seed}
         if self.split_by is not None:
             return list(GroupKFold(**own).split(rows, groups=self.split_by[rows]))
@@ -205,7 +219,7 @@ def _check_roles(target: str, options: TrainOptions) -> None:
         raise HyperparameterError(
             "expected test rows from one place, got test and split_by or split_after"
         )
-    roles: dict[str, Sequence[str | None]] = {
+    roles: dict[str, Sequence[str | None]] = {  # columns by what they are asked to be
         "drop": options.drop, "group": options.group, "categorical": options.categorical,
         "ids": options.ids, "split_by": [options.split_by],
         "split_after": [after if after is None or isinstance(after, str) else after[0]],
@@ -236,7 +250,8 @@ def _join_test_rows(
             column_of(other, name, "which the training data have, in the test data")
     absent = set(frame.columns) - set(other.columns)  # of those to leave out
     other = other.with_columns(pl.lit(None).alias(name) for name in absent).select(frame.columns)
-    # numbers in one and texts in the other become texts
+    # A column of whole numbers in one and of decimals in the other becomes one of decimals; numbers
+    # in one and texts in the other become texts.
     kinds = {
         name: pl.Float64 if kind.is_numeric() and other.schema[name].is_numeric() else pl.String
         for name, kind in frame.schema.items()
@@ -301,6 +316,7 @@ def _split_after(
             f" {quote(column[0])}"
         )
     if given is None:
+        # Rows above the bound are the test; equal values are never on both sides.
         bound = column.sort()[int(len(column) * (1 - TEST_SHARE)) - 1]
         if bound == column.max() and column.n_unique() > 1:  # the last value has more than a fifth
             bound = column.filter(column < bound).max()
@@ -329,7 +345,11 @@ def describe_columns(
 ) -> list[ColumnSummary]:
     """How every column is used, and what is odd about it.
 
-    special: which columns are the target, groups, ids and those of the split.
+    Args:
+        frame: the table.
+        special: the kind of the columns that have a role: "target", "group", "id", "split".
+        drop: columns that the user leaves out.
+        categorical: numbers that the user takes as categories.
     """
     for name in (*drop, *categorical):
         column_of(frame, name, "to leave out" if name in drop else "to take as categories")
@@ -358,7 +378,7 @@ def describe_columns(
 
 def _why_useless(column: Any, distinct: int, category: bool) -> str:
     """Why a column should be left out, or "": it is constant, a name or text, or a row number."""
-    known = len(column) - column.null_count()
+    known = len(column) - column.null_count()  # rows with a value
     if distinct <= 1:
         return "the same value in every row" if known == len(column) else "one value, or none"
     if category and distinct > max(50, known / 2):
@@ -397,7 +417,7 @@ def _find_mistakes(column: Any, distinct: int) -> str:
 
 
 def find_variants(texts: pl.Series) -> list[str]:
-    """The first values that differ only in case or spaces."""
+    """The first values that differ only in case or spaces, such as ["Oslo", "oslo "]; [] if none do."""
     distinct = texts.drop_nulls().cast(pl.String).unique().sort()
     simple = distinct.str.strip_chars().str.replace_all(r"\s+", " ").str.to_lowercase()
     twice = simple.filter(simple.is_duplicated())
@@ -408,7 +428,10 @@ def find_variants(texts: pl.Series) -> list[str]:
 def _read_numbers(
     frame: pl.DataFrame, target: str, options: TrainOptions, warnings: list[str]
 ) -> pl.DataFrame:
-    """Texts such as $5.0, 37,000.00 or 35% as numbers, if all of a column are and nobody wants them as texts."""
+    """Texts such as $5.0, 37,000.00 or 35% as numbers, where all values of a column are such.
+
+    Columns that the user asked for as groups, categories or ids stay as they are written.
+    """
     kept: Collection[str | None] = {
         *options.group, *options.categorical, *options.ids, *options.drop, options.split_by,
         target if options.task == "classification" else None,
@@ -435,8 +458,8 @@ def _read_numbers(
 
 
 def _join_notes(columns: list[ColumnSummary]) -> list[str]:
-    """One line for each oddity, with its columns."""
-    odd: dict[str, list[str]] = {}
+    """One line for each oddity, with its columns, at most 20 lines."""
+    odd: dict[str, list[str]] = {}  # names of the columns by what is odd about them
     for column in columns:
         if column["note"] and column["note"] != "as asked":
             out = "; left out" if column["kind"] == "left out" else ""
@@ -449,7 +472,7 @@ def _join_notes(columns: list[ColumnSummary]) -> list[str]:
 
 
 def _name_groups(frame: pl.DataFrame, group: Sequence[str]) -> Array | None:
-    """Names such as "sex = Female, race = Black"."""
+    """For each row the name of its combination of groups, such as "sex = Female, race = Black"."""
     if not group:
         return None
     parts = [
@@ -465,7 +488,16 @@ def _name_groups(frame: pl.DataFrame, group: Sequence[str]) -> Array | None:
 def _read_classes(
     y: pl.Series, task: str | None, warnings: list[str]
 ) -> tuple[pl.Series | None, Array]:
-    """The different values of a target that is classes, and the number of each row's; or None and the numbers."""
+    """Whether the target is classes or a quantity, and the target as a model sees it.
+
+    Texts are classes; numbers are, if there are at most `MOST_CLASS_NUMBERS` different ones. Where
+    this is a guess (more than two numbers), a warning says what was taken, and how to say
+    otherwise.
+
+    Returns:
+        The different values, sorted, and the number of each row's value among them, (rows,); of a
+        quantity None, and the quantity, (rows,).
+    """
     number, distinct = y.dtype.is_numeric(), y.n_unique()
     if task == "regression" and not number:
         raise DataError(
@@ -508,6 +540,7 @@ def _read_classes(
 
 
 def _name_class(value: Any) -> str:
+    """The name of a class: 1 for 1.0, and as many digits of other floats as tell them apart."""
     if not isinstance(value, float):
         return str(value)
     short = f"{value:g}"
@@ -569,7 +602,7 @@ def find_leaks(
         classes: how many; 0 for regression.
     """
     rng = np.random.default_rng(0)
-    rows = np.sort(rng.permutation(len(y))[:ROWS_TRIED])
+    rows = np.sort(rng.permutation(len(y))[:ROWS_TRIED])  # the sample
     frame, y = frame[rows], y[rows]
     if not classes:  # of ranks a tree sees every monotone function of the target
         y = np.argsort(np.argsort(y)).astype(float)
@@ -642,7 +675,11 @@ def find_copies(
 
 
 def _expect_copies(frame: pl.DataFrame) -> float:
-    """Expected number of other rows that a row is like, if the columns were independent."""
+    """Expected number of other rows that a row equals, if the columns were independent.
+
+    Two rows agree in a column with probability sum of squared shares of its values; over
+    independent columns these multiply, and there are `height` other rows.
+    """
     expected = float(frame.height)
     for column in frame.get_columns():
         shares = column.value_counts()["count"].to_numpy() / frame.height

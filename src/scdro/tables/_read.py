@@ -431,9 +431,8 @@ def _make_json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_csv(raw: bytes, encoding: str | None, tabs: bool, path: Path) -> Any:
     """The columns of a CSV file, all of them texts as written. Blank lines are skipped.
 
-    Python's reader is slower than that of polars, but it knows the line of every row, and the
-    errors here name it. Texts become columns of polars a chunk at a time: as Python's objects they
-    take many times the memory.
+    Python's reader knows the line of every row, and the errors here name it. Texts become columns
+    of polars a chunk at a time: as Python's objects they take much more memory.
 
     Args:
         raw: the bytes of the file, unpacked.
@@ -607,8 +606,8 @@ def _read_values(frame: Any, texts: Set[str], decimal: str) -> Any:
     """Texts as numbers or dates in columns where all values are; spaces around texts are dropped.
 
     For each column, the first that fits all of its values: whole numbers, numbers, numbers with a
-    decimal comma if the user said so, dates; otherwise texts. All columns at a time: one call of polars takes longer than the work on a small column, and
-    there may be 100,000.
+    decimal comma if the user said so, dates; otherwise texts. All columns are converted by one
+    call: one call of polars takes longer than the work on a small column, and there may be 100,000.
     """
     own = [c.name for c in frame.get_columns() if c.dtype == pl.String]  # Excel knows the others
     found = frame.select(pl.col(own).str.strip_chars())

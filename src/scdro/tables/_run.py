@@ -78,7 +78,15 @@ class Run:
         self, summary: Summary, fitted: dict[str, Model], inputs: Columns, labels: pl.Series | None,
         scale: tuple[float, float] = (0.0, 1.0),
     ) -> None:  # fmt: skip
-        """labels: values of the classes; None for regression, whose target has this mean and deviation."""
+        """A run from its parts.
+
+        Args:
+            summary: what was found.
+            fitted: models by the names of their methods; those that were saved.
+            inputs: how rows are encoded for them.
+            labels: values of the classes, in the order of their numbers; None for regression.
+            scale: mean and deviation of a regression's target, which its models standardise.
+        """
         self.summary, self._fitted, self._inputs = summary, fitted, inputs
         self._labels, self._scale, self.reopened = labels, scale, False
 
@@ -121,7 +129,11 @@ class Run:
         return pl.Series("prediction", mean + std * scores)
 
     def predict(self, data: Any, model: str | None = None) -> Array:
-        """For rows with the columns of training; `model`: "plain" or "robust".
+        """Predictions for rows with the columns of training, (rows,).
+
+        Args:
+            data: a DataFrame, a dictionary of columns, or the path of a file.
+            model: "plain" or "robust"; None: the one that was kept.
 
         Classes have the target's own values and type: whole numbers, floats, booleans, dates or
         texts.
@@ -130,7 +142,7 @@ class Run:
         return answers
 
     def predict_proba(self, data: Any, model: str | None = None) -> Array:
-        """(rows, classes), in the order of `classes`."""
+        """Probabilities, (rows, classes), in the order of `classes`."""
         if self._labels is None:
             raise HyperparameterError(
                 "expected a run of classification for probabilities, got regression; use predict"
@@ -323,12 +335,15 @@ def _try_models(models: dict[str, Model], columns: int) -> None:
 
 
 def _drop_control_characters(text: str) -> str:
-    """Without control characters."""
+    """A text for a terminal or a spreadsheet: control characters become spaces."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _escape(text: str) -> str:
-    """Harmless in a spreadsheet and on a terminal."""
+    """A text that no spreadsheet takes for a formula: with an apostrophe before = + @ and most -.
+
+    A negative number stays as it is.
+    """
     text = _drop_control_characters(text)
     risky = text[:1] in ("=", "+", "@") or (
         text[:1] == "-" and not text[1:].replace(".", "", 1).isdigit()

@@ -60,7 +60,8 @@ __all__ = ["OnProgress", "SplitStudy", "StudyLog", "train"]
 
 Array = npt.NDArray[Any]
 OnProgress = Callable[[int, int, str], None]
-RADII = (0.1, 0.05, 0.2, 0.5, 0.02, 1.0)  # as many of the first as there are candidates
+# Radii of the candidates of robust methods: as many of the first as there are candidates.
+RADII = (0.1, 0.05, 0.2, 0.5, 0.02, 1.0)
 
 
 @takes(TrainOptions)
@@ -106,6 +107,7 @@ def train(
     title = Path(data).name if isinstance(data, str | Path) else ""
 
     def study(fits: Fits) -> Run:
+        """Called if the folder has no finished run; `fits` has what an interrupted one computed."""
         of_each = filled.candidates + 1  # the last is the final fit
         total = filled.seeds * (len(filled.methods) * of_each + (fix is not None))
         return _study_splits(problem, filled, fix, fits, StudyLog(progress, loggers, total), title)
@@ -139,7 +141,11 @@ def _fill_defaults(problem: TableProblem, asked: TrainOptions) -> TrainOptions:
 
 
 def _digest(problem: TableProblem) -> str:
-    """Hash of everything in the table that the results depend on."""
+    """Hash of everything in the table that the results depend on.
+
+    A run goes on in its folder only with the same table. What was read is hashed, and not the
+    file: its name and place do not matter.
+    """
     digest = hashlib.sha256()
     everything = Columns.fit(problem.frame, problem.features(), [])
     for part in (
@@ -158,7 +164,19 @@ def _digest(problem: TableProblem) -> str:
 def _study_splits(
     problem: TableProblem, options: TrainOptions, fix: Fix | None, fits: Fits, log: StudyLog, title: str
 ) -> Run:  # fmt: skip
-    """Study every split, and compare the best robust method with plain training."""
+    """Study every split, and compare the best robust method with plain training.
+
+    Args:
+        problem: the table.
+        options: all filled in.
+        fix: the rows that a person wants served, if any.
+        fits: fits of an interrupted run.
+        log: told of each candidate, and of the results.
+        title: of the report page.
+
+    Returns:
+        The run, with the models of the first split; scores and the verdict are over all splits.
+    """
     began = time.monotonic()
     seeds = range(options.seed, options.seed + options.seeds)
     splits = [SplitStudy(problem, options, fix, fits, log, seed) for seed in seeds]
@@ -227,13 +245,18 @@ def _describe_method(name: Any, splits: list[SplitStudy], judge: Judge) -> Metho
 
 
 def _best_robust(splits: list[SplitStudy], options: TrainOptions) -> str | None:
-    """The method that serves a slice to fix; else that of the lowest robust value out of fold, of those
-    within the budget, over all splits."""
+    """The robust method to compare with plain training; None if only that was asked for.
+
+    With a slice to fix it is the one that serves it. Otherwise the one with the lowest robust value
+    out of fold, averaged over the splits, among those within half of the budget; if none is, among
+    all, and the verdict will say that it costs too much.
+    """
     others = [name for name in options.methods if name != "plain"]
     if not others or options.fix is not None:
         return others[0] if others else None
 
     def mean(name: str, what: str) -> float:
+        """A measure of a method's chosen candidate, over the splits."""
         return float(np.mean([split.methods[name].best.measures[what] for split in splits]))
 
     least = mean("plain", "score") - options.budget / 2
@@ -291,7 +314,7 @@ def worse_than_constant(
 
 
 class Candidate(NamedTuple):
-    """Settings of a method, and what they give out of fold."""
+    """Settings of a method, and what they give out of fold, on the sample of one split."""
 
     settings: dict[str, Any]
     predicted: Array  # (sample, k) or (sample,)
@@ -311,11 +334,16 @@ class TriedMethod:
 
     @property
     def best(self) -> Candidate:
+        """The candidate that was chosen."""
         return self.candidates[self.chosen]
 
 
 class SplitStudy:
     """All methods on one split. With `fix`, one of them serves its slice.
+
+    `run` tries every candidate of every method out of fold, chooses, fits the chosen ones to all
+    training rows and predicts the test rows. Plain training comes first: the others start from its
+    settings, and a second look needs its predictions.
 
     Attributes:
         train, test: numbers of the rows.
@@ -368,7 +396,7 @@ class SplitStudy:
     # -- choosing settings
 
     def _settings(self, name: str) -> list[dict[str, Any]]:
-        """As many candidates for every method: robust ones vary their robustness, the others the model."""
+        """The candidates of a method, as many for each: robust ones vary their robustness, the others the model."""
         most = self.options.candidates
         if name in ("plain", "class-weighted"):
             return self.learner.candidates(most)
@@ -382,7 +410,10 @@ class SplitStudy:
         return [{**own, "look": look} for look in looks[:most]]
 
     def _try(self, name: str, settings: dict[str, Any]) -> Candidate:
-        """A candidate's predictions out of fold, from the folder of the run if they are there."""
+        """A candidate: its predictions out of fold, and their measures.
+
+        The predictions come from the folder of the run, if an interrupted run has left them there.
+        """
         found = self.fits.get(
             {"seed": self.seed, "method": name, "settings": settings},
             lambda: self.learner.cross_fit(settings, self._weights(name, settings, self.sample)),
@@ -405,7 +436,8 @@ class SplitStudy:
             equal = _equal_classes(y)
             losses = [np.average(row_losses(c.predicted, y), weights=equal) for c in candidates]
             return int(np.argmin(losses))
-        # one answer for everybody has the lowest worst losses of all
+        # Among robust candidates a model that says the same to everybody would win: it has the
+        # lowest worst-case loss of all. So only those that tell rows apart, if there are any.
         differ = [
             k
             for k, one in enumerate(candidates)
@@ -419,7 +451,10 @@ class SplitStudy:
         return min(good, key=lambda k: measures[k]["robust_value"])
 
     def _is_within_budget(self, measures: dict[str, float]) -> bool:
-        """Half of the budget counts out of fold, since the test rows, which must agree, are noisy too."""
+        """Whether a candidate costs at most half of the budget, out of fold.
+
+        Half, since the verdict asks the test rows too, and both are noisy.
+        """
         plain = self.methods["plain"].best.measures
         return measures["score"] >= plain["score"] - self.options.budget / 2
 
@@ -460,9 +495,11 @@ class SplitStudy:
         return weights
 
     def reference(self, rows: Array) -> Array:
-        """Plain predictions by models that did not see the rows.
+        """Plain predictions by models that did not see the rows, for the weights of a second look.
 
-        rows: the sample, or all training rows, where the others are predicted by a model of the sample.
+        Args:
+            rows: the sample, predicted out of fold; or all training rows of a large table, where
+                those outside of the sample are predicted by a model of the sample.
         """
         best = self.methods["plain"].best
         if len(rows) == len(self.sample):
@@ -481,7 +518,15 @@ class SplitStudy:
     # -- where the model fails
 
     def slices(self, robust: str | None) -> list[SliceSummary]:
-        """Descriptions of the rows that plain training fails, out of fold; after: by the robust method."""
+        """Descriptions of the rows that plain training fails, out of fold.
+
+        Rows are weighted as a second look would weight them (classes), or by the worst case of
+        their errors (a quantity), and `find_slices` describes those with the most weight.
+
+        Args:
+            robust: the method whose scores in each slice are given beside the plain ones; None for
+                none.
+        """
         columns, y = self.problem.columns_to_describe(self.sample), self.y[self.sample]
         seen = [self.out_of_fold(name) for name in ("plain", robust) if name is not None]
         if not columns:
@@ -498,7 +543,7 @@ class SplitStudy:
             scored = [np.abs(predicted - y) * self.scale[1] for predicted in seen]
             weights = worst_case(scored[0] / self.scale[1], self.options.rho).weights * len(y)
             about = {"errors": True}
-        before, after = (*scored, None)[:2]
+        before, after = (*scored, None)[:2]  # plain, and robust if there is one
         least = LEAST_GROUP // 2
         found = find_slices(weights, columns, proba=before, after=after, min_size=least, **about)
         return [
@@ -525,7 +570,13 @@ def _equal_classes(y: Array) -> Array:
 
 
 class StudyLog:
-    """The callback, the loggers, and how many of `total` steps were done so far."""
+    """Tells a callback and loggers how far a study has come.
+
+    Attributes:
+        total: number of candidates and final fits over all splits.
+        done: how many of these have begun.
+        candidates: how many were evaluated: the step of the loggers' numbers.
+    """
 
     def __init__(self, progress: OnProgress | None, loggers: Sequence[Logger], total: int) -> None:
         self.progress, self.loggers, self.total = progress, tuple(loggers), total

@@ -197,7 +197,16 @@ class Summary(TypedDict):
 
 
 def mismatch(value: Any, kind: Any, where: str = "summary") -> str | None:
-    """Where plain data differ from a type made of TypedDicts, lists, dictionaries, literals and unions, if anywhere."""
+    """Where plain data differ from a type, if anywhere: a check of a file that anybody could have changed.
+
+    Args:
+        value: what was read from JSON.
+        kind: a type made of TypedDicts, lists, dictionaries, literals and unions.
+        where: the path to the value, for the message.
+
+    Returns:
+        The first difference, in words; None if there is none.
+    """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     parts: Iterable[tuple[Any, Any, str]] = ()  # values inside, their types, and where they are
     if kind is Any:

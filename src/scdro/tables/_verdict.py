@@ -56,7 +56,7 @@ __all__ = [
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
-TAIL = 0.05  # share of the losses whose mean is `tail`
+TAIL = 0.05  # `tail` is the mean of this share of the losses, the largest ones
 LEAST_SPREAD = 0.04  # a model that varies less than this share of a perfect one is flat
 LEAST_GROUP = 30  # test rows; smaller groups are shown and never decide
 MOST_GROUPS = 200
@@ -72,7 +72,12 @@ METHOD_IN_WORDS = {
 
 
 def row_scores(predicted: Array, y: Array) -> Array:
-    """Values whose mean is the accuracy, or R^2."""
+    """For each row a number, (n,), whose mean over the rows is the accuracy, or R^2.
+
+    Args:
+        predicted: probabilities, (n, k), or the standardised target, (n,).
+        y: class numbers, or the standardised target, (n,).
+    """
     if predicted.ndim == 2:
         right: Array = (predicted.argmax(1) == y).astype(float)
         return right
@@ -88,14 +93,17 @@ def measure(losses: Array, rho: float) -> dict[str, float]:
 
 
 def _tail(losses: Array) -> tuple[float, Array]:
-    """The mean of the worst 5% of losses, and the influence of each row on it."""
+    """The mean of the worst 5% of losses, and the influence a_i of each row on it, (n,).
+
+    The formula is at the head of this file; at least one row counts as the worst 5%.
+    """
     size = max(math.ceil(TAIL * len(losses)), 1)
     worst = np.partition(losses, len(losses) - size)[-size:]
     return float(worst.mean()), np.maximum(losses - worst[0], 0.0) * len(losses) / size
 
 
 def is_flat(predicted: Array) -> bool:
-    """Whether predictions are nearly the same everywhere.
+    """Whether predictions are nearly the same everywhere, for every class.
 
     A perfect model of a class of share p has probabilities of deviation sqrt(p (1 - p)), one of the
     standardised target 1: a rare class is judged by its own measure.
@@ -106,7 +114,7 @@ def is_flat(predicted: Array) -> bool:
 
 
 def one_answer(predicted: Array) -> int | None:
-    """The class that every row gets, if there is only one."""
+    """The number of the class that every row gets, if there is only one; else None."""
     answers = np.unique(predicted.argmax(1)).tolist() if predicted.ndim == 2 else []
     return answers[0] if len(answers) == 1 else None
 
@@ -115,7 +123,13 @@ def one_answer(predicted: Array) -> int | None:
 
 
 def estimate(values: Array, share: bool = False, level: float = 0.95) -> Interval:
-    """A mean with its interval: Wilson's for a share of right answers, Student's otherwise."""
+    """A mean with its interval: Wilson's for a share of right answers, Student's otherwise.
+
+    Args:
+        values: one number for each row, (n,).
+        share: whether they are right answers, 0 or 1; averaged over splits they may lie between.
+        level: confidence level.
+    """
     n, mean = len(values), float(values.mean())
     if n < 2:
         return _make_interval(mean)
@@ -139,6 +153,12 @@ def _make_interval(*numbers: float) -> Interval:
 def _compare(before: float, after: float, influence: Array, level: float = 0.95) -> Difference:
     """after - before, with the interval of a mean of `influence`, shifted to the difference.
 
+    Args:
+        before, after: the two numbers.
+        influence: of each row on the difference, (n,): its mean need not be the difference, its
+            spread is what counts.
+        level: confidence level.
+
     Rows that all change by the same amount say nothing about others: there is no interval then.
     """
     spread, difference = estimate(influence, level=level), after - before
@@ -152,15 +172,16 @@ def _compare(before: float, after: float, influence: Array, level: float = 0.95)
 
 
 def change_of_mean(before: Array, after: Array, level: float = 0.95) -> Difference:
-    """Of two means over the same rows."""
+    """The change of a mean over the same rows."""
     return _compare(float(before.mean()), float(after.mean()), after - before, level)
 
 
 def change_of_worst_case(before: Array, after: Array, rho: float) -> Difference:
-    """Of max_{KL(p) <= rho} sum p_i l_i over the same rows."""
+    """The change of max_{KL(p) <= rho} sum p_i l_i over the same rows."""
     if rho == 0:  # the mean, whose lam is infinite
         return change_of_mean(before, after)
     first, then = worst_case(before, rho), worst_case(after, rho)
+    # lam p_i / q_i of either model, with q_i = 1/n.
     influence = len(before) * (
         float(then.lam) * np.asarray(then.weights) - float(first.lam) * np.asarray(first.weights)
     )
@@ -168,17 +189,18 @@ def change_of_worst_case(before: Array, after: Array, rho: float) -> Difference:
 
 
 def change_of_tail(before: Array, after: Array) -> Difference:
-    """Of the means of the worst 5% of losses over the same rows."""
+    """The change of the mean of the worst 5% of losses over the same rows."""
     (first, of_first), (then, of_then) = _tail(before), _tail(after)
     return _compare(first, then, of_then - of_first)
 
 
 def _clearly_falls(change: Difference) -> bool:
-    """Clearly: the whole interval is below zero."""
+    """Whether the whole interval of a change is below zero."""
     return change["high"] is not None and change["high"] < 0
 
 
 def _clearly_rises(change: Difference) -> bool:
+    """Whether the whole interval of a change is above zero."""
     return change["low"] is not None and change["low"] > 0
 
 
@@ -198,13 +220,19 @@ class Pooled:
     """
 
     def __init__(self, splits: Sequence[SplitStudy], predicted: Sequence[Array]) -> None:
-        """predicted: for each split its test rows, (rows, k) or (rows,)."""
+        """Average over the splits.
+
+        Args:
+            splits: in their order; a row may be a test row of several.
+            predicted: for each split the predictions of its test rows, (rows, k) or (rows,).
+        """
         self.splits, self.predicted = splits, predicted
         rows = np.concatenate([split.test for split in splits])
         self.rows, where = np.unique(rows, return_inverse=True)
-        times = np.bincount(where)
+        times = np.bincount(where)  # how many splits tested each row
 
         def average(of_rows: Callable[[Array, Array], Array], in_unit: bool = False) -> Array:
+            """A function of (predicted, y) for each row, averaged over its splits, (n,)."""
             values = np.concatenate([
                 of_rows(own, split.y[split.test]) * (split.scale[1] if in_unit else 1.0)
                 for split, own in zip(splits, predicted, strict=True)
@@ -228,6 +256,7 @@ class Pooled:
         """Everything that the summary says of a method; those that are no mean over rows have no interval."""
 
         def mean(score: Callable[[Array, Array], float]) -> Interval:
+            """A score of (y, predicted) over all rows of a split, averaged over the splits."""
             pairs = zip(self.splits, self.predicted, strict=True)
             return _make_interval(float(np.mean([score(s.y[s.test], own) for s, own in pairs])))
 
@@ -254,7 +283,7 @@ class Pooled:
 
 
 def _auc(y: Array, predicted: Array) -> float:
-    """NaN if a class is absent or there are too many classes."""
+    """Area under the ROC curve; NaN if a class is absent or there are too many classes."""
     classes = predicted.shape[1]
     if len(np.unique(y)) < classes or classes > MOST_CLASSES:
         return math.nan
@@ -286,7 +315,19 @@ class Comparison(NamedTuple):
 
 
 class Judge:
-    """The verdict on the models of a run, over all of its splits."""
+    """The verdict on the models of a run, over all of its splits.
+
+    `decide` compares the robust method with plain training as the head of this file says:
+
+        _compare    what changed, and what is left of it beside the plain model's free moves
+        _answer     helps, costs too much, no difference, or degenerate
+        words       the same in sentences
+
+    Attributes:
+        pooled: each method's losses and scores of all test rows, by name.
+        better, worse: whether the change of a group is clearly one to the better, or worse:
+            scores rise for classes, errors fall for a quantity.
+    """
 
     def __init__(
         self, problem: TableProblem, splits: Sequence[SplitStudy], fix: Fix | None, rho: float,
@@ -343,13 +384,17 @@ class Judge:
         return found, self.groups
 
     def _answer(self, robust: str, compared: Comparison) -> str:
-        """The verdict in two words: nothing kept that collapsed, gained nothing, cost too much, or took
-        from the worst group what it gave to others."""
+        """The verdict in two words.
+
+        In this order: a model that collapsed is degenerate; one that gained nothing makes no
+        difference; one that costs more than the budget, on the test rows or out of fold, costs too
+        much; one that took from the worst group what it gave to others makes no difference.
+        """
         if self.pooled[robust].collapsed:
             return "degenerate"
         if not (compared.lower or compared.fairer):
             return "no difference"
-        # out of fold, half of the budget counts, since the test rows, which must agree, are noisy too
+        # Out of fold half of the budget counts, since the test rows, which must agree, are noisy too.
         costs = []
         for split in self.splits:
             before, after = (split.methods[name].best.measures for name in ("plain", robust))
@@ -415,7 +460,13 @@ class Judge:
     def _change_of_group(
         self, target: tuple[str, int] | None, before: Pooled, after: Pooled
     ) -> WorstGroup | None:
-        """Of one group, with an interval that holds for all it was chosen among."""
+        """The change of one group, with an interval that holds for all it was chosen among.
+
+        Args:
+            target: the group's name, and the number m of groups that it was chosen among: the
+                interval has level 1 - .05/m.
+            before, after: the two models.
+        """
         group = None if target is None else self.find_groups(before.rows).get(target[0])
         if target is None or group is None:
             return None
@@ -435,6 +486,7 @@ class Judge:
         group = self._change_of_group(target, plain, after)
         lower = self.fix is None and _clearly_falls(value)
         fairer = group is not None and self.better(group)
+        # Free moves exist for probabilities only: a regression's gains stand as they are.
         if lower and self.problem.classes:
             rescaled = self._move_plain(lambda one: {"temperature": self._temperature(one, robust)})
             lower = _clearly_falls(change_of_worst_case(rescaled.losses, after.losses, self.rho))
@@ -467,7 +519,10 @@ class Judge:
         )
 
     def _temperature(self, split: SplitStudy, robust: str) -> float:
-        """That of the lowest worst-case loss at no more than the robust model's mean loss."""
+        """The plain model's temperature of the lowest worst-case loss, at no more than the robust model's mean loss.
+
+        Chosen on the sample, out of fold, as the robust model's settings were.
+        """
         y, most = split.y[split.sample], split.methods[robust].best.measures["loss"]
         return best_temperature(split.out_of_fold("plain"), y, robust_log_loss(self.rho), most)
 
@@ -495,7 +550,12 @@ class Judge:
 class VerdictWords:
     """The verdict in words: the decisive sentence, then few others.
 
-    classes: [] for a regression. fix: the slice that training was to serve, in words.
+    Attributes:
+        classes: names of the classes; [] for a regression.
+        rho: radius of the worst-case loss.
+        fix: the slice that training was to serve, in words; None for none.
+        score: "accuracy" or "R2", in sentences.
+        subject: what is judged, the first words of the headline.
     """
 
     def __init__(self, classes: list[str], rho: float, fix: str | None) -> None:
@@ -515,7 +575,13 @@ class VerdictWords:
     def write_worst_place(
         self, slices: list[SliceSummary], groups: list[GroupSummary], overall: float
     ) -> str:
-        """Where the model fails: in a group, or in a description whose rows are served even worse."""
+        """Where the model fails: in a group, or in a slice that is served even worse.
+
+        Args:
+            slices: descriptions of the rows that the plain model fails, the clearest first.
+            groups: the plain model's worst first.
+            overall: its mean score of all rows.
+        """
         sign = 1.0 if self.classes else -1.0
         group = next((g for g in groups if not g["small"]), None)
         worst = overall if group is None else group["scores"]["plain"]["value"] or 0.0
@@ -560,7 +626,7 @@ class VerdictWords:
         return f"{self.subject} {what}; the plain model is kept."
 
     def write_numbers(self, robust: str, compared: Comparison) -> list[str]:
-        """Before and after, of everything that could gain or lose."""
+        """Scores before and after, of everything that could gain or lose, in one or two sentences."""
         price, value, tail, group = compared.price, compared.value, compared.tail, compared.group
         text = (
             f"With {METHOD_IN_WORDS[robust]}, {self.score} goes from {100 * price['before']:.2f}% to"
@@ -584,12 +650,19 @@ class VerdictWords:
         ]
 
     def write_temperature(self, measures: Mapping[str, float]) -> str:
+        """What the plain model has by a temperature alone; `measures` are those of the rescaled model."""
         return (
             "The plain model's probabilities with a temperature chosen out of fold have a worst-case"
             f" loss of {measures['robust_value']:.3f} at no higher mean loss, and the same answers."
         )
 
     def write_thresholds(self, there: float, overall: float, left: bool) -> str:
+        """What the plain model has by thresholds alone.
+
+        Args:
+            there, overall: its scores with them, in the group and over all rows.
+            left: whether the robust model still gains more.
+        """
         return (
             "The plain model with other thresholds, chosen out of fold for that group at the same"
             f" accuracy, has {'only ' if left else ''}{self.write_score(there)} there,"
@@ -597,6 +670,7 @@ class VerdictWords:
         )
 
     def write_nothing_learned(self, robust: str | None) -> str:
+        """The headline where the plain model says nearly the same to everybody."""
         also = "" if robust is None else f", and {METHOD_IN_WORDS[robust]} is not clearly better"
         return (
             "Nothing was learned: the plain model gives nearly the same answer for every"
@@ -605,6 +679,7 @@ class VerdictWords:
         )
 
     def write_one_answer(self, model: Pooled, kept: str) -> list[str]:
+        """A warning if the model that is kept answers one class everywhere; [] otherwise."""
         if model.one_answer is None:
             return []
         answer = self.classes[model.one_answer]
