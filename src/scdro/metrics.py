@@ -189,6 +189,7 @@ def robust_accuracy(y_true: Any, y_pred: Any, rho: float, sample_weight: Any = N
         return 0.0
 
     def excess(e: float) -> float:
+        """KL(e, error) - rho, which rises in e."""
         return (
             e * math.log(e / error)
             + ((1 - e) * math.log((1 - e) / accuracy) if e < 1 else 0.0)

@@ -53,7 +53,7 @@ __all__ = ["Audit", "ClassRow", "GroupErrors", "Passed", "audit"]
 
 Array = npt.NDArray[Any]
 UNTOLD = ("members", "where")  # fields of a finding that are neither printed nor saved
-BACKWARDS = 0.35  # AUC; a model that learned anything ranks better than that
+BACKWARDS = 0.35  # an AUC below this: the probabilities are probably those of the other class
 FEW_ROWS = 500  # rows below which only large gaps can be told from chance
 
 
@@ -340,6 +340,7 @@ class Audit:
 
 
 def _write_group(row: GroupErrors, unit: str) -> str:
+    """A group asked for, in one line."""
     within = f" within {row.label!r}" if row.label else ""
     if unit == "mean":
         return f"{row.group}{within}: {row.rows:,} rows, mean absolute error {row.error:.4g}"
@@ -351,6 +352,7 @@ def _write_group(row: GroupErrors, unit: str) -> str:
 
 
 def _replace_nonfinite(value: Any) -> Any:
+    """Plain data with None for NaN and infinities, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _replace_nonfinite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -462,12 +464,12 @@ def audit(
 
 
 class Given(NamedTuple):
-    """What `audit` was called with, whichever of the three ways."""
+    """What `audit` was called with, whichever of the three ways, before it is checked."""
 
     labels: Any
-    predictions: Any
-    frame: Any
-    classes: Sequence[Any] | None
+    predictions: Any  # of a model or network, made by now
+    frame: Any  # columns that describe the rows; None if there are none
+    classes: Sequence[Any] | None  # in the order of the probabilities, if they are known
 
 
 def _read_call(
@@ -503,7 +505,13 @@ def _read_call(
 def _read_described_columns(
     frame: Any, asked: dict[str, Array], n: int, tell: WaitingLine
 ) -> tuple[dict[str, Array], list[CodedColumn]]:
-    """The columns of the frame, and these and those asked for, coded; columns of a LazyFrame are only coded."""
+    """The columns that describe rows: those of the frame, then those asked for.
+
+    Returns:
+        Their values by name, (n,) each; those of a LazyFrame are left out, as they are not in
+        memory.
+        All of them coded.
+    """
     columns = {} if is_lazy(frame) else read_frame(frame, n)
     coded = code_lazy(frame, n, tell) if is_lazy(frame) else code_columns(columns, tell)
     known = {column.name for column in coded} | columns.keys()
@@ -517,6 +525,7 @@ def _columns_worth_describing(X: Any) -> Any:
 
 
 def _check_settings(alpha: float, depth: int, min_share: float, max_findings: int, cv: Any) -> None:
+    """Check the settings that can be judged without the data."""
     if not 0 < alpha < 1:
         raise HyperparameterError(
             f"expected alpha between 0 and 1, the chance of a false finding, got {alpha}"
@@ -574,7 +583,7 @@ def _weighted_mean(values: Array, weight: Array) -> float:
 def _make_group_rows(
     data: Outcomes, weight: Array, asked: dict[str, Array]
 ) -> tuple[GroupErrors, ...]:
-    """Every value of the columns asked for: over all classes, then within each class."""
+    """A row for every value of the columns asked for: over all classes, then within each class."""
     error = (data.decided != data.y) if data.classes else np.abs(data.y - data.decided)
     last = len(data.classes) - 1
     if data.classes:

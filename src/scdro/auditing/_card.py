@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["card_of"]
 
-METRICS = {  # names of Hugging Face's hub
+METRICS = {  # our names of scores, and those of Hugging Face's hub
     "accuracy": "accuracy",
     "log_loss": "log_loss",
     "mean_absolute_error": "mae",
@@ -95,6 +95,10 @@ def _write_header(audit: Audit, name: str, data: str, license: str | None) -> st
 
 
 def _write_looked_at(audit: Audit, data: str) -> str:
+    """The paragraph on rows, slices and the chance of a false finding.
+
+    data: what the rows are, in the words of the author; "" if not said.
+    """
     whose = f" of {_escape_line(data)}" if data.strip() else ""
     scores = ", ".join(f"{score.replace('_', ' ')} {v:.4g}" for score, v in audit.scores.items())
     return (
@@ -106,6 +110,7 @@ def _write_looked_at(audit: Audit, data: str) -> str:
 
 
 def _write_findings(audit: Audit) -> list[str]:
+    """The headline; findings by kind; columns in none; tables of the classes and of the groups."""
     parts = [audit.headline]
     for kind in dict.fromkeys(one.kind for one in audit.findings):
         told = "\n".join(
@@ -143,6 +148,7 @@ def _write_findings(audit: Audit) -> list[str]:
 
 
 def _write_limits(audit: Audit) -> str:
+    """A list of what the audit cannot tell: always two sentences, then its notes."""
     notes = [
         "A slice that is too small, or that no column describes, cannot be found.",
         "What holds for these rows need not hold for rows from another place or time.",
@@ -152,6 +158,7 @@ def _write_limits(audit: Audit) -> str:
 
 
 def _write_markdown_table(heads: list[str], rows: list[list[str]]) -> str:
+    """A table of Markdown; cells may hold any text."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(
         "| " + " | ".join(_escape_cell(cell) for cell in line) + " |" for line in lines
@@ -159,14 +166,17 @@ def _write_markdown_table(heads: list[str], rows: list[list[str]]) -> str:
 
 
 def _write_known_percent(value: float) -> str:
+    """A share in per cent, or "not known" for NaN."""
     return "not known" if math.isnan(value) else f"{100 * value:.1f}%"
 
 
 def _escape_cell(text: str) -> str:
+    """A text in a table, where a bar would end the cell."""
     return _escape_line(text).replace("|", "\\|")
 
 
 def _as_code(text: str) -> str:
+    """A name of a column in code type, where a backtick would end it."""
     return f"`{_escape_line(text).replace('`', chr(39))}`"
 
 

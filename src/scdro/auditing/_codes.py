@@ -9,6 +9,14 @@ Numbers are cut about a hundred times, so that one byte says which ends a range 
 search looks at a few dozen of the five thousand ranges: tails of every size, and windows of 5 to
 40% of the rows that overlap by half, so that any range has much in common with one of them. The
 ends of what it finds are then moved over all the cuts (see `refine` in `_scan`).
+
+    read_frame     a table of any kind -> {name: array}: floats, dates, or objects
+    fit_coder      a column -> `Coder`: its cuts, or its most frequent values or words
+    Coder.encode   a column -> `CodedColumn`: codes, (n,), and which codes fulfil each condition
+    Coder.adapt    the same column of another table, for `SliceCondition.rows`
+
+For example age, cut at 20, 40 and 60, has the codes 0 (up to 20), 1, 2, 3 (above 60) and 4
+(missing), and the condition "age > 40" is the set of codes {2, 3}.
 """
 
 from __future__ import annotations
@@ -85,7 +93,10 @@ class CodedColumn:
         return SliceCondition(self.conditions[number], self.coder, self.members[number])
 
     def is_range(self, number: int) -> bool:
-        """Whether a condition is a range of numbers or dates, whose ends could be others."""
+        """Whether a condition is a range of numbers or dates, whose ends could be moved.
+
+        "is missing" is none: it is the only one that holds for the last code.
+        """
         movable = self.coder.kind in ("numbers", "dates") and not self.coder.exact
         return movable and not bool(self.members[number, -1])
 
@@ -148,6 +159,7 @@ class Coder:
     """How the values of one column become codes. Fitted on some rows, it codes any others.
 
     Attributes:
+        name: of the column.
         kind: "numbers", "dates", "values" or "words".
         cuts: upper ends of the ranges of numbers or dates; for few different numbers, the numbers.
         exact: whether the numbers in `cuts` are values, not ends of ranges.
@@ -178,9 +190,10 @@ class Coder:
             "numbers": ("f", float),
             "dates": ("M", "datetime64[us]"),
         }
-        letter, wanted = kinds.get(self.kind, ("O", object))
+        letter, wanted = kinds.get(self.kind, ("O", object))  # NumPy's kind of type, and a type
         if column.dtype.kind == letter:
             return column
+        # A column without any value comes as objects from one reader and as floats from another.
         if column.dtype == object and all(value is None for value in column):
             adapted: Array = column.astype(wanted)
             return adapted
@@ -203,7 +216,7 @@ class Coder:
         else:
             codes = np.searchsorted(self.cuts, column, side="left")
         codes[gone] = k + 1
-        texts, sets = [], []
+        texts, sets = [], []  # of each condition its words, and which codes fulfil it
         shown = _write_cuts(self.cuts, self.kind)
         ranks = np.arange(k + 2)
         if self.exact:
@@ -290,7 +303,10 @@ def read_frame(frame: Any, n: int | None = None) -> dict[str, Array]:
 
 
 def _read_column(values: Any, name: Any) -> Array:
-    """As `as_vector`, but without looking at every single value where that can be avoided."""
+    """A column as floats (NaN: missing), dates, or objects (None: missing), (n,).
+
+    As `as_vector`, but without looking at every single value where that can be avoided.
+    """
     if isinstance(values, nw.Series):
         if values.dtype.is_nested():
             raise _nested_value_error(name, str(values.dtype))
@@ -346,10 +362,12 @@ def value_numbers(column: Array) -> tuple[list[str], Array]:
 
 
 def _write_value_as_text(value: Any) -> str:
+    """A value as the name of a group: floats to 12 digits, so that 0.1 + 0.2 is 0.3."""
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def _nested_value_error(name: Any, what: str) -> DataError:
+    """The error for a column with lists, dictionaries or the like in its rows."""
     return DataError(
         f"expected one number, text or date in each row of column {str(name)!r}, got {what}; split "
         "it into columns, or leave it out"
@@ -357,7 +375,16 @@ def _nested_value_error(name: Any, what: str) -> DataError:
 
 
 def fit_coder(name: str, column: Array, windows: Windows = WINDOWS) -> Coder | None:
-    """How to code a column; None if all of its values are the same."""
+    """How to code a column; None if all of its values are the same, so that nothing can be told by it.
+
+    Dates and numbers are cut; texts of several words that hardly ever repeat are coded by their
+    words; anything else by its most frequent values.
+
+    Args:
+        name: of the column.
+        column: floats, dates or objects, from `read_frame`, (n,).
+        windows: widths of the ranges that are conditions, and their steps, as shares of the rows.
+    """
     if column.dtype.kind == "M":
         known = np.sort(column[~np.isnat(column)])
         return _fit_dates(name, known, windows) if len(known) else None
@@ -379,7 +406,10 @@ def fit_coder(name: str, column: Array, windows: Windows = WINDOWS) -> Coder | N
 
 
 def _fit_numbers(name: str, known: Array, windows: Windows) -> Coder:
-    """`known` is sorted and finite."""
+    """The coder of numbers: each by itself if there are few different ones, else ranges.
+
+    known: sorted and finite, (values,).
+    """
     distinct = known[np.r_[True, known[1:] != known[:-1]]]
     if len(distinct) <= DISTINCT:
         tails = tuple(range(len(distinct) - 1)) if len(distinct) > 3 else ()
@@ -401,10 +431,17 @@ def _quantiles(known: Array) -> Array:
 
 
 def _fit_ranges(name: str, kind: str, at: Array, windows: Windows) -> Coder:
-    """`at` are the cuts at the quantiles `CUTS`; some may be the same."""
+    """The coder of ranges between cuts, with tails and windows as conditions.
+
+    Args:
+        name, kind: of the column.
+        at: the cuts at the quantiles `CUTS`; some may be the same.
+        windows: (width, step) of the windows, as shares of the rows.
+    """
     cuts = np.unique(at)
+    # From a quantile to the position of its cut.
     place = dict(zip(CUTS, np.searchsorted(cuts, at).tolist(), strict=True))
-    found = set()
+    found = set()  # pairs of positions: low < value <= high
     for width, step in windows:
         for k in range(1, round((1 - width) / step)):
             low, high = round(k * step, 2), round(k * step + width, 2)
@@ -429,10 +466,12 @@ def _fit_words(name: str, column: Array) -> Coder:
 
 
 def _find_words(text: Any) -> set[str]:
+    """The different words of a text of two letters or more, in lower case."""
     return set() if is_missing(text) else set(re.findall(r"[^\W\d_][\w']+", str(text).lower()))
 
 
 def _mean_words(texts: Sequence[str]) -> float:
+    """How many words texts have on average: names of things have one or two, notes have more."""
     return float(np.mean([len(text.split()) for text in texts])) if texts else 0.0
 
 
@@ -455,7 +494,7 @@ def _write_cuts(cuts: Array, kind: str) -> list[str]:
 
 
 def _use_small_integers(codes: Array, number: int) -> Array:
-    """Codes in one byte each, or in two if there are more than 256."""
+    """Codes in one byte each, or in two if there are more than 256 different ones (`number`)."""
     return codes.astype(np.uint8 if number <= 256 else np.uint16)
 
 
@@ -513,6 +552,7 @@ def code_lazy(frame: Any, n: int, tell: Callable[[str], None] | None = None) -> 
 
 
 def _read_polars(series: Any) -> Array:
+    """A column of polars as `read_frame` would read it."""
     return _read_column(nw.from_native(series, series_only=True), series.name)
 
 

@@ -36,9 +36,9 @@ from scdro.auditing._scan import SliceIndex, effective_slices
 __all__ = ["Finding", "FindingSearch", "wilson"]
 
 Array = npt.NDArray[Any]
-MOST_CLASSES = 50  # classes whose probabilities are tested, the most frequent ones
+MOST_CLASSES = 50  # only so many classes have their probabilities tested, the most frequent ones
 RESERVED = 3  # places kept for hard slices, and for thresholds, among the findings
-GAP, RATIO = 0.01, 1.5  # gaps below both are not worth telling
+GAP, RATIO = 0.01, 1.5  # a gap that is smaller, and a ratio that is smaller, are not worth telling
 # a hard slice's error is at least this many times the usual one, and this far above it
 HARDER, HARDER_BY = 1.3, 0.03
 MISSED_BY = 0.1  # a class is missed in a slice at least this much more often than elsewhere
@@ -182,13 +182,13 @@ class Finding:
 
 
 def _write_share(share: float) -> str:
-    """With a digit more where it is below one per cent."""
+    """A share in per cent, with two digits where it is below one per cent."""
     plain = share >= 0.01 or share < 5e-5  # a bound of an interval may be 1e-17: that is 0.0%
     return f"{100 * share:.1f}%" if plain else f"{100 * share:.2g}%"
 
 
 def wilson(share: float, size: float, z: float) -> tuple[float, float]:
-    """Wilson's interval of a share of `size` rows."""
+    """Wilson's interval of a share of `size` rows, z standard errors to either side; [0, 1] without rows."""
     if size <= 0:
         return 0.0, 1.0
     middle = (share + z * z / (2 * size)) / (1 + z * z / size)
@@ -199,12 +199,15 @@ def wilson(share: float, size: float, z: float) -> tuple[float, float]:
 
 
 def accept_every_slice(mass: Array, left: Array) -> Array:
-    """Every candidate is worth telling."""
+    """Every candidate is worth telling: for questions whose candidates were chosen before."""
     return np.ones(len(mass), bool)
 
 
 def drop_repeats(found: list[Finding]) -> list[Finding]:
-    """Of the findings about the same people and different classes, the first: the clearest one."""
+    """Of the findings about the same people and different classes, the first: the clearest one.
+
+    Where a model gives one class too much it gives another too little: one failure, told once.
+    """
     told: list[Finding] = []
     for one in found:
         others = [x for x in told if x.label != one.label and bool(x.where) == bool(one.where)]
@@ -214,6 +217,7 @@ def drop_repeats(found: list[Finding]) -> list[Finding]:
 
 
 def _overlap(a: Array, b: Array) -> float:
+    """The rows in both, as a share of the rows in either."""
     return float((a & b).sum() / max(int((a | b).sum()), 1))
 
 
@@ -221,6 +225,11 @@ class FindingSearch:
     """Look for findings of every kind in one table of predictions.
 
     Attributes:
+        data, weight, clusters: labels and predictions; (n,) weights with mean one; (n,) numbers of
+            the units that rows belong to, None if all are independent.
+        alpha: probability of any false finding.
+        errors: wrong decisions, 0 or 1, or absolute errors, (n,).
+        losses: log losses, or squared errors, (n,); None if only classes are known.
         index: the slices looked at.
         checked: for each kind, the effective number of slices times questions.
         recalibrated: classes whose probabilities are wrong as a whole.
@@ -265,11 +274,21 @@ class FindingSearch:
     # -- wrong probabilities ------------------------------------------------------------------
 
     def _find_wrong(self, most: int) -> tuple[list[Finding], Array]:
-        """Findings, and which slices of the index may be wrong although they were not told.
+        """Wrong probabilities of every class, and of the answers.
 
         Two questions. Does a class happen as often as the model says? And is its most likely answer
         wrong more often than the model admits? A slice where high probabilities should be low, and
         low ones high, passes the first on average and fails the second.
+
+            for each class k, and at last for the answers (k is None):
+                event   <- y is k, or the answer is wrong;  p <- what the model says of it
+                is p wrong as a whole, or where it is low or high? Then a finding, and p is
+                recalibrated, so that slices are told where they are wrong beyond that
+                slices where events and p differ           -> findings
+
+        Returns:
+            The findings, clearest first, at most `most`.
+            Which slices of the index may be wrong although they were not told, (slices,).
         """
         data, weight = self.data, self.weight
         assert data.proba is not None
@@ -324,8 +343,21 @@ class FindingSearch:
         most: int,
         taken: Array | None,
     ) -> tuple[list[Answer], Array]:
-        """Slices where events and the model's own probabilities p differ, and those where they may."""
+        """Slices where events and the model's own probabilities differ, and those where they may.
+
+        A gap must be clear twice: in p itself, and in what recalibration and earlier findings leave
+        of it (`question.expected`). So what another finding has overstated is not told as a new one.
+
+        Args:
+            question: of one class, or of the answers.
+            p: the model's own probabilities of the event, (n,).
+            tests, alpha, most, taken: as for `find_answers`.
+
+        Returns:
+            The answers; and which slices of the index are in doubt, (slices,), booleans.
+        """
         weight = self.weight
+        # Over every slice: the events, what the model expected of them, and their variance.
         happened, meant, spread = self.index.sums(
             np.array([weight * question.event, weight * p, weight**2 * p * (1 - p)])
         )
@@ -374,7 +406,11 @@ class FindingSearch:
     def _test_as_a_whole(
         self, question: Question, levels: SliceIndex, tests: float, alpha: float
     ) -> tuple[float, Finding] | None:
-        """Whether the probabilities of a class are wrong as a whole, or wherever they are high or low."""
+        """Whether the probabilities of a class are wrong as a whole, or wherever they are high or low.
+
+        Returns:
+            The evidence in standard errors and the finding; None if they are right.
+        """
         everyone = np.ones(len(self.weight), bool)
         left = float(question.residuals().sum())
         z = left / math.sqrt(max(float(question.variances().sum()), 1e-300))
@@ -455,7 +491,15 @@ class FindingSearch:
     def _find_hard(
         self, kind: str, most: int, taken: Array, share: float, doubtful: Any = False
     ) -> list[Finding]:
-        """Slices with many wrong decisions; those whose probabilities may be wrong are left out."""
+        """Slices with many wrong decisions; those whose probabilities may be wrong are left out.
+
+        Args:
+            kind: "hard", or "errors" if only classes are known.
+            most: places among the findings.
+            taken: rows that were told, (n,).
+            share: of alpha.
+            doubtful: slices whose probabilities may be wrong, (slices,).
+        """
         usual = float(np.average(self.errors, weights=self.weight))
         if usual <= 0 or usual >= 1:
             return []
@@ -475,6 +519,7 @@ class FindingSearch:
         classes = len(data.classes)
 
         def shares(where: Array) -> tuple[Array, Array]:
+            """The weight of each class in these rows, and the share of it that is missed, (k,)."""
             mass = np.bincount(data.y[where], weights=self.weight[where], minlength=classes)
             lost = np.bincount(data.y[where], weights=missed[where], minlength=classes)
             return mass, lost / np.maximum(mass, 1e-300)
@@ -485,9 +530,14 @@ class FindingSearch:
     # -- regression ---------------------------------------------------------------------------
 
     def _find_in_regression(self, most: int) -> list[Finding]:
-        """Ranks have no outliers: one residual of a million does not make a slice."""
+        """Findings of a regression: where predictions are biased, errors large, or intervals too short.
+
+        Bias and spread are asked of ranks, which have no outliers: one residual of a million does
+        not make a slice. Each of the two or three questions gets an equal part of alpha.
+        """
         data, n = self.data, len(self.weight)
         left = data.y - data.decided
+        # Kind, event, whether only more events count, whether events are 0 or 1 (else ranks).
         asked: list[tuple[str, Array, bool, bool]] = [
             ("bias", (rankdata(left) - 0.5) / n, False, False),
             ("spread", (rankdata(np.abs(left - np.median(left))) - 0.5) / n, True, False),
@@ -512,6 +562,7 @@ class FindingSearch:
                 return good & (left * raw > 0)
 
             def holds(rows: Array, question: Question = question, upward: bool = upward) -> bool:
+                """The same for a slice whose ends were moved."""
                 gap = float(question.residuals()[rows].sum() / self.weight[rows].sum())
                 return (gap if upward else abs(gap)) >= 0.05
 
@@ -527,7 +578,7 @@ class FindingSearch:
     # -- numbers of a slice -------------------------------------------------------------------
 
     def _make_finding(self, one: Answer, label: int | None) -> Finding:
-        """The finding that an answer is, about a class or (None) about no one of them."""
+        """The finding that an answer makes: about one class, or about none (None)."""
         texts = tuple(condition.text for condition in one.where)
         told = self._measure_slice(
             one.question.kind, " and ".join(texts), texts, label, one.rows, one.p_value
@@ -552,6 +603,7 @@ class FindingSearch:
         others = ~rows
 
         def mean(values: Array | None, where: Array) -> float:
+            """The mean of some values over some rows by weight; NaN of none."""
             mass = w[where].sum()
             return (
                 float(w[where] @ values[where] / mass)
@@ -608,9 +660,14 @@ class FindingSearch:
         return errors
 
     def _order_by_errors(self, columns: list[CodedColumn]) -> Any:
-        """Of wide tables, the columns first whose values have the most different errors."""
+        """In which order columns are paired with others, where there are too many for all pairs.
+
+        First those whose values explain most of the errors: by the sum of squares between their
+        codes.
+        """
 
         def order(usable: Array) -> list[int]:
+            """The numbers of some columns, sorted by it."""
             spread = []
             for i in usable:
                 counts = np.bincount(columns[i].codes)

@@ -30,6 +30,7 @@ __all__ = ["Gate", "GateError", "SliceScore", "judge", "slice_scores"]
 
 Array = npt.NDArray[Any]
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+# Rules on numbers of findings: which kind each name counts, None for all kinds.
 COUNTED = {
     "findings": None,
     "wrong": "wrong probabilities",
@@ -89,11 +90,19 @@ class Gate(NamedTuple):
 def slice_scores(
     search: FindingSearch, asked: dict[str, Array], findings: Sequence[Finding]
 ) -> tuple[SliceScore, ...]:
-    """Scores of all rows, every single condition, the groups asked for (conditions too) and the findings."""
+    """Scores of all rows, every single condition, the groups asked for (conditions too) and the findings.
+
+    Args:
+        search: with the outcomes, the weights and the index of slices.
+        asked: columns of the groups asked for, by name, (n,) each.
+        findings: what the audit found.
+    """
     people = People(search, asked, findings)
     z = np.full(len(people.texts), -ndtri(0.025 / len(set(people.texts))))
     if findings:  # they were chosen among all slices
         z[-len(findings) :] = np.maximum(z[-len(findings) :], search.half_width())
+    # Of each slice, (slices,): the weight, and the number of independent rows that it is worth:
+    # fewer with unequal weights, and fewer again where rows of one unit are alike.
     mass, squares = people.sums(search.weight), people.sums(search.weight**2)
     size = mass**2 / np.maximum(squares, 1e-300) / people.design_effects()
     scores = (
@@ -110,7 +119,14 @@ def slice_scores(
 
 
 class People:
-    """All slices that a gate judges, and sums over each of them."""
+    """All slices that a gate judges, and sums over each of them.
+
+    Attributes:
+        texts: of each slice what it is called, in the order of `sums`: all rows, single conditions,
+            values of the groups asked for, findings. Two slices may have the same text.
+        values: of each column asked for its name, the names of its values, and the number of each
+            row's value, (n,).
+    """
 
     def __init__(
         self, search: FindingSearch, asked: dict[str, Array], findings: Sequence[Finding]
@@ -131,7 +147,11 @@ class People:
         return np.concatenate(parts)
 
     def design_effects(self) -> Array:
-        """How much wider intervals are because rows of one unit are similar; 1 without units."""
+        """By what factor the variance of each slice's scores is larger because rows of one unit are similar, (slices,).
+
+        The variance of sums over units, divided by that of independent rows; the largest over the
+        errors and the probabilities of every class, and at least 1.
+        """
         clusters, effects = self.search.clusters, np.ones(len(self.texts))
         if clusters is None:
             return effects
@@ -211,6 +231,7 @@ def _means(
 
 
 def _weighted_average(values: Array, w: Array) -> float:
+    """The mean by weight; NaN if all weights are zero."""
     return float(w @ values / w.sum()) if w.any() else math.nan
 
 
@@ -224,7 +245,7 @@ def _wilson_intervals(share: Array, size: Array, z: Array) -> tuple[Array, Array
 
 
 def _choose_clearest(scores: Sequence[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
-    """Of several classes, the one that is surely the worst, in each slice."""
+    """Of several classes, in each slice the one whose lower bound is the highest: surely the worst."""
     worst = np.argmax([low for _, low, _ in scores], axis=0)
     every = np.arange(len(worst))
     value, low, high = (np.array(part)[worst, every] for part in zip(*scores, strict=True))
@@ -232,7 +253,7 @@ def _choose_clearest(scores: Sequence[tuple[Array, Array, Array]]) -> tuple[Arra
 
 
 def _take_size(interval: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-    """The size of a difference, with its interval."""
+    """The size of a difference, without its sign, with its interval; 0 is in it if 0 was."""
     value, low, high = interval
     nearest = np.minimum(np.abs(low), np.abs(high))
     least = np.where((low <= 0) & (high >= 0), 0.0, nearest)
@@ -242,7 +263,14 @@ def _take_size(interval: tuple[Array, Array, Array]) -> tuple[Array, Array, Arra
 def judge(
     rules: Sequence[str], slices: Sequence[SliceScore], kinds: Sequence[str], if_unsure: str
 ) -> Gate:
-    """Judge every rule; raise `GateError` if one is broken."""
+    """Judge every rule; raise `GateError` if one is broken.
+
+    Args:
+        rules: such as "accuracy < 0.7": what must not be.
+        slices: scores of every slice, from `slice_scores`.
+        kinds: of the findings, for rules on their numbers.
+        if_unsure: "pass" or "fail".
+    """
     if if_unsure not in ("pass", "fail"):
         raise HyperparameterError(f"expected if_unsure 'pass' or 'fail', got {if_unsure!r}")
     failures: list[str] = []
@@ -263,6 +291,7 @@ def judge(
                 f"{rule.strip()}: {one.slice}, {one.rows:,} rows, {name} {value:.3g} ({low:.3g} to"
                 f" {high:.3g})"
             )
+            # The end of the interval that is least like a broken rule.
             sure = COMPARE[sign](high if "<" in sign else low, limit)
             (failures if sure else unsure).append(text)
     passed = not failures and not (unsure and if_unsure == "fail")
@@ -279,6 +308,7 @@ def judge(
 
 
 def _parse_rule(rule: str, known: Sequence[str]) -> tuple[str, str, float]:
+    """A rule as (name of a score, comparison, number)."""
     match = RULE.fullmatch(rule)
     if match is None:
         raise HyperparameterError(f"expected a rule such as 'accuracy < 0.7', got {rule!r}")

@@ -1,7 +1,17 @@
 """What a user has: labels, and what some model predicted for them, or the model itself.
 
-Predictions are read as one of three: probabilities of classes, classes, or numbers; what they cannot
-be is refused, with the reason. A model of scikit-learn, or a network with a loader, makes them first.
+A model of scikit-learn (`predict_with`), or a network with a loader (`run_network`), makes
+predictions first. These are then read as one of three (`read_outcomes`):
+
+    labels                                predictions                 read as
+    many different numbers, or numbers
+      predicted by other numbers          numbers, (n,)               a regression
+    anything else                         (n, k)                      probabilities of k classes
+                                          numbers in [0, 1], not      probabilities of the second
+                                          labels, of two classes      of two classes
+                                          anything else, (n,)         predicted classes
+
+What they cannot be is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -24,7 +34,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 LEAST_ROWS = 30  # rows below which nothing can be told
 QUANTITY = 20  # more different numbers than this are a quantity, not classes
-SUM = 1e-3  # how far probabilities may be from adding up to one
+SUM = 1e-3  # probabilities of a row may miss one by this much
 
 
 @dataclass(frozen=True)
@@ -142,7 +152,10 @@ def read_weight(sample_weight: Any, n: int) -> Array:
 
 
 def read_units(groups: Any, n: int) -> Array:
-    """The number of the unit of each row."""
+    """The unit of each row, such as a patient, as a number, (n,).
+
+    groups: a name or number for each row.
+    """
     units = read_vector(groups, "groups")
     if len(units) != n:
         raise DataError(f"expected {n:,} groups, one for each row, got {len(units):,}")
@@ -152,6 +165,7 @@ def read_units(groups: Any, n: int) -> Array:
 
 
 def _as_plain_value(value: Any) -> Any:
+    """A NumPy scalar as a value of Python, so that equal labels of different types are equal."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -214,7 +228,16 @@ def _read_regression(labels: Array, given: Array, intervals: Any) -> Outcomes:
 
 
 def _read_probabilities(labels: Array, given: Array, known: list[Any] | None) -> Outcomes:
-    """Probabilities of all classes, (n, k). Labels 0, 1, ... below k name their columns themselves."""
+    """Probabilities of all classes, (n, k).
+
+    Without `known`, the columns are the labels that occur, sorted; but if some of k classes do not
+    occur, labels that are whole numbers below k are the numbers of the columns.
+
+    Args:
+        labels: (n,).
+        given: probabilities, (n, k).
+        known: the classes in the order of the columns, if the user said so.
+    """
     present = _distinct_values(labels)
     k = given.shape[1]
     if known is None:
@@ -242,6 +265,14 @@ def _read_probabilities(labels: Array, given: Array, known: list[Any] | None) ->
 def _read_one_column(
     labels: Array, given: Array, known: list[Any] | None, threshold: float
 ) -> Outcomes:
+    """One column of predictions, (n,): probabilities of the second of two classes, or classes.
+
+    Args:
+        labels: (n,).
+        given: predictions, (n,).
+        known: the classes in order, if the user said so.
+        threshold: probability of the second class above which it is decided.
+    """
     present = _distinct_values(labels)
     names = known if known is not None else present
     if given.dtype.kind == "f" and len(names) <= 2 and not np.isin(given, labels).all():
@@ -265,6 +296,7 @@ def _read_one_column(
 
 
 def _check_range(low: float, high: float) -> None:
+    """Raise if the smallest or the largest number is no probability."""
     if low < -1e-6 or high > 1 + 1e-6:
         out = low if low < 0 else high
         raise DataError(
@@ -274,6 +306,7 @@ def _check_range(low: float, high: float) -> None:
 
 
 def _require_two(names: list[Any]) -> None:
+    """Raise if there are fewer than two classes: nothing could be confused."""
     if len(names) < 2:
         raise DataError(
             f"expected labels of at least two classes, got only {_list_values(names)}; if the model"
@@ -282,10 +315,12 @@ def _require_two(names: list[Any]) -> None:
 
 
 def _distinct_values(array: Array) -> list[Any]:
+    """The different values, sorted, as values of Python."""
     return _sort_values(set((array if array.dtype == object else np.unique(array)).tolist()))
 
 
 def _sort_values(values: set[Any]) -> list[Any]:
+    """Values in order; those of several types by the name of the type first."""
     try:
         return sorted(values)
     except TypeError:  # values of several types
@@ -293,6 +328,7 @@ def _sort_values(values: set[Any]) -> list[Any]:
 
 
 def _label_numbers(labels: Array, names: list[Any]) -> Array:
+    """The position of each label among the classes, (n,); a label that is none of them is an error."""
     lookup = {name: k for k, name in enumerate(names)}
     if labels.dtype == object:
         found = np.array([lookup.get(value, -1) for value in labels.tolist()], dtype=int)
@@ -309,6 +345,7 @@ def _label_numbers(labels: Array, names: list[Any]) -> Array:
 
 
 def _list_values(names: Sequence[Any]) -> str:
+    """The first five, and how many more there are, for a message."""
     shown = ", ".join(repr(name) for name in names[:5])
     return shown + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
@@ -332,8 +369,12 @@ def is_model(thing: Any) -> bool:
 def predict_with(model: Any, X: Any, y: Any, cv: Any = None, groups: Any = None) -> tuple[Any, Any]:
     """What a fitted model predicts, and its classes (None for a regressor).
 
-    With `cv`, copies of the model are fitted, and every row is predicted by one that did not see
-    it.
+    Args:
+        model: with `predict_proba` or `predict`.
+        X, y: rows and labels.
+        cv: number of folds, or a splitter: copies of the model are fitted, and every row is
+            predicted by one that did not see it. None: the model predicts as it is.
+        groups: units of the rows, which stay in one fold.
     """
     from sklearn.base import is_classifier
     from sklearn.exceptions import NotFittedError

@@ -1,4 +1,12 @@
-"""An audit to look at: one HTML file, a fragment for a notebook, and a plot."""
+"""An audit to look at: one HTML file, a fragment for a notebook, and a plot.
+
+    make_charts    findings -> charts: rows on one scale, each with a mark to compare with
+    page_of        templates/audit_page.html, which draws the charts as SVG
+    fragment_of    the same body for a notebook
+    plot           the first chart, by matplotlib
+
+Any text may come from the user's table: the templates escape it.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +67,7 @@ def fragment_of(audit: Audit) -> str:
 
 
 def _render(template: str, audit: Audit, root: str) -> str:
+    """A template with all that it needs. `root` is what its style is limited to."""
     kinds = list(dict.fromkeys(one.kind for one in audit.findings))
     return _make_page_templates().get_template(template).render(
         audit=audit, root=root, share=audit.unit == "share", charts=make_charts(audit),
@@ -87,8 +96,8 @@ class ChartRow(NamedTuple):
     """One slice: a mark to compare with, and what was seen, with its interval; NaN for none."""
 
     finding: Finding
-    usual: float
-    seen: float
+    usual: float  # the hollow mark: what was predicted, or the number for all other rows
+    seen: float  # the full mark: what was observed in the slice
     low: float
     high: float
 
@@ -98,8 +107,8 @@ class Chart(NamedTuple):
 
     title: str
     usual: str  # what the hollow mark is; "" for bars
-    seen: str
-    share: bool
+    seen: str  # what the full mark is
+    share: bool  # whether numbers are shares, written in per cent
     axis: Axis
     rows: list[ChartRow]
 
@@ -151,11 +160,12 @@ def make_charts(audit: Audit) -> list[Chart]:
 
 
 def _list_finite_values(rows: list[ChartRow]) -> list[float]:
+    """All numbers of some rows, to fit an axis to."""
     return [value for row in rows for value in row[1:] if math.isfinite(value)]
 
 
 def _axis_of_shares(rows: list[ChartRow]) -> Axis:
-    """From zero, and never so short that a point looks like a chasm."""
+    """From zero to 10, 20, 50 or 100%: never so short that one percentage point looks large."""
     top = max(_list_finite_values(rows), default=1.0)
     return axis_for(
         [0.0, next(end for end in (0.1, 0.2, 0.5, 1.0) if top <= end or end == 1.0)], steps=5
@@ -163,6 +173,7 @@ def _axis_of_shares(rows: list[ChartRow]) -> Axis:
 
 
 def _axis_from_zero(rows: list[ChartRow]) -> Axis:
+    """An axis of errors, which begin at zero."""
     return axis_for([0.0, *_list_finite_values(rows)], steps=5)
 
 
@@ -216,10 +227,12 @@ def plot(audit: Audit, ax: Any = None) -> Any:
 
 
 def _write_slice(one: Finding) -> str:
+    """A slice, and the class that the finding is about, if any."""
     return f"{one.slice}: {one.label}" if one.label else one.slice
 
 
 def _shorten(text: str, most: int = 60) -> str:
+    """A text of at most `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -229,6 +242,7 @@ def _write_value(value: float, share: bool) -> str:
 
 @cache
 def _make_page_templates() -> Environment:
+    """jinja2's environment of this folder's templates, with what they call."""
     environment = environment_for(Path(__file__).parent / "templates")
     environment.filters |= {"chance": evidence_in_words, "value": _write_value}
     environment.tests["known"] = math.isfinite

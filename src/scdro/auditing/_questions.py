@@ -46,9 +46,8 @@ from scdro.auditing._scan import SliceIndex, refine
 __all__ = ["Answer", "Question", "bernoulli_tail", "find_answers", "normal_tail", "probability"]
 
 Array = npt.NDArray[Any]
-SIMPLER_EVIDENCE = (
-    0.9  # a single condition is told instead of a pair if it has this share of its evidence
-)
+# A single condition is told instead of a pair if it has this share of the pair's evidence.
+SIMPLER_EVIDENCE = 0.9
 TRIES = 40  # slices whose exact probability is computed before a search gives up
 SCREEN = 3.0  # standard errors below which nothing is computed exactly
 OVERLAP = 0.5  # of a hard slice's rows that may belong to slices already told
@@ -84,7 +83,7 @@ class Question:
 
     def __post_init__(self) -> None:
         self.unit = bool(np.isin(self.weight, (0.0, 1.0)).all())
-        self._explained: Array = np.zeros(len(self.event), bool)
+        self._explained: Array = np.zeros(len(self.event), bool)  # rows of the findings so far
         self._start: Array | None = None  # log odds before everybody was matched
         self._offset = 0.0  # what those whom no finding explains were shifted by
 
@@ -102,7 +101,15 @@ class Question:
         return each
 
     def explain(self, rows: Array) -> None:
-        """Correct the expectation on these rows, so that nothing is left of the finding."""
+        """Correct the expectation on these rows, so that nothing is left of the finding.
+
+        With `shifts` all of them get the same shift of their log odds, since a model that is too
+        low in a slice is so for likely and unlikely members; otherwise all get the mean of the
+        event. Then the others, whom the finding no longer pulls, get theirs again.
+
+        Args:
+            rows: of the finding, (n,), booleans.
+        """
         asked = rows & (self.weight > 0)
         w, e = self.weight[asked], self.event[asked]
         if self.shifts:
@@ -152,10 +159,19 @@ class Question:
 
 
 def _solve_shift(start: Array, weight: Array, events: float) -> float:
-    """d such that the probabilities expit(start + d) add up to the events."""
+    """d such that the probabilities expit(start + d) add up to the events.
+
+    Newton's method inside a bracket: sum w expit(start + d) rises in d.
+
+    Args:
+        start: log odds, (n,).
+        weight: (n,).
+        events: the weighted number of events to reach; it is kept off 0 and off the total, which no
+            finite d reaches.
+    """
     total = float(weight.sum())
     events = min(max(events, LEAST_CHANCE * total), (1 - LEAST_CHANCE) * total)
-    low, high = -40.0, 40.0
+    low, high = -40.0, 40.0  # beyond, a probability is 0 or 1 to all digits
     d = 0.0
     for _ in range(200):
         p = expit(start + d)
@@ -174,10 +190,10 @@ class Answer:
     """A slice that answers a question: its conditions and rows, and how sure that is."""
 
     question: Question
-    where: tuple[SliceCondition, ...]
-    rows: Array
-    p_value: float  # corrected for the number of slices and questions
-    z: float
+    where: tuple[SliceCondition, ...]  # one or two; their ends may have been moved
+    rows: Array  # (n,), booleans
+    p_value: float  # of the tested slice, corrected for the number of slices and questions
+    z: float  # its events minus those expected, in standard errors; above 0 for too many events
     slice: int  # the number in the index of the slice that was tested
 
 
@@ -195,6 +211,12 @@ def find_answers(
     clusters: Array | None = None,
 ) -> list[Answer]:
     """The slices that answer a question, clearest first, each in what the earlier ones leave.
+
+        repeat, at most `most` times:
+            z_k       <- sums of events minus expectations over every slice k, in standard errors
+            best      <- the slice with the largest |z| whose exact probability is small enough
+            its ends  <- moved to where the evidence is, if it is still worth telling
+            tell it, unless its people were told; correct the expectation on its rows
 
     Args:
         tests: effective number of slices times questions, which p-values are multiplied by.
@@ -218,6 +240,8 @@ def find_answers(
     # slices whose people were told already: events above, or below, what was expected
     covered_above, covered_below = np.zeros((2, len(index)), bool)
     while len(found) < most:
+        # Sums over every slice: events minus expectations, their variance, and if there are
+        # earlier findings, the weight of their rows inside.
         asked = [question.residuals(), question.variances()]
         asked += [question.weight * taken] if taken is not None else []
         left, variance, *inside = index.sums(np.array(asked), candidates)
@@ -232,6 +256,7 @@ def find_answers(
         best = _find_first_sure(question, index, evidence, left, z, tests, alpha, clusters)
         if best is None:
             break
+        # Never this slice again, even if it turns out to be about people who were told.
         (covered_above if best.z > 0 else covered_below)[best.slice] = True
         if holds is not None:
             best = _improve_ends(best, index, asked[0], asked[1], holds)
@@ -265,7 +290,16 @@ def _find_first_sure(
     question: Question, index: SliceIndex, evidence: Array, left: Array, z: Array, tests: float,
     alpha: float, clusters: Array | None,
 ) -> Answer | None:  # fmt: skip
-    """The slice with the most evidence whose exact probability is small enough."""
+    """The slice with the most evidence whose exact probability is small enough; None for none.
+
+    The exact probability takes a pass over a slice's rows, so it is computed for the clearest ones
+    only, in the order of z, and never below `SCREEN` standard errors.
+
+    Args:
+        evidence: |z|, or z, of every slice, (slices,); 0 for those that may not answer.
+        left: sums of events minus expectations, (slices,).
+        z: the same in standard errors, (slices,).
+    """
     for k in np.argsort(-evidence, kind="stable")[:TRIES]:
         if evidence[k] < SCREEN:
             return None
@@ -280,7 +314,7 @@ def _find_first_sure(
 def _improve_ends(
     best: Answer, index: SliceIndex, left: Array, variance: Array, holds: Any
 ) -> Answer:
-    """The answer with the ends of its ranges moved, if it is still worth telling."""
+    """The answer with the ends of its ranges moved (`_scan.refine`); as it was if these rows are not worth telling."""
     where = refine(index, best.slice, left, variance)
     rows = index.rows_holding(best.slice, where)
     return replace(best, where=where, rows=rows) if holds(rows) else best
@@ -358,7 +392,11 @@ def bernoulli_tail(total: float, p: Array, weights: Array | None = None) -> floa
 
 
 def _join_similar_rows(p: Array, w: Array) -> tuple[Array, Array, Array]:
-    """Rows with nearly the same log odds, and the same weight on average, as one with a count."""
+    """Rows with nearly the same probability as one, so that K(t) sums over `BINS` and not over all rows.
+
+    Returns:
+        The mean probability by weight, the weight of one row, and the number of rows, (BINS,) each.
+    """
     order = np.argsort(p, kind="stable")
     starts = np.linspace(0, len(p), BINS, endpoint=False).astype(int)
     count = np.diff(np.r_[starts, len(p)]).astype(float)
@@ -370,14 +408,20 @@ def _join_similar_rows(p: Array, w: Array) -> tuple[Array, Array, Array]:
 
 
 def _upper_tail(x: float, p: Array, w: Array, count: Array, steps: bool) -> float:
-    """P(S >= x) for 0 < x < the largest possible sum."""
+    """P(S >= x) for 0 < x < the largest possible sum: the formula at the head of this file.
+
+    Args:
+        x: the sum.
+        p, w, count: probabilities, weights and numbers of the flips, (bins,).
+        steps: whether sums are whole numbers.
+    """
     t = _saddlepoint(x, p, w, count)
     k = float((count * (_log_mean_exp(t * w, p) - t * w * p)).sum())
     tilted = _tilt_coins(t * w, p)
     variance = float((count * w * w * tilted * (1 - tilted)).sum())
     r = math.sqrt(max(2 * (t * x - k), 0.0))
     u = (2 * math.sinh(min(t / 2, 300.0)) if steps else t) * math.sqrt(variance)
-    if r < 1e-3:
+    if r < 1e-3:  # 1/u - 1/r loses all digits, and the correction is small
         return float(ndtr(-r))
     log_density = -r * r / 2 - math.log(2 * math.pi) / 2
     tail = math.exp(float(log_ndtr(-r)))
@@ -408,7 +452,11 @@ def _saddlepoint(x: float, p: Array, w: Array, count: Array) -> float:
 
 
 def _tilt_coins(a: Array, p: Array) -> Array:
-    """p e^a/(1 - p + p e^a)."""
+    """p e^a/(1 - p + p e^a): the probability of each coin under its own tilt.
+
+    Not `_kl.tilt`, which tilts one distribution over many rows: here every row is a distribution
+    over 0 and 1.
+    """
     with np.errstate(divide="ignore"):
         tilted: Array = expit(a + np.log(p) - np.log1p(-p))
     return tilted

@@ -109,6 +109,7 @@ class SliceIndex:
         self.columns, self.n, self.min_rows, self.n_jobs = tuple(columns), n, min_rows, n_jobs
         self.tell, self.passes = tell, 0  # where to say what it is doing; passes over the table
         kept = [self._distinct(column) for column in self.columns]
+        # All conditions are numbered, column by column.
         # (column, condition) of every condition, and the first number of each column's conditions
         self.conditions = [(i, k) for i, ks in enumerate(kept) for k in ks]
         self.start = np.cumsum([0, *map(len, kept)])
@@ -143,6 +144,7 @@ class SliceIndex:
         return sum(sizes) + (sum(pairs) ** 2 - sum(size**2 for size in pairs)) // 2
 
     def text(self, k: int) -> str:
+        """A slice in words, such as "age > 60 and city = Rome"."""
         return " and ".join(self.texts(k))
 
     def texts(self, k: int) -> tuple[str, ...]:
@@ -223,6 +225,10 @@ class SliceIndex:
         return list(kept.values())
 
     def _add_pairs(self, order: Callable[[Array], Sequence[int]] | None) -> None:
+        """Add the slices of two conditions: every pair with enough rows that is not one of its parts.
+
+        order: sorts the numbers of columns, where there are too many to pair all of them.
+        """
         usable = [i for i, c in enumerate(self.columns) if c.paired and len(self.sets[i])]
         number = np.array([len(self.sets[i]) for i in usable], dtype=float)
         if len(usable) > MOST_PAIRED_COLUMNS:
@@ -273,7 +279,12 @@ class SliceIndex:
 
 
 def _merge_codes(column: CodedColumn, kept: list[int]) -> tuple[Array, Array]:
-    """The sets of the conditions that are kept, and codes of which no two are in the same ones."""
+    """Codes that no condition tells apart become one, which makes the tables of pairs small.
+
+    Returns:
+        The sets of the conditions that are kept, (conditions, new codes), 0 and 1.
+        The new code of each row, (n,).
+    """
     sets, numbers = np.unique(column.members[kept], axis=1, return_inverse=True)
     if not kept:
         return np.zeros((0, 1)), np.zeros(len(column.codes), np.uint8)
@@ -285,6 +296,11 @@ def _cover_pairs(usable: Sequence[int], widths: dict[int, int], cells: int) -> l
     """Blocks of columns that have every pair of them once, none with a larger table than `cells`.
 
     Greedy: a block begins with the first pair left, and takes the columns that bring the most.
+
+    Args:
+        usable: numbers of the columns.
+        widths: number of codes of each.
+        cells: the largest product of widths in a block.
     """
     columns = np.array(usable, dtype=int)
     width = np.array([widths[i] for i in usable])
@@ -330,7 +346,7 @@ def sum_table(codes: list[Array], widths: list[int], values: Array | None) -> Ar
     `values` is (s, n); None counts rows.
     """
     n, cells = len(codes[0]), int(np.prod(widths))
-    kind = np.uint16 if cells <= 2**16 else np.uint32
+    kind = np.uint16 if cells <= 2**16 else np.uint32  # of the joint code: small is fast
     total = np.zeros((1 if values is None else len(values), cells))
     for at in range(0, n, ROWS_COUNTED_AT_ONCE):
         rows = slice(at, at + ROWS_COUNTED_AT_ONCE)
@@ -365,7 +381,7 @@ def effective_slices(index: SliceIndex, variances: Sequence[Array], level: float
     part = index.at(rows)
     limit = float(-ndtri(0.5 * level / index.tests))
     turns = np.array_split(np.arange(OVERLAP_DRAWS), min(len(variances), OVERLAP_DRAWS))
-    shares: list[float] = []
+    shares: list[float] = []  # 1/N of each draw
     for turn, v in zip(turns, variances, strict=False):
         v = v[rows]
         spread = part.sums(v[None])[0]
@@ -378,6 +394,7 @@ def effective_slices(index: SliceIndex, variances: Sequence[Array], level: float
             squares = part.sums(np.array(draws)) ** 2
             exceeding = (squares[:, able] >= limit**2 * spread[able]).sum(1)
             shares += (1 / np.maximum(exceeding, 1)).tolist()
+    # One standard error up: rather too many slices than too few.
     mean = float(np.mean(shares)) + float(np.std(shares)) / len(shares) ** 0.5
     return float(max(1.0, min(1.0, mean) * index.tests))
 
@@ -385,7 +402,12 @@ def effective_slices(index: SliceIndex, variances: Sequence[Array], level: float
 def _draw(
     rng: np.random.Generator, index: SliceIndex, v: Array, able: Array, limit: float
 ) -> Array:
-    """Normal numbers with these variances, of which the sum over a random slice exceeds the limit."""
+    """Normal numbers with these variances, of which the sum over a random slice exceeds the limit, (n,).
+
+    Independent numbers are drawn first. Then the sum over the slice is replaced by one from the
+    tail beyond the limit, and the difference goes to the slice's rows in proportion to their
+    variances: that is the distribution given that the sum exceeds it.
+    """
     values: Array = np.sqrt(v) * rng.standard_normal(len(v))
     inside = v * index.rows(int(rng.choice(able)))
     spread = float(inside.sum())
@@ -412,12 +434,14 @@ def refine(index: SliceIndex, k: int, left: Array, variance: Array) -> tuple[Sli
     columns = [index.columns[i] for i, _ in parts]
     widths = [column.members.shape[1] for column in columns]
     values = np.array([left, variance, np.ones(len(left))])
+    # Sums of events minus expectations, of variances and of rows, for each (pair of) code(s).
     table = sum_table([column.codes for column in columns], widths, values)
     total = float(sum_over(table, conditions)[0])
     for _ in range(TURNS):
         before = [one.codes for one in conditions]
         for axis in range(len(parts)):
             if movable[axis]:
+                # The same over the codes of one column, within the other's condition, (3, codes).
                 profile = np.moveaxis(table, 1 + axis, 1)
                 for other in range(len(parts)):
                     if other != axis:
@@ -439,7 +463,14 @@ def sum_over(table: Array, conditions: list[SliceCondition]) -> Array:
 def _best_range(
     column: CodedColumn, profile: Array, index: SliceIndex, sign: float
 ) -> SliceCondition | None:
-    """The range of codes with the most evidence in one direction; the last code is "missing"."""
+    """The range of codes with the most evidence in one direction; None if none has enough rows.
+
+    Args:
+        column: whose ends are moved; its last code is "missing".
+        profile: sums of events minus expectations, variances and rows over each code, (3, codes).
+        index: with the least number of rows of a slice and of its complement.
+        sign: 1 for more events than expected, -1 for fewer.
+    """
     sums = np.concatenate([np.zeros((3, 1)), np.cumsum(profile[:, :-1], axis=1)], axis=1)
     last = sums.shape[1] - 1
     left, variance, counts = sums[:, None, :] - sums[:, :, None]  # [a, b): from a to below b
