@@ -133,6 +133,9 @@ class TiltedBatch(NamedTuple):
 
     The weight of sample j is terms_j exp(top - log s). The largest term is one, so nothing
     overflows before s, which may be as large, is divided out.
+
+    Not `_kl.tilt`, which divides by the batch's own sum: here the running estimate s is divided out
+    instead, and it is known only after the tracker has seen log_mean.
     """
 
     terms: Vector  # (b,) q exp(l/lam)/exp(top), q normalised; 0 for samples left out
@@ -171,7 +174,10 @@ class TiltedBatch(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The scalars of a `RobustState`, in the order of its buffer `scalars`."""
+    """The scalars of a `RobustState`, in the order of its buffer `scalars`.
+
+    lam log s is kept and not s: as lam changes from batch to batch it hardly moves.
+    """
 
     lam: Scalar  # for the next batch
     lam_past: Scalar  # of the last batch
@@ -389,6 +395,7 @@ class MethodState(nn.Module):
         """
 
         def move(tensor: Tensor) -> Tensor:
+            """What torch does to a buffer, without its change of the dtype."""
             moved = fn(tensor)
             if moved is tensor or moved.is_meta or tensor.is_meta:
                 return moved

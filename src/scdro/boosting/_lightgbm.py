@@ -128,6 +128,7 @@ class LightGBMWorstCase:
         weight = own if ratio is None else (own * ratio).astype(np.float32)  # of this round
 
         def update(*args: Any, **kwargs: Any) -> Any:
+            """The booster's own update under the weights of this round, once."""
             del booster.update  # back to the method of the class
             data.set_field("weight", weight)
             if first and any(data.feature_num_bin(k) for k in range(data.num_feature())):
@@ -200,6 +201,7 @@ def lightgbm_objective(
     lam: float | None = None
 
     def robust(scores: Array, data: Dataset) -> tuple[Array, Array]:
+        """What LightGBM calls in each round: derivatives in the scores, times n p_i."""
         nonlocal lam
         y, weight = data.get_label(), data.get_weight()
         worst = solve_ratio(loss.of_samples(y, loss.prediction(scores)), weight, rho, start=lam)
@@ -267,6 +269,7 @@ def _reweight_lightgbm_fit(fit: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(fit)
     def robust_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the estimator's own `fit`, whose text `help` shows."""
         check_rho(self.rho)
         given = signature.bind(self, *args, **kwargs).arguments  # by name, however they came
         given["X"] = numbers_or_pandas(given["X"])

@@ -132,6 +132,7 @@ class XGBoostWorstCase(TrainingCallback):
         """
 
         def update(data: DMatrix, iteration: int = 0, fobj: Any = None) -> None:
+            """The booster's own update under the weights of this round, once."""
             del booster.update  # back to the method of the class
             if fobj is not None:
                 raise HyperparameterError(
@@ -201,6 +202,7 @@ def xgboost_objective(
     lam: float | None = None
 
     def robust(scores: Array, data: DMatrix) -> tuple[Array, Array]:
+        """What XGBoost calls in each round: derivatives in the scores, times n p_i."""
         nonlocal lam
         y, weight, double = data.get_label(), data.get_weight(), scores.astype(np.float64)
         base = weight if weight.size else np.ones(len(y), dtype=np.float32)

@@ -72,6 +72,7 @@ class Parser(argparse.ArgumentParser):
     given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Remember the words that were given, for suggestions; refuse unknown ones."""
         self.given = sys.argv[1:] if args is None else list(args)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:

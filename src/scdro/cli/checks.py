@@ -34,6 +34,7 @@ def devices() -> list[str]:
 
 
 def _unequal(got: float, expected: float, tolerance: float) -> str:
+    """What is wrong with a number that should be another, or ""."""
     close = math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
     return "" if close else f"expected {expected:.10g}, got {got:.10g}"
 
@@ -81,6 +82,7 @@ class _Line:
         return (self.w[0] + self.w[1] * self.x - self.y).square()
 
     def train(self, steps: int) -> None:
+        """Some steps of SCDRO on all points."""
         for _ in range(steps):
             self.optimizer.step(self.losses)
 
@@ -95,6 +97,7 @@ def training(device: torch.device) -> str:
     x = np.linspace(-1.0, 1.0, 11)
 
     def objective_at(point: np.ndarray) -> float:
+        """F at (intercept, slope, log lam), in NumPy, from its definition."""
         lam = math.exp(point[2])
         losses = (point[0] + point[1] * x - np.exp(x)) ** 2
         return float(

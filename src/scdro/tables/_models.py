@@ -115,10 +115,12 @@ class Columns:
         return [k for k, values in sizes if (len(values) > MOST_SPLIT_VALUES) == many]
 
     def as_json(self) -> dict[str, Any]:
+        """Plain data, for `model.json`."""
         return {"numbers": self.numbers, "categories": self.categories}
 
     @classmethod
     def from_json(cls, about: dict[str, Any]) -> Columns:
+        """What `as_json` gave, from a file of a run."""
         categories = {
             str(name): [str(value) for value in values]
             for name, values in about["categories"].items()

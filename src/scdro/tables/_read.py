@@ -242,6 +242,7 @@ def _make_column(name: str, values: Any) -> pl.Series:
 
 
 def _as_float(value: float) -> float:
+    """A number of Python as a float; whole numbers beyond 1e308 are infinite."""
     try:
         return float(value)
     except OverflowError:  # a whole number beyond 1e308

@@ -183,6 +183,13 @@ class Run:
         self, data: Any, model: str | None, ids: Sequence[str], options: FileOptions,
         spell_booleans: bool = False,
     ) -> pl.DataFrame:  # fmt: skip
+        """`predictions` of data of any kind.
+
+        Args:
+            data, model, ids: as for `predictions`; columns that were ids in training are copied too.
+            options: how a file is read.
+            spell_booleans: whether booleans are written as the training data spelled them.
+        """
         own = [c["name"] for c in self.summary["data"]["columns"] if c["kind"] == "id"]
         texts = list(self._inputs.categories)
         frame, copied = table_and_ids(data, texts, [*own, *ids], options)
@@ -352,6 +359,7 @@ def _escape(text: str) -> str:
 
 
 def _make_harmless(column: pl.Series) -> pl.Series:
+    """A column whose name and texts no spreadsheet takes for a formula (`_escape`)."""
     if column.dtype == pl.String:
         texts = [None if text is None else _escape(text) for text in column.to_list()]
         column = pl.Series(column.name, texts, dtype=pl.String)
