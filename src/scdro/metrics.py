@@ -113,6 +113,7 @@ def group_table(
         1     a     2    0.5     0.164      1.0
     """
     known = _read_groups(groups)
+    # Any metrics: a table.
     if metrics is not None:
         labels = column_or_1d(as_array(y_true))
         weight = array_weights(sample_weight, len(labels))
@@ -127,6 +128,7 @@ def group_table(
             )
         titles = {title: [name[k] for name in rows] for k, title in enumerate(known.titles)}
         return frame_of(titles | found, backend_of(groups, y_pred, y_true))
+    # Accuracy: a list.
     right, weight = _compare_labels(y_true, y_pred, sample_weight)
     check_consistent_length(right, known.member)
     table = []

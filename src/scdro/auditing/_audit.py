@@ -425,6 +425,7 @@ def audit(
         age > 60 and city = Rome
     """
     _check_settings(alpha, depth, min_share, max_findings, cv)
+    # Read: labels and predictions, whichever way they came; weights, units and columns.
     given = _read_call(y, predictions, frame, extra, classes, cv, groups)
     data = read_outcomes(
         given.labels, given.predictions, classes=given.classes, threshold=threshold,
@@ -436,12 +437,14 @@ def audit(
     asked = read_frame(sensitive_features, n)
     with WaitingLine("scdro.audit") as tell:
         columns, coded = _read_described_columns(given.frame, asked, n, tell)
+        # Search: all slices of these columns.
         search = FindingSearch(
             data, coded, weight=weight, clusters=clusters, alpha=alpha, depth=depth,
             min_rows=max(10, math.ceil(min_share * n)), n_jobs=n_jobs, tell=tell,
         )  # fmt: skip
         findings = search.run(max_findings)
-        search.index.tell = None
+        search.index.tell = None  # later searches of this audit are silent
+    # Tell: what was found, and which columns are in no finding.
     named = {condition.column for one in findings for condition in one.where}
     counts = _count_slices_by_column(search)
     backend = backend_of(*(f for f in (given.frame, sensitive_features, y) if not is_lazy(f)))
@@ -595,12 +598,13 @@ def _make_group_rows(
         names, numbers = value_numbers(column)
         for at, value in enumerate(names):
             inside = numbers == at
-            for k in (None, *range(len(data.classes))):
+            for k in (None, *range(len(data.classes))):  # None: all classes together
                 here = inside if k is None else inside & (data.y == k)
                 if not here.any():
                     continue
                 w = weight * here
                 wrong = _weighted_mean(error, w)
+                # The effective number of rows: fewer with unequal weights.
                 size = float(w.sum() ** 2 / (w**2).sum()) if w.any() else 0.0
                 low, high = wilson(wrong, size, 1.96) if data.classes else (math.nan, math.nan)
                 label = "" if k is None else data.classes[k]

@@ -531,6 +531,7 @@ def code_lazy(frame: Any, n: int, tell: Callable[[str], None] | None = None) -> 
     for number, name in enumerate(names, 1):
         if tell is not None:
             tell(f"column {number} of {len(names)}")
+        # The only column in memory; coded in parts, since Python's objects of texts take much more.
         series = frame.select(name).collect(engine="streaming").to_series()
         if len(series) != n:
             raise DataError(

@@ -412,6 +412,7 @@ class FindingSearch:
             The evidence in standard errors and the finding; None if they are right.
         """
         everyone = np.ones(len(self.weight), bool)
+        # As a whole.
         left = float(question.residuals().sum())
         z = left / math.sqrt(max(float(question.variances().sum()), 1e-300))
         k = self.data.classes.index(question.label)
@@ -422,6 +423,7 @@ class FindingSearch:
             return abs(z), self._measure_slice(
                 "wrong probabilities", "all rows", (), k, everyone, p
             )
+        # By level. A copy, since telling a finding changes the expectation; slices are asked of p.
         copy = Question(
             question.kind,
             question.label,
@@ -467,7 +469,7 @@ class FindingSearch:
         for k in asked:
             own = weight * (data.y == k)
             missed = (data.decided != k).astype(float)
-            usual = float(np.average(missed, weights=own))
+            usual = float(np.average(missed, weights=own))  # of the class, in all rows
             decided, observed = (
                 float(weight @ (v == k) / weight.sum()) for v in (data.decided, data.y)
             )
@@ -478,6 +480,7 @@ class FindingSearch:
                 )
                 continue
             question = Question.about_mean("threshold", data.classes[k], missed, own)
+            # At least 0 where the class is missed by MISSED_BY more, and half as often again.
             more = self.index.sums((own * (missed - max(usual + MISSED_BY, 1.5 * usual)))[None])[0]
 
             answers = find_answers(
@@ -505,7 +508,7 @@ class FindingSearch:
             return []
         question = Question.about_mean(kind, "", self.errors, self.weight)
         self.checked[kind] = tests = self.index.tests
-        limit = max(usual + HARDER_BY, HARDER * usual)
+        limit = max(usual + HARDER_BY, HARDER * usual)  # `more` is at least 0 where errors reach it
         more = self.index.sums((self.weight * (self.errors - limit))[None])[0]
         answers = find_answers(
             question, self.index, tests=tests, alpha=share * self.alpha, most=most, good=accept_every_slice,

@@ -275,7 +275,7 @@ def judge(
         raise HyperparameterError(f"expected if_unsure 'pass' or 'fail', got {if_unsure!r}")
     failures: list[str] = []
     unsure: list[str] = []
-    known = sorted(slices[0].scores) if slices else []
+    known = sorted(slices[0].scores) if slices else []  # names of the scores
     for rule in rules:
         name, sign, limit = _parse_rule(rule, [*known, *COUNTED])
         if name in COUNTED:

@@ -422,6 +422,7 @@ def run_network(network: Any, loader: Any) -> tuple[Array, Array]:
 
     from scdro._batches import read_batch
 
+    # Batches go to where the network is; its mode is restored, whatever happens.
     device = next((p.device for p in network.parameters()), torch.device("cpu"))
     training, outputs, labels = network.training, [], []
     network.eval()
@@ -442,7 +443,7 @@ def run_network(network: Any, loader: Any) -> tuple[Array, Array]:
             f" {len(labels[0])} labels"
         )
     y, scores = np.concatenate(labels), np.concatenate(outputs).astype(float)
-    if scores.ndim == 2 and scores.shape[1] > 1:
+    if scores.ndim == 2 and scores.shape[1] > 1:  # the softmax
         shifted = np.exp(scores - scores.max(1, keepdims=True))
         return y, shifted / shifted.sum(1, keepdims=True)
     scores = scores.reshape(len(scores))

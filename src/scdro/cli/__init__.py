@@ -255,6 +255,7 @@ def _audit(args: argparse.Namespace) -> int:
 
     if "out" in args and not args.out.lower().endswith((".html", ".json")):
         raise HyperparameterError(f"expected --out to end with .html or .json, got {args.out}")
+    # With predictions nothing is trained: an option of training would be ignored.
     given = _given(args, AuditOptions)
     of_training = ("model", "folds", "candidates", "seed", "threads")
     ignored = [name for name in of_training if "prediction" in given and name in given]
@@ -269,6 +270,7 @@ def _audit(args: argparse.Namespace) -> int:
         print(clean(f"Written to {args.out}."))
     if "fail_if" not in args:
         return 0
+    # The gate warns of what it is not sure of: on a terminal a sentence, not Python's warning.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -106,6 +106,7 @@ def training(device: torch.device) -> str:
             + (lam - 1e-3) * 0.3
         )
 
+    # F may be minimised over w and log lam at once, so no worst case has to be solved for.
     least = minimize(
         objective_at,
         [1.0, 1.0, -3.0],

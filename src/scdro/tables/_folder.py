@@ -192,6 +192,7 @@ def check_run(folder: Path) -> None:
         if (folder / STARTED).is_file():
             what = "has not finished: run the same command again"
         raise MissingDataError(f"expected the folder of a run, got {quote(folder)}, which {what}")
+    # Of the files that the manifest names, none outside of the folder is opened.
     files = _read_manifest(folder)
     root = folder.resolve()
     for name, digest in files.items():
@@ -202,6 +203,7 @@ def check_run(folder: Path) -> None:
             raise CheckpointError(
                 f"expected {quote(path)} as the run wrote it, got a changed or damaged file"
             )
+    # A file that was added among the models could be read by a library that looks for its name.
     for path in (folder / MODELS).rglob("*"):
         name = path.relative_to(folder).as_posix()
         if name not in files and (path.is_symlink() or not path.is_dir()):

@@ -426,6 +426,7 @@ class Trees:
         """A model of a part, boosted until held-out rows are predicted best, or as its settings say."""
         import lightgbm
 
+        # The estimator: LightGBM's own, or with rho ours, which has the same arguments and one more.
         rho, classes = settings.get("rho", 0.0), learner.classes
         own = {name: settings[name] for name in ("num_leaves", "min_child_samples")}
         package: Any = lightgbm
@@ -438,6 +439,7 @@ class Trees:
             n_estimators=settings.get("rounds", ROUNDS), learning_rate=0.1, deterministic=True,
             force_row_wise=True, n_jobs=learner.threads, random_state=learner.seed, verbose=-1, **own,
         )  # fmt: skip
+        # The columns, and held-out rows to stop by.
         prepare, categorical = learner.columns.without_many_values(classes)
         X = part.X if prepare is None else prepare.fit_transform(part.X, part.y)
         stopping: dict[str, Any] = {}

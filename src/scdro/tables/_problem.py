@@ -165,6 +165,7 @@ def make_problem(
             )
         return found
     _check_roles(target, options)
+    # 1 and 2. The rows; which of them are of a test file, (rows,).
     file, warnings = FileOptions(options.encoding, options.decimal, options.sheet), list[str]()
     raw = RawTable.read(data, file)
     frame, is_test = _join_test_rows(raw.tidy((), file), options, file)
@@ -174,9 +175,11 @@ def make_problem(
     for what, names in (("for groups", options.group), ("an id", options.ids)):
         for name in names:
             column_of(frame, name, what)
+    # 3 to 5. Numbers, classes, and the split.
     frame = _read_numbers(frame, target, options, warnings)
     values, y = _read_classes(frame[target], options.task, warnings)
     split, fixed, split_by = _split_rows(frame, is_test, values is not None, options)
+    # 6. The columns. Where roles overlap, the target's counts, then that of the split.
     special = {**dict.fromkeys(options.ids, "id"), **dict.fromkeys(options.group, "group")}
     if split["column"] is not None:
         special[split["column"]] = "split"
@@ -199,6 +202,7 @@ def make_problem(
         fixed=fixed,
         warnings=warnings,
     )
+    # 7 and 8. Sizes, and what looks odd. Copies are told only where a split could part them.
     _check_sizes(found, options.folds)
     warnings += find_leaks(frame, found.features(), found.categories(), y, len(found.classes))
     if split_by is None:
@@ -356,13 +360,14 @@ def describe_columns(
     found: list[ColumnSummary] = []
     for column in frame.get_columns():
         name, note, distinct = column.name, "", column.drop_nulls().n_unique()
-        kind: Any = special.get(name) or ("left out" if name in drop else None)
+        kind: Any = special.get(name) or ("left out" if name in drop else None)  # None: a feature
         if kind == "left out":
             note = "as asked"
         elif kind is None:
             category = is_category(column, categorical)
             note = _why_useless(column, distinct, category)
             kind = "left out" if note else "category" if category else "number"
+            # Numbers with a decimal comma look like texts that hardly repeat: say what to do instead.
             if note and category and has_decimal_commas(column.cast(pl.String)):
                 note = DECIMAL_COMMAS
             if kind == "category" and name not in categorical:
@@ -394,7 +399,7 @@ def _find_mistakes(column: Any, distinct: int) -> str:
     """What looks like a mistake in a column of texts, or is done about it; "" for nothing."""
     known = column.drop_nulls().cast(pl.String)
     notes = []
-    texts = known.filter(known.cast(pl.Float64, strict=False).is_null())
+    texts = known.filter(known.cast(pl.Float64, strict=False).is_null())  # what is no number
     if has_decimal_commas(known):
         notes.append(f"{DECIMAL_COMMAS}; taken as categories")
     elif 0 < len(texts) < len(known) / 2:
@@ -516,6 +521,7 @@ def _read_classes(
             f"{quote(y.name)} has {distinct:,} different numbers, {y.min():g} to {y.max():g}: taken"
             " as classes. For a quantity, ask for regression (--task regression)."
         )
+    # A quantity. Squared errors need numbers that can be squared.
     if task == "regression":
         values = y.cast(pl.Float64).to_numpy().copy()
         if not 1e-100 < np.ptp(values) < 1e100:
@@ -524,6 +530,7 @@ def _read_classes(
                 f" {values.max():g}; use another unit"
             )
         return None, values
+    # Classes, numbered in the order of their values.
     values = y.unique().sort()
     same = [] if number else find_variants(y)
     if same:
@@ -553,6 +560,7 @@ def _check_sizes(problem: TableProblem, folds: int) -> None:
     Every class needs two rows in each fold, so that none of the models lacks it.
     """
     n, target, fixed = len(problem.y), quote(problem.target), problem.fixed
+    # Rows of every class, rows, and values to split by; then the same of given training rows.
     least = max(LEAST_OF_CLASS, 2 * folds)
     if problem.classes:
         counts = problem.count_classes()

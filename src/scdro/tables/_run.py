@@ -200,12 +200,13 @@ class Run:
             names = pl.Series("prediction", self.summary["task"]["classes"])
             answers = names.gather(scores.argmax(1))
         wanted = dict.fromkeys([*(name for name in own if name in frame.schema), *ids])
+        # The row's number, ids, the answer, and probabilities rounded to six digits.
         columns = [pl.int_range(1, frame.height + 1, eager=True).alias("row")]
         columns += [column_of(frame, name, "an id") for name in wanted]
         columns.append(answers)
         for k, name in enumerate(self.summary["task"]["classes"]):
             columns.append(pl.Series(f"p({name})", scores[:, k].round(6)))
-        found: dict[str, pl.Series] = {}
+        found: dict[str, pl.Series] = {}  # under different names: an id may be called "row"
         for column in columns:
             name = column.name
             while name in found:
@@ -228,6 +229,7 @@ class Run:
         """Write the run: `summary.json`, `report.html`, and models in formats that hold no code."""
         folder = Path(folder)
         with _folder.lock_folder(folder) if lock else contextlib.nullcontext():
+            # `train` saves into its own folder, which it has locked and which holds its fits.
             if lock and any(not entry.name.startswith(".") for entry in folder.iterdir()):
                 raise CheckpointError(
                     f"expected an empty folder to save a run, got files in {quote(folder)}"
@@ -249,6 +251,7 @@ class Run:
             write_file(folder / "model.json", json.dumps(about, indent=1))
             write_file(folder / "summary.json", json.dumps(self.summary, indent=1, allow_nan=False))
             write_file(folder / "report.html", self.report())
+            # Last: a folder with checksums is a finished run.
             _folder.seal(folder)
 
     @classmethod
@@ -281,6 +284,7 @@ class Run:
             _folder.read_json(folder / name) for name in ("summary.json", "model.json")
         )
         try:
+            # Checksums say that nothing has changed, not who wrote it: the content is checked too.
             _check_summary(summary, folder)
             kind, classes = MODELS[about["model"]], summary["task"]["classes"]
             inputs, (mean, std) = Columns.from_json(about["inputs"]), map(float, about["scale"])

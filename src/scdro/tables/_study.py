@@ -182,6 +182,7 @@ def _study_splits(
     splits = [SplitStudy(problem, options, fix, fits, log, seed) for seed in seeds]
     for split in splits:
         split.run()
+    # The first split has the models that are kept; the verdict is over the test rows of all.
     first, robust = splits[0], _best_robust(splits, options)
     slices = first.slices(robust)
     judge = Judge(problem, splits, fix, options.rho, options.budget)
@@ -601,6 +602,7 @@ class StudyLog:
 
     def end(self, summary: Summary) -> None:
         """The final scores, the groups, and where the plain model fails."""
+        # One number for each score of each method, under "final/plain/accuracy"; then two tables.
         scores = {
             f"final/{method['name']}/{what}": one["value"]
             for method in summary["methods"]

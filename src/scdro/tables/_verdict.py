@@ -261,6 +261,7 @@ class Pooled:
             return _make_interval(float(np.mean([score(s.y[s.test], own) for s, own in pairs])))
 
         if self.classifier:
+            # Means over rows have intervals; AUC, Brier score and balanced accuracy have none here.
             found = {
                 "accuracy": estimate(self.scores, share=True),
                 "balanced_accuracy": mean(lambda y, p: balanced_accuracy_score(y, p.argmax(1))),
@@ -355,11 +356,13 @@ class Judge:
     ) -> tuple[VerdictSummary, list[GroupSummary]]:
         """The verdict and the table of groups.
 
-        robust: the method to compare with plain training; None if only that was asked for.
-        slices: descriptions of the rows that the plain model fails.
+        Args:
+            robust: the method to compare with plain training; None if only that was asked for.
+            slices: descriptions of the rows that the plain model fails.
         """
         plain, words = self.pooled["plain"], self.words
         worst_place = words.write_worst_place(slices, self.groups, float(plain.group_scores.mean()))
+        # What holds if there is no robust method; replaced below if there is one.
         found: VerdictSummary = {
             "answer": "not tried", "kept": "plain", "saved": ["plain"], "robust": robust, "headline": worst_place,
             "sentences": ["Only plain training was asked for."],
@@ -376,6 +379,7 @@ class Judge:
                 "price": compared.price, "robust_value": compared.value, "tail": compared.tail,
                 "worst_group": compared.group,
             }  # fmt: skip
+        # A plain model that says the same to everybody is no model to fall back on.
         if plain.flat and found["answer"] != "helps":
             found |= {"answer": "nothing learned", "kept": "none", "saved": [],
                       "headline": words.write_nothing_learned(robust)}  # fmt: skip
