@@ -221,21 +221,21 @@ def _functions_by_name(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, 
     if not metrics:
         raise HyperparameterError("expected at least one metric, got none")
     probabilities = _Probabilities(y_true, y_pred)  # reads from all rows what the classes are
-    found = {}
+    functions = {}
     for name, metric in metrics.items():
         if callable(metric):
-            found[name] = _pass_weights(metric)
+            functions[name] = _pass_weights(metric)
         elif metric in probabilities.known:
-            found[name] = probabilities.known[metric]
+            functions[name] = probabilities.known[metric]
         elif isinstance(metric, str) and callable(getattr(sklearn.metrics, metric, None)):
-            found[name] = probabilities.by_name(getattr(sklearn.metrics, metric))
+            functions[name] = probabilities.by_name(getattr(sklearn.metrics, metric))
         else:
             known = ", ".join(probabilities.known)
             raise HyperparameterError(
                 f"expected a metric among {known}, the name of a function in sklearn.metrics, or a"
                 f" function, got {metric!r}"
             )
-    return found
+    return functions
 
 
 def _name_of_metric(metric: Any) -> str:

@@ -253,8 +253,10 @@ def _read_groups(groups: Any) -> _Groups:
         table = {f"group {k}": column for k, column in enumerate(columns.T)}
     parts = [_number_labels(column) for column in table.values()]
     codes, member = np.unique(np.stack([code for _, code in parts], 1), axis=0, return_inverse=True)
-    found = [tuple(names[j] for (names, _), j in zip(parts, row, strict=True)) for row in codes]
-    return _Groups(member.ravel(), found, list(table), False)
+    combinations = [
+        tuple(names[j] for (names, _), j in zip(parts, row, strict=True)) for row in codes
+    ]
+    return _Groups(member.ravel(), combinations, list(table), False)
 
 
 def _number_labels(column: Array) -> tuple[list[Any], Array]:

@@ -254,15 +254,15 @@ class Coder:
             for word in _find_words(text):
                 if word in having:
                     having[word].append(row)
-        found = []
+        coded = []
         for word, rows in having.items():
             codes = np.zeros(len(column), np.uint8)
             codes[rows] = 1
             text = f'{self.name} has "{word}"'
             own = replace(self, values=(word,))
             has = np.array([[False, True]])
-            found.append(CodedColumn(self.name, codes, (text,), has, own, paired=False))
-        return found
+            coded.append(CodedColumn(self.name, codes, (text,), has, own, paired=False))
+        return coded
 
 
 def read_frame(frame: Any, n: int | None = None) -> dict[str, Array]:
@@ -441,14 +441,14 @@ def _fit_ranges(name: str, kind: str, at: Array, windows: Windows) -> Coder:
     cuts = np.unique(at)
     # From a quantile to the position of its cut.
     place = dict(zip(CUTS, np.searchsorted(cuts, at).tolist(), strict=True))
-    found = set()  # pairs of positions: low < value <= high
+    ranges = set()  # pairs of positions: low < value <= high
     for width, step in windows:
         for k in range(1, round((1 - width) / step)):
             low, high = round(k * step, 2), round(k * step + width, 2)
             if high < 1 and place[low] < place[high]:
-                found.add((place[low], place[high]))
+                ranges.add((place[low], place[high]))
     tails = tuple(sorted({place[q] for q in TAILS}))
-    return Coder(name, kind, cuts, tails=tails, ranges=tuple(sorted(found)))
+    return Coder(name, kind, cuts, tails=tails, ranges=tuple(sorted(ranges)))
 
 
 def _fit_words(name: str, column: Array) -> Coder:

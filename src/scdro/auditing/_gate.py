@@ -111,11 +111,11 @@ def slice_scores(
         else _number_scores(search, people, mass, size, z)
     )
     counts = people.sums(np.ones(people.n))
-    found = {}
+    by_text = {}
     for k, text in enumerate(people.texts):
         each = {name: (float(v[k]), float(a[k]), float(b[k])) for name, (v, a, b) in scores.items()}
-        found[text] = SliceScore(text, int(counts[k]), each)
-    return tuple(found.values())
+        by_text[text] = SliceScore(text, int(counts[k]), each)
+    return tuple(by_text.values())
 
 
 class People:

@@ -331,17 +331,19 @@ def _label_numbers(labels: Array, names: list[Any]) -> Array:
     """The position of each label among the classes, (n,); a label that is none of them is an error."""
     lookup = {name: k for k, name in enumerate(names)}
     if labels.dtype == object:
-        found = np.array([lookup.get(value, -1) for value in labels.tolist()], dtype=int)
+        numbers = np.array([lookup.get(value, -1) for value in labels.tolist()], dtype=int)
     else:  # one look-up for each value, not for each row
         distinct, inverse = np.unique(labels, return_inverse=True)
-        found = np.array([lookup.get(value, -1) for value in distinct.tolist()], dtype=int)[inverse]
-    if (found < 0).any():
-        odd = labels.tolist()[int((found < 0).argmax())]
+        numbers = np.array([lookup.get(value, -1) for value in distinct.tolist()], dtype=int)[
+            inverse
+        ]
+    if (numbers < 0).any():
+        odd = labels.tolist()[int((numbers < 0).argmax())]
         raise DataError(
             f"expected labels that the model knows ({_list_values(names)}), got {odd!r} in"
-            f" {int((found < 0).sum()):,} rows"
+            f" {int((numbers < 0).sum()):,} rows"
         )
-    return found
+    return numbers
 
 
 def _list_values(names: Sequence[Any]) -> str:

@@ -133,7 +133,7 @@ def make_charts(audit: Audit) -> list[Chart]:
         else:
             paired.append(ChartRow(one, one.predicted, one.observed, one.low, one.high))
     usual_error = audit.scores.get("mean_absolute_error", 0.0)
-    found = [
+    made = [
         Chart(
             "Predicted and observed", "predicted", "observed", True, _axis_of_shares(paired), paired
         ),
@@ -156,7 +156,7 @@ def make_charts(audit: Audit) -> list[Chart]:
             coverage,
         ),
     ]
-    return [chart for chart in found if chart.rows]
+    return [chart for chart in made if chart.rows]
 
 
 def _list_finite_values(rows: list[ChartRow]) -> list[float]:
@@ -187,15 +187,15 @@ def plot(audit: Audit, ax: Any = None) -> Any:
     """Draw the first chart with matplotlib."""
     import matplotlib.pyplot as plt
 
-    found = make_charts(audit)
-    rows = found[0].rows if found else []
+    drawn = make_charts(audit)
+    rows = drawn[0].rows if drawn else []
     if ax is None:
         _, ax = plt.subplots(figsize=(7.5, 1.3 + 0.42 * max(len(rows), 1)), layout="constrained")
-    if not found:
+    if not drawn:
         ax.set_axis_off()
         ax.text(0.5, 0.5, audit.headline, ha="center", va="center", wrap=True)
         return ax
-    chart, heights = found[0], range(len(rows))
+    chart, heights = drawn[0], range(len(rows))
     seen = [row.seen for row in rows]
     reach = [
         [

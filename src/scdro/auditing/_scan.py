@@ -159,10 +159,10 @@ class SliceIndex:
         """For which rows a slice's conditions hold, (n,)."""
         numbers = [c for c in (self.first[k], self.second[k]) if c >= 0]
         parts = [(self.conditions[c][0], int(c)) for c in numbers]
-        found: Array = np.logical_and.reduce(
+        held: Array = np.logical_and.reduce(
             [self.sets[i][c - self.start[i]].astype(bool)[self.codes[i]] for i, c in parts]
         )
-        return found
+        return held
 
     def at(self, rows: Array) -> SliceIndex:
         """The same slices of some of the rows: `rows`, `sums` and `single_sums` are about these."""
@@ -177,10 +177,10 @@ class SliceIndex:
     def rows_holding(self, k: int, where: Sequence[SliceCondition]) -> Array:
         """The rows for which conditions on the columns of slice k hold, (n,)."""
         pairs = zip(where, self.parts(k), strict=True)
-        found: Array = np.logical_and.reduce(
+        held: Array = np.logical_and.reduce(
             [condition.codes[self.columns[i].codes] for condition, (i, _) in pairs]
         )
-        return found
+        return held
 
     def sums(self, values: Array, wanted: Array | None = None) -> Array:
         """Sums over every slice of each row of `values`: (s, n) -> (s, slices).
@@ -332,12 +332,12 @@ def _pair_tables(
 ) -> list[Array]:
     """Sums over all pairs of conditions, (s, conditions of i, conditions of j), of a block's pairs."""
     table = sum_table(codes, [one.shape[1] for one in sets], values)
-    found = []
+    tables = []
     for i, j in block.pairs:
         a, b = block.columns.index(i), block.columns.index(j)
         others = tuple(1 + k for k in range(len(codes)) if k not in (a, b))
-        found.append(sets[a] @ table.sum(axis=others) @ sets[b].T)
-    return found
+        tables.append(sets[a] @ table.sum(axis=others) @ sets[b].T)
+    return tables
 
 
 def sum_table(codes: list[Array], widths: list[int], values: Array | None) -> Array:

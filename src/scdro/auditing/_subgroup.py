@@ -455,14 +455,14 @@ def _fit_line(ranks: Array, losses: Array, weight: Array, rows: Array, predicted
 
 def _rank_columns(X: Array, categorical: list[bool]) -> Array:
     """Columns with an order, each as ranks from -1 to 1; missing values in the middle."""
-    found = [
+    ranks = [
         np.where(
             np.isnan(x), 0.0, 2 * rankdata(x, nan_policy="omit") / max(1, (~np.isnan(x)).sum()) - 1
         )
         for x, named in zip(X.T, categorical, strict=True)
         if not named
     ]
-    return np.column_stack(found) if found else np.zeros((len(X), 0))
+    return np.column_stack(ranks) if ranks else np.zeros((len(X), 0))
 
 
 def _make_features(subject: Subject) -> tuple[Array, list[bool]]:

@@ -263,10 +263,10 @@ def _audit(args: argparse.Namespace) -> int:
         raise HyperparameterError(
             f"expected --{ignored[0]} only without --prediction, with which nothing is trained"
         )
-    found = audit(args.data, args.target, progress=ProgressLine(), **given)
-    show_text(str(found))
+    report = audit(args.data, args.target, progress=ProgressLine(), **given)
+    show_text(str(report))
     if "out" in args:
-        found.save(args.out)
+        report.save(args.out)
         print(clean(f"Written to {args.out}."))
     if "fail_if" not in args:
         return 0
@@ -274,7 +274,7 @@ def _audit(args: argparse.Namespace) -> int:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found.check(*args.fail_if, if_unsure=args.if_unsure)
+            report.check(*args.fail_if, if_unsure=args.if_unsure)
         except GateError as error:
             show_text(str(error), sys.stderr)
             return GATE_FAILED

@@ -29,8 +29,8 @@ KNOWN = {
 
 def devices() -> list[str]:
     """The devices that torch can use."""
-    found = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
-    return [*found, "mps"] if torch.backends.mps.is_available() else found
+    names = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
+    return [*names, "mps"] if torch.backends.mps.is_available() else names
 
 
 def _unequal(got: float, expected: float, tolerance: float) -> str:
@@ -44,9 +44,9 @@ def known_values(device: torch.device) -> str:
     losses = torch.arange(4.0, dtype=scalar_dtype(device), device=device)
     tolerance = 1e-8 if losses.dtype == torch.float64 else 1e-4
     for rho, (lam, value) in KNOWN.items():
-        found = worst_case(losses, rho)
-        wrong = _unequal(float(found.lam), lam, tolerance) or _unequal(
-            float(found.value), value, tolerance
+        worst = worst_case(losses, rho)
+        wrong = _unequal(float(worst.lam), lam, tolerance) or _unequal(
+            float(worst.value), value, tolerance
         )
         if wrong:
             return f"rho = {rho:g}: {wrong}"

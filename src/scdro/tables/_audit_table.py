@@ -91,7 +91,7 @@ def _audit_ordinary_model(
     if problem.classes:
         labels = np.array(problem.classes, dtype=object)[learner.y[rows]]
         predicted = predicted / predicted.sum(1, keepdims=True)
-    found = audit_predictions(
+    audited = audit_predictions(
         labels,
         mean + unit * predicted if not problem.classes
         else predicted[:, 1] if len(problem.classes) == 2 else predicted,
@@ -100,7 +100,7 @@ def _audit_ordinary_model(
         groups=None if problem.split_by is None else problem.split_by[rows],
         sensitive_features={name: problem.frame[rows][name] for name in asked.group} or None,
     )  # fmt: skip
-    return replace(found, notes=(*problem.warnings, *found.notes))
+    return replace(audited, notes=(*problem.warnings, *audited.notes))
 
 
 # -- a column of predictions

@@ -133,22 +133,22 @@ class Columns:
         A category is the position of its value among the known ones; all unknown values have the
         same code, one above them.
         """
-        found = np.empty((frame.height, len(self.names)), order="F")
+        encoded = np.empty((frame.height, len(self.names)), order="F")
         for k, name in enumerate(self.numbers):
             column = column_of(frame, name, "which the model was trained on")
             if not (column.dtype.is_numeric() or column.dtype.is_temporal()):
                 column = _read_as_numbers(column)
             if column.dtype.is_temporal():
                 column = _to_microseconds(column)
-            found[:, k] = column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+            encoded[:, k] = column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
         for k, (name, values) in enumerate(self.categories.items(), len(self.numbers)):
             texts = _as_texts(column_of(frame, name, "which the model was trained on"))
             distinct = texts.drop_nulls().unique()
             codes = texts.replace_strict(
                 distinct, _number_texts(distinct, values), default=None, return_dtype=pl.Float64
             )
-            found[:, k] = codes.fill_null(float("nan")).to_numpy()
-        return found
+            encoded[:, k] = codes.fill_null(float("nan")).to_numpy()
+        return encoded
 
     def features(self, classes: int) -> ColumnTransformer:
         """For linear models and networks: numbers scaled, gaps marked, categories one-hot.
@@ -465,10 +465,12 @@ class Trees:
     def predict(self, X: Array) -> Array:
         """Probabilities, (n, k), or the standardised target, (n,)."""
         X = X if self.prepare is None else self.prepare.transform(X)
-        found: Array = self.booster.predict(X, num_iteration=self.rounds, num_threads=self.threads)
+        predicted: Array = self.booster.predict(
+            X, num_iteration=self.rounds, num_threads=self.threads
+        )
         if not self.classes:
-            return found
-        each = np.stack([1.0 - found, found], 1) if found.ndim == 1 else found
+            return predicted
+        each = np.stack([1.0 - predicted, predicted], 1) if predicted.ndim == 1 else predicted
         return _with_all_classes(each, self.present, self.classes)
 
     def save(self, folder: Path) -> None:

@@ -87,9 +87,11 @@ def _axis_of_groups(summary: Summary) -> Axis:
     """The axis of the plot of groups. Small groups do not stretch it, unless there are no others."""
     groups = summary["groups"][:MANY_GROUPS]
     large = [group for group in groups if not group["small"]] or groups
-    found: list[Interval] = [estimate for group in large for estimate in group["scores"].values()]
+    intervals: list[Interval] = [
+        estimate for group in large for estimate in group["scores"].values()
+    ]
     least = LEAST_SHARE if summary["task"]["type"] == "classification" else 0.0
-    ends = [e[end] for e in found for end in ("value", "low", "high")]
+    ends = [e[end] for e in intervals for end in ("value", "low", "high")]
     return axis_for(ends, steps=4, least=least)
 
 

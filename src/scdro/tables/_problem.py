@@ -357,7 +357,7 @@ def describe_columns(
     """
     for name in (*drop, *categorical):
         column_of(frame, name, "to leave out" if name in drop else "to take as categories")
-    found: list[ColumnSummary] = []
+    summaries: list[ColumnSummary] = []
     for column in frame.get_columns():
         name, note, distinct = column.name, "", column.drop_nulls().n_unique()
         kind: Any = special.get(name) or ("left out" if name in drop else None)  # None: a feature
@@ -372,13 +372,13 @@ def describe_columns(
                 note = DECIMAL_COMMAS
             if kind == "category" and name not in categorical:
                 note = _find_mistakes(column, distinct)
-        found.append({"name": name, "kind": kind, "missing": column.null_count(),
+        summaries.append({"name": name, "kind": kind, "missing": column.null_count(),
                       "values": distinct, "note": note})  # fmt: skip
-    if not any(column["kind"] in ("number", "category") for column in found):
+    if not any(column["kind"] in ("number", "category") for column in summaries):
         raise DataError(
             "expected columns to learn from, got none: all are constant, names of rows, or left out"
         )
-    return found
+    return summaries
 
 
 def _why_useless(column: Any, distinct: int, category: bool) -> str:
@@ -426,8 +426,8 @@ def find_variants(texts: pl.Series) -> list[str]:
     distinct = texts.drop_nulls().cast(pl.String).unique().sort()
     simple = distinct.str.strip_chars().str.replace_all(r"\s+", " ").str.to_lowercase()
     twice = simple.filter(simple.is_duplicated())
-    found: list[str] = distinct.filter(simple == twice[0]).to_list() if len(twice) else []
-    return found
+    first: list[str] = distinct.filter(simple == twice[0]).to_list() if len(twice) else []
+    return first
 
 
 def _read_numbers(
@@ -441,25 +441,27 @@ def _read_numbers(
         *options.group, *options.categorical, *options.ids, *options.drop, options.split_by,
         target if options.task == "classification" else None,
     }  # fmt: skip
-    found = {
+    converted = {
         name: numbers
         for name, kind in frame.schema.items()
         if kind == pl.String and name not in kept
         if (numbers := read_written_numbers(frame[name])) is not None
     }
-    if not found:
+    if not converted:
         return frame
-    one = next(iter(found))
+    one = next(iter(converted))
     at = int(frame[one].is_not_null().arg_max() or 0)
     what = (
-        f"Column {quote(one)} has" if len(found) == 1 else f"Columns {list_names(list(found))} have"
+        f"Column {quote(one)} has"
+        if len(converted) == 1
+        else f"Columns {list_names(list(converted))} have"
     )
     warnings.append(
         f"{what} numbers with signs or separators of thousands: {quote(frame[one][at])} is read as"
-        f" {found[one][at]:.15g}."
+        f" {converted[one][at]:.15g}."
     )
     # not with_columns: a name may be empty
-    return pl.DataFrame({c.name: found.get(c.name, c) for c in frame.get_columns()})
+    return pl.DataFrame({c.name: converted.get(c.name, c) for c in frame.get_columns()})
 
 
 def _join_notes(columns: list[ColumnSummary]) -> list[str]:

@@ -230,9 +230,9 @@ def _frame_of_memory(data: Any) -> pl.DataFrame:
 def _make_column(name: str, values: Any) -> pl.Series:
     """A list of Python's values as a column: floats of different numbers, texts of other mixtures."""
     try:
-        found = pl.Series(name, values)
-        if found.dtype != pl.Int128:  # which few functions know
-            return found
+        column = pl.Series(name, values)
+        if column.dtype != pl.Int128:  # which few functions know
+            return column
     except (TypeError, OverflowError):
         pass
     known = [value for value in values if value is not None]
@@ -274,13 +274,13 @@ FORMATS = {
 def _format_of(path: Path) -> str:
     """By the ending; .gz says nothing about what is in it."""
     ending = path.suffixes[-2:-1] if path.suffix.lower() == ".gz" else path.suffixes[-1:]
-    found = FORMATS.get(ending[0].lower()) if ending else None
-    if found is None or (path.suffix.lower() == ".gz" and found not in ("CSV", "JSON lines")):
+    kind = FORMATS.get(ending[0].lower()) if ending else None
+    if kind is None or (path.suffix.lower() == ".gz" and kind not in ("CSV", "JSON lines")):
         raise DataError(
             "expected a file that ends with .csv, .tsv, .txt (each also with .gz), .xlsx,"
             f" .parquet, .feather, .jsonl or .zip, got {quote(path)}; from Python, give a DataFrame"
         )
-    return found
+    return kind
 
 
 def _read_file(path: Path, options: FileOptions) -> tuple[pl.DataFrame, str]:
@@ -338,8 +338,8 @@ def _unzip(path: Path) -> tuple[Path, bytes]:
             one for one in packed.namelist() if not one.endswith("/") and not one.startswith(hidden)
         ]
         if len(files) != 1:
-            found = f"{len(files)}: {list_names(files)}" if files else "none"
-            raise DataError(f"expected one file in {quote(path)}, got {found}; unpack it")
+            came = f"{len(files)}: {list_names(files)}" if files else "none"
+            raise DataError(f"expected one file in {quote(path)}, got {came}; unpack it")
         if files[0].lower().endswith(".zip"):
             raise DataError(
                 f"expected a table in {quote(path)}, got another zip, {quote(files[0])}"
@@ -418,12 +418,12 @@ def _read_json_lines(raw: bytes, path: Path) -> pl.DataFrame:
 
 def _make_json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of a line of JSON. Python's reader would keep only the last of two equal names."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for k, name in enumerate(names) if name in names[:k])
         raise ValueError(f"the name {quote(twice)} twice")
-    return found
+    return values
 
 
 # -- CSV: Python's reader decides what a row is, and no other one reads the file
@@ -518,14 +518,14 @@ def _check_swallowed(row: list[str], delimiter: str, path: Path, line: int) -> N
 def _check_encoding(name: str | None) -> str:
     """Python's name of an encoding; of UTF-8 the one that also reads a byte order mark."""
     try:
-        found = codecs.lookup(name or "utf-8").name
-        "".encode(found)  # fails for codecs of Python that are not of texts
+        known = codecs.lookup(name or "utf-8").name
+        "".encode(known)  # fails for codecs of Python that are not of texts
     except (LookupError, UnicodeError):
         raise HyperparameterError(
             "expected an encoding that Python knows, such as utf-8, cp1252, latin-1 or utf-16, got"
             f" {quote(name)}"
         ) from None
-    return "utf-8-sig" if found == "utf-8" else found
+    return "utf-8-sig" if known == "utf-8" else known
 
 
 def _iterate_lines(raw: bytes, encoding: str, path: Path) -> Iterator[str]:
@@ -611,16 +611,16 @@ def _read_values(frame: Any, texts: Set[str], decimal: str) -> Any:
     call: one call of polars takes longer than the work on a small column, and there may be 100,000.
     """
     own = [c.name for c in frame.get_columns() if c.dtype == pl.String]  # Excel knows the others
-    found = frame.select(pl.col(own).str.strip_chars())
-    found = found.select(pl.when(~pl.all().is_in(MISSING)).then(pl.all()))
+    stripped = frame.select(pl.col(own).str.strip_chars())
+    stripped = stripped.select(pl.when(~pl.all().is_in(MISSING)).then(pl.all()))
     # Missing values of each column: a conversion fits if it makes no more of them.
-    gaps = dict(zip(own, found.null_count().row(0), strict=True)) if own else {}
+    gaps = dict(zip(own, stripped.null_count().row(0), strict=True)) if own else {}
     typed: dict[str, Any] = {}  # columns that were converted, by name
     for kind in (pl.Int64, pl.Float64):
         left = [name for name in own if name not in typed and name not in texts]
         if not left:
             break
-        numbers = found.select(
+        numbers = stripped.select(
             replace_decimal_commas(pl.col(left)) if decimal == "," else pl.col(left)
         )
         numbers = numbers.select(pl.all().cast(kind, strict=False))
@@ -629,7 +629,7 @@ def _read_values(frame: Any, texts: Set[str], decimal: str) -> Any:
             for column in numbers.get_columns()
             if column.null_count() == gaps[column.name]
         }
-    for column in found.get_columns():
+    for column in stripped.get_columns():
         if decimal == "," and column.name not in {*typed, *texts} and has_decimal_commas(column):
             plain = column.str.replace_all(".", "", literal=True)  # 1.234,56
             typed[column.name] = plain.str.replace(",", ".", literal=True).cast(pl.Float64)
@@ -679,8 +679,8 @@ def read_written_numbers(texts: pl.Series) -> pl.Series | None:
         r"[%$€£¥]"
     ).max() not in (0, 1):
         return None
-    found: Any = texts.str.replace_all(NO_DIGIT, "").cast(pl.Float64, strict=False)
-    return found if found.null_count() == texts.null_count() else None
+    numbers: Any = texts.str.replace_all(NO_DIGIT, "").cast(pl.Float64, strict=False)
+    return numbers if numbers.null_count() == texts.null_count() else None
 
 
 def has_decimal_commas(texts: pl.Series) -> bool:
@@ -708,9 +708,9 @@ def read_dates(texts: Any) -> Any:
     else:
         return None
     for convert, form in tried:
-        found = convert(form, strict=False)
-        if found.null_count() == gaps:
-            return found
+        converted = convert(form, strict=False)
+        if converted.null_count() == gaps:
+            return converted
     return None
 
 
@@ -723,16 +723,16 @@ def read_value_like(column: pl.Series, text: str) -> Any:
     try:
         if column.dtype.is_numeric():
             return float(text.replace(",", ""))
-        found = read_dates(given) if column.dtype in (pl.Date, pl.Datetime) else given
-        return None if found is None else found.cast(column.dtype)[0]
+        value = read_dates(given) if column.dtype in (pl.Date, pl.Datetime) else given
+        return None if value is None else value.cast(column.dtype)[0]
     except (ValueError, pl.exceptions.PolarsError):
         return None
 
 
 def _as_dates(texts: pl.Series) -> pl.Series:
     """Texts as dates if all of them are, else as they are."""
-    found: pl.Series | None = read_dates(texts)
-    return texts if found is None else found
+    converted: pl.Series | None = read_dates(texts)
+    return texts if converted is None else converted
 
 
 def _make_frame(columns: Iterable[Any]) -> Any:

@@ -170,13 +170,13 @@ class Run:
         """
         typed = Path(path).suffix.lower() in (".parquet", ".pq")
         options = FileOptions(encoding, decimal, sheet)
-        found = self._list_predictions(data, model, ids, options, spell_booleans=not typed)
+        table = self._list_predictions(data, model, ids, options, spell_booleans=not typed)
         if typed:
             content = io.BytesIO()
-            found.write_parquet(content)
+            table.write_parquet(content)
             write_file(Path(path), content.getvalue())
             return
-        safe = pl.DataFrame([_make_harmless(one) for one in found.get_columns()])
+        safe = pl.DataFrame([_make_harmless(one) for one in table.get_columns()])
         write_file(Path(path), safe.write_csv())
 
     def _list_predictions(
@@ -206,13 +206,13 @@ class Run:
         columns.append(answers)
         for k, name in enumerate(self.summary["task"]["classes"]):
             columns.append(pl.Series(f"p({name})", scores[:, k].round(6)))
-        found: dict[str, pl.Series] = {}  # under different names: an id may be called "row"
+        named: dict[str, pl.Series] = {}  # under different names: an id may be called "row"
         for column in columns:
             name = column.name
-            while name in found:
+            while name in named:
                 name += "_"
-            found[name] = column
-        return pl.DataFrame(found)
+            named[name] = column
+        return pl.DataFrame(named)
 
     def __str__(self) -> str:
         verdict = self.summary["verdict"]

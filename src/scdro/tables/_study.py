@@ -390,9 +390,9 @@ class SplitStudy:
 
     def on_test(self, name: str) -> Array:
         """What a method predicts for the test rows."""
-        found = self.methods[name].on_test
-        assert found is not None
-        return found
+        predicted = self.methods[name].on_test
+        assert predicted is not None
+        return predicted
 
     # -- choosing settings
 
@@ -415,17 +415,17 @@ class SplitStudy:
 
         The predictions come from the folder of the run, if an interrupted run has left them there.
         """
-        found = self.fits.get(
+        arrays = self.fits.get(
             {"seed": self.seed, "method": name, "settings": settings},
             lambda: self.learner.cross_fit(settings, self._weights(name, settings, self.sample)),
         )
-        predicted, y = found["predicted"], self.y[self.sample]
+        predicted, y = arrays["predicted"], self.y[self.sample]
         measures = measure(row_losses(predicted, y), self.options.rho)
         scores = row_scores(predicted, y)
         measures["score"] = float(scores.mean())
         if self.fix is not None:
             measures["worst_cell"] = self.fix.worst_cell(scores, self.sample)
-        return Candidate(settings, predicted, mean_rounds(found["rounds"]), measures)
+        return Candidate(settings, predicted, mean_rounds(arrays["rounds"]), measures)
 
     def _choose(self, name: str, candidates: list[Candidate]) -> int:
         """The position of the best candidate, as the head of this file says."""
@@ -487,8 +487,8 @@ class SplitStudy:
     def _weigh_second_look(self, reference: Array, y: Array, look: Any) -> Array:
         """The weights of a second look ("half", or a radius) at what the reference predicts for the rows."""
         if not self.problem.classes:
-            found: Array = worst_case(np.abs(reference - y), look).weights * len(y)
-            return found
+            tilted: Array = worst_case(np.abs(reference - y), look).weights * len(y)
+            return tilted
         with warnings.catch_warnings():  # if no class can be looked into, the scores show it
             warnings.simplefilter("ignore", ScdroWarning)
             given = reference[np.arange(len(y)), y]
@@ -512,9 +512,9 @@ class SplitStudy:
             return {"predicted": model.predict(self.learner.X[rows])}
 
         what = {"seed": self.seed, "reference": best.settings}
-        found: Array = self.fits.get(what, predict_others)["predicted"]
-        found[np.searchsorted(rows, self.sample)] = best.predicted
-        return found
+        predicted: Array = self.fits.get(what, predict_others)["predicted"]
+        predicted[np.searchsorted(rows, self.sample)] = best.predicted
+        return predicted
 
     # -- where the model fails
 
@@ -546,7 +546,9 @@ class SplitStudy:
             about = {"errors": True}
         before, after = (*scored, None)[:2]  # plain, and robust if there is one
         least = LEAST_GROUP // 2
-        found = find_slices(weights, columns, proba=before, after=after, min_size=least, **about)
+        described = find_slices(
+            weights, columns, proba=before, after=after, min_size=least, **about
+        )
         return [
             {
                 "conditions": list(one.conditions),
@@ -558,7 +560,7 @@ class SplitStudy:
                 "after": one.after if np.isfinite(one.after) else None,
                 "sentence": str(one),
             }
-            for one in found
+            for one in described
         ]
 
 

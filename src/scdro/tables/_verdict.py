@@ -262,7 +262,7 @@ class Pooled:
 
         if self.classifier:
             # Means over rows have intervals; AUC, Brier score and balanced accuracy have none here.
-            found = {
+            scores = {
                 "accuracy": estimate(self.scores, share=True),
                 "balanced_accuracy": mean(lambda y, p: balanced_accuracy_score(y, p.argmax(1))),
                 "log_loss": estimate(self.losses),
@@ -274,13 +274,13 @@ class Pooled:
                 math.sqrt(np.mean((own - split.y[split.test]) ** 2)) * split.scale[1]
                 for split, own in zip(self.splits, self.predicted, strict=True)
             ]
-            found = {
+            scores = {
                 "R2": estimate(self.scores),
                 "mean_absolute_error": estimate(self.group_scores),
                 "root_mean_squared_error": _make_interval(float(np.mean(errors))),
             }
         measures = measure(self.losses, rho)
-        return found | {key: _make_interval(measures[key]) for key in ("robust_value", "tail")}
+        return scores | {key: _make_interval(measures[key]) for key in ("robust_value", "tail")}
 
 
 def _auc(y: Array, predicted: Array) -> float:
@@ -363,7 +363,7 @@ class Judge:
         plain, words = self.pooled["plain"], self.words
         worst_place = words.write_worst_place(slices, self.groups, float(plain.group_scores.mean()))
         # What holds if there is no robust method; replaced below if there is one.
-        found: VerdictSummary = {
+        verdict: VerdictSummary = {
             "answer": "not tried", "kept": "plain", "saved": ["plain"], "robust": robust, "headline": worst_place,
             "sentences": ["Only plain training was asked for."],
             "price": None, "robust_value": None, "tail": None, "worst_group": None,
@@ -371,7 +371,7 @@ class Judge:
         if robust is not None:
             after, compared = self.pooled[robust], self._compare(robust)
             answer: Any = self._answer(robust, compared)
-            found |= {
+            verdict |= {
                 "answer": answer, "kept": robust if answer == "helps" else "plain",
                 "saved": ["plain"] if after.collapsed else ["plain", robust],
                 "headline": words.write_headline(answer, robust, after, compared),
@@ -380,12 +380,14 @@ class Judge:
                 "worst_group": compared.group,
             }  # fmt: skip
         # A plain model that says the same to everybody is no model to fall back on.
-        if plain.flat and found["answer"] != "helps":
-            found |= {"answer": "nothing learned", "kept": "none", "saved": [],
+        if plain.flat and verdict["answer"] != "helps":
+            verdict |= {"answer": "nothing learned", "kept": "none", "saved": [],
                       "headline": words.write_nothing_learned(robust)}  # fmt: skip
         else:
-            found["sentences"] += words.write_one_answer(self.pooled[found["kept"]], found["kept"])
-        return found, self.groups
+            verdict["sentences"] += words.write_one_answer(
+                self.pooled[verdict["kept"]], verdict["kept"]
+            )
+        return verdict, self.groups
 
     def _answer(self, robust: str, compared: Comparison) -> str:
         """The verdict in two words.
@@ -416,7 +418,7 @@ class Judge:
         classes = self.problem.classes if 1 < len(self.problem.classes) <= MOST_CLASSES else []
         labels = [(f"{self.problem.target} = {name}", k) for k, name in enumerate(classes)]
         y = self.problem.y[rows]
-        found = [RowGroup(name, "class", y == k) for name, k in labels]
+        groups = [RowGroup(name, "class", y == k) for name, k in labels]
         parts: list[tuple[str, str, Array, Array]] = []  # name, name within a class, rows of both
         if self.problem.groups is not None:
             names = self.problem.groups[rows]
@@ -427,11 +429,11 @@ class Judge:
             part = self.fix.cells[rows] % 2 == 1
             parts.append((self.fix.text, self.fix.condition, self.fix.members[rows], part))
         for name, within, own, part in parts:
-            found.append(RowGroup(name, "group", own))
+            groups.append(RowGroup(name, "group", own))
             for label, k in labels:
-                found.append(RowGroup(f"{within}, {label}", "group in class", part & (y == k)))
+                groups.append(RowGroup(f"{within}, {label}", "group in class", part & (y == k)))
         different: dict[str, RowGroup] = {}
-        for one in found:
+        for one in groups:
             if one.mask.any():
                 different.setdefault(one.name, one)
         return different
@@ -439,7 +441,7 @@ class Judge:
     @cached_property
     def groups(self) -> list[GroupSummary]:
         """Every group with the scores of every method, worst for the plain model first."""
-        found: list[GroupSummary] = []
+        summaries: list[GroupSummary] = []
         rows = self.pooled["plain"].rows
         for name, kind, mask in self.find_groups(rows).values():
             size = int(mask.sum())
@@ -447,11 +449,11 @@ class Judge:
                 method: estimate(own.group_scores[mask], share=own.classifier)
                 for method, own in self.pooled.items()
             }
-            found.append({"name": name, "kind": kind, "size": size, "share": size / len(rows),
+            summaries.append({"name": name, "kind": kind, "size": size, "share": size / len(rows),
                           "small": size < LEAST_GROUP, "scores": scores})  # fmt: skip
         sign = 1.0 if self.problem.classes else -1.0
         return sorted(
-            found, key=lambda g: (g["small"], sign * (g["scores"]["plain"]["value"] or 0.0))
+            summaries, key=lambda g: (g["small"], sign * (g["scores"]["plain"]["value"] or 0.0))
         )
 
     def _target_group(self) -> tuple[str, int] | None:
@@ -539,10 +541,10 @@ class Judge:
         if self.fix is not None:
             parts = self.fix.cell_masks(split.sample)
         else:
-            found = self.find_groups(split.sample).get(group)
-            if found is None:
+            chosen = self.find_groups(split.sample).get(group)
+            if chosen is None:
                 return None
-            parts = found.mask[None]
+            parts = chosen.mask[None]
         accuracy = [split.methods[name].best.measures["score"] for name in ("plain", robust)]
         y = split.y[split.sample]
         return best_offsets(split.out_of_fold("plain"), y, parts, min(accuracy))
