@@ -311,7 +311,7 @@ class FindingSearch:
                 event, p = (data.y == k).astype(float), data.proba[:, k]
             label = "" if k is None else data.classes[k]
             question = Question(
-                "wrong probabilities", label, event, p.copy(), weight, k is None, True, True
+                "wrong probabilities", label, event, p.copy(), weight, upward=k is None, shifts=True
             )
             whole = None if k is None else self._test_as_a_whole(question, levels[k], tests, alpha)
             if whole is not None:
@@ -430,9 +430,8 @@ class FindingSearch:
             question.event,
             question.expected.copy(),
             self.weight,
-            False,
-            True,
-            True,
+            upward=False,
+            shifts=True,
         )
 
         def worth(mass: Array, left: Array) -> Array:
