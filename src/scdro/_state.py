@@ -366,9 +366,8 @@ class MethodState(nn.Module):
         self, new: list[tuple[Tensor, Tensor]], batch: Batch, only_if: Tensor | None = None
     ) -> None:
         """Write new values into buffers, unless `only_if` or the batch's `finite` flag is false."""
-        go = _join_conditions(
-            only_if, batch.finite
-        )  # None: write, without a condition to be computed
+        # None: write, without a condition to be computed.
+        go = _join_conditions(only_if, batch.finite)
         self._start(go)
         for buffer, value in (
             new if go is None else [(b, torch.where(go, value, b)) for b, value in new]
