@@ -146,8 +146,8 @@ class TiltedBatch(NamedTuple):
     def of(cls, joint: Vector, log_mass: Scalar) -> TiltedBatch:
         """From l/lam plus the log weights, (b,), -inf for samples left out.
 
-        `log_mass` is the log of the sum of the weights. A batch of which nothing is left has
-        log_mean -inf.
+        `log_mass` is the log of the sum of the weights. A batch that was trimmed away
+        entirely has log_mean -inf.
         """
         if isinstance(joint, Tensor):
             top = maximum(scalar(joint.max()), -1e300)
@@ -304,7 +304,7 @@ class MethodState(nn.Module):
         # 2. All processes' losses; a hash of the state goes with them, to notice different states.
         mark = self._hash_state() if several else None
         values, log_weight, joined_ids, own_rows = ranks.join(values, log_weight, own, mark)
-        # 3. What all processes can check and compute alike.
+        # 3. From here on all processes check and compute the same.
         log_mass = log_squares = _log_count(values)
         if log_weight is not None:
             log_mass, log_squares = (

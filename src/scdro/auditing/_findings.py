@@ -1,4 +1,4 @@
-"""Findings: whom a model fails, of which kind, with numbers; few, and each told once.
+"""Findings: who a model fails, how, and by how much. They are few, and no failure is reported twice.
 
 `FindingSearch.run` asks the questions of `_questions` of all slices of the table, in this order:
 

@@ -85,7 +85,7 @@ class Question:
         self.unit = bool(np.isin(self.weight, (0.0, 1.0)).all())
         self._explained: Array = np.zeros(len(self.event), bool)  # rows of the findings so far
         self._start: Array | None = None  # log odds before everybody was matched
-        self._offset = 0.0  # what those whom no finding explains were shifted by
+        self._offset = 0.0  # the shift of the rows that no finding explains
 
     def residuals(self) -> Array:
         """What the expectation leaves of the events, times weights, (n,)."""
@@ -135,7 +135,7 @@ class Question:
         self._match_others()
 
     def _match_others(self) -> None:
-        """Shift those whom no finding explains as little as possible.
+        """Shift the rows that no finding explains, as little as possible.
 
         If the finding was the reason for the error of the whole, the others need no shift any more;
         if it was not, a shift that hides what is wrong about them must not become larger.

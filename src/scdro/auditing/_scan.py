@@ -57,9 +57,8 @@ from scdro.auditing._codes import CodedColumn, SliceCondition
 __all__ = ["SliceIndex", "effective_slices", "refine"]
 
 Array = npt.NDArray[Any]
-MOST_PAIRED_COLUMNS = (
-    60  # columns of which pairs are looked at; of wider tables, the first ones in `order`
-)
+# Columns whose pairs are looked at; of wider tables, the first ones in `order`.
+MOST_PAIRED_COLUMNS = 60
 CELLS = 2**15  # largest table of a block: it should stay in a core's cache
 ROWS_COUNTED_AT_ONCE = 2**19  # rows whose joint codes are in memory at once
 DRAWN_ROWS = 10_000  # rows that the draws of the effective number are made of

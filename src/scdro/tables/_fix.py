@@ -6,7 +6,7 @@ in two. Training with equal weights of both parts within each class,
     w_i = n_k / (2 n_ks)    for a row of class k, of n_k rows, in part s of it, of n_ks rows,
 
 serves the slice and leaves the shares of the classes as they are: equal weights of the slice and all
-other rows would move the threshold besides, and overshoot.
+other rows would also move the threshold, and overshoot.
 """
 
 from __future__ import annotations

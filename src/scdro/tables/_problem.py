@@ -659,7 +659,7 @@ def find_copies(
 ) -> list[str]:
     """A note on rows that occur more than once, target included, where chance does not explain it.
 
-    In a table of a few categories rows are alike by chance: the note needs columns that, if they
+    In a table of a few categories rows are equal by chance: the note needs columns that, if they
     were independent, would make fewer than one row in a hundred like any other one.
     """
     own = [name for name in (*names, target) if frame[name].dtype != pl.Object]

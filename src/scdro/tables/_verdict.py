@@ -310,8 +310,8 @@ class Comparison(NamedTuple):
     value: Difference  # of the worst-case loss
     tail: Difference  # of the worst 5% of losses
     group: WorstGroup | None  # the slice to fix, or the worst group
-    lower: bool  # whether the worst-case loss gains what no temperature gives
-    fairer: bool  # whether the group gains what no thresholds give
+    better_worst_case: bool  # whether the worst-case loss gains what no temperature gives
+    better_group: bool  # whether the group gains what no thresholds give
     notes: list[str]  # what the free moves give, in words
 
 
@@ -398,7 +398,7 @@ class Judge:
         """
         if self.pooled[robust].collapsed:
             return "degenerate"
-        if not (compared.lower or compared.fairer):
+        if not (compared.better_worst_case or compared.better_group):
             return "no difference"
         # Out of fold half of the budget counts, since the test rows, which must agree, are noisy too.
         costs = []
@@ -409,7 +409,7 @@ class Judge:
         if np.mean(costs) > budget / 2 or (price["difference"] < -budget and _clearly_falls(price)):
             return "costs too much"
         loses = compared.group is not None and self.worse(compared.group)
-        return "no difference" if loses and not compared.fairer else "helps"
+        return "no difference" if loses and not compared.better_group else "helps"
 
     # -- groups
 
@@ -490,32 +490,36 @@ class Judge:
         value = change_of_worst_case(plain.losses, after.losses, self.rho)
         target = self._target_group()
         group = self._change_of_group(target, plain, after)
-        lower = self.fix is None and _clearly_falls(value)
-        fairer = group is not None and self.better(group)
+        better_worst_case = self.fix is None and _clearly_falls(value)
+        better_group = group is not None and self.better(group)
         # Free moves exist for probabilities only: a regression's gains stand as they are.
-        if lower and self.problem.classes:
+        if better_worst_case and self.problem.classes:
             rescaled = self._move_plain(lambda one: {"temperature": self._temperature(one, robust)})
-            lower = _clearly_falls(change_of_worst_case(rescaled.losses, after.losses, self.rho))
-            notes += (
-                [] if lower else [self.words.write_temperature(measure(rescaled.losses, self.rho))]
+            better_worst_case = _clearly_falls(
+                change_of_worst_case(rescaled.losses, after.losses, self.rho)
             )
-        if fairer and self.problem.classes and target is not None:
+            notes += (
+                []
+                if better_worst_case
+                else [self.words.write_temperature(measure(rescaled.losses, self.rho))]
+            )
+        if better_group and self.problem.classes and target is not None:
             shifted = self._move_plain(
                 lambda one: {"offsets": self._offsets(one, robust, target[0])}
             )
             against = self._change_of_group(target, shifted, after)
-            fairer = against is not None and self.better(against)
+            better_group = against is not None and self.better(against)
             if self.fix is not None:  # the slice must not gain what its neighbours lose
                 cells = [
                     self.fix.worst_cell(one.group_scores, one.rows) for one in (shifted, after)
                 ]
-                fairer = fairer and cells[1] >= cells[0]
+                better_group = better_group and cells[1] >= cells[0]
             if against is not None:
                 overall = float(shifted.scores.mean())
-                notes.append(self.words.write_thresholds(against["before"], overall, fairer))
+                notes.append(self.words.write_thresholds(against["before"], overall, better_group))
         price = change_of_mean(plain.scores, after.scores)
         tail = change_of_tail(plain.losses, after.losses)
-        return Comparison(price, value, tail, group, lower, fairer, notes)
+        return Comparison(price, value, tail, group, better_worst_case, better_group, notes)
 
     def _move_plain(self, choose: Callable[[SplitStudy], dict[str, Any]]) -> Pooled:
         """The plain model with a free move, chosen for each split out of fold."""
@@ -614,7 +618,7 @@ class VerdictWords:
         points, how = 100 * compared.price["difference"], METHOD_IN_WORDS[robust]
         cost = "at no cost" if points >= 0 else f"for {-points:.2f} points of {self.score}"
         gain = f"the worst-case loss goes from {value['before']:.3f} to {value['after']:.3f}"
-        if group is not None and (compared.fairer or self.fix is not None):
+        if group is not None and (compared.better_group or self.fix is not None):
             who = "they go" if self.fix is not None else f"{group['name']} goes"
             gain = f"{who} from {self.write_score(group['before'])} to {self.write_score(group['after'])}"
         if answer == "helps":
