@@ -498,11 +498,8 @@ class Judge:
             better_worst_case = _clearly_falls(
                 change_of_worst_case(rescaled.losses, after.losses, self.rho)
             )
-            notes += (
-                []
-                if better_worst_case
-                else [self.words.write_temperature(measure(rescaled.losses, self.rho))]
-            )
+            if not better_worst_case:
+                notes.append(self.words.write_temperature(measure(rescaled.losses, self.rho)))
         if better_group and self.problem.classes and target is not None:
             shifted = self._move_plain(
                 lambda one: {"offsets": self._offsets(one, robust, target[0])}
