@@ -350,6 +350,9 @@ class FixedTemperatures(Temperatures):
     """One fixed temperature for all anchors: the global contrastive loss of SogCLR (Yuan et al.
     2022).
 
+    Args:
+        tau: the temperature.
+
     Example:
         >>> from scdro.contrastive import RobustContrastiveLoss
         >>> loss = RobustContrastiveLoss(n=100, rho=0.0, temperature=FixedTemperatures(0.1))

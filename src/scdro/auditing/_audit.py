@@ -67,7 +67,7 @@ class ClassRow(NamedTuple):
         0.0
     """
 
-    label: str
+    label: str  # the class
     rows: int
     observed: float  # share of the class
     predicted: float  # mean probability of the class; NaN if unknown
@@ -90,8 +90,8 @@ class GroupErrors(NamedTuple):
     label: str  # "" for all classes together
     rows: int
     error: float  # share of wrong decisions, or mean absolute error
-    low: float  # 95% interval of the error; NaN of a regression
-    high: float
+    low: float  # 95% interval of the error; NaN for a regression
+    high: float  # its other end
     predicted: float  # mean probability of the last class, or mean prediction
     observed: float  # share of that class, or mean target
 

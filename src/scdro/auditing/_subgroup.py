@@ -80,8 +80,8 @@ class Clause(NamedTuple):
         'city = Rome'
     """
 
-    slice: str
-    rows: int
+    slice: str  # its conditions, in words
+    rows: int  # how many rows it has
     inside: float  # of the slice's rows, the share in the subgroup
     covered: float  # of the subgroup's rows, the share in the slice
     loss: float  # mean loss of the slice
@@ -131,7 +131,7 @@ class WorstEstimate(NamedTuple):
     """The mean loss of one worst case, with its interval."""
 
     value: float
-    low: float
+    low: float  # ends of the interval; the upper one allows for what the fit may have missed
     high: float
     error: float  # the standard error of the value
     influence: Array  # (n,) the value is its mean by weight, and its spread gives the error

@@ -317,8 +317,8 @@ def worse_than_constant(
 class Candidate(NamedTuple):
     """Settings of a method, and what they give out of fold, on the sample of one split."""
 
-    settings: dict[str, Any]
-    predicted: Array  # (sample, k) or (sample,)
+    settings: dict[str, Any]  # of the model, and of the weights it is trained with
+    predicted: Array  # out of fold, (sample, k) or (sample,)
     rounds: int  # of boosting, averaged over the folds; 0 for linear models
     measures: dict[str, float]  # loss, robust_value, tail, score; with a slice to fix, worst_cell
 
@@ -331,7 +331,7 @@ class TriedMethod:
     chosen: int = 0  # position of the best candidate
     model: Model | None = None  # fitted to all training rows with its settings
     on_test: Array | None = None  # its predictions of the test rows
-    seconds: float = 0.0
+    seconds: float = 0.0  # for all of this
 
     @property
     def best(self) -> Candidate:

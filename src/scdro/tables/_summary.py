@@ -128,7 +128,7 @@ class Difference(TypedDict):
     before: float
     after: float
     difference: float  # after - before
-    low: float | None
+    low: float | None  # None for both if all rows change by the same amount
     high: float | None
 
 
@@ -192,7 +192,7 @@ class Summary(TypedDict):
     groups: list[GroupSummary]  # worst first by plain training
     slices: list[SliceSummary]  # the one that stands out most first
     verdict: VerdictSummary
-    warnings: list[str]
+    warnings: list[str]  # what is odd about the data, in sentences
 
 
 def mismatch(value: Any, kind: Any, where: str = "summary") -> str | None:

@@ -299,7 +299,7 @@ class RowGroup(NamedTuple):
     """A group of some rows."""
 
     name: str  # such as "sex = Female, income = >50K"
-    kind: Literal["class", "group", "group in class"]
+    kind: Literal["class", "group", "group in class"]  # what made it
     mask: Array  # (rows,)
 
 
