@@ -334,7 +334,8 @@ def test_the_glossary_names_what_exists():
 
 # What only the interior of an object shows.
 INNER_STATE = "what a method keeps between batches has no public name"
-# Private names that a test imports, replaces or reads, by file, and why it cannot do without.
+# Private names that a test imports, replaces or reads, by file (below tests/, or of the
+# reproduction), and why it cannot do without.
 PRIVATE_IN_TESTS = {
     "auditing/test_audit.py": {"_repr_html_": "IPython's protocol"},
     "auditing/test_lazy.py": {
@@ -400,6 +401,24 @@ PRIVATE_IN_TESTS = {
     },
     "test_group_metrics.py": {"MOST_DRAWN": "replaced, so that a small table counts as large"},
     "test_kl.py": {"host_reads": "replaced, to take the way of an accelerator on a CPU"},
+    "reproduction/tests/baselines/test_dual_variable.py": {
+        "_dual": INNER_STATE,
+        "_dual_gradient": "its mean over all samples, alone, against the exact gradient",
+        "_method_state": INNER_STATE,
+    },
+    "reproduction/tests/baselines/test_primal_dual.py": {"_dual": INNER_STATE},
+    "reproduction/tests/test_commands.py": {"_studies": "what a command line asks for, not run"},
+    "reproduction/tests/test_figures.py": {"_costs": "one panel of a figure, without the others"},
+    "reproduction/tests/test_results.py": {"_study": "what a command line asks for, not run"},
+    "reproduction/tests/test_so_far.py": {"_begin": "a run that was begun and never finished"},
+    "reproduction/tests/test_table1_runs.py": {
+        "_all_losses": "counted: passes over the data",
+        "_job_of": "the work of a run, done while another process waits for it",
+        "_jobs": "the work of a run, done while another process waits for it",
+        "_kept": "the work of a run, done while another process waits for it",
+        "_method_state": INNER_STATE,
+        "_settings": "the work of a run, done while another process waits for it",
+    },
 }
 
 
@@ -415,6 +434,9 @@ def private_names(folder):
     return {name for name in names if name.startswith("_") and not name.endswith("__")} - {"_"}
 
 
+OURS = ("scdro", "reproduction")
+
+
 def is_private_module(name):
     """Whether a file of the library has this name, such as `_models`."""
     return name.startswith("_") and any(path.stem == name for path in SOURCES)
@@ -426,7 +448,7 @@ def private_uses(path, known):
     A private module is no private name: the tests of a file import from it.
     """
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("scdro"):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(OURS):
             for alias in node.names:
                 if alias.name in known and not is_module(f"{node.module}.{alias.name}"):
                     yield alias.name
@@ -446,10 +468,10 @@ def private_uses(path, known):
 
 
 def test_tests_use_private_names_only_with_a_reason():
-    known = private_names("src")
-    tests = ROOT / "tests"
-    for path in tests.rglob("*.py"):
-        reasons = PRIVATE_IN_TESTS.get(path.relative_to(tests).as_posix(), {})
+    known = private_names("src") | private_names("reproduction")
+    for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "reproduction/tests").rglob("*.py")]:
+        file = path.relative_to(ROOT).as_posix().removeprefix("tests/")
+        reasons = PRIVATE_IN_TESTS.get(file, {})
         used = set(private_uses(path, known))
         without, unused = used - set(reasons), set(reasons) - used
         assert not without, f"{path} uses {without}: use a public name, or add why not above"
