@@ -234,6 +234,8 @@ def test_a_constant_is_not_worse_than_itself():
     train_rows, test = np.array([0, 0, 1, 1, 1]), np.array([0, 1, 1])
     assert not worse_than_constant(train_rows, test, np.array([1, 1, 1]), "classification", "by")
     assert worse_than_constant(train_rows, test, np.array([1, 0, 0]), "classification", "by")
+    few = np.array([0] * 940 + [1] * 60)  # of a rare class, one wrong answer more is chance
+    assert not worse_than_constant(few, few, np.arange(1000) == 0, "classification", "by")
     target = np.array([1.0, 2.0, 6.0])
     assert not worse_than_constant(target, target, np.full(3, 3.0), "regression", "by")
 

@@ -362,6 +362,8 @@ def test_an_audit_reports_groups_within_each_class_and_the_classes():
     assert wrong["place = water within 'waterbird'"] < 10
     assert wrong["place = land"] < 10
     assert wrong["y = waterbird"] > wrong["y = landbird"]
+    assert "y = waterbird within" not in text
+    assert not any("y = " in one.slice for one in found.findings)  # no model knows the answer
 
 
 def test_an_audit_of_a_column_of_predictions_trains_nothing():

@@ -208,10 +208,11 @@ class Audit:
 
         Args:
             rules: a score, a comparison and a number: what must not be. Of all rows, every single
-                condition, the groups asked for, and the findings. Scores: accuracy, error, gap
-                (between the mean probability and what happens), log_loss, missed (the largest share
-                of a class's members that is missed); of a regression mean_absolute_error and gap;
-                `findings`, `wrong`, `hard` and `threshold` are numbers of findings.
+                condition, the groups asked for (but not the classes: see missed), and the findings.
+                Scores: accuracy, error, gap (between the mean probability and what happens),
+                log_loss, missed (the largest share of a class's members that is missed); of a
+                regression mean_absolute_error and gap; `findings`, `wrong`, `hard` and `threshold`
+                are numbers of findings.
             if_unsure: "pass" or "fail", for slices that break a rule by what was measured, but not
                 surely: intervals hold for all slices at once, at 95%.
 
@@ -437,6 +438,10 @@ def audit(
     asked = read_frame(sensitive_features, n)
     with WaitingLine("scdro.audit") as tell:
         columns, coded = _read_described_columns(given.frame, asked, n, tell)
+        # A copy of the labels is no description: no model gives the probabilities of its slices.
+        copies = [column.name for column in coded if _names_the_classes(column, data)]
+        columns = {name: values for name, values in columns.items() if name not in copies}
+        coded = [column for column in coded if column.name not in copies]
         # Search: all slices of these columns.
         search = FindingSearch(
             data, coded, weight=weight, clusters=clusters, alpha=alpha, depth=depth,
@@ -452,14 +457,21 @@ def audit(
         findings=tuple(findings),
         passed=tuple(Passed(name, k) for name, k in counts.items() if name not in named),
         classes=_make_class_rows(data, weight),
-        groups=_make_group_rows(data, weight, asked),
-        notes=tuple(_write_notes(data, search, out_of_fold or cv is not None)),
+        groups=_make_group_rows(data, weight, asked, copies),
+        notes=tuple(
+            _write_notes(data, search, set(copies) - set(asked), out_of_fold or cv is not None)
+        ),
         rows=n,
         slices=len(search.index),
         alpha=alpha,
         scores=_compute_scores(data, weight),
         unit="share" if data.classes else "mean",
-        score_slices=partial(slice_scores, search, asked, findings),
+        score_slices=partial(
+            slice_scores,
+            search,
+            {name: values for name, values in asked.items() if name not in copies},
+            findings,
+        ),
         backend=backend,
         subject=Subject(search.errors, weight, clusters, columns, coded, backend),
         losses=search.losses,
@@ -520,6 +532,21 @@ def _read_described_columns(
     known = {column.name for column in coded} | columns.keys()
     others = {name: column for name, column in asked.items() if name not in known}
     return columns | others, coded + code_columns(others)
+
+
+def _names_the_classes(column: CodedColumn, data: Outcomes) -> bool:
+    """Whether each value of a column is one class, and each class one value, as in a copy of the labels.
+
+    A slice of such a column knows what happened: no model gives its probabilities.
+    """
+    if not data.classes or column.coder.kind == "words":
+        return False
+    codes, k = column.codes.astype(np.intp), len(data.classes)
+    if np.count_nonzero(np.bincount(codes)) != len(np.unique(data.y)):
+        return False
+    table = np.bincount(codes * k + data.y, minlength=(int(codes.max()) + 1) * k).reshape(-1, k)
+    each = np.count_nonzero(table, axis=0), np.count_nonzero(table, axis=1)
+    return all(bool((one <= 1).all()) for one in each)
 
 
 def _columns_worth_describing(X: Any) -> Any:
@@ -584,9 +611,12 @@ def _weighted_mean(values: Array, weight: Array) -> float:
 
 
 def _make_group_rows(
-    data: Outcomes, weight: Array, asked: dict[str, Array]
+    data: Outcomes, weight: Array, asked: dict[str, Array], copies: Sequence[str]
 ) -> tuple[GroupErrors, ...]:
-    """A row for every value of the columns asked for: over all classes, then within each class."""
+    """A row for every value of the columns asked for: over all classes, then within each class.
+
+    A copy of the labels (`copies`) is not crossed with the classes.
+    """
     error = (data.decided != data.y) if data.classes else np.abs(data.y - data.decided)
     last = len(data.classes) - 1
     if data.classes:
@@ -596,9 +626,10 @@ def _make_group_rows(
     rows = []
     for name, column in asked.items():
         names, numbers = value_numbers(column)
+        within = [None] if name in copies else [None, *range(len(data.classes))]
         for at, value in enumerate(names):
             inside = numbers == at
-            for k in (None, *range(len(data.classes))):  # None: all classes together
+            for k in within:  # None: all classes together
                 here = inside if k is None else inside & (data.y == k)
                 if not here.any():
                     continue
@@ -647,9 +678,15 @@ def _find_mix_ups(data: Outcomes) -> list[str]:
     return []
 
 
-def _write_notes(data: Outcomes, search: FindingSearch, out_of_fold: bool) -> list[str]:
+def _write_notes(
+    data: Outcomes, search: FindingSearch, copies: set[str], out_of_fold: bool
+) -> list[str]:
     """What could not be told, and why; what looks like a mistake; what to do first."""
     notes, n = [], len(data.y)
+    notes += [
+        f"{name!r} names the class of every row: no slices of it were looked at."
+        for name in sorted(copies)
+    ]
     if data.classes and data.proba is None:
         notes.append(
             "Only classes were given, no probabilities: it cannot be told whether a slice has wrong"

@@ -357,7 +357,8 @@ def value_numbers(column: Array) -> tuple[list[str], Array]:
         for value in dict.fromkeys(values)
     }
     names = sorted(set(texts.values()))
-    place = {value: names.index(text) for value, text in texts.items()}
+    numbers = {text: number for number, text in enumerate(names)}
+    place = {value: numbers[text] for value, text in texts.items()}
     return names, np.fromiter(map(place.__getitem__, values), dtype=np.intp, count=len(values))
 
 
