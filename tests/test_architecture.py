@@ -363,7 +363,6 @@ PRIVATE_IN_TESTS = {
         "_reliability": "the estimates of a given fit, against other formulas",
     },
     "auditing/test_audit_page.py": {"_repr_html_": "IPython's protocol"},
-    "cli/test_doctor.py": {"_self_test": "replaced, to report a failure that no machine here has"},
     "integrations/test_lightning.py": {
         "CHECK_EVERY": "replaced, so that the state's own check never comes first",
         "_note": "called without a Trainer, to see what it refuses",
@@ -392,7 +391,6 @@ PRIVATE_IN_TESTS = {
         "_repr_html_": "IPython's protocol",
     },
     "second_look/test_look_weights.py": {"_tilted": "its root against 50 digits, alone"},
-    "second_look/test_repair.py": {"time": "replaced by a clock that the test moves"},
     "second_look/test_second_look.py": {
         "_scores_of": "row by row, to compare with a mean that is public"
     },
@@ -404,13 +402,7 @@ PRIVATE_IN_TESTS = {
         "_search": "which half of the samples it is given",
         "_z": "the statistic against a literal computation",
     },
-    "tables/test_read_fuzz.py": {"_csv": "thousands of texts, without a file for each"},
-    "tables/test_study.py": {
-        "_Words": "sentences for numbers that no small table gives",
-        "_cross_fit": "counted: fits that must not be made twice",
-        "_repr_html_": "IPython's protocol",
-        "_second_look_weights": "read on the way, to compare with the library's",
-    },
+    "tables/test_study.py": {"_repr_html_": "IPython's protocol"},
     "test_api_pages.py": {"_MODULES": "the lazy names, which the pages must all have"},
     "test_architecture.py": {"_HOMES": "the lazy names, for who imports whom"},
     "test_buffers.py": {
@@ -419,7 +411,6 @@ PRIVATE_IN_TESTS = {
         "_undo_unless": "replaced, to take the way of an accelerator on a CPU",
         "_watched": "hooks that a copy must not share",
     },
-    "test_group_metrics.py": {"MOST_DRAWN": "replaced, so that a small table counts as large"},
     "test_kl.py": {"host_reads": "replaced, to take the way of an accelerator on a CPU"},
 }
 
@@ -463,8 +454,10 @@ def test_tests_use_private_names_only_with_a_reason():
     tests = ROOT / "tests"
     for path in tests.rglob("*.py"):
         reasons = PRIVATE_IN_TESTS.get(path.relative_to(tests).as_posix(), {})
-        without = set(private_uses(path, known)) - set(reasons)
+        used = set(private_uses(path, known))
+        without, unused = used - set(reasons), set(reasons) - used
         assert not without, f"{path} uses {without}: use a public name, or add why not above"
+        assert not unused, f"{path} no longer uses {unused}: leave them out above"
 
 
 def test_examples_import_nothing_of_the_reproduction():
