@@ -55,7 +55,6 @@ def features_of(
         loader: as in `repair`.
         head: the name of the layer; None finds it in the first batch.
         device: where to run the network; None leaves it where it is.
-        tell: called after each batch, for a progress line.
     """
     model.eval()
     if device is not None:
