@@ -391,7 +391,8 @@ def audit(
       LightGBM, XGBoost). Without `frame`, the columns of X. The rows must not have trained the
       model; with `cv`, copies of it are fitted, and each row is judged by one that did not see it.
     - `audit(network, loader, frame)`: a torch module and batches, (inputs, labels) or dictionaries
-      with "labels", in the order of the rows of `frame`.
+      with "labels", in the order of the rows of `frame`. A DataLoader that shuffles is read in the
+      order of its data set. Outputs are logits, or probabilities if all of them could be.
 
     A LazyFrame of polars as `frame`, `pl.scan_parquet("people.parquet")`, is read one column at a
     time: the file is never in memory.
