@@ -449,7 +449,7 @@ def audit(
         passed=tuple(Passed(name, k) for name, k in counts.items() if name not in named),
         classes=_class_rows(data, weight),
         groups=_group_rows(data, weight, asked),
-        notes=tuple(_notes_on(data, search, out_of_fold or cv is not None)),
+        notes=tuple(_notes_on(data, search, findings, out_of_fold or cv is not None)),
         rows=n,
         slices=len(search.index),
         alpha=alpha,
@@ -633,7 +633,9 @@ def _ask_for_mix_ups(data: Outcomes) -> list[str]:
     return []
 
 
-def _notes_on(data: Outcomes, search: FindingSearch, out_of_fold: bool) -> list[str]:
+def _notes_on(
+    data: Outcomes, search: FindingSearch, findings: list[Finding], out_of_fold: bool
+) -> list[str]:
     """What could not be told, and why; what looks like a mistake; what to do first."""
     notes, n = [], len(data.y)
     if data.classes and data.proba is None:
@@ -654,6 +656,12 @@ def _notes_on(data: Outcomes, search: FindingSearch, out_of_fold: bool) -> list[
         notes.append(
             f"The probabilities of {names} are off as a whole (see the first findings). Slices are"
             " told where they are wrong beyond that; calibrate the model first."
+        )
+    wrong = [one for one in findings if one.kind == "wrong probabilities"]
+    if any(one.low <= one.predicted <= one.high for one in wrong):
+        notes.append(
+            "An interval holds for all slices at once: it may include what the model gives although"
+            " the finding, judged for itself, is sure."
         )
     if not out_of_fold:
         notes.append(
