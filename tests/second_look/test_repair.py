@@ -235,6 +235,7 @@ def test_a_head_that_serves_the_group_is_not_replaced_by_one_that_does_not(seed)
     assert torch.equal(fixed.model[2].weight, net[2].weight)
     assert fixed.after == fixed.before
     assert "hard samples" in str(fixed.verdict)
+    assert str(fixed) == str(fixed.verdict)
     assert f"right for {100 * fixed.before.hard:.1f}%" in str(fixed.verdict)
     x, y, _, colour = coloured_digits(seed, agree=0.5, wrong=0.0)
     x, y, group = x[1300:], y[1300:], (2 * y + colour)[1300:]

@@ -59,7 +59,7 @@ class Repaired:
     Attributes:
         model: a copy of the given network, with a new head if that helps and the hard samples do
             not lose.
-        verdict: a `Verdict`; print it.
+        verdict: a `Verdict`, which `print` shows.
         before: `HeadScores` of the given head.
         after: `HeadScores` of the head of `model`, out of fold.
         weights: the weights of the second look, (n,), with mean one.
@@ -86,6 +86,9 @@ class Repaired:
     right_before: Array = field(repr=False)
     right_after: Array = field(repr=False)
     _settings: HeadSettings = field(repr=False)
+
+    def __str__(self) -> str:
+        return str(self.verdict)
 
     def would_gain(self, slices: Any) -> Gains:
         """What `repair(groups=slice)` would gain for each slice, before anybody confirms it.
