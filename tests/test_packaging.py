@@ -1,4 +1,4 @@
-"""The conda recipe says what pyproject.toml says."""
+"""The conda recipe says what pyproject.toml says, and the groups install what their commands load."""
 
 import re
 import sys
@@ -15,7 +15,8 @@ if sys.version_info >= (3, 11):
 else:
     tomllib = pytest.importorskip("tomli")
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EVERYTHING = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = EVERYTHING["project"]
 RECIPE = (
     jinja2.Environment(undefined=jinja2.StrictUndefined)
     .from_string((ROOT / "packaging" / "conda" / "meta.yaml").read_text())
@@ -50,3 +51,8 @@ def test_it_is_yaml():
     assert set(recipe) == {
         "package", "source", "build", "requirements", "test", "about", "extra",
     }  # fmt: skip
+
+
+def test_the_docs_can_load_what_they_describe():
+    """The site is built in a clean clone: `docs/api/tables.md` needs what `scdro.tables` needs."""
+    assert "scdro[tables]" in EVERYTHING["dependency-groups"]["docs"]

@@ -332,3 +332,17 @@ def test_probabilities_that_are_right_on_average_and_wrong_for_everybody():
     assert first.predicted == pytest.approx(np.maximum(p, 1 - p)[first.members].mean())
     assert "sure of its answers" in str(first)
     assert not any(one.kind == "hard" for one in found)
+
+
+def test_an_interval_that_includes_what_the_model_gives_is_explained():
+    """Probabilities near 0 and 1 vary little: a gap is sure that the interval of all slices includes."""
+    city, p = np.repeat(["Oslo", "Rome"], 2000), np.tile([0.02, 0.98], 2000)
+    y = p > 0.5
+    y[1:81:2], y[2000:2080:2] = False, True  # 40 fewer in Oslo than they say, and 40 more in Rome
+    audit = scdro.audit(y, p, {"city": city})
+    rome = next(one for one in audit.findings if one.slice == "city = Rome")
+    assert rome.low < rome.predicted < rome.high
+    assert "interval holds for all slices" in str(audit)
+    clear = scdro.audit(city == "Rome", np.full(4000, 0.5), {"city": city})
+    assert clear.findings
+    assert "interval holds for all slices" not in str(clear)

@@ -98,6 +98,29 @@ def test_one_logit_and_one_number():
     assert found.unit == "mean"
 
 
+def test_a_loader_that_shuffles_is_read_in_the_order_of_the_columns():
+    x = torch.tensor(FRAME.to_numpy(), dtype=torch.float32) / 50
+    data = torch.utils.data.TensorDataset(x, torch.tensor(Y))
+    network = torch.nn.Linear(2, 2)
+    in_order, shuffled = (
+        torch.utils.data.DataLoader(data, batch_size=500, shuffle=shuffle)
+        for shuffle in (False, True)
+    )
+    found = scdro.audit(network, shuffled, {"city": CITY})
+    assert "city = Rome" in str(found)
+    assert str(found) == str(scdro.audit(network, in_order, {"city": CITY}))
+
+
+@pytest.mark.parametrize("last", [torch.nn.Softmax(1), torch.nn.Sigmoid()], ids=["two", "one"])
+def test_outputs_that_are_probabilities(last):
+    x = torch.tensor(FRAME.to_numpy(), dtype=torch.float32) / 50
+    logits = torch.nn.Linear(2, 2 if isinstance(last, torch.nn.Softmax) else 1)
+    batches = [(x, torch.tensor(Y))]
+    of_logits = scdro.audit(logits, batches, {"city": CITY})
+    of_probabilities = scdro.audit(torch.nn.Sequential(logits, last), batches, {"city": CITY})
+    assert of_probabilities.scores == pytest.approx(of_logits.scores, rel=1e-4)
+
+
 P = RNG.random(N)
 
 

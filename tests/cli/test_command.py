@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import io
 import re
 import runpy
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import scdro
@@ -124,3 +126,24 @@ def test_the_wheel_is_the_library_alone():
     }
     assert all(name.startswith("scdro/") for name in files)
     assert {"scdro/tables/_page.py", "scdro/tables/templates/report.html"} <= files
+
+
+def test_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
+    """One after the other, on a table in which the rows of its `--fix` are overlooked."""
+    rng = np.random.default_rng(0)
+    age, hours = rng.integers(20, 80, 600), rng.integers(10, 60, 600)
+    p = 1 / (1 + np.exp((35 - hours) / 5))
+    income = rng.random(600) < np.where(age > 59, 1 - p, p)
+    rows = list(zip(age, hours, np.where(income, "high", "low"), 1 - p, strict=True))
+    for name, columns in (("scored.csv", 4), ("data.csv", 3)):
+        with open(tmp_path / name, "w", newline="") as file:
+            header = ["age", "hours", "income", "p"]
+            csv.writer(file).writerows([row[:columns] for row in (header, *rows)])
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^(scdro (?:audit|train) .*)$", (ROOT / "README.md").read_text(), re.M)
+    for command in commands:
+        assert main(shlex.split(command, comments=True)[1:]) == 0
+        assert "age > 59" in capsys.readouterr().out or "--fix" not in command
+    assert (tmp_path / "audit.html").exists()
+    assert (tmp_path / "fixed" / "report.html").exists()
+    assert len(commands) == 3

@@ -80,6 +80,10 @@ def test_kinds_of_models_agree():
     assert nets.gain == pytest.approx(arrays.gain)
     assert nets.answer == arrays.answer
     assert all(net.training for net in networks)
+    shuffled = DataLoader(loader.dataset, batch_size=300, shuffle=True)  # groups are in its order
+    assert compare(*networks, shuffled, groups=few) == nets
+    softened = [nn.Sequential(net, nn.Softmax(1)) for net in networks]
+    assert compare(*softened, loader, groups=few).gain == pytest.approx(nets.gain)
 
 
 def test_columns_say_who_gains_and_who_loses():

@@ -394,7 +394,8 @@ def audit(
       LightGBM, XGBoost). Without `frame`, the columns of X. The rows must not have trained the
       model; with `cv`, copies of it are fitted, and each row is judged by one that did not see it.
     - `audit(network, loader, frame)`: a torch module and batches, (inputs, labels) or dictionaries
-      with "labels", in the order of the rows of `frame`.
+      with "labels", in the order of the rows of `frame`. A DataLoader that shuffles is read in the
+      order of its data set. Outputs are logits, or probabilities if all of them could be.
 
     A LazyFrame of polars as `frame`, `pl.scan_parquet("people.parquet")`, is read one column at a
     time: the file is never in memory.
@@ -459,7 +460,9 @@ def audit(
         classes=_make_class_rows(data, weight),
         groups=_make_group_rows(data, weight, asked, copies),
         notes=tuple(
-            _write_notes(data, search, set(copies) - set(asked), out_of_fold or cv is not None)
+            _write_notes(
+                data, search, findings, set(copies) - set(asked), out_of_fold or cv is not None
+            )
         ),
         rows=n,
         slices=len(search.index),
@@ -679,7 +682,11 @@ def _find_mix_ups(data: Outcomes) -> list[str]:
 
 
 def _write_notes(
-    data: Outcomes, search: FindingSearch, copies: set[str], out_of_fold: bool
+    data: Outcomes,
+    search: FindingSearch,
+    findings: list[Finding],
+    copies: set[str],
+    out_of_fold: bool,
 ) -> list[str]:
     """What could not be told, and why; what looks like a mistake; what to do first."""
     notes, n = [], len(data.y)
@@ -705,6 +712,12 @@ def _write_notes(
         notes.append(
             f"The probabilities of {names} are off as a whole (see the first findings). Slices are"
             " told where they are wrong beyond that; calibrate the model first."
+        )
+    wrong = [one for one in findings if one.kind == "wrong probabilities"]
+    if any(one.low <= one.predicted <= one.high for one in wrong):
+        notes.append(
+            "An interval holds for all slices at once: it may include what the model gives although"
+            " the finding, judged for itself, is sure."
         )
     if not out_of_fold:
         notes.append(

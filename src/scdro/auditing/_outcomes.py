@@ -400,29 +400,15 @@ def predict_with(model: Any, X: Any, y: Any, cv: Any = None, groups: Any = None)
     return predicted, classes
 
 
-def _find_logits_in(made: Any) -> Any:
-    """The logits of what a network returns: a tensor, or an object or dictionary that has them."""
-    if isinstance(made, dict) and "logits" in made:
-        made = made["logits"]
-    made = getattr(made, "logits", made)
-    made = made[0] if isinstance(made, tuple) else made
-    if not hasattr(made, "float"):
-        raise DataError(
-            f"expected a network that returns a tensor, or an object with logits, got a"
-            f" {type(made).__name__}"
-        )
-    return made
-
-
 def run_network(network: Any, loader: Any) -> tuple[Array, Array]:
     """Labels and probabilities (or numbers) of a network, over batches as in `scdro._batches`.
 
-    One output per row is a logit if the labels are 0 and 1, else a predicted number; several are
-    logits of the classes.
+    One output per row is of the second class if the labels are 0 and 1, else a predicted number;
+    several are of the classes. They are logits, or probabilities if all of them could be.
     """
     import torch
 
-    from scdro._batches import read_batch
+    from scdro._batches import as_probabilities, in_order, logits_of, read_batch
 
     # Batches go to where the network is; its mode is restored, whatever happens.
     device = next((p.device for p in network.parameters()), torch.device("cpu"))
@@ -430,10 +416,16 @@ def run_network(network: Any, loader: Any) -> tuple[Array, Array]:
     network.eval()
     try:
         with torch.no_grad():
-            for item in loader:
+            for item in in_order(loader):
                 batch = read_batch(item)
                 made = batch.call(network, device)
-                outputs.append(_find_logits_in(made).float().cpu().numpy())
+                scores = logits_of(made)
+                if scores is None:
+                    raise DataError(
+                        "expected a network that returns a tensor, or an object with logits, got a"
+                        f" {type(made).__name__}"
+                    )
+                outputs.append(scores.double().cpu())
                 labels.append(as_array(batch.labels))
     finally:
         network.train(training)
@@ -444,11 +436,8 @@ def run_network(network: Any, loader: Any) -> tuple[Array, Array]:
             f"expected one output for each label, got {len(outputs[0])} outputs for"
             f" {len(labels[0])} labels"
         )
-    y, scores = np.concatenate(labels), np.concatenate(outputs).astype(float)
-    if scores.ndim == 2 and scores.shape[1] > 1:  # the softmax
-        shifted = np.exp(scores - scores.max(1, keepdims=True))
-        return y, shifted / shifted.sum(1, keepdims=True)
-    scores = scores.reshape(len(scores))
-    if np.isin(y, (0, 1)).all():
-        return y, 0.5 * (1 + np.tanh(scores / 2))  # the sigmoid, without overflow
-    return y, scores
+    y, out = np.concatenate(labels), torch.cat(outputs)
+    out = out.reshape(len(out), -1)
+    if out.shape[1] == 1 and not np.isin(y, (0, 1)).all():
+        return y, out[:, 0].numpy()
+    return y, as_probabilities(out).numpy()

@@ -16,7 +16,6 @@ from scdro.fix._heads import SECOND_PENALTIES as SECOND_PENALTIES
 from scdro.fix._heads import HeadRefit as HeadRefit
 from scdro.fix._heads import HeadSettings as HeadSettings
 from scdro.fix._heads import balanced_mean as balanced_mean
-from scdro.fix._networks import logits_of as logits_of
 from scdro.fix._out_of_fold import out_of_fold as out_of_fold
 from scdro.fix._verdict import BALANCED as BALANCED
 from scdro.fix._verdict import GROUPS as GROUPS

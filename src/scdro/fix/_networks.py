@@ -1,9 +1,4 @@
-"""Predictions of networks: logits in a result, probabilities from logits, a pass over a loader.
-
-A network's result may be a tensor, a dictionary, Hugging Face's output or a tuple, and its numbers
-logits or probabilities. Only this module tells them apart: everything else in `scdro.fix` sees
-probabilities, (n, k).
-"""
+"""Predictions of networks: one pass over a loader. Everything else in `scdro.fix` sees probabilities, (n, k)."""
 
 from __future__ import annotations
 
@@ -15,11 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from scdro._batches import read_batch
+from scdro._batches import as_probabilities, in_order, logits_of, read_batch
 from scdro._validation import check_is_loader
 from scdro.errors import DataError
 
-__all__ = ["as_probabilities", "is_network", "logits_of", "outputs_of", "predict_loader"]
+__all__ = ["is_network", "outputs_of", "predict_loader"]
 
 Array = npt.NDArray[Any]
 
@@ -27,42 +22,6 @@ Array = npt.NDArray[Any]
 def is_network(model: Any) -> bool:
     """Whether it is a torch network, and no estimator."""
     return isinstance(model, nn.Module)
-
-
-def logits_of(result: Any) -> Tensor | None:
-    """The logits in a model's result: a tensor, Hugging Face's outputs, a dictionary, or the first of several."""
-    if isinstance(result, Tensor):
-        return result
-    if isinstance(getattr(result, "logits", None), Tensor):
-        logits: Tensor = result.logits
-        return logits
-    values = (
-        list(result.values())
-        if isinstance(result, dict)
-        else result
-        if isinstance(result, list | tuple)
-        else []
-    )
-    if isinstance(result, dict) and isinstance(result.get("logits"), Tensor):
-        values = [result["logits"]]
-    return next((value for value in values if isinstance(value, Tensor)), None)
-
-
-def as_probabilities(out: Tensor) -> Tensor:
-    """Probabilities, (n, k), from logits or from probabilities.
-
-    A single output is that of the second of two classes. Outputs within [0, 1] that sum to one in
-    each row are probabilities.
-    """
-    within = bool(((out >= 0) & (out <= 1)).all())
-    if out.shape[1] == 1:
-        second = out if within else out.sigmoid()
-        return torch.cat([1 - second, second], 1)
-    return (
-        out
-        if within and torch.allclose(out.sum(1), torch.ones(len(out)), atol=1e-2)
-        else out.softmax(1)
-    )
 
 
 @torch.no_grad()
@@ -104,5 +63,5 @@ def predict_loader(network: Any, loader: Any) -> tuple[Array, Array]:
             f"expected two networks, or two of the same kind, got a {type(network).__name__}"
         )
     check_is_loader(loader)
-    outputs, labels = outputs_of(network, loader)
+    outputs, labels = outputs_of(network, in_order(loader))
     return as_probabilities(outputs.double()).numpy(), labels

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from scdro._batches import read_batch
+from scdro._batches import as_probabilities, read_batch
 from scdro._frames import as_array
 from scdro._validation import (
     check_class_sizes,
@@ -22,7 +22,7 @@ from scdro._validation import (
 from scdro.data import labels_of
 from scdro.errors import DataError, HyperparameterError
 from scdro.fix._folds import stratified
-from scdro.fix._networks import as_probabilities, outputs_of
+from scdro.fix._networks import outputs_of
 
 __all__ = ["out_of_fold"]
 

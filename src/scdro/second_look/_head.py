@@ -11,7 +11,6 @@ surer than guessing from names and from the order of the modules.
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,18 +18,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-)
 
-from scdro._batches import read_batch
+from scdro._batches import in_order, logits_of, read_batch
 from scdro._validation import check_is_loader
-from scdro.errors import DataError, HyperparameterError, ScdroWarning
-from scdro.fix import logits_of
+from scdro.errors import DataError, HyperparameterError
 
 __all__ = ["Features", "copy_network", "features_of", "put_head"]
 
@@ -55,8 +46,8 @@ def features_of(
         loader: as in `repair`.
         head: the name of the layer; None finds it in the first batch.
         device: where to run the network; None leaves it where it is.
-        tell: called after each batch, for a progress line.
     """
+    check_is_loader(loader)
     model.eval()
     if device is not None:
         model.to(device)
@@ -67,7 +58,7 @@ def features_of(
     features: list[Array] = []
     labels: list[Array] = []
     with torch.no_grad():
-        for batch in _ordered(loader):
+        for batch in in_order(loader):
             read = read_batch(batch)
             y = _class_numbers(read.labels)
             seen = _Seen(model, [name] if name is not None else _linear_layers(model))
@@ -261,40 +252,6 @@ def copy_network(model: nn.Module) -> nn.Module:
 
 # -- batches
 # ----------------------------------------------------------------------------------------------------------
-
-
-def _ordered(loader: Any) -> Any:
-    """The batches of a shuffling DataLoader in the order of its data set; any others as they come."""
-    check_is_loader(loader)
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return loader
-    data: Any = loader.dataset
-    by_batch = loader.batch_size is None and loader.batch_sampler is not None
-    sampler = getattr(loader.batch_sampler, "sampler", None) if by_batch else loader.sampler
-    size = getattr(loader.batch_sampler, "batch_size", None) if by_batch else loader.batch_size
-    if isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == len(data):
-        order: Any = range(len(data))
-    elif isinstance(sampler, SubsetRandomSampler):
-        order = sorted(sampler.indices)
-    else:
-        if not isinstance(sampler, SequentialSampler):
-            warnings.warn(
-                "expected a loader that returns each sample once, in the order of the data or"
-                " shuffled; a"
-                f" {type(sampler if sampler is not None else loader.batch_sampler).__name__} may"
-                " repeat samples, whose copies then look known, and weights come in its order",
-                ScdroWarning,
-                stacklevel=4,
-            )
-        return loader
-    return DataLoader(
-        loader.dataset,
-        batch_size=size,
-        sampler=order,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        worker_init_fn=loader.worker_init_fn,
-    )
 
 
 def _class_numbers(labels: Any) -> Array:
