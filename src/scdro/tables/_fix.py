@@ -78,7 +78,7 @@ class Fix:
 
 def make_fix(problem: TableProblem, text: str) -> Fix:
     """The slice of a table that conditions on its columns, joined by " and ", describe."""
-    conditions = _read_conditions(text, problem.frame.columns)
+    conditions = _read_written_conditions(text, problem.frame.columns)
     about_target = [one for one in conditions if one[0] == problem.target]
     others = [one for one in conditions if one[0] != problem.target]
     if not others:
@@ -111,10 +111,10 @@ def find_rows(text: str, frame: pl.DataFrame) -> Array:
         >>> find_rows("age > 52 and city = Oslo", pl.DataFrame({"age": [60, 60, 20], "city": ["Oslo", "Rome", "Oslo"]}))
         array([ True, False, False])
     """
-    return _find_all(frame, _read_conditions(text, frame.columns))
+    return _find_all(frame, _read_written_conditions(text, frame.columns))
 
 
-def _read_conditions(text: str, names: list[str]) -> list[tuple[str, str, str]]:
+def _read_written_conditions(text: str, names: list[str]) -> list[tuple[str, str, str]]:
     """Conditions as (column, comparison, value); names and values may contain " and " themselves."""
     pieces = re.split(r"\s+and\s+", text.strip())
     conditions = _parse_conditions(pieces, names)
