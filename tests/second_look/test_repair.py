@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import itertools
+import re
 import time
 import warnings
 from types import SimpleNamespace
@@ -315,7 +316,7 @@ def test_some_rows_of_a_shuffling_loader():
         )
 
 
-def test_interrupted_it_leaves_the_model_as_it_was(monkeypatch):
+def test_interrupted_it_leaves_the_model_as_it_was(monkeypatch, capsys):
     X, y, _ = hidden_group(200)
     model = trained(X, y)
     before = copy.deepcopy(model.state_dict())
@@ -338,7 +339,8 @@ def test_interrupted_it_leaves_the_model_as_it_was(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(LogisticRegression, "fit", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                repair(model, batches(X, y), progress=False, refuse=False)
+                repair(model, batches(X, y), progress=True, refuse=False)
+    assert re.search(r"repair: \d+ fits", capsys.readouterr().err)  # the line of progress is ended
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -1,7 +1,7 @@
 """The last linear layer of a network, fitted again on frozen features: the remedy of `repair`.
 
     reference   the penalty of the smallest log loss, classes weighted equally    _reference_penalty
-    remedy      `examine`, with strong penalties for a second look, and a wider   run
+    remedy      `examine`, with strong penalties for a second look, and a wider   _refit
                 choice for confirmed groups
     kept        the given head, where the hard samples (or the worst confirmed    _kept_if_they_lose
                 group) would lose
@@ -93,7 +93,6 @@ class HeadRefit:
 
     def run(self, confirmed: ConfirmedGroups | None) -> RefittedHead:
         """The head that these samples ask for, and the verdict about it."""
-        y, ones = self.y, np.ones(len(self.y))
         penalties = SECOND_PENALTIES if confirmed is None else GROUP_PENALTIES
         look = LookSettings(
             None, [{"C": C} for C in penalties], cv=FOLDS, budget=self.settings.budget,
@@ -102,6 +101,17 @@ class HeadRefit:
         fits = look._replace(reference=0).count_fits() + FOLDS * len(REFERENCE_PENALTIES)
         fits += 0 if confirmed is not None else FOLDS * 4
         tell = FitProgress("repair", fits, self.settings.show)
+        try:
+            found = self._refit(look, confirmed, tell)
+        finally:
+            tell.close()
+        return found._replace(verdict=replace(found.verdict, fits=tell.done))
+
+    def _refit(
+        self, look: LookSettings, confirmed: ConfirmedGroups | None, tell: FitProgress
+    ) -> RefittedHead:
+        """The order of this file's head: reference, remedy, whether the given head is kept, solution."""
+        y, ones = self.y, np.ones(len(self.y))
         penalty, accuracy = self._reference_penalty(tell)
         head = _logistic(penalty, self.intercept)
         look = look._replace(estimator=head, reference=head)
@@ -121,8 +131,6 @@ class HeadRefit:
         )
         if kind is not None:
             kind, verdict = self._kept_if_they_lose(kind, verdict, hard, right)
-        tell.close()
-        verdict = replace(verdict, fits=tell.done)
         if kind is None:
             return RefittedHead(verdict, found, None, self.given, hard.before, hard.before)
         moves = found.offsets if kind == THRESHOLD else None
