@@ -656,15 +656,18 @@ def test_known_by_heart():
     assert "memorised" in repr(fixed)
     assert "array" not in repr(fixed)
     assert torch.equal(fixed.model[3].weight, model[3].weight)
+    with pytest.warns(ScdroWarning, match="kept: a group is seen, but not helped"):
+        repair(model, batches(X, y), groups=rng.random(400) < 0.3, progress=False)
 
 
 def test_progress_is_shown(capsys, monkeypatch):
     ticks = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: float(next(ticks)))
     X, y, _ = hidden_group(200)
-    repair(trained(X, y), batches(X, y), refuse=False, progress=True)
+    fits = repair(trained(X, y), batches(X, y), refuse=False, progress=True).verdict.fits
     shown = capsys.readouterr().err
-    assert "repair: fit 30 of about" in shown  # where there is no terminal, a line in 30 s
+    # where there is no terminal, a line in 30 s
+    assert f"repair: fit 30 of about {fits}" in shown
     assert ", second fit  0:" in shown
     assert "left" in shown
     repair(trained(X, y), batches(X, y), refuse=False)  # no terminal
