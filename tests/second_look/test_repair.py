@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import itertools
+import re
 import time
 import warnings
 from types import SimpleNamespace
@@ -316,7 +317,7 @@ def test_some_rows_of_a_shuffling_loader():
         )
 
 
-def test_interrupted_it_leaves_the_model_as_it_was(monkeypatch):
+def test_interrupted_it_leaves_the_model_as_it_was(monkeypatch, capsys):
     X, y, _ = hidden_group(200)
     model = trained(X, y)
     before = copy.deepcopy(model.state_dict())
@@ -339,7 +340,8 @@ def test_interrupted_it_leaves_the_model_as_it_was(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(LogisticRegression, "fit", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                repair(model, batches(X, y), progress=False, refuse=False)
+                repair(model, batches(X, y), progress=True, refuse=False)
+    assert re.search(r"repair: \d+ fits", capsys.readouterr().err)  # the line of progress is ended
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -655,15 +657,18 @@ def test_known_by_heart():
     assert "memorised" in repr(fixed)
     assert "array" not in repr(fixed)
     assert torch.equal(fixed.model[3].weight, model[3].weight)
+    with pytest.warns(ScdroWarning, match="kept: a group is seen, but not helped"):
+        repair(model, batches(X, y), groups=rng.random(400) < 0.3, progress=False)
 
 
 def test_progress_is_shown(capsys, monkeypatch):
     ticks = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: float(next(ticks)))
     X, y, _ = hidden_group(200)
-    repair(trained(X, y), batches(X, y), refuse=False, progress=True)
+    fits = repair(trained(X, y), batches(X, y), refuse=False, progress=True).verdict.fits
     shown = capsys.readouterr().err
-    assert "repair: fit 30 of about" in shown  # where there is no terminal, a line in 30 s
+    # where there is no terminal, a line in 30 s
+    assert f"repair: fit 30 of about {fits}" in shown
     assert ", second fit  0:" in shown
     assert "left" in shown
     repair(trained(X, y), batches(X, y), refuse=False)  # no terminal

@@ -144,23 +144,10 @@ class FoldedRows:
     def with_temperature(self, predictions: Predictions) -> Predictions:
         """The same predictions after the free move for log losses: the temperature that the other folds choose."""
 
-        def recalibrated(proba: Array, folds: list[Split]) -> Array:
-            tested = ~np.isnan(proba[:, 0])
+        def choose(proba: Array, rows: Array, way: int) -> dict[str, Any]:
+            return {"temperature": best_temperature(proba[rows], self.y[rows], _mean)}
 
-            def choose(seen: Array) -> dict[str, Any]:
-                rows = seen[tested[seen]]
-                if not len(rows):
-                    return {}
-                return {"temperature": best_temperature(proba[rows], self.y[rows], _mean)}
-
-            found = chosen_out_of_fold(np.where(tested[:, None], proba, 1.0), folds, choose)
-            found[~tested] = np.nan
-            return found
-
-        return [
-            [recalibrated(proba, folds) for folds, proba in zip(scoring, own, strict=False)]
-            for (_, scoring), own in zip(self.ways, predictions, strict=True)
-        ]
+        return self._moved(predictions, choose)
 
     def with_thresholds(
         self, predictions: Predictions, criterion: Criterion, least_accuracy: float = 0.0
@@ -171,29 +158,37 @@ class FoldedRows:
         one price. Without it, one answer for everybody is as good as any on the hard rows, where
         all models guess.
         """
-        found: Predictions = []
-        for way, ((_, scoring), own) in enumerate(zip(self.ways, predictions, strict=True)):
-            parts = criterion.parts(way)
-            found.append([
-                self._moved(proba, folds, parts, least_accuracy) for folds, proba in zip(scoring, own, strict=False)
-            ])  # fmt: skip
-        return found
+        parts = [criterion.parts(way) for way in range(len(self.ways))]
 
-    def _moved(self, proba: Array, folds: list[Split], parts: Array, least: float) -> Array:
-        """One partition's probabilities, each fold with the offsets that the other folds choose."""
-        tested = ~np.isnan(proba[:, 0])
-
-        def choose(seen: Array) -> dict[str, Any]:
-            rows = seen[tested[seen]]
-            own = parts[:, rows]
+        def choose(proba: Array, rows: Array, way: int) -> dict[str, Any]:
+            own = parts[way][:, rows]
             own = own[own.sum(1) > 0]
-            if not len(own) or not len(rows):
+            if not len(own):
                 return {}
-            return {"offsets": best_offsets(proba[rows], self.y[rows], own, least)}
+            return {"offsets": best_offsets(proba[rows], self.y[rows], own, least_accuracy)}
 
-        moved = chosen_out_of_fold(np.where(tested[:, None], proba, 1.0), folds, choose)
-        moved[~tested] = np.nan
-        return moved
+        return self._moved(predictions, choose)
+
+    def _moved(
+        self, predictions: Predictions, choose: Callable[[Array, Array, int], dict[str, Any]]
+    ) -> Predictions:
+        """Each fold moved as `choose` says of the tested rows of the other folds, and their way."""
+
+        def move(proba: Array, folds: list[Split], way: int) -> Array:
+            tested = ~np.isnan(proba[:, 0])
+
+            def for_fold(seen: Array) -> dict[str, Any]:
+                rows = seen[tested[seen]]
+                return choose(proba, rows, way) if len(rows) else {}
+
+            found = chosen_out_of_fold(np.where(tested[:, None], proba, 1.0), folds, for_fold)
+            found[~tested] = np.nan
+            return found
+
+        return [
+            [move(proba, folds, way) for folds, proba in zip(scoring, own, strict=False)]
+            for way, ((_, scoring), own) in enumerate(zip(self.ways, predictions, strict=True))
+        ]
 
 
 def _mean(losses: Array) -> float:

@@ -130,7 +130,7 @@ class _Examination:
         even: (n,), the given weights, with equal totals of the classes if they are balanced.
         first: predictions of the reference in the partitions that make weights.
         tested: (n,), whether a row is in a test fold.
-        as_is: (n,), the given weights, 0 for rows in no test fold.
+        as_is, even_tested: (n,), the given weights and `even`, 0 for rows in no test fold.
         guess: the score of a guess: one of the classes, or the median.
         criterion: what a gain is measured by.
         weights: of the remedy, (n,), for each way.
@@ -155,6 +155,7 @@ class _Examination:
         of_label = np.mean([_of_label(one, study) for way in self.first for one in way], axis=0)
         self.tested = ~np.isnan(of_label)
         self.as_is = np.where(self.tested, study.base, 0.0)
+        self.even_tested = np.where(self.tested, self.even, 0.0)
         self.guess = 1 / len(study.classes) if study.classes is not None else -_error_of_median(
             study.y, self.as_is
         )  # fmt: skip
@@ -270,11 +271,10 @@ class _Examination:
         if not (look.same_model and self.confirmed is None):
             rivals.insert(1, models[BALANCED])  # else it is the reference
         looked = np.array([np.where(self.tested, w, 0.0) for w in self.weights])
-        even = np.where(self.tested, self.even, 0.0)
         apart = None
         if classification and self.confirmed is None:
             every = [one for way in self.by_reference for one in way]
-            apart = set_apart(every, study.y, np.mean(self.weights, axis=0), even)
+            apart = set_apart(every, study.y, np.mean(self.weights, axis=0), self.even_tested)
         fits = {
             PLAIN: study.fits[PLAIN],
             BALANCED: study.fits[REFERENCE]
@@ -284,7 +284,7 @@ class _Examination:
         evidence = Evidence(
             criterion=self.criterion, classes=classes, models=models, name=self.name,
             reference=reference, rivals=rivals, settings=settings, as_is=self.as_is,
-            balanced_base=even, looked=looked, nothing=self.guess,
+            balanced_base=self.even_tested, looked=looked, nothing=self.guess,
             regression=not classification, fits=fits, apart=apart,
         )  # fmt: skip
         return evidence, offsets
@@ -323,8 +323,10 @@ class _Examination:
                 Remedy(UNWEIGHTED, look.estimator, settings, self._same(self.even), self.balance)
                 for settings in candidates
             ]
-            even = np.where(self.tested, self.even, 0.0)
-            means = [float(even @ study.scores(one).each) for one in study.predict(without, 1)]
+            means = [
+                float(self.even_tested @ study.scores(one).each)
+                for one in study.predict(without, 1)
+            ]
             rivals.append(study.scores(study.predict([without[int(np.argmax(means))]])[0]))
         allowed = [
             k
@@ -348,8 +350,10 @@ class _Examination:
         """
         if isinstance(self.criterion, WorstCell):
             return max(allowed, key=lambda k: self.criterion.score(tried[k]))
-        even = np.where(self.tested, self.even, 0.0)
-        kept = {k: kept_share(tried[k].each, reference.each, even, self.guess) for k in allowed}
+        kept = {
+            k: kept_share(tried[k].each, reference.each, self.even_tested, self.guess)
+            for k in allowed
+        }
         if max(kept.values()) < KEPT:
             return max(allowed, key=lambda k: kept[k])
         return max(

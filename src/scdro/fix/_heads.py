@@ -1,7 +1,7 @@
 """The last linear layer of a network, fitted again on frozen features: the remedy of `repair`.
 
     reference   the penalty of the smallest log loss, classes weighted equally    _reference_penalty
-    remedy      `examine`, with strong penalties for a second look, and a wider   run
+    remedy      `examine`, with strong penalties for a second look, and a wider   _refit
                 choice for confirmed groups
     kept        the given head, where the hard samples (or the worst confirmed    _kept_if_they_lose
                 group) would lose
@@ -32,6 +32,7 @@ from scdro.fix._verdict import (
     BALANCED,
     GROUPS,
     NO_HARD_GAIN,
+    NOT_HELPED,
     NOT_SEEN,
     PLAIN,
     REFIT,
@@ -93,22 +94,32 @@ class HeadRefit:
 
     def run(self, confirmed: ConfirmedGroups | None) -> RefittedHead:
         """The head that these samples ask for, and the verdict about it."""
-        y, ones = self.y, np.ones(len(self.y))
         penalties = SECOND_PENALTIES if confirmed is None else GROUP_PENALTIES
+        head = _logistic(1.0, self.intercept)  # the penalty is chosen first
         look = LookSettings(
-            None, [{"C": C} for C in penalties], cv=FOLDS, budget=self.settings.budget,
+            head, [{"C": C} for C in penalties], reference=head, cv=FOLDS, budget=self.settings.budget,
             refuse=self.settings.refuse, n_jobs=self.settings.n_jobs, random_state=self.settings.seed,
         )  # fmt: skip
-        fits = look._replace(reference=0).count_fits() + FOLDS * len(REFERENCE_PENALTIES)
+        fits = look.count_fits(confirmed is not None) + FOLDS * len(REFERENCE_PENALTIES)
         fits += 0 if confirmed is not None else FOLDS * 4
         tell = FitProgress("repair", fits, self.settings.show)
+        try:
+            found = self._refit(look, confirmed, tell)
+        finally:
+            tell.close()
+        return found._replace(verdict=replace(found.verdict, fits=tell.done))
+
+    def _refit(
+        self, look: LookSettings, confirmed: ConfirmedGroups | None, tell: FitProgress
+    ) -> RefittedHead:
+        """The order of this file's head: reference, remedy, whether the given head is kept, solution."""
+        y, ones = self.y, np.ones(len(self.y))
         penalty, accuracy = self._reference_penalty(tell)
-        head = _logistic(penalty, self.intercept)
-        look = look._replace(estimator=head, reference=head)
+        head = look.estimator.set_params(C=penalty)
         found = examine(look, self.Z_fast, y, ones, None, confirmed, tell)
         kind, verdict = self._new_head(found, accuracy)
         if kind == THRESHOLD and not self.intercept:  # thresholds are a layer's bias
-            kind, verdict = None, replace(verdict, answer=NOT_SEEN, used=PLAIN)
+            kind, verdict = None, replace(verdict, answer=_nothing_done(verdict), used=PLAIN)
         weights = {BALANCED: balanced(ones, y), SECOND: found.weights, GROUPS: found.weights}.get(
             kind or PLAIN, ones
         )
@@ -121,8 +132,6 @@ class HeadRefit:
         )
         if kind is not None:
             kind, verdict = self._kept_if_they_lose(kind, verdict, hard, right)
-        tell.close()
-        verdict = replace(verdict, fits=tell.done)
         if kind is None:
             return RefittedHead(verdict, found, None, self.given, hard.before, hard.before)
         moves = found.offsets if kind == THRESHOLD else None
@@ -230,7 +239,9 @@ class HeadRefit:
                 " these samples. Pass data that the network was not trained on; refuse=False repairs"
                 " it anyway."
             )
-            return None, replace(verdict, answer=NOT_SEEN, used=PLAIN, note=note, over_budget=False)
+            return None, replace(
+                verdict, answer=_nothing_done(verdict), used=PLAIN, note=note, over_budget=False
+            )
         if verdict.used != PLAIN:
             return verdict.used, replace(verdict, note=f"{verdict.note} {here}".strip())
         gain, error = paired(look.scores[PLAIN], given, np.ones(len(given)))
@@ -285,6 +296,11 @@ class HeadRefit:
         return None, replace(
             verdict, answer=NO_HARD_GAIN, used=PLAIN, note=f"{note} {why}", over_budget=False
         )
+
+
+def _nothing_done(verdict: Verdict) -> str:
+    """The answer where the given head stays: a group that a person confirmed is seen."""
+    return NOT_HELPED if verdict.confirmed else NOT_SEEN
 
 
 def _percent(share: float) -> str:
