@@ -8,8 +8,8 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Two workers with one thread each: more only wait for each other.
 export OMP_NUM_THREADS ?= 1
 # Tests that start processes, compile, train networks or run pages: `make quick` leaves them to `make test`.
-NOT_QUICK := ascdro boosting_sklearn common compile contracts contrastive_distributed convergence corners cross_mistakes default \
-	distributed docs elastic exact_limits fastdro fix free_moves gallery group_dro group_metrics identities images labels \
+NOT_QUICK := ascdro boosting_sklearn common compile contracts contrastive_distributed convergence corners default distributed \
+	docs elastic exact_limits fastdro fix free_moves gallery group_dro group_metrics identities labels \
 	oddities plateau read_fuzz repair resharding resume run_folder second_look sklearn slices stochastic stock_differences \
 	study subgroup tables_commands without_torch
 # Nothing that a test calls may ask the network.

@@ -47,11 +47,11 @@ from scipy.special import expit
 
 from scdro.auditing import worst_subgroup
 from scdro.auditing._subgroup import (
-    LEAST,
+    LEAST_WORST_ROWS,
     CrossFit,
     Subject,
-    _curve,
-    _size,
+    _compute_curve,
+    _count_independent,
     estimate_ball,
     estimate_share,
 )  # fmt: skip
@@ -195,7 +195,7 @@ def intervals(file: Path) -> Iterator[tuple[tuple[int, str, str, str], list[floa
     weight = np.broadcast_to(saved["weight"].astype(float), (n,))
     subject = Subject(losses, weight, units, {}, [])
     fit = CrossFit(subject, mu, float(saved["reliability"]))
-    alphas = [alpha for alpha in ALPHAS if alpha * _size(subject) >= LEAST]
+    alphas = [alpha for alpha in ALPHAS if alpha * _count_independent(subject) >= LEAST_WORST_ROWS]
     for target in [*(f"alpha={alpha:g}" for alpha in alphas), f"rho={RHO:g}"]:
         value = float(target.split("=")[1])
         one = (estimate_ball if target.startswith("rho") else estimate_share)(fit, value, 0.95)
@@ -206,7 +206,7 @@ def intervals(file: Path) -> Iterator[tuple[tuple[int, str, str, str], list[floa
             )
         numbers = [known[target], one.value, one.low, one.high, fit.reliability, *map(float, near)]
         yield (n, signal, kind, target), numbers
-    band = _curve(fit, alphas, 0.95)
+    band = _compute_curve(fit, alphas, 0.95)
     true = np.array([known[f"alpha={alpha:g}"] for alpha in alphas])
     # how far the band is above the truth, and below: both are right if they are not positive
     above, below = (band["band_low"] - true).max(), (true - band["band_high"]).max()

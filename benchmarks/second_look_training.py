@@ -122,7 +122,7 @@ def ways(
     data = TensorDataset(first.x, first.y)
     proba = out_of_fold(lambda subset: train(subset, seed, epochs), data, seed=seed)
     weights = second_look_weights(proba, first.y)
-    known = torch.tensor(ConfirmedGroups.of(first.group, None, len(first.y))
+    known = torch.tensor(ConfirmedGroups.of(first.group, None, first.y.numpy())
                          .cells(first.y.numpy(), np.arange(2), np.ones(len(first.y)))
                          .weights(np.ones(len(first.y))))  # fmt: skip
     nets = {"plain": train(data, seed, epochs)}

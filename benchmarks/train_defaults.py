@@ -78,7 +78,7 @@ def compared(name: str, path: Path, target: str, out: Path) -> list[str]:
     assert status == 0
     seconds = time.monotonic() - began
     run, problem = load(out), make_problem(path, target)
-    cut = problem.cut(0)
+    cut = problem.split_rows(0)
     test, y = problem.frame[cut.test], problem.y[cut.test]
     columns = Columns.fit(problem.frame[cut.train], problem.features(), [])
     X = columns.encode(problem.frame)

@@ -15,7 +15,7 @@ from scdro.optim.samplers import DrawnBatches
 N, D, K, BATCH, RHO, DECAY = 240, 4, 3, 32, 0.2, 0.02
 
 # What the common suites run. A method of the library that no experiment of the paper uses is added
-# here: `| {"Mine": Method("Mine", Mine)}`.
+# here, `| {"Mine": Method("Mine", Mine)}`, with `Method` from reproduction.baselines.
 METHODS = dict(REGISTRY)
 
 # One entry for each piece of code. The others are one of these with another temperature, geometry,

@@ -1,5 +1,6 @@
 """What the pages show runs as shown."""
 
+import ast
 import re
 import runpy
 import sys
@@ -84,6 +85,30 @@ def test_the_recipe_for_rho_never_chooses_a_collapsed_model():
     best, values = choose({0.0: plain, 0.5: plain / 4, 1.0: better, 2.0: one_answer}, y)
     assert best == 1.0
     assert values[0.5] == pytest.approx(values[0.0], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.stem not in NEEDS], ids=lambda page: page.stem
+)
+def test_pages_import_what_scdro_or_an_extra_brings(page):
+    imported = set()
+    for node in ast.walk(ast.parse(code(page))):
+        if isinstance(node, ast.Import):
+            imported |= {one.name.partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(str(node.module).partition(".")[0])
+    brought = {
+        "scdro",
+        "reproduction",
+        "torch",
+        "numpy",
+        "scipy",
+        "sklearn",
+        "polars",
+        "lightgbm",
+        "xgboost",
+    }
+    assert imported <= brought | sys.stdlib_module_names
 
 
 def test_links_of_all_pages_resolve():

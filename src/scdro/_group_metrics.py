@@ -116,7 +116,10 @@ def _check_one_number(name: str, found: Any) -> None:
 
 
 def _measure(function: Metric, y_true: Array, y_pred: Array, weight: Array, rows: Array) -> float:
-    """The metric on some rows; NaN if it is undefined, such as AUC if all rows are of one class."""
+    """The metric on some rows, given by position; NaN if it is undefined there.
+
+    AUC is, if all rows are of one class. Metrics of scikit-learn say so by a ValueError.
+    """
     try:
         return float(function(y_true[rows], y_pred[rows], weight[rows]))
     except (ValueError, ZeroDivisionError):
@@ -218,21 +221,21 @@ def _functions_by_name(metrics: Any, y_true: Array, y_pred: Array) -> dict[str, 
     if not metrics:
         raise HyperparameterError("expected at least one metric, got none")
     probabilities = _Probabilities(y_true, y_pred)  # reads from all rows what the classes are
-    found = {}
+    functions = {}
     for name, metric in metrics.items():
         if callable(metric):
-            found[name] = _pass_weights(metric)
+            functions[name] = _pass_weights(metric)
         elif metric in probabilities.known:
-            found[name] = probabilities.known[metric]
+            functions[name] = probabilities.known[metric]
         elif isinstance(metric, str) and callable(getattr(sklearn.metrics, metric, None)):
-            found[name] = probabilities.by_name(getattr(sklearn.metrics, metric))
+            functions[name] = probabilities.by_name(getattr(sklearn.metrics, metric))
         else:
             known = ", ".join(probabilities.known)
             raise HyperparameterError(
                 f"expected a metric among {known}, the name of a function in sklearn.metrics, or a"
                 f" function, got {metric!r}"
             )
-    return found
+    return functions
 
 
 def _name_of_metric(metric: Any) -> str:
@@ -277,6 +280,7 @@ class _Probabilities:
     def __init__(self, y_true: Array, y_pred: Array) -> None:
         discrete = y_true.dtype.kind in "biuOUS" or bool(np.equal(np.mod(y_true, 1), 0).all())
         self.classes = np.unique(y_true) if discrete else np.empty(0)
+        # Predicted labels 0.0 and 1.0 count as probabilities too: the likeliest class is the same.
         self.given = (
             discrete and y_pred.dtype.kind == "f" and bool(((y_pred >= 0) & (y_pred <= 1)).all())
         )
@@ -342,17 +346,21 @@ class _Probabilities:
         return y_pred if y_pred.ndim == 2 else np.stack([1.0 - y_pred, y_pred], 1)
 
     def _auc(self, y_true: Array, y_pred: Array, weight: Array) -> float:
+        """`roc_auc` of labels as they came; and so on below."""
         return roc_auc(self._numbers(y_true), self._all(y_pred), weight)
 
     def _log_loss(self, y_true: Array, y_pred: Array, weight: Array) -> float:
+        """Mean of -log of the probability of the label."""
         p = self._all(y_pred)
         own = np.maximum(p[np.arange(len(p)), self._numbers(y_true)], np.finfo(p.dtype).eps)
         return float(np.average(-np.log(own), weights=weight))
 
     def _brier(self, y_true: Array, y_pred: Array, weight: Array) -> float:
+        """Mean squared error of the probabilities."""
         return brier(self._numbers(y_true), self._all(y_pred), weight)
 
     def _calibration_error(self, y_true: Array, y_pred: Array, weight: Array) -> float:
+        """Mean distance between confidence and accuracy."""
         return calibration_error(self._numbers(y_true), self._all(y_pred), weight)
 
     def _numbers(self, y_true: Array) -> Array:

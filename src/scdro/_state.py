@@ -133,6 +133,9 @@ class TiltedBatch(NamedTuple):
 
     The weight of sample j is terms_j exp(top - log s). The largest term is one, so nothing
     overflows before s, which may be as large, is divided out.
+
+    Not `_kl.tilt`, which divides by the batch's own sum: here the running estimate s is divided out
+    instead, and it is known only after the tracker has seen log_mean.
     """
 
     terms: Vector  # (b,) q exp(l/lam)/exp(top), q normalised; 0 for samples left out
@@ -143,8 +146,8 @@ class TiltedBatch(NamedTuple):
     def of(cls, joint: Vector, log_mass: Scalar) -> TiltedBatch:
         """From l/lam plus the log weights, (b,), -inf for samples left out.
 
-        `log_mass` is the log of the sum of the weights. A batch of which nothing is left has
-        log_mean -inf.
+        `log_mass` is the log of the sum of the weights. A batch that was trimmed away
+        entirely has log_mean -inf.
         """
         if isinstance(joint, Tensor):
             top = maximum(scalar(joint.max()), -1e300)
@@ -171,7 +174,10 @@ class TiltedBatch(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The scalars of a `RobustState`, in the order of its buffer `scalars`."""
+    """The scalars of a `RobustState`, in the order of its buffer `scalars`.
+
+    lam log s is kept and not s: as lam changes from batch to batch it hardly moves.
+    """
 
     lam: Scalar  # for the next batch
     lam_past: Scalar  # of the last batch
@@ -296,9 +302,9 @@ class MethodState(nn.Module):
                 values = torch.where(log_weight > -math.inf, values, 0.0)
             own = None if read_ids is None else read_ids().to(losses.device)
         # 2. All processes' losses; a hash of the state goes with them, to notice different states.
-        mark = self._mark() if several else None
+        mark = self._hash_state() if several else None
         values, log_weight, joined_ids, own_rows = ranks.join(values, log_weight, own, mark)
-        # 3. What all processes can check and compute alike.
+        # 3. From here on all processes check and compute the same.
         log_mass = log_squares = _log_count(values)
         if log_weight is not None:
             log_mass, log_squares = (
@@ -337,7 +343,7 @@ class MethodState(nn.Module):
         log_count = math.log(len(values))
         return Batch(values, None, log_count, log_count, None)
 
-    def _mark(self) -> Tensor | None:
+    def _hash_state(self) -> Tensor | None:
         """A hash of the state. If it differs between processes, their states differ.
 
         It has 53 bits, so that it can travel in a float64 beside the losses.
@@ -360,7 +366,8 @@ class MethodState(nn.Module):
         self, new: list[tuple[Tensor, Tensor]], batch: Batch, only_if: Tensor | None = None
     ) -> None:
         """Write new values into buffers, unless `only_if` or the batch's `finite` flag is false."""
-        go = _both(only_if, batch.finite)  # None: write, without a condition to be computed
+        # None: write, without a condition to be computed.
+        go = _join_conditions(only_if, batch.finite)
         self._start(go)
         for buffer, value in (
             new if go is None else [(b, torch.where(go, value, b)) for b, value in new]
@@ -389,6 +396,7 @@ class MethodState(nn.Module):
         """
 
         def move(tensor: Tensor) -> Tensor:
+            """What torch does to a buffer, without its change of the dtype."""
             moved = fn(tensor)
             if moved is tensor or moved.is_meta or tensor.is_meta:
                 return moved
@@ -423,7 +431,7 @@ def check_fits(module: MethodState, came: dict[str, Any]) -> None:
     module.check_meaning(came)
 
 
-def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def _join_conditions(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Both conditions, where None is one that always holds."""
     return b if a is None else a if b is None else a & b
 
@@ -441,7 +449,7 @@ class RobustState(MethodState):
     scalars: Tensor  # (5,) the fields of `Numbers`
     resets: Tensor  # (1,) number of times STORM was reset
     recent: Tensor  # (2, window) losses and log weights of the last batches, see `Window`
-    kind: Tensor  # (4,) the settings that give the other numbers their meaning; see `_kind`
+    kind: Tensor  # (4,) the settings that give the other numbers their meaning; see `_encode_kind`
     # With rho = 0 the worst case is the plain mean: lam = inf, all weights are equal, and the mean
     # loss is stored in place of lam log s.
     has_plain_case: ClassVar[bool] = True
@@ -496,14 +504,14 @@ class RobustState(MethodState):
         # Not in the state_dict: a resumed run looks for a collapse from its own start.
         self._collapse, self._commits = Collapse(), 0
         self.window.clear_()
-        self.kind.copy_(torch.tensor(self._kind(), device="cpu"))
+        self.kind.copy_(torch.tensor(self._encode_kind(), device="cpu"))
 
     def _lam_at_start(self) -> float:
         """lam before the first batch: given, or NaN for "to be found", or infinite at rho = 0."""
         initial = self.temperature.initial
         return math.inf if self.plain else math.nan if initial is None else initial
 
-    def _kind(self) -> list[int]:
+    def _encode_kind(self) -> list[int]:
         """Plain or not, trimmed or not, and hashes of the names of temperature and tracker."""
         names = (type(part).__name__ for part in (self.temperature, self.tracker))
         return [int(self.plain), int(self.trim > 0.0), *(crc32(name.encode()) for name in names)]
@@ -523,7 +531,7 @@ class RobustState(MethodState):
         others = ["rho > 0" if self.plain else "rho = 0", "trim = 0" if self.trim else "trim > 0"]
         others += ["another temperature", "another tracker"]
         for own, theirs, name, other in zip(
-            self._kind(), came["kind"].tolist(), expected, others, strict=True
+            self._encode_kind(), came["kind"].tolist(), expected, others, strict=True
         ):
             if own != theirs:
                 raise CheckpointError(
@@ -656,7 +664,7 @@ class RobustState(MethodState):
             log_mean_old = None if old is None else old[1].log_mean
             log_s, change = self._advance(past, log_mean, log_mean_old, beta, rate)
         # 3. What is stored and reported: lam log s and the objective.
-        mean, mean_old = self._means(batch, point, old)
+        mean, mean_old = self._tilted_means(batch, point, old)
         if mean is not None and staged is not None:
             mean = _mean_of_parts(mean, staged, log_mean + log_mass)
         lam_log_s = self._next_lam_log_s(lam, lam_log_s, log_s, log_mean, mean, rate)
@@ -687,10 +695,10 @@ class RobustState(MethodState):
     def _advance(
         self, log_s: Scalar, log_mean: Scalar, log_mean_old: Scalar | None, beta: float, rate: Any
     ) -> tuple[Scalar, Change | None]:
-        """log s_t and how gradients move with it: the tracker's answer."""
+        """log s_t and how gradients move with it: the tracker's answer (`Tracker.advance`)."""
         return self.tracker.advance(log_s, log_mean, log_mean_old, beta, rate)
 
-    def _means(
+    def _tilted_means(
         self, batch: Batch, point: TiltedBatch, old: tuple[Batch, TiltedBatch] | None
     ) -> tuple[Scalar | None, Scalar | None]:
         """The mean loss under softmax(l/lam), at the current and the previous point, if needed.
@@ -699,10 +707,19 @@ class RobustState(MethodState):
         """
         return (point.mean(batch.losses) if self.plain else None), None
 
-    def _next(
+    def _find_next_lam(
         self, step: Step, window: Window, lr: Scalar | None
     ) -> tuple[Scalar, Scalar, Sequence[tuple[Tensor, Tensor]]]:
-        """lam_{t+1}, the upper bound of lam log s there, and what else is to be written."""
+        """What the temperature makes of a committed step.
+
+        Args:
+            step: of the whole batch.
+            window: the recent losses with this batch, without the trimmed ones.
+            lr: the optimizer's step size, for the printed update.
+
+        Returns:
+            lam_{t+1}; the upper bound of lam log s there; other buffers with their new values.
+        """
         return *self.temperature.next_lam(step, window, self.equation), ()
 
     def observe(self, batch: Batch) -> Step:
@@ -719,14 +736,14 @@ class RobustState(MethodState):
         )
         value, _, _ = value_at(batch.losses, batch.losses, log_q, lam, self.equation.lam0)
         return Step(
-            lam,
-            0.0,
-            math.nan,  # not known yet
-            scalar(value),
-            torch.exp(log_q),
-            0.0,
-            batch.log_mass,
-            batch.log_squares,
+            lam=lam,
+            log_s=0.0,  # s = 1: the weights are q
+            lam_log_s=math.nan,  # not known yet
+            objective=scalar(value),
+            weights=torch.exp(log_q),
+            log_mean=0.0,
+            log_mass=batch.log_mass,
+            log_squares=batch.log_squares,
             calibrating=True,
         )
 
@@ -791,7 +808,7 @@ class RobustState(MethodState):
             lam = lam_next = self._find_lam_of_parts(window)
             lam_log_s = window.mean() if self.plain else lam * window.log_mean(lam)
         else:
-            lam_next, lam_log_s_max, more = self._next(step, window, lr)
+            lam_next, lam_log_s_max, more = self._find_next_lam(step, window, lr)
         if self.temperature.ceiling is not None and not self.trim and not self.plain:
             cutoff = window.top() + self.temperature.ceiling * lam_next
         # 3. Write everything at once, or nothing.

@@ -92,6 +92,7 @@ def two_towers(
 
 
 def _positive(pair: tuple[Tensor, Tensor]) -> Tensor:
+    """Similarity of the two views, or of both towers, of each sample, (b,)."""
     return (pair[0] * pair[1]).sum(1)
 
 
@@ -150,6 +151,7 @@ class Negatives(NamedTuple):
         std = torch.sqrt((square - mean**2).clamp_min(0.0))
 
         def kl_and_var(tau: Scalar) -> tuple[Scalar, Scalar]:
+            """KL and variance of each anchor's tilt, (b,): what `solve_root` asks at each trial."""
             tau = torch.as_tensor(tau, dtype=self.top.dtype, device=self.top.device).expand_as(
                 self.top
             )
@@ -186,9 +188,11 @@ class Anchors(NamedTuple):
 
     @classmethod
     def unpack(cls, rows: Tensor) -> Anchors:
+        """From rows of numbers, (b, 5)."""
         return cls(*rows.unbind(1))
 
     def pack(self) -> Tensor:
+        """As rows of numbers, (b, 5), for the state."""
         return torch.stack(self, 1)
 
     @property
@@ -280,6 +284,7 @@ class NewtonTemperatures(Temperatures):
         return negatives.solve(attainable(rho, negatives.number), tau0, iterations=8)
 
     def advance(self, batch: AnchorBatch) -> Anchors:
+        """Steps 2 to 4 above."""
         pooled = batch.keep_temperatures(*_pool_visits(batch))
         # For tiny KL the sum loses all digits, and Var/2 is KL to first order.
         kl = torch.where(pooled.kl < 1e-8, pooled.var / 2, pooled.kl).clamp_min(1e-300)
@@ -327,6 +332,7 @@ class PrintedTemperatures(Temperatures):
         return torch.full_like(negatives.top, max(self.initial, tau0))
 
     def advance(self, batch: AnchorBatch) -> Anchors:
+        """v_i and tau_i as above; v_i is kept as rho - v_i, in the place of the KL."""
         # v = rho - KL, where KL is the batch's, relative to u.
         fresh = (
             torch.exp(batch.at.log_mean - batch.log_u) * (batch.at.kl + batch.at.log_mean)
@@ -343,6 +349,9 @@ class PrintedTemperatures(Temperatures):
 class FixedTemperatures(Temperatures):
     """One fixed temperature for all anchors: the global contrastive loss of SogCLR (Yuan et al.
     2022).
+
+    Args:
+        tau: the temperature.
 
     Example:
         >>> from scdro.contrastive import RobustContrastiveLoss
@@ -409,6 +418,7 @@ class AnchorState(MethodState):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """No anchor has been seen."""
         super().reset_parameters()
         self.last.fill_(math.nan)
         self.anchors = self.last.new_full((self.parts.count, len(Anchors._fields)), math.nan)
@@ -432,9 +442,17 @@ class AnchorState(MethodState):
 
     @torch.no_grad()
     def write(self, cut: Cut, everybody: Tensor, new: Anchors) -> None:
+        """Store the anchors after a batch, wherever they are kept.
+
+        Args:
+            cut: which rows of the joined batch are this process's.
+            everybody: positions of all processes' anchors, (all,).
+            new: this process's anchors after the batch.
+        """
         self.parts.put(self.anchors, everybody, cut.joined(new.pack()))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move `anchors` too, which is no buffer, in the dtype that it has."""
         moved = super()._apply(fn, recurse)
         self.anchors = self.anchors.to(self.last)
         return moved
@@ -448,9 +466,11 @@ class AnchorState(MethodState):
         return {"anchors": self.parts.whole(self.anchors), "part": self._part(0, self.parts.n)}
 
     def _part(self, start: int, stop: int) -> Tensor:
+        """What a checkpoint says about its anchors: the settings, and which part it has, (4,)."""
         return torch.tensor([self.n, self.towers, start, stop])
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """This process's anchors beside the buffers."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "anchors"] = self.anchors
         destination[prefix + "part"] = self._part(self.parts.start, self.parts.stop)

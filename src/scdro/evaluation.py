@@ -108,6 +108,7 @@ def evaluate(
     check_whole("hardest", hardest, 0, meaning="the number of samples to report")
     if device is None:
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    # Each module's own mode: some may have been frozen in eval mode on purpose.
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -118,6 +119,7 @@ def evaluate(
     finally:
         for module, mode in training.items():
             module.training = mode
+    # (n,), of all processes, so that all of them find the same worst case.
     losses = _join_losses(parts, Ranks(process_group))
     worst = worst_case(losses, rho, lam0, trim=trim)
     order = torch.argsort(losses, descending=True, stable=True)[:hardest]

@@ -113,6 +113,7 @@ def group_table(
         1     a     2    0.5     0.164      1.0
     """
     known = _read_groups(groups)
+    # Any metrics: a table.
     if metrics is not None:
         labels = column_or_1d(as_array(y_true))
         weight = array_weights(sample_weight, len(labels))
@@ -127,6 +128,7 @@ def group_table(
             )
         titles = {title: [name[k] for name in rows] for k, title in enumerate(known.titles)}
         return frame_of(titles | found, backend_of(groups, y_pred, y_true))
+    # Accuracy: a list.
     right, weight = _compare_labels(y_true, y_pred, sample_weight)
     check_consistent_length(right, known.member)
     table = []
@@ -189,6 +191,7 @@ def robust_accuracy(y_true: Any, y_pred: Any, rho: float, sample_weight: Any = N
         return 0.0
 
     def excess(e: float) -> float:
+        """KL(e, error) - rho, which rises in e."""
         return (
             e * math.log(e / error)
             + ((1 - e) * math.log((1 - e) / accuracy) if e < 1 else 0.0)
@@ -250,8 +253,10 @@ def _read_groups(groups: Any) -> _Groups:
         table = {f"group {k}": column for k, column in enumerate(columns.T)}
     parts = [_number_labels(column) for column in table.values()]
     codes, member = np.unique(np.stack([code for _, code in parts], 1), axis=0, return_inverse=True)
-    found = [tuple(names[j] for (names, _), j in zip(parts, row, strict=True)) for row in codes]
-    return _Groups(member.ravel(), found, list(table), False)
+    combinations = [
+        tuple(names[j] for (names, _), j in zip(parts, row, strict=True)) for row in codes
+    ]
+    return _Groups(member.ravel(), combinations, list(table), False)
 
 
 def _number_labels(column: Array) -> tuple[list[Any], Array]:

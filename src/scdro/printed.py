@@ -98,7 +98,7 @@ class PrintedState(RobustState):
     """The state with the running estimate of F's gradient in lam, and s kept when lam changes.
 
     It replaces four steps of `RobustState`: at which temperature the past is read (`lam_of_past`),
-    how estimates of gradients move (`_advance`), what u averages (`_means`), and lam (`_next`).
+    how estimates of gradients move (`_advance`), what u averages (`_tilted_means`), and lam (`_find_next_lam`).
     """
 
     has_plain_case: ClassVar[bool] = False
@@ -136,13 +136,13 @@ class PrintedState(RobustState):
             change = Change(keep)
         return moved, change
 
-    def _means(
+    def _tilted_means(
         self, batch: Batch, point: TiltedBatch, old: tuple[Batch, TiltedBatch] | None
     ) -> tuple[Scalar | None, Scalar | None]:
         """mean(exp(l/lam) l)/ghat at both points: what u averages."""
         return point.mean(batch.losses), None if old is None else old[1].mean(old[0].losses)
 
-    def _next(
+    def _find_next_lam(
         self, step: Step, window: Window, lr: Scalar | None
     ) -> tuple[Scalar, Scalar, Sequence[tuple[Tensor, Tensor]]]:
         """lam_{t+1} by a projected gradient step (Algorithm 1, line 4), and the new u.

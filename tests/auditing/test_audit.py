@@ -215,6 +215,23 @@ def test_groups_are_reported_within_each_class(people):
     assert rows["city = Rome", "1"].error == pytest.approx((p[here] <= 0.5).mean())
 
 
+@pytest.mark.parametrize("values", [[0, 1], ["no", "yes"], [True, False]])
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_copy_of_the_labels_is_no_description(people, values, asked):
+    """Whoever knows that y is 1 knows that no probability is right: it would hide every other finding."""
+    y, p, _ = planted(people, gap=0.4)
+    copy = {"truth": np.array(values)[y]}
+    frame = {name: people[0][name] for name in people[0]}
+    audit = scdro.audit(y, p, frame | copy, sensitive_features=copy if asked else None)
+    assert [one.slice for one in audit.findings] == [
+        one.slice for one in scdro.audit(y, p, frame).findings
+    ]
+    assert [row.label for row in audit.groups] == ["", ""] * asked
+    assert {row.rows for row in audit.groups} == (set(np.bincount(y)) if asked else set())
+    assert any("'truth'" in note for note in audit.notes) is not asked
+    assert "truth" not in " ".join(one.slice for one in audit.slices_scored)
+
+
 def test_shown_and_saved(people, tmp_path):
     y, p, _ = planted(people)
     frame = people[0].rename(columns={"city": "<b>city"})

@@ -36,7 +36,7 @@ def scored(tmp_path_factory):
 def test_a_lazy_frame_gives_the_same(scored, monkeypatch):
     frame, path = scored
     columns = ["age", "city", "member", "day"]
-    monkeypatch.setattr(_codes, "CHUNK", 700)
+    monkeypatch.setattr(_codes, "ROWS_CODED_AT_ONCE", 700)
     lazy = scdro.audit(frame.y, frame.p, pl.scan_parquet(path).select(columns))
     whole = scdro.audit(frame.y, frame.p, frame[columns])
     assert lazy.findings

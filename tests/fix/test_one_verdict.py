@@ -1,5 +1,7 @@
 """Every door gives one verdict: the same rows, folds and settings, the same numbers."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from scdro import SecondLook, repair
+from scdro.errors import DataError
+from scdro.fix import compare
 from scdro.second_look import find_slices
 
 SAME = ("answer", "gain", "gain_error", "kept", "before", "after", "worst_class_before",
@@ -63,3 +67,34 @@ def test_asked_before_confirmed_and_confirmed():
     for name in SAME[:-1]:  # the names of the groups differ
         assert getattr(asked.verdict, name) == getattr(confirmed.verdict_, name), name
         assert getattr(by_value.verdict_, name) == getattr(confirmed.verdict_, name), name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda slices, y: slices, "one finding or slice, got"),
+        (lambda slices, y: [slices[0], slices[0]], "got 2 in a list"),
+        (lambda slices, y: SimpleNamespace(findings=slices), "a whole audit"),
+        (lambda slices, y: "place = water", "text 'place = water'"),
+        (lambda slices, y: np.zeros(len(y), bool), "divide a class"),
+        (lambda slices, y: y, "one group in each class"),
+        (lambda slices, y: np.arange(len(y)) / 7, "ranges first"),
+    ],
+)
+def test_what_is_no_group_is_told_before_any_fit(wrong, said):
+    """Through every door."""
+    X, y, other = shortcut()
+    slices = find_slices(
+        np.where(other == y, 0.5, 5.0), {"place": np.where(other == 1, "water", "land")}, y=y
+    )
+    groups = wrong(slices, y)
+    network = nn.Sequential(nn.Identity(), nn.Linear(2, 2).double())
+    loader = DataLoader(TensorDataset(torch.tensor(X), torch.tensor(y)), batch_size=100)
+    proba = np.full((len(y), 2), 0.5)
+    for door in (
+        lambda: SecondLook(LogisticRegression(), groups=groups).fit(X, y),
+        lambda: repair(network, loader, groups=groups, progress=False),
+        lambda: compare(proba, proba, y, groups=groups),
+    ):
+        with pytest.raises(DataError, match=said):
+            door()

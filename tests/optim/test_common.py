@@ -68,8 +68,8 @@ def focal_optimum():
 @pytest.mark.parametrize("name", METHODS)
 def test_removes_95_percent_of_the_gap_to_its_own_optimum(name):
     t = Training(name)
-    settings = {k: v for k, v in t.settings.items() if k in ("lam", "alpha", "reg", "balance")}
-    best, start = focal_optimum() if name == "Focal" else convex.optimum(name, settings), t.value()
+    best = focal_optimum() if name == "Focal" else convex.optimum(name, t.settings)
+    start = t.value()
     schedule = None
     if name not in OWN_SCHEDULE:
         schedule = torch.optim.lr_scheduler.MultiStepLR(t.opt, [400, 600], 0.3)

@@ -27,7 +27,7 @@ from torch.utils.data import (
 from scdro import evaluate, out_of_fold
 from scdro.data import Indexed, Weighted
 from scdro.errors import DataError, HyperparameterError, ScdroWarning
-from scdro.second_look import SecondLook, repair
+from scdro.second_look import repair
 from scdro.second_look._head import copy_network, features_of
 
 
@@ -642,13 +642,6 @@ def test_what_is_no_network_and_no_loader():
 def test_labels_that_are_no_numbers(labels):
     with pytest.raises(DataError, match=r"class numbers 0, 1"):
         repair(nn.Linear(2, 2), [(torch.zeros(2, 2), labels)], progress=False)
-
-
-def test_only_the_new_head_is_fitted(monkeypatch):
-    """No plain and no final model of `SecondLook`: the head is solved by itself, and nobody asks for the others."""
-    monkeypatch.setattr(SecondLook, "fit", None)
-    X, y, _ = hidden_group(200)
-    assert len(repair(trained(X, y), batches(X, y), progress=False, refuse=False).weights) == 200
 
 
 def test_known_by_heart():

@@ -307,6 +307,16 @@ def test_a_column_called_label_stays():
     assert set(found[0].conditions) == {"label = water", "given label = 0"}
 
 
+def test_a_confirmed_slice_keeps_columns_named_like_the_label():
+    """Only the condition on the label itself is left out, not one on "label source"."""
+    weights, frame, y, _, _ = planted()
+    frame = frame.rename(columns={"place": "label source"})
+    first = find_slices(weights, frame, y=y)[0]
+    assert set(first.conditions) == {"label source = water", "label = 0"}
+    assert first.members.text == "label source = water"
+    assert (np.asarray(first.members) == (frame["label source"] == "water")).all()
+
+
 def test_bad_input():
     weights, frame, y, _, _ = planted(100)
     with pytest.raises(DataError, match="rows"):

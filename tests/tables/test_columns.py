@@ -8,8 +8,8 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.preprocessing import TargetEncoder
 
 from scdro.errors import DataError
-from scdro.tables._models import MOST_VALUES, Columns
-from scdro.tables._problem import describe
+from scdro.tables._models import MOST_SPLIT_VALUES, Columns
+from scdro.tables._problem import describe_columns
 from scdro.tables._read import as_table
 
 N = 200
@@ -32,7 +32,7 @@ FRAME = pl.DataFrame(
 
 def kinds(**given):
     settings = {"special": {"y": "target"}, "drop": [], "categorical": [], **given}
-    return {c["name"]: c for c in describe(FRAME, **settings)}
+    return {c["name"]: c for c in describe_columns(FRAME, **settings)}
 
 
 def test_useless_columns_are_left_out_and_odd_ones_noted():
@@ -58,7 +58,7 @@ def test_what_a_user_says_comes_first():
     with pytest.raises(DataError, match="'colour'"):
         kinds(drop=["color"])
     with pytest.raises(DataError):
-        describe(FRAME.select("row", "y"), {"y": "target"}, [], [])
+        describe_columns(FRAME.select("row", "y"), {"y": "target"}, [], [])
 
 
 def test_codes_are_those_of_training():
@@ -80,7 +80,7 @@ def test_all_values_have_codes_and_columns_with_many_are_told_apart():
     values = [f"v{k}" for k in range(400)] * 2 + ["often"] * 50
     frame = pl.DataFrame({"c": values, "few": [value[:2] for value in values]})
     columns = Columns.fit(frame, ["c", "few"], [])
-    assert len(columns.categories["c"]) == 401 > MOST_VALUES
+    assert len(columns.categories["c"]) == 401 > MOST_SPLIT_VALUES
     assert columns.categories["c"][0] == "often"
     assert (columns.many_valued, columns.categorical) == ([0], [1])
 

@@ -7,7 +7,7 @@ import pytest
 from scdro.errors import DataError
 from scdro.tables import _problem, load, train
 from scdro.tables._options import TrainOptions
-from scdro.tables._read import has_decimal_commas, numbers_as_written
+from scdro.tables._read import has_decimal_commas, read_written_numbers
 from scdro.tables._study import worse_than_constant
 
 
@@ -122,7 +122,7 @@ WRITTEN = {
 @pytest.mark.parametrize("name", WRITTEN)
 def test_numbers_with_signs(name):
     texts, expected = WRITTEN[name]
-    found = numbers_as_written(pl.Series(texts, dtype=pl.String))
+    found = read_written_numbers(pl.Series(texts, dtype=pl.String))
     assert (None if found is None else found.to_list()) == expected
 
 
@@ -234,6 +234,8 @@ def test_a_constant_is_not_worse_than_itself():
     train_rows, test = np.array([0, 0, 1, 1, 1]), np.array([0, 1, 1])
     assert not worse_than_constant(train_rows, test, np.array([1, 1, 1]), "classification", "by")
     assert worse_than_constant(train_rows, test, np.array([1, 0, 0]), "classification", "by")
+    few = np.array([0] * 940 + [1] * 60)  # of a rare class, one wrong answer more is chance
+    assert not worse_than_constant(few, few, np.arange(1000) == 0, "classification", "by")
     target = np.array([1.0, 2.0, 6.0])
     assert not worse_than_constant(target, target, np.full(3, 3.0), "regression", "by")
 

@@ -53,29 +53,29 @@ def test_what_is_odd_about_columns_is_said_once():
 
 def test_random_splits_keep_the_classes():
     problem = make_problem(FRAME, "y")
-    cut = problem.cut(0)
+    cut = problem.split_rows(0)
     assert sorted([*cut.train, *cut.test]) == list(range(N))
     assert abs(problem.y[cut.train].mean() - problem.y[cut.test].mean()) < 0.02
-    assert list(cut.test) != list(problem.cut(1).test)
-    assert list(cut.test) == list(problem.cut(0).test)
+    assert list(cut.test) != list(problem.split_rows(1).test)
+    assert list(cut.test) == list(problem.split_rows(0).test)
 
 
 def test_rows_of_a_patient_stay_together():
     problem = make_problem(FRAME, "y", split_by="patient")
     patients = FRAME["patient"].to_numpy()
-    cut = problem.cut(0)
+    cut = problem.split_rows(0)
     assert not set(patients[cut.train]) & set(patients[cut.test])
-    for seen, unseen in problem.folds(cut.train, 3, 0):
+    for seen, unseen in problem.make_folds(cut.train, 3, 0):
         assert not set(patients[cut.train[seen]]) & set(patients[cut.train[unseen]])
     assert "patient" not in problem.features()
 
 
 def test_a_split_in_time():
     years = FRAME["year"].to_numpy()
-    cut = make_problem(FRAME, "y", split_after=("year", 2000)).cut(0)
+    cut = make_problem(FRAME, "y", split_after=("year", 2000)).split_rows(0)
     assert years[cut.train].max() == 2000
     assert years[cut.test].min() == 2001
-    late = make_problem(FRAME, "y", split_after="year").cut(5)
+    late = make_problem(FRAME, "y", split_after="year").split_rows(5)
     assert years[late.train].max() < years[late.test].min()
     assert 0.1 < len(late.test) / N < 0.25
 
@@ -92,7 +92,7 @@ def test_a_split_in_time_by_dates(kind):
         else pl.col("day").cast(kind)
     )
     for bound in ("2020-08-01", date(2020, 8, 1)):
-        cut = make_problem(days, "y", split_after=("day", bound)).cut(0)
+        cut = make_problem(days, "y", split_after=("day", bound)).split_rows(0)
         assert list(cut.test) == list(range((datetime(2020, 8, 1) - start).days + 1, N))
     with pytest.raises(DataError, match="summer"):
         make_problem(days, "y", split_after=("day", "summer"))
@@ -102,7 +102,7 @@ def test_a_last_year_with_more_than_a_fifth_is_the_test():
     frame = FRAME.with_columns(year=2000 + pl.int_range(N) // (N // 3))
     problem = make_problem(frame, "y", split_after="year")
     assert problem.split["value"] == "2001"
-    assert len(problem.cut(0).test) == N // 3
+    assert len(problem.split_rows(0).test) == N // 3
 
 
 def test_close_numbers_are_classes_of_their_own():
@@ -114,7 +114,7 @@ def test_close_numbers_are_classes_of_their_own():
 def test_test_rows_of_another_file(tmp_path):
     other = FRAME.head(50).with_columns(pl.col("x").cast(pl.String))
     problem = make_problem(FRAME, "y", test=other)
-    assert len(problem.cut(0).test) == 50
+    assert len(problem.split_rows(0).test) == 50
     with pytest.raises(DataError, match="'sex'"):
         make_problem(FRAME, "y", test=FRAME.drop("sex"))
     assert len(make_problem(FRAME, "y", test=FRAME.drop("sex"), drop=["sex"]).y) == 2 * N

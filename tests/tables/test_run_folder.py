@@ -20,7 +20,7 @@ from scdro._files import write_file
 from scdro.cli import main
 from scdro.errors import CheckpointError, DataError, ScdroError
 from scdro.tables import load, train
-from scdro.tables._folder import locked, seal
+from scdro.tables._folder import lock_folder, seal
 
 
 @pytest.fixture(scope="module")
@@ -280,12 +280,12 @@ import sys, time
 sys.path[:0] = sys.argv[3:]
 from pathlib import Path
 from scdro.errors import ScdroError
-from scdro.tables._folder import locked, same_run
+from scdro.tables._folder import lock_folder, check_same_run
 print("ready", flush=True)
 sys.stdin.readline()
 try:
-    with locked(Path(sys.argv[1])):
-        same_run(Path(sys.argv[1]), {"number": sys.argv[2]})
+    with lock_folder(Path(sys.argv[1])):
+        check_same_run(Path(sys.argv[1]), {"number": sys.argv[2]})
         time.sleep(0.05)
     print("accepted", flush=True)
 except ScdroError:
@@ -318,9 +318,13 @@ def test_two_runs_at_once_in_one_folder(tmp_path):
 
 
 def test_the_lock_is_given_back(tmp_path):
-    with locked(tmp_path / "run"), pytest.raises(CheckpointError), locked(tmp_path / "run"):
+    with (
+        lock_folder(tmp_path / "run"),
+        pytest.raises(CheckpointError),
+        lock_folder(tmp_path / "run"),
+    ):
         pass
-    with locked(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"):
         pass
 
 

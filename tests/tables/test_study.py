@@ -362,6 +362,8 @@ def test_an_audit_reports_groups_within_each_class_and_the_classes():
     assert wrong["place = water within 'waterbird'"] < 10
     assert wrong["place = land"] < 10
     assert wrong["y = waterbird"] > wrong["y = landbird"]
+    assert "y = waterbird within" not in text
+    assert not any("y = " in one.slice for one in found.findings)  # no model knows the answer
 
 
 def test_an_audit_of_a_column_of_predictions_trains_nothing():
@@ -485,7 +487,7 @@ def test_bad_settings_are_refused_before_any_fit(settings):
 def few_are_many(monkeypatch):
     """A table of 300 rows has many."""
     monkeypatch.setattr(_models, "MANY_ROWS", 300)
-    monkeypatch.setattr(_models, "SAMPLE", 240)
+    monkeypatch.setattr(_models, "ROWS_FOR_SETTINGS", 240)
 
 
 @pytest.mark.parametrize("target", ["y", "rule"])
@@ -631,12 +633,12 @@ def test_who_is_failed_is_who_is_served_worst(classes, there, of_group, overall,
         "scores": {"plain": {"value": 0.0 if classes else 1e9}},
     }
     one = {"conditions": ["sign = odd"], "share": 0.1, "lift": 3.0, "before": there}
-    said = words.failed([one], [group, tiny], overall)
+    said = words.write_worst_place([one], [group, tiny], overall)
     assert said.index(first) == min(said.find(name) for name in ("rare", "odd") if name in said)
     assert "tiny" not in said
     assert "e+" not in said  # 20,000 and not 2e+04
-    assert "odd" not in words.failed([], [group], overall)
-    assert "rare" in words.failed([], [group], overall)
+    assert "odd" not in words.write_worst_place([], [group], overall)
+    assert "rare" in words.write_worst_place([], [group], overall)
 
 
 def test_rows_of_a_class_are_compared_with_their_class():
@@ -647,9 +649,11 @@ def test_rows_of_a_class_are_compared_with_their_class():
         for name, value in (("yes", 0.6), ("no", 0.956))
     ]  # fmt: skip
     one = {"conditions": ["sign = odd", "y = yes"], "share": 0.1, "lift": 3.0, "before": 0.4}
-    said = words.failed([one], [{**groups[0], "name": "g = 1", "kind": "group"}, *groups], 0.781)
+    said = words.write_worst_place(
+        [one], [{**groups[0], "name": "g = 1", "kind": "group"}, *groups], 0.781
+    )
     assert "40.0% right there, 78.1% right overall, 60.0% right for y = yes" in said
-    assert "odd" not in words.failed([{**one, "before": 0.911}], groups, 0.781)
+    assert "odd" not in words.write_worst_place([{**one, "before": 0.911}], groups, 0.781)
 
 
 def test_what_gained_is_told_and_a_rising_loss_is_not():

@@ -53,7 +53,7 @@ __all__ = ["Audit", "ClassRow", "GroupErrors", "Passed", "audit"]
 
 Array = npt.NDArray[Any]
 UNTOLD = ("members", "where")  # fields of a finding that are neither printed nor saved
-BACKWARDS = 0.35  # AUC; a model that learned anything ranks better than that
+BACKWARDS = 0.35  # an AUC below this: the probabilities are probably those of the other class
 FEW_ROWS = 500  # rows below which only large gaps can be told from chance
 
 
@@ -67,7 +67,7 @@ class ClassRow(NamedTuple):
         0.0
     """
 
-    label: str
+    label: str  # the class
     rows: int
     observed: float  # share of the class
     predicted: float  # mean probability of the class; NaN if unknown
@@ -90,8 +90,8 @@ class GroupErrors(NamedTuple):
     label: str  # "" for all classes together
     rows: int
     error: float  # share of wrong decisions, or mean absolute error
-    low: float  # 95% interval of the error; NaN of a regression
-    high: float
+    low: float  # 95% interval of the error; NaN for a regression
+    high: float  # its other end
     predicted: float  # mean probability of the last class, or mean prediction
     observed: float  # share of that class, or mean target
 
@@ -192,7 +192,7 @@ class Audit:
             lines.append(f"  {one}")
         if self.groups:
             lines += ["", "The groups asked for"]
-            lines += [f"  {_group_line(row, self.unit)}" for row in self.groups]
+            lines += [f"  {_write_group(row, self.unit)}" for row in self.groups]
         if self.passed:
             names = ", ".join(row.column for row in self.passed[:8])
             more = f" and {len(self.passed) - 8} more" if len(self.passed) > 8 else ""
@@ -208,10 +208,11 @@ class Audit:
 
         Args:
             rules: a score, a comparison and a number: what must not be. Of all rows, every single
-                condition, the groups asked for, and the findings. Scores: accuracy, error, gap
-                (between the mean probability and what happens), log_loss, missed (the largest share
-                of a class's members that is missed); of a regression mean_absolute_error and gap;
-                `findings`, `wrong`, `hard` and `threshold` are numbers of findings.
+                condition, the groups asked for (but not the classes: see missed), and the findings.
+                Scores: accuracy, error, gap (between the mean probability and what happens),
+                log_loss, missed (the largest share of a class's members that is missed); of a
+                regression mean_absolute_error and gap; `findings`, `wrong`, `hard` and `threshold`
+                are numbers of findings.
             if_unsure: "pass" or "fail", for slices that break a rule by what was measured, but not
                 surely: intervals hold for all slices at once, at 95%.
 
@@ -285,7 +286,7 @@ class Audit:
             "groups": [row._asdict() for row in self.groups],
             "notes": self.notes,
         }
-        return json.dumps(_finite(plain), indent=1)
+        return json.dumps(_replace_nonfinite(plain), indent=1)
 
     def to_model_card(
         self, name: str, *, done: str | Sequence[str] = (), about: str = "", data: str = "",
@@ -339,7 +340,8 @@ class Audit:
         return fragment_of(self)
 
 
-def _group_line(row: GroupErrors, unit: str) -> str:
+def _write_group(row: GroupErrors, unit: str) -> str:
+    """A group asked for, in one line."""
     within = f" within {row.label!r}" if row.label else ""
     if unit == "mean":
         return f"{row.group}{within}: {row.rows:,} rows, mean absolute error {row.error:.4g}"
@@ -350,11 +352,12 @@ def _group_line(row: GroupErrors, unit: str) -> str:
     )
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
+    """Plain data with None for NaN and infinities, which JSON does not have."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _replace_nonfinite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_replace_nonfinite(one) for one in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -424,6 +427,7 @@ def audit(
         age > 60 and city = Rome
     """
     _check_settings(alpha, depth, min_share, max_findings, cv)
+    # Read: labels and predictions, whichever way they came; weights, units and columns.
     given = _read_call(y, predictions, frame, extra, classes, cv, groups)
     data = read_outcomes(
         given.labels, given.predictions, classes=given.classes, threshold=threshold,
@@ -434,28 +438,43 @@ def audit(
     clusters = None if groups is None else read_units(groups, n)
     asked = read_frame(sensitive_features, n)
     with WaitingLine("scdro.audit") as tell:
-        columns, coded = _read_columns(given.frame, asked, n, tell)
+        columns, coded = _read_described_columns(given.frame, asked, n, tell)
+        # A copy of the labels is no description: no model gives the probabilities of its slices.
+        copies = [column.name for column in coded if _names_the_classes(column, data)]
+        columns = {name: values for name, values in columns.items() if name not in copies}
+        coded = [column for column in coded if column.name not in copies]
+        # Search: all slices of these columns.
         search = FindingSearch(
             data, coded, weight=weight, clusters=clusters, alpha=alpha, depth=depth,
             min_rows=max(10, math.ceil(min_share * n)), n_jobs=n_jobs, tell=tell,
         )  # fmt: skip
         findings = search.run(max_findings)
-        search.index.tell = None
+        search.index.tell = None  # later searches of this audit are silent
+    # Tell: what was found, and which columns are in no finding.
     named = {condition.column for one in findings for condition in one.where}
-    counts = _slices_by_column(search)
+    counts = _count_slices_by_column(search)
     backend = backend_of(*(f for f in (given.frame, sensitive_features, y) if not is_lazy(f)))
     return Audit(
         findings=tuple(findings),
         passed=tuple(Passed(name, k) for name, k in counts.items() if name not in named),
-        classes=_class_rows(data, weight),
-        groups=_group_rows(data, weight, asked),
-        notes=tuple(_notes_on(data, search, findings, out_of_fold or cv is not None)),
+        classes=_make_class_rows(data, weight),
+        groups=_make_group_rows(data, weight, asked, copies),
+        notes=tuple(
+            _write_notes(
+                data, search, findings, set(copies) - set(asked), out_of_fold or cv is not None
+            )
+        ),
         rows=n,
         slices=len(search.index),
         alpha=alpha,
-        scores=_scores(data, weight),
+        scores=_compute_scores(data, weight),
         unit="share" if data.classes else "mean",
-        score_slices=partial(slice_scores, search, asked, findings),
+        score_slices=partial(
+            slice_scores,
+            search,
+            {name: values for name, values in asked.items() if name not in copies},
+            findings,
+        ),
         backend=backend,
         subject=Subject(search.errors, weight, clusters, columns, coded, backend),
         losses=search.losses,
@@ -463,12 +482,12 @@ def audit(
 
 
 class Given(NamedTuple):
-    """What `audit` was called with, whichever of the three ways."""
+    """What `audit` was called with, whichever of the three ways, before it is checked."""
 
     labels: Any
-    predictions: Any
-    frame: Any
-    classes: Sequence[Any] | None
+    predictions: Any  # of a model or network, made by now
+    frame: Any  # columns that describe the rows; None if there are none
+    classes: Sequence[Any] | None  # in the order of the probabilities, if they are known
 
 
 def _read_call(
@@ -487,7 +506,7 @@ def _read_call(
         if frame is None:
             raise DataError("expected audit(model, X, y, frame), got no labels y")
         made, known = predict_with(y, predictions, frame, cv, groups)
-        described = extra if extra is not None else _describing(predictions)
+        described = extra if extra is not None else _columns_worth_describing(predictions)
         return Given(frame, made, described, known if classes is None else classes)
     if cv is not None:
         raise HyperparameterError(
@@ -501,10 +520,16 @@ def _read_call(
     return Given(y, predictions, frame, classes)
 
 
-def _read_columns(
+def _read_described_columns(
     frame: Any, asked: dict[str, Array], n: int, tell: WaitingLine
 ) -> tuple[dict[str, Array], list[CodedColumn]]:
-    """The columns of the frame, and these and those asked for, coded; columns of a LazyFrame are only coded."""
+    """The columns that describe rows: those of the frame, then those asked for.
+
+    Returns:
+        Their values by name, (n,) each; those of a LazyFrame are left out, as they are not in
+        memory.
+        All of them coded.
+    """
     columns = {} if is_lazy(frame) else read_frame(frame, n)
     coded = code_lazy(frame, n, tell) if is_lazy(frame) else code_columns(columns, tell)
     known = {column.name for column in coded} | columns.keys()
@@ -512,12 +537,28 @@ def _read_columns(
     return columns | others, coded + code_columns(others)
 
 
-def _describing(X: Any) -> Any:
+def _names_the_classes(column: CodedColumn, data: Outcomes) -> bool:
+    """Whether each value of a column is one class, and each class one value, as in a copy of the labels.
+
+    A slice of such a column knows what happened: no model gives its probabilities.
+    """
+    if not data.classes or column.coder.kind == "words":
+        return False
+    codes, k = column.codes.astype(np.intp), len(data.classes)
+    if np.count_nonzero(np.bincount(codes)) != len(np.unique(data.y)):
+        return False
+    table = np.bincount(codes * k + data.y, minlength=(int(codes.max()) + 1) * k).reshape(-1, k)
+    each = np.count_nonzero(table, axis=0), np.count_nonzero(table, axis=1)
+    return all(bool((one <= 1).all()) for one in each)
+
+
+def _columns_worth_describing(X: Any) -> Any:
     """X, if it has columns that people know."""
     return X if columns_of(X) is not None or getattr(X, "ndim", 0) == 2 else None
 
 
 def _check_settings(alpha: float, depth: int, min_share: float, max_findings: int, cv: Any) -> None:
+    """Check the settings that can be judged without the data."""
     if not 0 < alpha < 1:
         raise HyperparameterError(
             f"expected alpha between 0 and 1, the chance of a false finding, got {alpha}"
@@ -530,7 +571,7 @@ def _check_settings(alpha: float, depth: int, min_share: float, max_findings: in
         raise HyperparameterError(f"expected max_findings of at least 1, got {max_findings!r}")
 
 
-def _slices_by_column(search: FindingSearch) -> dict[str, int]:
+def _count_slices_by_column(search: FindingSearch) -> dict[str, int]:
     """How many slices have a condition on each column; a column of texts has one for each word."""
     index = search.index
     names = [column.name for column in index.columns]
@@ -543,7 +584,7 @@ def _slices_by_column(search: FindingSearch) -> dict[str, int]:
     return counts
 
 
-def _class_rows(data: Outcomes, weight: Array) -> tuple[ClassRow, ...]:
+def _make_class_rows(data: Outcomes, weight: Array) -> tuple[ClassRow, ...]:
     """A row for each class; none for a regression."""
     rows = []
     for k, name in enumerate(data.classes):
@@ -572,8 +613,13 @@ def _weighted_mean(values: Array, weight: Array) -> float:
     return float(weight @ values) / mass if mass > 0 else math.nan
 
 
-def _group_rows(data: Outcomes, weight: Array, asked: dict[str, Array]) -> tuple[GroupErrors, ...]:
-    """Every value of the columns asked for: over all classes, then within each class."""
+def _make_group_rows(
+    data: Outcomes, weight: Array, asked: dict[str, Array], copies: Sequence[str]
+) -> tuple[GroupErrors, ...]:
+    """A row for every value of the columns asked for: over all classes, then within each class.
+
+    A copy of the labels (`copies`) is not crossed with the classes.
+    """
     error = (data.decided != data.y) if data.classes else np.abs(data.y - data.decided)
     last = len(data.classes) - 1
     if data.classes:
@@ -583,14 +629,16 @@ def _group_rows(data: Outcomes, weight: Array, asked: dict[str, Array]) -> tuple
     rows = []
     for name, column in asked.items():
         names, numbers = value_numbers(column)
+        within = [None] if name in copies else [None, *range(len(data.classes))]
         for at, value in enumerate(names):
             inside = numbers == at
-            for k in (None, *range(len(data.classes))):
+            for k in within:  # None: all classes together
                 here = inside if k is None else inside & (data.y == k)
                 if not here.any():
                     continue
                 w = weight * here
                 wrong = _weighted_mean(error, w)
+                # The effective number of rows: fewer with unequal weights.
                 size = float(w.sum() ** 2 / (w**2).sum()) if w.any() else 0.0
                 low, high = wilson(wrong, size, 1.96) if data.classes else (math.nan, math.nan)
                 label = "" if k is None else data.classes[k]
@@ -601,7 +649,7 @@ def _group_rows(data: Outcomes, weight: Array, asked: dict[str, Array]) -> tuple
     return tuple(rows)
 
 
-def _scores(data: Outcomes, weight: Array) -> dict[str, float]:
+def _compute_scores(data: Outcomes, weight: Array) -> dict[str, float]:
     """Accuracy and log loss of all rows, or mean absolute error and R2."""
     if not data.classes:
         left = data.y - data.decided
@@ -617,7 +665,7 @@ def _scores(data: Outcomes, weight: Array) -> dict[str, float]:
     return scores
 
 
-def _ask_for_mix_ups(data: Outcomes) -> list[str]:
+def _find_mix_ups(data: Outcomes) -> list[str]:
     """Notes on predictions that look as if another column was meant."""
     if not data.classes:
         answers = {0.0, 1.0}
@@ -633,11 +681,19 @@ def _ask_for_mix_ups(data: Outcomes) -> list[str]:
     return []
 
 
-def _notes_on(
-    data: Outcomes, search: FindingSearch, findings: list[Finding], out_of_fold: bool
+def _write_notes(
+    data: Outcomes,
+    search: FindingSearch,
+    findings: list[Finding],
+    copies: set[str],
+    out_of_fold: bool,
 ) -> list[str]:
     """What could not be told, and why; what looks like a mistake; what to do first."""
     notes, n = [], len(data.y)
+    notes += [
+        f"{name!r} names the class of every row: no slices of it were looked at."
+        for name in sorted(copies)
+    ]
     if data.classes and data.proba is None:
         notes.append(
             "Only classes were given, no probabilities: it cannot be told whether a slice has wrong"
@@ -649,7 +705,7 @@ def _notes_on(
         )
     if n < FEW_ROWS:
         notes.append(f"{n:,} rows: only large gaps can be told from chance.")
-    mistaken = _ask_for_mix_ups(data)
+    mistaken = _find_mix_ups(data)
     notes += mistaken
     if search.recalibrated and not mistaken:
         names = ", ".join(search.recalibrated[:5])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["card_of"]
 
-METRICS = {  # names of Hugging Face's hub
+METRICS = {  # our names of scores, and those of Hugging Face's hub
     "accuracy": "accuracy",
     "log_loss": "log_loss",
     "mean_absolute_error": "mae",
@@ -54,30 +54,38 @@ def card_of(
     if not all(isinstance(step, str) for step in steps):
         raise HyperparameterError(f"expected done as a text or a list of texts, got {done!r}")
     parts = [
-        _header(audit, name, data, license),
-        f"# {_line(name)}",
+        _write_header(audit, name, data, license),
+        f"# {_escape_line(name)}",
         *([about.strip()] if about.strip() else []),
         "## Who was looked at",
-        _looked_at(audit, data),
+        _write_looked_at(audit, data),
         "## What was found",
-        *_found(audit),
+        *_write_findings(audit),
         "## What was done",
-        "\n".join(f"- {_line(step)}" for step in steps if step.strip())
+        "\n".join(f"- {_escape_line(step)}" for step in steps if step.strip())
         or "Nothing was changed after this audit.",
         "## Limits",
-        _limits(audit),
+        _write_limits(audit),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _header(audit: Audit, name: str, data: str, license: str | None) -> str:
+def _write_header(audit: Audit, name: str, data: str, license: str | None) -> str:
     """YAML, every text in double quotes as JSON writes them, which YAML reads."""
     task = "tabular-classification" if audit.unit == "share" else "tabular-regression"
     lines = ["---", *([f"license: {json.dumps(license)}"] if license else [])]
     lines += ["library_name: scdro", "tags:", "- scdro", "- fairness", f"- {task}"]
-    lines += ["model-index:", f"- name: {json.dumps(_line(name))}", "  results:", "  - task:"]
+    lines += [
+        "model-index:",
+        f"- name: {json.dumps(_escape_line(name))}",
+        "  results:",
+        "  - task:",
+    ]
     lines += [f"      type: {task}", "    dataset:"]
-    lines += ["      type: private", f"      name: {json.dumps(_line(data) or 'held-out rows')}"]
+    lines += [
+        "      type: private",
+        f"      name: {json.dumps(_escape_line(data) or 'held-out rows')}",
+    ]
     lines += ["    metrics:"]
     for score, value in audit.scores.items():
         if math.isfinite(value):
@@ -86,8 +94,12 @@ def _header(audit: Audit, name: str, data: str, license: str | None) -> str:
     return "\n".join([*lines, "---"])
 
 
-def _looked_at(audit: Audit, data: str) -> str:
-    whose = f" of {_line(data)}" if data.strip() else ""
+def _write_looked_at(audit: Audit, data: str) -> str:
+    """The paragraph on rows, slices and the chance of a false finding.
+
+    data: what the rows are, in the words of the author; "" if not said.
+    """
+    whose = f" of {_escape_line(data)}" if data.strip() else ""
     scores = ", ".join(f"{score.replace('_', ' ')} {v:.4g}" for score, v in audit.scores.items())
     return (
         f"{audit.rows:,} rows{whose}, and {audit.slices:,} slices of them: every condition on a"
@@ -97,10 +109,13 @@ def _looked_at(audit: Audit, data: str) -> str:
     )
 
 
-def _found(audit: Audit) -> list[str]:
+def _write_findings(audit: Audit) -> list[str]:
+    """The headline; findings by kind; columns in none; tables of the classes and of the groups."""
     parts = [audit.headline]
     for kind in dict.fromkeys(one.kind for one in audit.findings):
-        told = "\n".join(f"- {_line(str(one))}" for one in audit.findings if one.kind == kind)
+        told = "\n".join(
+            f"- {_escape_line(str(one))}" for one in audit.findings if one.kind == kind
+        )
         parts += [f"### {kind[0].upper()}{kind[1:]}", told]
     if audit.passed:
         columns = ", ".join(_as_code(row.column) for row in audit.passed)
@@ -110,54 +125,61 @@ def _found(audit: Audit) -> list[str]:
             [
                 row.label,
                 f"{row.rows:,}",
-                *map(_known_percent, (row.observed, row.decided, row.missed)),
+                *map(_write_known_percent, (row.observed, row.decided, row.missed)),
             ]
             for row in audit.classes
         ]
         heads = ["class", "rows", "share", "share decided", "members missed"]
-        parts += ["### Classes", _markdown_table(heads, rows)]
+        parts += ["### Classes", _write_markdown_table(heads, rows)]
     if audit.groups:
         share = audit.unit == "share"
         error = "wrong decisions" if share else "mean absolute error"
         by_group = [
             [row.group, row.label or "all", f"{row.rows:,}",
-             f"{_known_percent(row.error)} ({_known_percent(row.low)} to {_known_percent(row.high)})"
+             f"{_write_known_percent(row.error)} ({_write_known_percent(row.low)} to {_write_known_percent(row.high)})"
              if share else f"{row.error:.4g}"]
             for row in audit.groups
         ]  # fmt: skip
         parts += [
             "### Groups asked for",
-            _markdown_table(["group", "class", "rows", error], by_group),
+            _write_markdown_table(["group", "class", "rows", error], by_group),
         ]
     return parts
 
 
-def _limits(audit: Audit) -> str:
+def _write_limits(audit: Audit) -> str:
+    """A list of what the audit cannot tell: always two sentences, then its notes."""
     notes = [
         "A slice that is too small, or that no column describes, cannot be found.",
         "What holds for these rows need not hold for rows from another place or time.",
         *audit.notes,
     ]
-    return "\n".join(f"- {_line(note)}" for note in notes)
+    return "\n".join(f"- {_escape_line(note)}" for note in notes)
 
 
-def _markdown_table(heads: list[str], rows: list[list[str]]) -> str:
+def _write_markdown_table(heads: list[str], rows: list[list[str]]) -> str:
+    """A table of Markdown; cells may hold any text."""
     lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(_escape_cell(cell) for cell in line) + " |" for line in lines
+    )
 
 
-def _known_percent(value: float) -> str:
+def _write_known_percent(value: float) -> str:
+    """A share in per cent, or "not known" for NaN."""
     return "not known" if math.isnan(value) else f"{100 * value:.1f}%"
 
 
-def _cell(text: str) -> str:
-    return _line(text).replace("|", "\\|")
+def _escape_cell(text: str) -> str:
+    """A text in a table, where a bar would end the cell."""
+    return _escape_line(text).replace("|", "\\|")
 
 
 def _as_code(text: str) -> str:
-    return f"`{_line(text).replace('`', chr(39))}`"
+    """A name of a column in code type, where a backtick would end it."""
+    return f"`{_escape_line(text).replace('`', chr(39))}`"
 
 
-def _line(text: str) -> str:
+def _escape_line(text: str) -> str:
     """One line of plain text: nothing from a table's values becomes a heading or a tag."""
     return re.sub(r"\s+", " ", text).strip().replace("<", "&lt;")

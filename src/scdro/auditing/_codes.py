@@ -9,6 +9,14 @@ Numbers are cut about a hundred times, so that one byte says which ends a range 
 search looks at a few dozen of the five thousand ranges: tails of every size, and windows of 5 to
 40% of the rows that overlap by half, so that any range has much in common with one of them. The
 ends of what it finds are then moved over all the cuts (see `refine` in `_scan`).
+
+    read_frame     a table of any kind -> {name: array}: floats, dates, or objects
+    fit_coder      a column -> `Coder`: its cuts, or its most frequent values or words
+    Coder.encode   a column -> `CodedColumn`: codes, (n,), and which codes fulfil each condition
+    Coder.adapt    the same column of another table, for `SliceCondition.rows`
+
+For example age, cut at 20, 40 and 60, has the codes 0 (up to 20), 1, 2, 3 (above 60) and 4
+(missing), and the condition "age > 40" is the set of codes {2, 3}.
 """
 
 from __future__ import annotations
@@ -47,12 +55,12 @@ TENTHS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 TAILS = (0.005, 0.01, 0.02, *TENTHS, 0.98, 0.99, 0.995)  # ends of the tails that are looked at
 WINDOWS = ((0.05, 0.05), (0.1, 0.05), (0.2, 0.1), (0.4, 0.2))  # widths of ranges, and their steps
 FIFTHS = ((0.2, 0.2),)  # the same for tables with many columns of numbers
-MANY = 25  # such columns
+MANY_NUMBERS = 25  # with more columns of numbers than this, `FIFTHS` replace `WINDOWS`
 DISTINCT = 12  # a column with at most this many different numbers is split by value
 VALUES = 40  # values of a column that become conditions, the most frequent ones
-SAMPLE = 1_000_000  # rows of a LazyFrame that decide how its columns are coded
-CHUNK = 1_000_000  # rows of a LazyFrame that are coded at once
-WORDS = 300  # words of a text column that become conditions, the most frequent ones
+ROWS_FOR_CODER = 1_000_000  # rows of a LazyFrame that decide how its columns are coded
+ROWS_CODED_AT_ONCE = 1_000_000  # rows of a LazyFrame that are coded at once
+WORDS_CODED = 300  # words of a text column that become conditions, the most frequent ones
 
 
 @dataclass(frozen=True)
@@ -85,14 +93,17 @@ class CodedColumn:
         return SliceCondition(self.conditions[number], self.coder, self.members[number])
 
     def is_range(self, number: int) -> bool:
-        """Whether a condition is a range of numbers or dates, whose ends could be others."""
+        """Whether a condition is a range of numbers or dates, whose ends could be moved.
+
+        "is missing" is none: it is the only one that holds for the last code.
+        """
         movable = self.coder.kind in ("numbers", "dates") and not self.coder.exact
         return movable and not bool(self.members[number, -1])
 
     def between(self, low: int, high: int) -> SliceCondition:
         """The condition that a code is `low` or more, and less than `high`."""
         coder, last = self.coder, len(self.coder.cuts)
-        shown = _show(coder.cuts, coder.kind)
+        shown = _write_cuts(coder.cuts, coder.kind)
         if low == 0:
             text = f"{self.name} <= {shown[high - 1]}"
         elif high == last + 1:
@@ -148,6 +159,7 @@ class Coder:
     """How the values of one column become codes. Fitted on some rows, it codes any others.
 
     Attributes:
+        name: of the column.
         kind: "numbers", "dates", "values" or "words".
         cuts: upper ends of the ranges of numbers or dates; for few different numbers, the numbers.
         exact: whether the numbers in `cuts` are values, not ends of ranges.
@@ -178,9 +190,10 @@ class Coder:
             "numbers": ("f", float),
             "dates": ("M", "datetime64[us]"),
         }
-        letter, wanted = kinds.get(self.kind, ("O", object))
+        letter, wanted = kinds.get(self.kind, ("O", object))  # NumPy's kind of type, and a type
         if column.dtype.kind == letter:
             return column
+        # A column without any value comes as objects from one reader and as floats from another.
         if column.dtype == object and all(value is None for value in column):
             adapted: Array = column.astype(wanted)
             return adapted
@@ -203,8 +216,8 @@ class Coder:
         else:
             codes = np.searchsorted(self.cuts, column, side="left")
         codes[gone] = k + 1
-        texts, sets = [], []
-        shown = _show(self.cuts, self.kind)
+        texts, sets = [], []  # of each condition its words, and which codes fulfil it
+        shown = _write_cuts(self.cuts, self.kind)
         ranks = np.arange(k + 2)
         if self.exact:
             texts += [f"{self.name} = {text}" for text in shown]
@@ -217,7 +230,9 @@ class Coder:
             sets.append((ranks > low) & (ranks <= high))
         texts.append(f"{self.name} is missing")
         sets.append(ranks == k + 1)
-        return CodedColumn(self.name, _small(codes, k + 2), tuple(texts), np.array(sets), self)
+        return CodedColumn(
+            self.name, _use_small_integers(codes, k + 2), tuple(texts), np.array(sets), self
+        )
 
     def _encode_values(self, column: Array) -> CodedColumn:
         """Code k: the k-th value; then one for all other values, one for missing."""
@@ -228,24 +243,26 @@ class Coder:
         codes = np.fromiter(map(code_of.__getitem__, rows), dtype=np.int64, count=len(rows))
         texts = [f"{self.name} = {value}" for value in self.values] + [f"{self.name} is missing"]
         sets = [np.arange(k + 2) == code for code in (*range(k), k + 1)]
-        return CodedColumn(self.name, _small(codes, k + 2), tuple(texts), np.array(sets), self)
+        return CodedColumn(
+            self.name, _use_small_integers(codes, k + 2), tuple(texts), np.array(sets), self
+        )
 
     def _encode_words(self, column: Array) -> list[CodedColumn]:
         """One column for each word, with code 1 where a text has it."""
         having: dict[str, list[int]] = {word: [] for word in self.values}
         for row, text in enumerate(column):
-            for word in _words(text):
+            for word in _find_words(text):
                 if word in having:
                     having[word].append(row)
-        found = []
+        coded = []
         for word, rows in having.items():
             codes = np.zeros(len(column), np.uint8)
             codes[rows] = 1
             text = f'{self.name} has "{word}"'
             own = replace(self, values=(word,))
             has = np.array([[False, True]])
-            found.append(CodedColumn(self.name, codes, (text,), has, own, paired=False))
-        return found
+            coded.append(CodedColumn(self.name, codes, (text,), has, own, paired=False))
+        return coded
 
 
 def read_frame(frame: Any, n: int | None = None) -> dict[str, Array]:
@@ -286,10 +303,13 @@ def read_frame(frame: Any, n: int | None = None) -> dict[str, Array]:
 
 
 def _read_column(values: Any, name: Any) -> Array:
-    """As `as_vector`, but without looking at every single value where that can be avoided."""
+    """A column as floats (NaN: missing), dates, or objects (None: missing), (n,).
+
+    As `as_vector`, but without looking at every single value where that can be avoided.
+    """
     if isinstance(values, nw.Series):
         if values.dtype.is_nested():
-            raise _nested(name, str(values.dtype))
+            raise _nested_value_error(name, str(values.dtype))
         if values.dtype.is_numeric():
             array = values.cast(nw.Float64).to_numpy()
             if array.dtype.kind == "f":
@@ -304,7 +324,7 @@ def _read_column(values: Any, name: Any) -> Array:
     try:
         vector = as_vector(values)
     except (DataError, ValueError, TypeError) as error:
-        raise _nested(name, str(error)) from error
+        raise _nested_value_error(name, str(error)) from error
     return _read_objects(vector.tolist(), name) if vector.dtype == object else vector
 
 
@@ -314,10 +334,10 @@ def _read_objects(values: list[Any], name: Any) -> Array:
         distinct = set(values)
     except TypeError:
         odd = next(value for value in values if not isinstance(value, Hashable))
-        raise _nested(name, f"a {type(odd).__name__}") from None
+        raise _nested_value_error(name, f"a {type(odd).__name__}") from None
     odd = next((value for value in distinct if isinstance(value, tuple | frozenset)), None)
     if odd is not None:
-        raise _nested(name, f"a {type(odd).__name__}")
+        raise _nested_value_error(name, f"a {type(odd).__name__}")
     known = [value for value in distinct if not is_missing(value)]
     numbers = [isinstance(value, NUMBER) and not isinstance(value, bool) for value in known]
     if len(known) < len(distinct):
@@ -333,19 +353,22 @@ def value_numbers(column: Array) -> tuple[list[str], Array]:
     """The different values of a column as texts, sorted, and the number of each row's, (n,)."""
     values = column.tolist()
     texts = {
-        value: "missing" if is_missing(value) else _text_of(value)
+        value: "missing" if is_missing(value) else _write_value_as_text(value)
         for value in dict.fromkeys(values)
     }
     names = sorted(set(texts.values()))
-    place = {value: names.index(text) for value, text in texts.items()}
+    numbers = {text: number for number, text in enumerate(names)}
+    place = {value: numbers[text] for value, text in texts.items()}
     return names, np.fromiter(map(place.__getitem__, values), dtype=np.intp, count=len(values))
 
 
-def _text_of(value: Any) -> str:
+def _write_value_as_text(value: Any) -> str:
+    """A value as the name of a group: floats to 12 digits, so that 0.1 + 0.2 is 0.3."""
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def _nested(name: Any, what: str) -> DataError:
+def _nested_value_error(name: Any, what: str) -> DataError:
+    """The error for a column with lists, dictionaries or the like in its rows."""
     return DataError(
         f"expected one number, text or date in each row of column {str(name)!r}, got {what}; split "
         "it into columns, or leave it out"
@@ -353,7 +376,16 @@ def _nested(name: Any, what: str) -> DataError:
 
 
 def fit_coder(name: str, column: Array, windows: Windows = WINDOWS) -> Coder | None:
-    """How to code a column; None if all of its values are the same."""
+    """How to code a column; None if all of its values are the same, so that nothing can be told by it.
+
+    Dates and numbers are cut; texts of several words that hardly ever repeat are coded by their
+    words; anything else by its most frequent values.
+
+    Args:
+        name: of the column.
+        column: floats, dates or objects, from `read_frame`, (n,).
+        windows: widths of the ranges that are conditions, and their steps, as shares of the rows.
+    """
     if column.dtype.kind == "M":
         known = np.sort(column[~np.isnat(column)])
         return _fit_dates(name, known, windows) if len(known) else None
@@ -375,7 +407,10 @@ def fit_coder(name: str, column: Array, windows: Windows = WINDOWS) -> Coder | N
 
 
 def _fit_numbers(name: str, known: Array, windows: Windows) -> Coder:
-    """`known` is sorted and finite."""
+    """The coder of numbers: each by itself if there are few different ones, else ranges.
+
+    known: sorted and finite, (values,).
+    """
     distinct = known[np.r_[True, known[1:] != known[:-1]]]
     if len(distinct) <= DISTINCT:
         tails = tuple(range(len(distinct) - 1)) if len(distinct) > 3 else ()
@@ -397,38 +432,47 @@ def _quantiles(known: Array) -> Array:
 
 
 def _fit_ranges(name: str, kind: str, at: Array, windows: Windows) -> Coder:
-    """`at` are the cuts at the quantiles `CUTS`; some may be the same."""
+    """The coder of ranges between cuts, with tails and windows as conditions.
+
+    Args:
+        name, kind: of the column.
+        at: the cuts at the quantiles `CUTS`; some may be the same.
+        windows: (width, step) of the windows, as shares of the rows.
+    """
     cuts = np.unique(at)
+    # From a quantile to the position of its cut.
     place = dict(zip(CUTS, np.searchsorted(cuts, at).tolist(), strict=True))
-    found = set()
+    ranges = set()  # pairs of positions: low < value <= high
     for width, step in windows:
         for k in range(1, round((1 - width) / step)):
             low, high = round(k * step, 2), round(k * step + width, 2)
             if high < 1 and place[low] < place[high]:
-                found.add((place[low], place[high]))
+                ranges.add((place[low], place[high]))
     tails = tuple(sorted({place[q] for q in TAILS}))
-    return Coder(name, kind, cuts, tails=tails, ranges=tuple(sorted(found)))
+    return Coder(name, kind, cuts, tails=tails, ranges=tuple(sorted(ranges)))
 
 
 def _fit_words(name: str, column: Array) -> Coder:
     """The most frequent words among those in fewer than half of the texts."""
     counts: Counter[str] = Counter()
     for text in column:
-        counts.update(_words(text))
+        counts.update(_find_words(text))
     usual = [word for word in counts if counts[word] < len(column) / 2]
     return Coder(
         name,
         "words",
         np.array([]),
-        values=tuple(sorted(usual, key=lambda word: (-counts[word], word))[:WORDS]),
+        values=tuple(sorted(usual, key=lambda word: (-counts[word], word))[:WORDS_CODED]),
     )
 
 
-def _words(text: Any) -> set[str]:
+def _find_words(text: Any) -> set[str]:
+    """The different words of a text of two letters or more, in lower case."""
     return set() if is_missing(text) else set(re.findall(r"[^\W\d_][\w']+", str(text).lower()))
 
 
 def _mean_words(texts: Sequence[str]) -> float:
+    """How many words texts have on average: names of things have one or two, notes have more."""
     return float(np.mean([len(text.split()) for text in texts])) if texts else 0.0
 
 
@@ -442,7 +486,7 @@ def _round_cuts(cuts: Array, known: Array) -> Array:
     return rounded
 
 
-def _show(cuts: Array, kind: str) -> list[str]:
+def _write_cuts(cuts: Array, kind: str) -> list[str]:
     """Cuts as conditions show them: dates without a time if no cut has one, numbers to 12 digits."""
     if kind == "dates":
         whole = bool((cuts == cuts.astype("datetime64[D]")).all())
@@ -450,8 +494,8 @@ def _show(cuts: Array, kind: str) -> list[str]:
     return [f"{cut:,.12g}" if abs(cut) >= 10_000 else f"{cut:.12g}" for cut in cuts.tolist()]
 
 
-def _small(codes: Array, number: int) -> Array:
-    """Codes in one byte each, or in two if there are more than 256."""
+def _use_small_integers(codes: Array, number: int) -> Array:
+    """Codes in one byte each, or in two if there are more than 256 different ones (`number`)."""
     return codes.astype(np.uint8 if number <= 256 else np.uint16)
 
 
@@ -460,7 +504,7 @@ def code_columns(
 ) -> list[CodedColumn]:
     """Every column that has at least two different values, coded."""
     coded: list[CodedColumn] = []
-    windows = _windows(sum(column.dtype.kind in "fM" for column in columns.values()))
+    windows = _choose_windows(sum(column.dtype.kind in "fM" for column in columns.values()))
     for number, (name, column) in enumerate(columns.items(), 1):
         if tell is not None:
             tell(f"column {number} of {len(columns)}")
@@ -469,35 +513,38 @@ def code_columns(
     return coded
 
 
-def _windows(numbers: int) -> Windows:
+def _choose_windows(numbers: int) -> Windows:
     """Fewer ranges where there are many columns of numbers, whose pairs would be too many."""
-    return WINDOWS if numbers <= MANY else FIFTHS
+    return WINDOWS if numbers <= MANY_NUMBERS else FIFTHS
 
 
 def code_lazy(frame: Any, n: int, tell: Callable[[str], None] | None = None) -> list[CodedColumn]:
     """The columns of a LazyFrame of polars, coded one by one: only one of them is in memory.
 
-    Coders are fitted on every k-th row, at most `SAMPLE` of them.
+    Coders are fitted on every k-th row, at most `ROWS_FOR_CODER` of them.
     """
     schema = frame.collect_schema()
     names = schema.names()
-    windows = _windows(sum(kind.is_numeric() or kind.is_temporal() for kind in schema.dtypes()))
+    windows = _choose_windows(
+        sum(kind.is_numeric() or kind.is_temporal() for kind in schema.dtypes())
+    )
     coded: list[CodedColumn] = []
     for number, name in enumerate(names, 1):
         if tell is not None:
             tell(f"column {number} of {len(names)}")
+        # The only column in memory; coded in parts, since Python's objects of texts take much more.
         series = frame.select(name).collect(engine="streaming").to_series()
         if len(series) != n:
             raise DataError(
                 f"expected {n:,} rows in every column, one for each label, got {len(series):,} in"
                 f" {name!r}"
             )
-        coder = fit_coder(name, _read_polars(series.gather_every(-(-n // SAMPLE))), windows)
+        coder = fit_coder(name, _read_polars(series.gather_every(-(-n // ROWS_FOR_CODER))), windows)
         if coder is None:
             continue
         parts = [
-            coder.encode(coder.adapt(_read_polars(series.slice(at, CHUNK))))
-            for at in range(0, n, CHUNK)
+            coder.encode(coder.adapt(_read_polars(series.slice(at, ROWS_CODED_AT_ONCE))))
+            for at in range(0, n, ROWS_CODED_AT_ONCE)
         ]
         coded += [
             replace(same[0], codes=np.concatenate([one.codes for one in same]))
@@ -507,6 +554,7 @@ def code_lazy(frame: Any, n: int, tell: Callable[[str], None] | None = None) -> 
 
 
 def _read_polars(series: Any) -> Array:
+    """A column of polars as `read_frame` would read it."""
     return _read_column(nw.from_native(series, series_only=True), series.name)
 
 

@@ -1,4 +1,4 @@
-"""Findings: whom a model fails, of which kind, with numbers; few, and each told once.
+"""Findings: who a model fails, how, and by how much. They are few, and no failure is reported twice.
 
 `FindingSearch.run` asks the questions of `_questions` of all slices of the table, in this order:
 
@@ -30,22 +30,22 @@ from sklearn.isotonic import IsotonicRegression
 
 from scdro.auditing._codes import CodedColumn, SliceCondition, code_columns, read_frame
 from scdro.auditing._outcomes import Outcomes
-from scdro.auditing._questions import Answer, Question, answer, probability
+from scdro.auditing._questions import Answer, Question, find_answers, probability
 from scdro.auditing._scan import SliceIndex, effective_slices
 
 __all__ = ["Finding", "FindingSearch", "wilson"]
 
 Array = npt.NDArray[Any]
-MOST_CLASSES = 50  # classes whose probabilities are tested, the most frequent ones
+MOST_CLASSES = 50  # only so many classes have their probabilities tested, the most frequent ones
 RESERVED = 3  # places kept for hard slices, and for thresholds, among the findings
-GAP, RATIO = 0.01, 1.5  # gaps below both are not worth telling
+GAP, RATIO = 0.01, 1.5  # a gap that is smaller, and a ratio that is smaller, are not worth telling
 # a hard slice's error is at least this many times the usual one, and this far above it
 HARDER, HARDER_BY = 1.3, 0.03
 MISSED_BY = 0.1  # a class is missed in a slice at least this much more often than elsewhere
 SAME = 0.5  # share of the rows of either of two slices above which the clearer one is told
 DOUBT = 2.0  # standard errors of a gap above which a slice's probabilities are not called right
 DOUBT_OF_ANSWERS = 3.0  # the same, where answers are wrong more often than the model admits
-SHARES = {"wrong": 0.5, "threshold": 0.25, "hard": 0.25}  # of alpha
+SHARES_OF_ALPHA = {"wrong": 0.5, "threshold": 0.25, "hard": 0.25}  # of alpha
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,42 +126,42 @@ class Finding:
         return rows
 
     def __str__(self) -> str:
-        who = f"{self.slice}: {self.rows:,} rows ({_percent(self.share)})."
-        said = f"{_percent(self.predicted)} predicted, {_percent(self.observed)} observed"
+        who = f"{self.slice}: {self.rows:,} rows ({_write_share(self.share)})."
+        said = f"{_write_share(self.predicted)} predicted, {_write_share(self.observed)} observed"
         name = f" {self.label!r}" if self.label else ""
         if self.kind == "wrong probabilities" and not self.label:
             text = (
-                f"The model is sure of its answers to {_percent(self.predicted)} on average;"
-                f" {_percent(self.observed)} are right ({_percent(self.low)} to"
-                f" {_percent(self.high)})."
+                f"The model is sure of its answers to {_write_share(self.predicted)} on average;"
+                f" {_write_share(self.observed)} are right ({_write_share(self.low)} to"
+                f" {_write_share(self.high)})."
             )
         elif self.kind == "wrong probabilities":
             text = (
-                f"The model gives{name} {_percent(self.predicted)}; it is {_percent(self.observed)}"
-                f" ({_percent(self.low)} to {_percent(self.high)})."
+                f"The model gives{name} {_write_share(self.predicted)}; it is {_write_share(self.observed)}"
+                f" ({_write_share(self.low)} to {_write_share(self.high)})."
             )
         elif self.kind == "hard":
             text = (
-                f"{_percent(self.error)} of the decisions are wrong"
-                f" ({_percent(self.error_elsewhere)} elsewhere), above all for{name}"
-                f" ({_percent(self.missed)} missed, {_percent(self.missed_elsewhere)} elsewhere)."
+                f"{_write_share(self.error)} of the decisions are wrong"
+                f" ({_write_share(self.error_elsewhere)} elsewhere), above all for{name}"
+                f" ({_write_share(self.missed)} missed, {_write_share(self.missed_elsewhere)} elsewhere)."
                 f" The probabilities are right ({said}): these columns cannot tell."
             )
         elif self.kind == "threshold":
             elsewhere = (
                 ""
                 if math.isnan(self.missed_elsewhere)
-                else f" ({_percent(self.missed_elsewhere)} elsewhere)"
+                else f" ({_write_share(self.missed_elsewhere)} elsewhere)"
             )
             text = (
-                f"{_percent(self.missed)} of{name} are missed{elsewhere}, but the probabilities are"
+                f"{_write_share(self.missed)} of{name} are missed{elsewhere}, but the probabilities are"
                 f" right ({said}): the threshold fails them."
             )
         elif self.kind == "errors":
             text = (
-                f"{_percent(self.error)} of the decisions are wrong"
-                f" ({_percent(self.error_elsewhere)} elsewhere), above all for{name}"
-                f" ({_percent(self.missed)} missed, {_percent(self.missed_elsewhere)} elsewhere)."
+                f"{_write_share(self.error)} of the decisions are wrong"
+                f" ({_write_share(self.error_elsewhere)} elsewhere), above all for{name}"
+                f" ({_write_share(self.missed)} missed, {_write_share(self.missed_elsewhere)} elsewhere)."
             )
         elif self.kind == "bias":
             between = f"({self.low:.4g} to {self.high:.4g})"
@@ -172,8 +172,8 @@ class Finding:
             text = f"Mean absolute error {self.error:.4g} ({self.error_elsewhere:.4g} elsewhere)."
         else:
             text = (
-                f"{_percent(self.missed)} outside of their intervals"
-                f" ({_percent(self.missed_elsewhere)} elsewhere)."
+                f"{_write_share(self.missed)} outside of their intervals"
+                f" ({_write_share(self.missed_elsewhere)} elsewhere)."
             )
         return f"{who} {text}"
 
@@ -181,14 +181,14 @@ class Finding:
         return f"<{self.kind}: {self}>"
 
 
-def _percent(share: float) -> str:
-    """With a digit more where it is below one per cent."""
+def _write_share(share: float) -> str:
+    """A share in per cent, with two digits where it is below one per cent."""
     plain = share >= 0.01 or share < 5e-5  # a bound of an interval may be 1e-17: that is 0.0%
     return f"{100 * share:.1f}%" if plain else f"{100 * share:.2g}%"
 
 
 def wilson(share: float, size: float, z: float) -> tuple[float, float]:
-    """Wilson's interval of a share of `size` rows."""
+    """Wilson's interval of a share of `size` rows, z standard errors to either side; [0, 1] without rows."""
     if size <= 0:
         return 0.0, 1.0
     middle = (share + z * z / (2 * size)) / (1 + z * z / size)
@@ -198,13 +198,16 @@ def wilson(share: float, size: float, z: float) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def anything(mass: Array, left: Array) -> Array:
-    """Every candidate is worth telling."""
+def accept_every_slice(mass: Array, left: Array) -> Array:
+    """Every candidate is worth telling: for questions whose candidates were chosen before."""
     return np.ones(len(mass), bool)
 
 
-def once(found: list[Finding]) -> list[Finding]:
-    """Of the findings about the same people and different classes, the first: the clearest one."""
+def drop_repeats(found: list[Finding]) -> list[Finding]:
+    """Of the findings about the same people and different classes, the first: the clearest one.
+
+    Where a model gives one class too much it gives another too little: one failure, told once.
+    """
     told: list[Finding] = []
     for one in found:
         others = [x for x in told if x.label != one.label and bool(x.where) == bool(one.where)]
@@ -214,6 +217,7 @@ def once(found: list[Finding]) -> list[Finding]:
 
 
 def _overlap(a: Array, b: Array) -> float:
+    """The rows in both, as a share of the rows in either."""
     return float((a & b).sum() / max(int((a | b).sum()), 1))
 
 
@@ -221,6 +225,11 @@ class FindingSearch:
     """Look for findings of every kind in one table of predictions.
 
     Attributes:
+        data, weight, clusters: labels and predictions; (n,) weights with mean one; (n,) numbers of
+            the units that rows belong to, None if all are independent.
+        alpha: probability of any false finding.
+        errors: wrong decisions, 0 or 1, or absolute errors, (n,).
+        losses: log losses, or squared errors, (n,); None if only classes are known.
         index: the slices looked at.
         checked: for each kind, the effective number of slices times questions.
         recalibrated: classes whose probabilities are wrong as a whole.
@@ -240,7 +249,7 @@ class FindingSearch:
             min_rows=min_rows,
             depth=depth,
             n_jobs=n_jobs,
-            order=self._order(columns),
+            order=self._order_by_errors(columns),
             tell=tell,
         )
         self.checked: dict[str, float] = {}
@@ -249,34 +258,44 @@ class FindingSearch:
     def run(self, most: int) -> list[Finding]:
         """All findings: wrong probabilities first, then thresholds, then hard ones."""
         if not self.data.classes:
-            return self._regression(most)
+            return self._find_in_regression(most)
         if self.data.proba is None:
-            return self._hard("errors", most, np.zeros(len(self.weight), bool), 1.0)
-        wrong, doubtful = self._wrong(most)
+            return self._find_hard("errors", most, np.zeros(len(self.weight), bool), 1.0)
+        wrong, doubtful = self._find_wrong(most)
         taken: Array = np.zeros(len(self.weight), bool)
         for one in wrong:
             taken |= one.members if one.conditions else False
-        hard = self._hard("hard", RESERVED, taken, SHARES["hard"], doubtful)
+        hard = self._find_hard("hard", RESERVED, taken, SHARES_OF_ALPHA["hard"], doubtful)
         for one in hard:
             taken |= one.members
-        missed = self._thresholds(RESERVED, taken, doubtful)
+        missed = self._find_thresholds(RESERVED, taken, doubtful)
         return [*wrong[: max(most - len(missed) - len(hard), 0)], *missed, *hard][:most]
 
     # -- wrong probabilities ------------------------------------------------------------------
 
-    def _wrong(self, most: int) -> tuple[list[Finding], Array]:
-        """Findings, and which slices of the index may be wrong although they were not told.
+    def _find_wrong(self, most: int) -> tuple[list[Finding], Array]:
+        """Wrong probabilities of every class, and of the answers.
 
         Two questions. Does a class happen as often as the model says? And is its most likely answer
         wrong more often than the model admits? A slice where high probabilities should be low, and
         low ones high, passes the first on average and fails the second.
+
+            for each class k, and at last for the answers (k is None):
+                event   <- y is k, or the answer is wrong;  p <- what the model says of it
+                is p wrong as a whole, or where it is low or high? Then a finding, and p is
+                recalibrated, so that slices are told where they are wrong beyond that
+                slices where events and p differ           -> findings
+
+        Returns:
+            The findings, clearest first, at most `most`.
+            Which slices of the index may be wrong although they were not told, (slices,).
         """
         data, weight = self.data, self.weight
         assert data.proba is not None
         counts = np.bincount(data.y, weights=weight, minlength=len(data.classes))
         asked = [1] if len(data.classes) == 2 else list(np.argsort(-counts)[:MOST_CLASSES])
-        alpha = SHARES["wrong"] * self.alpha
-        levels = {k: self._level_index(data.proba[:, k]) for k in asked}
+        alpha = SHARES_OF_ALPHA["wrong"] * self.alpha
+        levels = {k: self._index_levels(data.proba[:, k]) for k in asked}
         spreads = [weight**2 * p * (1 - p) for p in (data.proba[:, k] for k in asked)]
         slices = effective_slices(self.index, spreads, alpha)
         tests = slices * (len(asked) + 1) + sum(level.tests + 1 for level in levels.values())
@@ -292,9 +311,9 @@ class FindingSearch:
                 event, p = (data.y == k).astype(float), data.proba[:, k]
             label = "" if k is None else data.classes[k]
             question = Question(
-                "wrong probabilities", label, event, p.copy(), weight, k is None, True, True
+                "wrong probabilities", label, event, p.copy(), weight, upward=k is None, shifts=True
             )
-            whole = None if k is None else self._overall(question, levels[k], tests, alpha)
+            whole = None if k is None else self._test_as_a_whole(question, levels[k], tests, alpha)
             if whole is not None:
                 found.append(whole)
                 self.recalibrated.append(label)
@@ -309,11 +328,11 @@ class FindingSearch:
             )
             doubtful |= unsure
             for one in told:
-                found.append((abs(one.z), self._tell(one, k)))
+                found.append((abs(one.z), self._make_finding(one, k)))
                 explained.append(one.rows)
                 taken |= one.rows
         found.sort(key=lambda entry: -entry[0])
-        return once([one for _, one in found])[:most], doubtful
+        return drop_repeats([one for _, one in found])[:most], doubtful
 
     def _wrong_slices(
         self,
@@ -324,8 +343,21 @@ class FindingSearch:
         most: int,
         taken: Array | None,
     ) -> tuple[list[Answer], Array]:
-        """Slices where events and the model's own probabilities p differ, and those where they may."""
+        """Slices where events and the model's own probabilities differ, and those where they may.
+
+        A gap must be clear twice: in p itself, and in what recalibration and earlier findings leave
+        of it (`question.expected`). So what another finding has overstated is not told as a new one.
+
+        Args:
+            question: of one class, or of the answers.
+            p: the model's own probabilities of the event, (n,).
+            tests, alpha, most, taken: as for `find_answers`.
+
+        Returns:
+            The answers; and which slices of the index are in doubt, (slices,), booleans.
+        """
         weight = self.weight
+        # Over every slice: the events, what the model expected of them, and their variance.
         happened, meant, spread = self.index.sums(
             np.array([weight * question.event, weight * p, weight**2 * p * (1 - p)])
         )
@@ -348,7 +380,7 @@ class FindingSearch:
             large = min(abs(more), abs(had - said)) >= GAP * mass
             return more * (had - said) > 0 and (large or max(had, said) >= RATIO * min(had, said))
 
-        answers = answer(
+        answers = find_answers(
             question, self.index, tests=tests, alpha=alpha, most=most, good=worth, holds=holds,
             candidates=clear, taken=taken, clusters=self.clusters,
         )  # fmt: skip
@@ -362,7 +394,7 @@ class FindingSearch:
         right: Array = (self.data.proba.argmax(1) == self.data.y).astype(float)
         return right
 
-    def _level_index(self, p: Array) -> SliceIndex:
+    def _index_levels(self, p: Array) -> SliceIndex:
         """Slices by the probability itself: where it is low, or high."""
         return SliceIndex(
             code_columns({"predicted probability": p}),
@@ -371,11 +403,16 @@ class FindingSearch:
             depth=1,
         )
 
-    def _overall(
+    def _test_as_a_whole(
         self, question: Question, levels: SliceIndex, tests: float, alpha: float
     ) -> tuple[float, Finding] | None:
-        """Whether the probabilities of a class are wrong as a whole, or wherever they are high or low."""
+        """Whether the probabilities of a class are wrong as a whole, or wherever they are high or low.
+
+        Returns:
+            The evidence in standard errors and the finding; None if they are right.
+        """
         everyone = np.ones(len(self.weight), bool)
+        # As a whole.
         left = float(question.residuals().sum())
         z = left / math.sqrt(max(float(question.variances().sum()), 1e-300))
         k = self.data.classes.index(question.label)
@@ -383,35 +420,37 @@ class FindingSearch:
         gap = abs(left) / float(self.weight.sum())
         usual = float(np.average(question.event, weights=self.weight))
         if p <= alpha and gap >= min(GAP, 0.2 * max(usual, 1e-12)):
-            return abs(z), self._describe("wrong probabilities", "all rows", (), k, everyone, p)
+            return abs(z), self._measure_slice(
+                "wrong probabilities", "all rows", (), k, everyone, p
+            )
+        # By level. A copy, since telling a finding changes the expectation; slices are asked of p.
         copy = Question(
             question.kind,
             question.label,
             question.event,
             question.expected.copy(),
             self.weight,
-            False,
-            True,
-            True,
+            upward=False,
+            shifts=True,
         )
 
         def worth(mass: Array, left: Array) -> Array:
             good: Array = np.abs(left) >= GAP * mass
             return good
 
-        first = answer(
+        first = find_answers(
             copy, levels, tests=tests, alpha=alpha, most=1, good=worth, clusters=self.clusters
         )
         if not first:
             return None
         one = first[0]
         text = " and ".join(condition.text for condition in one.where)
-        told = self._describe("wrong probabilities", text, (), k, one.rows, one.p_value)
+        told = self._measure_slice("wrong probabilities", text, (), k, one.rows, one.p_value)
         return abs(one.z), replace(told, where=one.where)
 
     # -- thresholds and hard slices -----------------------------------------------------------
 
-    def _thresholds(self, most: int, taken: Array, doubtful: Array) -> list[Finding]:
+    def _find_thresholds(self, most: int, taken: Array, doubtful: Array) -> list[Finding]:
         """Slices where members of a class are missed more often than elsewhere.
 
         A class that is decided less than half as often as it happens, and missed mostly, is a finding
@@ -429,50 +468,60 @@ class FindingSearch:
         for k in asked:
             own = weight * (data.y == k)
             missed = (data.decided != k).astype(float)
-            usual = float(np.average(missed, weights=own))
+            usual = float(np.average(missed, weights=own))  # of the class, in all rows
             decided, observed = (
                 float(weight @ (v == k) / weight.sum()) for v in (data.decided, data.y)
             )
             if usual > 0.5 and decided < observed / 2:
                 everyone = np.ones(len(weight), bool)
                 found.append(
-                    (math.inf, self._describe("threshold", "all rows", (), k, everyone, 0.0))
+                    (math.inf, self._measure_slice("threshold", "all rows", (), k, everyone, 0.0))
                 )
                 continue
             question = Question.about_mean("threshold", data.classes[k], missed, own)
+            # At least 0 where the class is missed by MISSED_BY more, and half as often again.
             more = self.index.sums((own * (missed - max(usual + MISSED_BY, 1.5 * usual)))[None])[0]
 
-            answers = answer(
-                question, self.index, tests=tests, alpha=SHARES["threshold"] * self.alpha, most=most,
-                good=anything, candidates=(more >= 0) & ~doubtful, taken=taken.copy(), clusters=self.clusters,
+            answers = find_answers(
+                question, self.index, tests=tests, alpha=SHARES_OF_ALPHA["threshold"] * self.alpha, most=most,
+                good=accept_every_slice, candidates=(more >= 0) & ~doubtful, taken=taken.copy(), clusters=self.clusters,
             )  # fmt: skip
-            found += [(one.z, self._tell(one, k)) for one in answers]
+            found += [(one.z, self._make_finding(one, k)) for one in answers]
         found.sort(key=lambda entry: -entry[0])
         return [one for _, one in found[:most]]
 
-    def _hard(
+    def _find_hard(
         self, kind: str, most: int, taken: Array, share: float, doubtful: Any = False
     ) -> list[Finding]:
-        """Slices with many wrong decisions; those whose probabilities may be wrong are left out."""
+        """Slices with many wrong decisions; those whose probabilities may be wrong are left out.
+
+        Args:
+            kind: "hard", or "errors" if only classes are known.
+            most: places among the findings.
+            taken: rows that were told, (n,).
+            share: of alpha.
+            doubtful: slices whose probabilities may be wrong, (slices,).
+        """
         usual = float(np.average(self.errors, weights=self.weight))
         if usual <= 0 or usual >= 1:
             return []
         question = Question.about_mean(kind, "", self.errors, self.weight)
         self.checked[kind] = tests = self.index.tests
-        limit = max(usual + HARDER_BY, HARDER * usual)
+        limit = max(usual + HARDER_BY, HARDER * usual)  # `more` is at least 0 where errors reach it
         more = self.index.sums((self.weight * (self.errors - limit))[None])[0]
-        answers = answer(
-            question, self.index, tests=tests, alpha=share * self.alpha, most=most, good=anything,
+        answers = find_answers(
+            question, self.index, tests=tests, alpha=share * self.alpha, most=most, good=accept_every_slice,
             candidates=(more >= 0) & ~np.asarray(doubtful), taken=taken.copy(), clusters=self.clusters,
         )  # fmt: skip
-        return [self._tell(one, self._most_missed(one.rows)) for one in answers]
+        return [self._make_finding(one, self._choose_most_missed(one.rows)) for one in answers]
 
-    def _most_missed(self, rows: Array) -> int:
+    def _choose_most_missed(self, rows: Array) -> int:
         """The class whose members are missed in these rows more often than elsewhere, by most rows."""
         data, missed = self.data, self.weight * self.errors
         classes = len(data.classes)
 
         def shares(where: Array) -> tuple[Array, Array]:
+            """The weight of each class in these rows, and the share of it that is missed, (k,)."""
             mass = np.bincount(data.y[where], weights=self.weight[where], minlength=classes)
             lost = np.bincount(data.y[where], weights=missed[where], minlength=classes)
             return mass, lost / np.maximum(mass, 1e-300)
@@ -482,10 +531,15 @@ class FindingSearch:
 
     # -- regression ---------------------------------------------------------------------------
 
-    def _regression(self, most: int) -> list[Finding]:
-        """Ranks have no outliers: one residual of a million does not make a slice."""
+    def _find_in_regression(self, most: int) -> list[Finding]:
+        """Findings of a regression: where predictions are biased, errors large, or intervals too short.
+
+        Bias and spread are asked of ranks, which have no outliers: one residual of a million does
+        not make a slice. Each of the two or three questions gets an equal part of alpha.
+        """
         data, n = self.data, len(self.weight)
         left = data.y - data.decided
+        # Kind, event, whether only more events count, whether events are 0 or 1 (else ranks).
         asked: list[tuple[str, Array, bool, bool]] = [
             ("bias", (rankdata(left) - 0.5) / n, False, False),
             ("spread", (rankdata(np.abs(left - np.median(left))) - 0.5) / n, True, False),
@@ -510,29 +564,30 @@ class FindingSearch:
                 return good & (left * raw > 0)
 
             def holds(rows: Array, question: Question = question, upward: bool = upward) -> bool:
+                """The same for a slice whose ends were moved."""
                 gap = float(question.residuals()[rows].sum() / self.weight[rows].sum())
                 return (gap if upward else abs(gap)) >= 0.05
 
             taken = np.zeros(n, bool) if upward else None
-            answers = answer(
+            answers = find_answers(
                 question, self.index, tests=tests, alpha=self.alpha / len(asked),
                 most=places.get(kind, RESERVED), good=worth, holds=holds, taken=taken,
                 clusters=self.clusters,
             )  # fmt: skip
-            found += [self._tell(one, None) for one in answers]
+            found += [self._make_finding(one, None) for one in answers]
         return found
 
     # -- numbers of a slice -------------------------------------------------------------------
 
-    def _tell(self, one: Answer, label: int | None) -> Finding:
-        """The finding that an answer is, about a class or (None) about no one of them."""
+    def _make_finding(self, one: Answer, label: int | None) -> Finding:
+        """The finding that an answer makes: about one class, or about none (None)."""
         texts = tuple(condition.text for condition in one.where)
-        told = self._describe(
+        told = self._measure_slice(
             one.question.kind, " and ".join(texts), texts, label, one.rows, one.p_value
         )
         return replace(told, where=one.where)
 
-    def _describe(
+    def _measure_slice(
         self,
         kind: str,
         text: str,
@@ -550,6 +605,7 @@ class FindingSearch:
         others = ~rows
 
         def mean(values: Array | None, where: Array) -> float:
+            """The mean of some values over some rows by weight; NaN of none."""
             mass = w[where].sum()
             return (
                 float(w[where] @ values[where] / mass)
@@ -605,10 +661,15 @@ class FindingSearch:
         )
         return errors
 
-    def _order(self, columns: list[CodedColumn]) -> Any:
-        """Of wide tables, the columns first whose values have the most different errors."""
+    def _order_by_errors(self, columns: list[CodedColumn]) -> Any:
+        """In which order columns are paired with others, where there are too many for all pairs.
+
+        First those whose values explain most of the errors: by the sum of squares between their
+        codes.
+        """
 
         def order(usable: Array) -> list[int]:
+            """The numbers of some columns, sorted by it."""
             spread = []
             for i in usable:
                 counts = np.bincount(columns[i].codes)

@@ -30,6 +30,7 @@ __all__ = ["Gate", "GateError", "SliceScore", "judge", "slice_scores"]
 
 Array = npt.NDArray[Any]
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+# Rules on numbers of findings: which kind each name counts, None for all kinds.
 COUNTED = {
     "findings": None,
     "wrong": "wrong probabilities",
@@ -89,11 +90,19 @@ class Gate(NamedTuple):
 def slice_scores(
     search: FindingSearch, asked: dict[str, Array], findings: Sequence[Finding]
 ) -> tuple[SliceScore, ...]:
-    """Scores of all rows, every single condition, the groups asked for (conditions too) and the findings."""
+    """Scores of all rows, every single condition, the groups asked for (conditions too) and the findings.
+
+    Args:
+        search: with the outcomes, the weights and the index of slices.
+        asked: columns of the groups asked for, by name, (n,) each.
+        findings: what the audit found.
+    """
     people = People(search, asked, findings)
     z = np.full(len(people.texts), -ndtri(0.025 / len(set(people.texts))))
     if findings:  # they were chosen among all slices
         z[-len(findings) :] = np.maximum(z[-len(findings) :], search.half_width())
+    # Of each slice, (slices,): the weight, and the number of independent rows that it is worth:
+    # fewer with unequal weights, and fewer again where rows of one unit are alike.
     mass, squares = people.sums(search.weight), people.sums(search.weight**2)
     size = mass**2 / np.maximum(squares, 1e-300) / people.design_effects()
     scores = (
@@ -102,15 +111,22 @@ def slice_scores(
         else _number_scores(search, people, mass, size, z)
     )
     counts = people.sums(np.ones(people.n))
-    found = {}
+    by_text = {}
     for k, text in enumerate(people.texts):
         each = {name: (float(v[k]), float(a[k]), float(b[k])) for name, (v, a, b) in scores.items()}
-        found[text] = SliceScore(text, int(counts[k]), each)
-    return tuple(found.values())
+        by_text[text] = SliceScore(text, int(counts[k]), each)
+    return tuple(by_text.values())
 
 
 class People:
-    """All slices that a gate judges, and sums over each of them."""
+    """All slices that a gate judges, and sums over each of them.
+
+    Attributes:
+        texts: of each slice what it is called, in the order of `sums`: all rows, single conditions,
+            values of the groups asked for, findings. Two slices may have the same text.
+        values: of each column asked for its name, the names of its values, and the number of each
+            row's value, (n,).
+    """
 
     def __init__(
         self, search: FindingSearch, asked: dict[str, Array], findings: Sequence[Finding]
@@ -131,7 +147,11 @@ class People:
         return np.concatenate(parts)
 
     def design_effects(self) -> Array:
-        """How much wider intervals are because rows of one unit are similar; 1 without units."""
+        """By what factor the variance of each slice's scores is larger because rows of one unit are similar, (slices,).
+
+        The variance of sums over units, divided by that of independent rows; the largest over the
+        errors and the probabilities of every class, and at least 1.
+        """
         clusters, effects = self.search.clusters, np.ones(len(self.texts))
         if clusters is None:
             return effects
@@ -141,7 +161,7 @@ class People:
             left += [(data.y == k) - data.proba[:, k] for k in range(len(data.classes))[1:]]
         for k, rows in enumerate(self._members()):
             for values in left:
-                own = w[rows] * (values[rows] - _average(values[rows], w[rows]))
+                own = w[rows] * (values[rows] - _weighted_average(values[rows], w[rows]))
                 alone = float((own**2).sum())
                 together = float((np.bincount(clusters[rows], weights=own) ** 2).sum())
                 effects[k] = max(effects[k], together / alone if alone > 0 else 1.0)
@@ -165,21 +185,21 @@ def _class_scores(
     """Accuracy, error, missed, and of probabilities the gap and the log loss, of each slice."""
     data, w = search.data, search.weight
     right = people.sums(w * (1 - search.errors)) / mass
-    low, high = _wilsons(right, size, z)
+    low, high = _wilson_intervals(right, size, z)
     scores = {"accuracy": (right, low, high), "error": (1 - right, 1 - high, 1 - low)}
     missed, gaps = [], []
     for k in range(len(data.classes)):
         own = w * (data.y == k)
         members = people.sums(own)
         share = people.sums(own * (data.decided != k)) / np.maximum(members, 1e-300)
-        missed.append((share, *_wilsons(share, size * members / mass, z)))
+        missed.append((share, *_wilson_intervals(share, size * members / mass, z)))
         if data.proba is not None and (k == 1 or len(data.classes) > 2):
             happens, said = members / mass, people.sums(w * data.proba[:, k]) / mass
-            low, high = _wilsons(happens, size, z)
-            gaps.append(_distance((happens - said, low - said, high - said)))
-    scores["missed"] = _clearest(missed)
+            low, high = _wilson_intervals(happens, size, z)
+            gaps.append(_take_size((happens - said, low - said, high - said)))
+    scores["missed"] = _choose_clearest(missed)
     if search.losses is not None and gaps:
-        scores["gap"] = _clearest(gaps)
+        scores["gap"] = _choose_clearest(gaps)
         scores["log_loss"] = _means(people, search.losses, w, mass, size, z)
     return scores
 
@@ -191,7 +211,7 @@ def _number_scores(
     left, w = search.data.y - search.data.decided, search.weight
     return {
         "mean_absolute_error": _means(people, np.abs(left), w, mass, size, z),
-        "gap": _distance(_means(people, left, w, mass, size, z)),
+        "gap": _take_size(_means(people, left, w, mass, size, z)),
     }
 
 
@@ -203,18 +223,19 @@ def _means(
     mass: sum of the weights w in each slice. size: its effective number of rows.
     """
     middle = people.sums(w * values) / mass
-    centre = float(_average(values, w))
+    centre = float(_weighted_average(values, w))
     spread = people.sums(w * (values - centre) ** 2) / mass - (middle - centre) ** 2
     half = z * np.sqrt(np.maximum(spread, 0.0) / np.maximum(size - 1, 1.0))
     half = np.where(size > 1, half, np.inf)
     return middle, middle - half, middle + half
 
 
-def _average(values: Array, w: Array) -> float:
+def _weighted_average(values: Array, w: Array) -> float:
+    """The mean by weight; NaN if all weights are zero."""
     return float(w @ values / w.sum()) if w.any() else math.nan
 
 
-def _wilsons(share: Array, size: Array, z: Array) -> tuple[Array, Array]:
+def _wilson_intervals(share: Array, size: Array, z: Array) -> tuple[Array, Array]:
     """Wilson's intervals; nothing is known of a slice without rows."""
     square = z * z / np.maximum(size, 1e-12)
     middle = (share + square / 2) / (1 + square)
@@ -223,16 +244,16 @@ def _wilsons(share: Array, size: Array, z: Array) -> tuple[Array, Array]:
     return np.maximum(middle - half, 0.0), np.minimum(middle + half, 1.0)
 
 
-def _clearest(scores: Sequence[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
-    """Of several classes, the one that is surely the worst, in each slice."""
+def _choose_clearest(scores: Sequence[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
+    """Of several classes, in each slice the one whose lower bound is the highest: surely the worst."""
     worst = np.argmax([low for _, low, _ in scores], axis=0)
     every = np.arange(len(worst))
     value, low, high = (np.array(part)[worst, every] for part in zip(*scores, strict=True))
     return value, low, high
 
 
-def _distance(interval: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-    """The size of a difference, with its interval."""
+def _take_size(interval: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    """The size of a difference, without its sign, with its interval; 0 is in it if 0 was."""
     value, low, high = interval
     nearest = np.minimum(np.abs(low), np.abs(high))
     least = np.where((low <= 0) & (high >= 0), 0.0, nearest)
@@ -242,14 +263,21 @@ def _distance(interval: tuple[Array, Array, Array]) -> tuple[Array, Array, Array
 def judge(
     rules: Sequence[str], slices: Sequence[SliceScore], kinds: Sequence[str], if_unsure: str
 ) -> Gate:
-    """Judge every rule; raise `GateError` if one is broken."""
+    """Judge every rule; raise `GateError` if one is broken.
+
+    Args:
+        rules: such as "accuracy < 0.7": what must not be.
+        slices: scores of every slice, from `slice_scores`.
+        kinds: of the findings, for rules on their numbers.
+        if_unsure: "pass" or "fail".
+    """
     if if_unsure not in ("pass", "fail"):
         raise HyperparameterError(f"expected if_unsure 'pass' or 'fail', got {if_unsure!r}")
     failures: list[str] = []
     unsure: list[str] = []
-    known = sorted(slices[0].scores) if slices else []
+    known = sorted(slices[0].scores) if slices else []  # names of the scores
     for rule in rules:
-        name, sign, limit = _parse(rule, [*known, *COUNTED])
+        name, sign, limit = _parse_rule(rule, [*known, *COUNTED])
         if name in COUNTED:
             number = sum(COUNTED[name] in (None, kind) for kind in kinds)
             if COMPARE[sign](number, limit):
@@ -263,6 +291,7 @@ def judge(
                 f"{rule.strip()}: {one.slice}, {one.rows:,} rows, {name} {value:.3g} ({low:.3g} to"
                 f" {high:.3g})"
             )
+            # The end of the interval that is least like a broken rule.
             sure = COMPARE[sign](high if "<" in sign else low, limit)
             (failures if sure else unsure).append(text)
     passed = not failures and not (unsure and if_unsure == "fail")
@@ -278,7 +307,8 @@ def judge(
     return Gate(passed, tuple(failures), tuple(unsure))
 
 
-def _parse(rule: str, known: Sequence[str]) -> tuple[str, str, float]:
+def _parse_rule(rule: str, known: Sequence[str]) -> tuple[str, str, float]:
+    """A rule as (name of a score, comparison, number)."""
     match = RULE.fullmatch(rule)
     if match is None:
         raise HyperparameterError(f"expected a rule such as 'accuracy < 0.7', got {rule!r}")

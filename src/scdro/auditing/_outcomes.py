@@ -1,7 +1,17 @@
 """What a user has: labels, and what some model predicted for them, or the model itself.
 
-Predictions are read as one of three: probabilities of classes, classes, or numbers; what they cannot
-be is refused, with the reason. A model of scikit-learn, or a network with a loader, makes them first.
+A model of scikit-learn (`predict_with`), or a network with a loader (`run_network`), makes
+predictions first. These are then read as one of three (`read_outcomes`):
+
+    labels                                predictions                 read as
+    many different numbers, or numbers
+      predicted by other numbers          numbers, (n,)               a regression
+    anything else                         (n, k)                      probabilities of k classes
+                                          numbers in [0, 1], not      probabilities of the second
+                                          labels, of two classes      of two classes
+                                          anything else, (n,)         predicted classes
+
+What they cannot be is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -24,7 +34,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 LEAST_ROWS = 30  # rows below which nothing can be told
 QUANTITY = 20  # more different numbers than this are a quantity, not classes
-SUM = 1e-3  # how far probabilities may be from adding up to one
+SUM = 1e-3  # probabilities of a row may miss one by this much
 
 
 @dataclass(frozen=True)
@@ -142,7 +152,10 @@ def read_weight(sample_weight: Any, n: int) -> Array:
 
 
 def read_units(groups: Any, n: int) -> Array:
-    """The number of the unit of each row."""
+    """The unit of each row, such as a patient, as a number, (n,).
+
+    groups: a name or number for each row.
+    """
     units = read_vector(groups, "groups")
     if len(units) != n:
         raise DataError(f"expected {n:,} groups, one for each row, got {len(units):,}")
@@ -152,6 +165,7 @@ def read_units(groups: Any, n: int) -> Array:
 
 
 def _as_plain_value(value: Any) -> Any:
+    """A NumPy scalar as a value of Python, so that equal labels of different types are equal."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -214,15 +228,24 @@ def _read_regression(labels: Array, given: Array, intervals: Any) -> Outcomes:
 
 
 def _read_probabilities(labels: Array, given: Array, known: list[Any] | None) -> Outcomes:
-    """Probabilities of all classes, (n, k). Labels 0, 1, ... below k name their columns themselves."""
-    present = _values(labels)
+    """Probabilities of all classes, (n, k).
+
+    Without `known`, the columns are the labels that occur, sorted; but if some of k classes do not
+    occur, labels that are whole numbers below k are the numbers of the columns.
+
+    Args:
+        labels: (n,).
+        given: probabilities, (n, k).
+        known: the classes in the order of the columns, if the user said so.
+    """
+    present = _distinct_values(labels)
     k = given.shape[1]
     if known is None:
         whole = all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < k for v in present)
         known = list(range(k)) if whole and len(present) != k else present
     if len(known) != k:
         raise DataError(
-            f"expected probabilities of {len(known)} classes, ({_listed(known)}), got {k} columns;"
+            f"expected probabilities of {len(known)} classes, ({_list_values(known)}), got {k} columns;"
             " if the model knows other classes, give them in order as classes="
         )
     _check_range(given.min(), given.max())
@@ -242,7 +265,15 @@ def _read_probabilities(labels: Array, given: Array, known: list[Any] | None) ->
 def _read_one_column(
     labels: Array, given: Array, known: list[Any] | None, threshold: float
 ) -> Outcomes:
-    present = _values(labels)
+    """One column of predictions, (n,): probabilities of the second of two classes, or classes.
+
+    Args:
+        labels: (n,).
+        given: predictions, (n,).
+        known: the classes in order, if the user said so.
+        threshold: probability of the second class above which it is decided.
+    """
+    present = _distinct_values(labels)
     names = known if known is not None else present
     if given.dtype.kind == "f" and len(names) <= 2 and not np.isin(given, labels).all():
         _check_range(given.min(), given.max())
@@ -251,20 +282,21 @@ def _read_one_column(
         proba = np.column_stack([1 - positive, positive])
         decided = (positive > threshold).astype(int)
         return Outcomes(tuple(map(str, names)), _label_numbers(labels, names), proba, decided)
-    predicted = _values(given)
+    predicted = _distinct_values(given)
     if known is None:
         if not set(predicted) & set(present):
             raise DataError(
-                f"expected predictions among the labels ({_listed(present)}), or probabilities, got"
-                f" {_listed(predicted)}"
+                f"expected predictions among the labels ({_list_values(present)}), or probabilities, got"
+                f" {_list_values(predicted)}"
             )
-        names = _sorted(set(present) | set(predicted))
+        names = _sort_values(set(present) | set(predicted))
     _require_two(names)
     decided = _label_numbers(given, names)
     return Outcomes(tuple(map(str, names)), _label_numbers(labels, names), None, decided)
 
 
 def _check_range(low: float, high: float) -> None:
+    """Raise if the smallest or the largest number is no probability."""
     if low < -1e-6 or high > 1 + 1e-6:
         out = low if low < 0 else high
         raise DataError(
@@ -274,18 +306,21 @@ def _check_range(low: float, high: float) -> None:
 
 
 def _require_two(names: list[Any]) -> None:
+    """Raise if there are fewer than two classes: nothing could be confused."""
     if len(names) < 2:
         raise DataError(
-            f"expected labels of at least two classes, got only {_listed(names)}; if the model"
+            f"expected labels of at least two classes, got only {_list_values(names)}; if the model"
             " knows another one, give both, in order, as classes="
         )
 
 
-def _values(array: Array) -> list[Any]:
-    return _sorted(set((array if array.dtype == object else np.unique(array)).tolist()))
+def _distinct_values(array: Array) -> list[Any]:
+    """The different values, sorted, as values of Python."""
+    return _sort_values(set((array if array.dtype == object else np.unique(array)).tolist()))
 
 
-def _sorted(values: set[Any]) -> list[Any]:
+def _sort_values(values: set[Any]) -> list[Any]:
+    """Values in order; those of several types by the name of the type first."""
     try:
         return sorted(values)
     except TypeError:  # values of several types
@@ -293,22 +328,26 @@ def _sorted(values: set[Any]) -> list[Any]:
 
 
 def _label_numbers(labels: Array, names: list[Any]) -> Array:
+    """The position of each label among the classes, (n,); a label that is none of them is an error."""
     lookup = {name: k for k, name in enumerate(names)}
     if labels.dtype == object:
-        found = np.array([lookup.get(value, -1) for value in labels.tolist()], dtype=int)
+        numbers = np.array([lookup.get(value, -1) for value in labels.tolist()], dtype=int)
     else:  # one look-up for each value, not for each row
         distinct, inverse = np.unique(labels, return_inverse=True)
-        found = np.array([lookup.get(value, -1) for value in distinct.tolist()], dtype=int)[inverse]
-    if (found < 0).any():
-        odd = labels.tolist()[int((found < 0).argmax())]
+        numbers = np.array([lookup.get(value, -1) for value in distinct.tolist()], dtype=int)[
+            inverse
+        ]
+    if (numbers < 0).any():
+        odd = labels.tolist()[int((numbers < 0).argmax())]
         raise DataError(
-            f"expected labels that the model knows ({_listed(names)}), got {odd!r} in"
-            f" {int((found < 0).sum()):,} rows"
+            f"expected labels that the model knows ({_list_values(names)}), got {odd!r} in"
+            f" {int((numbers < 0).sum()):,} rows"
         )
-    return found
+    return numbers
 
 
-def _listed(names: Sequence[Any]) -> str:
+def _list_values(names: Sequence[Any]) -> str:
+    """The first five, and how many more there are, for a message."""
     shown = ", ".join(repr(name) for name in names[:5])
     return shown + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
@@ -332,8 +371,12 @@ def is_model(thing: Any) -> bool:
 def predict_with(model: Any, X: Any, y: Any, cv: Any = None, groups: Any = None) -> tuple[Any, Any]:
     """What a fitted model predicts, and its classes (None for a regressor).
 
-    With `cv`, copies of the model are fitted, and every row is predicted by one that did not see
-    it.
+    Args:
+        model: with `predict_proba` or `predict`.
+        X, y: rows and labels.
+        cv: number of folds, or a splitter: copies of the model are fitted, and every row is
+            predicted by one that did not see it. None: the model predicts as it is.
+        groups: units of the rows, which stay in one fold.
     """
     from sklearn.base import is_classifier
     from sklearn.exceptions import NotFittedError
@@ -367,6 +410,7 @@ def run_network(network: Any, loader: Any) -> tuple[Array, Array]:
 
     from scdro._batches import as_probabilities, in_order, logits_of, read_batch
 
+    # Batches go to where the network is; its mode is restored, whatever happens.
     device = next((p.device for p in network.parameters()), torch.device("cpu"))
     training, outputs, labels = network.training, [], []
     network.eval()

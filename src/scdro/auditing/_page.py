@@ -1,4 +1,12 @@
-"""An audit to look at: one HTML file, a fragment for a notebook, and a plot."""
+"""An audit to look at: one HTML file, a fragment for a notebook, and a plot.
+
+    make_charts    findings -> charts: rows on one scale, each with a mark to compare with
+    page_of        templates/audit_page.html, which draws the charts as SVG
+    fragment_of    the same body for a notebook
+    plot           the first chart, by matplotlib
+
+Any text may come from the user's table: the templates escape it.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +67,10 @@ def fragment_of(audit: Audit) -> str:
 
 
 def _render(template: str, audit: Audit, root: str) -> str:
+    """A template with all that it needs. `root` is what its style is limited to."""
     kinds = list(dict.fromkeys(one.kind for one in audit.findings))
-    return _page_templates().get_template(template).render(
-        audit=audit, root=root, share=audit.unit == "share", charts=charts(audit),
+    return _make_page_templates().get_template(template).render(
+        audit=audit, root=root, share=audit.unit == "share", charts=make_charts(audit),
         kinds=[(kind, [one for one in audit.findings if one.kind == kind]) for kind in kinds],
         MEANINGS=MEANINGS, SCORES=SCORES, MOST_LISTED=MOST_LISTED,
     )  # fmt: skip
@@ -87,8 +96,8 @@ class ChartRow(NamedTuple):
     """One slice: a mark to compare with, and what was seen, with its interval; NaN for none."""
 
     finding: Finding
-    usual: float
-    seen: float
+    usual: float  # the hollow mark: what was predicted, or the number for all other rows
+    seen: float  # the full mark: what was observed in the slice
     low: float
     high: float
 
@@ -98,8 +107,8 @@ class Chart(NamedTuple):
 
     title: str
     usual: str  # what the hollow mark is; "" for bars
-    seen: str
-    share: bool
+    seen: str  # what the full mark is
+    share: bool  # whether numbers are shares, written in per cent
     axis: Axis
     rows: list[ChartRow]
 
@@ -108,7 +117,7 @@ class Chart(NamedTuple):
         return any(math.isfinite(row.low) for row in self.rows)
 
 
-def charts(audit: Audit) -> list[Chart]:
+def make_charts(audit: Audit) -> list[Chart]:
     """What findings of each kind are seen by, each kind of number on a scale of its own."""
     paired, other, bias, spread, coverage = [], [], [], [], []
     for one in audit.findings:
@@ -124,7 +133,7 @@ def charts(audit: Audit) -> list[Chart]:
         else:
             paired.append(ChartRow(one, one.predicted, one.observed, one.low, one.high))
     usual_error = audit.scores.get("mean_absolute_error", 0.0)
-    found = [
+    made = [
         Chart(
             "Predicted and observed", "predicted", "observed", True, _axis_of_shares(paired), paired
         ),
@@ -147,28 +156,30 @@ def charts(audit: Audit) -> list[Chart]:
             coverage,
         ),
     ]
-    return [chart for chart in found if chart.rows]
+    return [chart for chart in made if chart.rows]
 
 
-def _finite_values(rows: list[ChartRow]) -> list[float]:
+def _list_finite_values(rows: list[ChartRow]) -> list[float]:
+    """All numbers of some rows, to fit an axis to."""
     return [value for row in rows for value in row[1:] if math.isfinite(value)]
 
 
 def _axis_of_shares(rows: list[ChartRow]) -> Axis:
-    """From zero, and never so short that a point looks like a chasm."""
-    top = max(_finite_values(rows), default=1.0)
+    """From zero to 10, 20, 50 or 100%: never so short that one percentage point looks large."""
+    top = max(_list_finite_values(rows), default=1.0)
     return axis_for(
         [0.0, next(end for end in (0.1, 0.2, 0.5, 1.0) if top <= end or end == 1.0)], steps=5
     )
 
 
 def _axis_from_zero(rows: list[ChartRow]) -> Axis:
-    return axis_for([0.0, *_finite_values(rows)], steps=5)
+    """An axis of errors, which begin at zero."""
+    return axis_for([0.0, *_list_finite_values(rows)], steps=5)
 
 
 def _axis_about_zero(rows: list[ChartRow], usual: float) -> Axis:
     """As wide on both sides, and at least as the usual error: a small bias looks small."""
-    reach = max([abs(value) for value in _finite_values(rows)] + [usual])
+    reach = max([abs(value) for value in _list_finite_values(rows)] + [usual])
     return axis_for([-reach, reach], steps=4)
 
 
@@ -176,15 +187,15 @@ def plot(audit: Audit, ax: Any = None) -> Any:
     """Draw the first chart with matplotlib."""
     import matplotlib.pyplot as plt
 
-    found = charts(audit)
-    rows = found[0].rows if found else []
+    drawn = make_charts(audit)
+    rows = drawn[0].rows if drawn else []
     if ax is None:
         _, ax = plt.subplots(figsize=(7.5, 1.3 + 0.42 * max(len(rows), 1)), layout="constrained")
-    if not found:
+    if not drawn:
         ax.set_axis_off()
         ax.text(0.5, 0.5, audit.headline, ha="center", va="center", wrap=True)
         return ax
-    chart, heights = found[0], range(len(rows))
+    chart, heights = drawn[0], range(len(rows))
     seen = [row.seen for row in rows]
     reach = [
         [
@@ -201,7 +212,7 @@ def plot(audit: Audit, ax: Any = None) -> Any:
         ax.barh(heights, seen, height=0.5, color="C0", alpha=0.3)
         ax.axvline(0, color="0.45", linewidth=1)
     ax.errorbar(seen, heights, xerr=reach, fmt="o", color="C0", capsize=3, label=chart.seen)
-    names = [_shortened(_slice_and_label(row.finding)) for row in rows]
+    names = [_shorten(_write_slice(row.finding)) for row in rows]
     ax.set_yticks(heights, names, parse_math=False)  # a column may be named "$x"
     ax.invert_yaxis()
     ax.set_xlim(chart.axis.low, chart.axis.high)
@@ -215,21 +226,24 @@ def plot(audit: Audit, ax: Any = None) -> Any:
     return ax
 
 
-def _slice_and_label(one: Finding) -> str:
+def _write_slice(one: Finding) -> str:
+    """A slice, and the class that the finding is about, if any."""
     return f"{one.slice}: {one.label}" if one.label else one.slice
 
 
-def _shortened(text: str, most: int = 60) -> str:
+def _shorten(text: str, most: int = 60) -> str:
+    """A text of at most `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _value(value: float, share: bool) -> str:
+def _write_value(value: float, share: bool) -> str:
     return percent(value) if share else number(value)
 
 
 @cache
-def _page_templates() -> Environment:
+def _make_page_templates() -> Environment:
+    """jinja2's environment of this folder's templates, with what they call."""
     environment = environment_for(Path(__file__).parent / "templates")
-    environment.filters |= {"chance": evidence_in_words, "value": _value}
+    environment.filters |= {"chance": evidence_in_words, "value": _write_value}
     environment.tests["known"] = math.isfinite
     return environment

@@ -43,15 +43,16 @@ from scipy.stats import t as student
 from scdro.auditing._codes import SliceCondition
 from scdro.auditing._scan import SliceIndex, refine
 
-__all__ = ["Answer", "Question", "answer", "bernoulli_tail", "normal_tail", "probability"]
+__all__ = ["Answer", "Question", "bernoulli_tail", "find_answers", "normal_tail", "probability"]
 
 Array = npt.NDArray[Any]
-SIMPLER = 0.9  # a single condition is told instead of a pair if it has this share of its evidence
+# A single condition is told instead of a pair if it has this share of the pair's evidence.
+SIMPLER_EVIDENCE = 0.9
 TRIES = 40  # slices whose exact probability is computed before a search gives up
 SCREEN = 3.0  # standard errors below which nothing is computed exactly
 OVERLAP = 0.5  # of a hard slice's rows that may belong to slices already told
 NESTED = 0.9  # share of a slice's rows inside of another that makes it a part of that one
-TINY = 1e-6  # probabilities are at least this where log odds are shifted
+LEAST_CHANCE = 1e-6  # probabilities are at least this where log odds are shifted
 BINS = 2048  # probabilities are grouped into this many ranges where there are more rows
 
 
@@ -82,9 +83,9 @@ class Question:
 
     def __post_init__(self) -> None:
         self.unit = bool(np.isin(self.weight, (0.0, 1.0)).all())
-        self._explained: Array = np.zeros(len(self.event), bool)
+        self._explained: Array = np.zeros(len(self.event), bool)  # rows of the findings so far
         self._start: Array | None = None  # log odds before everybody was matched
-        self._offset = 0.0  # what those whom no finding explains were shifted by
+        self._offset = 0.0  # the shift of the rows that no finding explains
 
     def residuals(self) -> Array:
         """What the expectation leaves of the events, times weights, (n,)."""
@@ -100,13 +101,21 @@ class Question:
         return each
 
     def explain(self, rows: Array) -> None:
-        """Correct the expectation on these rows, so that nothing is left of the finding."""
+        """Correct the expectation on these rows, so that nothing is left of the finding.
+
+        With `shifts` all of them get the same shift of their log odds, since a model that is too
+        low in a slice is so for likely and unlikely members; otherwise all get the mean of the
+        event. Then the others, whom the finding no longer pulls, get theirs again.
+
+        Args:
+            rows: of the finding, (n,), booleans.
+        """
         asked = rows & (self.weight > 0)
         w, e = self.weight[asked], self.event[asked]
         if self.shifts:
             self._explained |= rows
-            start = logit(np.clip(self.expected[asked], TINY, 1 - TINY))
-            self.expected[asked] = expit(start + _shift(start, w, float(w @ e)))
+            start = logit(np.clip(self.expected[asked], LEAST_CHANCE, 1 - LEAST_CHANCE))
+            self.expected[asked] = expit(start + _solve_shift(start, w, float(w @ e)))
             self._match_others()
             return
         self.expected[asked] = np.average(e, weights=w)
@@ -121,12 +130,12 @@ class Question:
 
         A small error of the whole must not be told as that of any large slice.
         """
-        self._start = logit(np.clip(self.expected, TINY, 1 - TINY))
+        self._start = logit(np.clip(self.expected, LEAST_CHANCE, 1 - LEAST_CHANCE))
         self._offset = np.inf
         self._match_others()
 
     def _match_others(self) -> None:
-        """Shift those whom no finding explains as little as possible.
+        """Shift the rows that no finding explains, as little as possible.
 
         If the finding was the reason for the error of the whole, the others need no shift any more;
         if it was not, a shift that hides what is wrong about them must not become larger.
@@ -134,7 +143,7 @@ class Question:
         rows = ~self._explained & (self.weight > 0)
         if rows.any() and self._start is not None:
             w, start = self.weight[rows], self._start[rows]
-            needed = _shift(start, w, float(w @ self.event[rows]))
+            needed = _solve_shift(start, w, float(w @ self.event[rows]))
             self._offset = min(self._offset, needed, key=abs)
             self.expected[rows] = expit(start + self._offset)
 
@@ -149,11 +158,20 @@ class Question:
         return cls(kind, label, event, np.full(len(event), usual), weight, _usual=usual, **options)
 
 
-def _shift(start: Array, weight: Array, events: float) -> float:
-    """d such that the probabilities expit(start + d) add up to the events."""
+def _solve_shift(start: Array, weight: Array, events: float) -> float:
+    """d such that the probabilities expit(start + d) add up to the events.
+
+    Newton's method inside a bracket: sum w expit(start + d) rises in d.
+
+    Args:
+        start: log odds, (n,).
+        weight: (n,).
+        events: the weighted number of events to reach; it is kept off 0 and off the total, which no
+            finite d reaches.
+    """
     total = float(weight.sum())
-    events = min(max(events, TINY * total), (1 - TINY) * total)
-    low, high = -40.0, 40.0
+    events = min(max(events, LEAST_CHANCE * total), (1 - LEAST_CHANCE) * total)
+    low, high = -40.0, 40.0  # beyond, a probability is 0 or 1 to all digits
     d = 0.0
     for _ in range(200):
         p = expit(start + d)
@@ -172,14 +190,14 @@ class Answer:
     """A slice that answers a question: its conditions and rows, and how sure that is."""
 
     question: Question
-    where: tuple[SliceCondition, ...]
-    rows: Array
-    p_value: float  # corrected for the number of slices and questions
-    z: float
+    where: tuple[SliceCondition, ...]  # one or two; their ends may have been moved
+    rows: Array  # (n,), booleans
+    p_value: float  # of the tested slice, corrected for the number of slices and questions
+    z: float  # its events minus those expected, in standard errors; above 0 for too many events
     slice: int  # the number in the index of the slice that was tested
 
 
-def answer(
+def find_answers(
     question: Question,
     index: SliceIndex,
     *,
@@ -193,6 +211,12 @@ def answer(
     clusters: Array | None = None,
 ) -> list[Answer]:
     """The slices that answer a question, clearest first, each in what the earlier ones leave.
+
+        repeat, at most `most` times:
+            z_k       <- sums of events minus expectations over every slice k, in standard errors
+            best      <- the slice with the largest |z| whose exact probability is small enough
+            its ends  <- moved to where the evidence is, if it is still worth telling
+            tell it, unless its people were told; correct the expectation on its rows
 
     Args:
         tests: effective number of slices times questions, which p-values are multiplied by.
@@ -216,6 +240,8 @@ def answer(
     # slices whose people were told already: events above, or below, what was expected
     covered_above, covered_below = np.zeros((2, len(index)), bool)
     while len(found) < most:
+        # Sums over every slice: events minus expectations, their variance, and if there are
+        # earlier findings, the weight of their rows inside.
         asked = [question.residuals(), question.variances()]
         asked += [question.weight * taken] if taken is not None else []
         left, variance, *inside = index.sums(np.array(asked), candidates)
@@ -227,31 +253,32 @@ def answer(
             usable &= inside[0] <= OVERLAP * mass
         usable &= ~(covered_above & (left > 0)) & ~(covered_below & (left < 0))
         evidence = np.where(usable, evidence, 0.0)
-        best = _first_sure(question, index, evidence, left, z, tests, alpha, clusters)
+        best = _find_first_sure(question, index, evidence, left, z, tests, alpha, clusters)
         if best is None:
             break
+        # Never this slice again, even if it turns out to be about people who were told.
         (covered_above if best.z > 0 else covered_below)[best.slice] = True
         if holds is not None:
-            best = _with_better_ends(best, index, asked[0], asked[1], holds)
+            best = _improve_ends(best, index, asked[0], asked[1], holds)
             told = [one.rows for one in found if one.z * best.z > 0]
             told += [] if taken is None else [taken]
-            if any(_mostly(best.rows, rows) for rows in told):
+            if any(_mostly_told(best.rows, rows) for rows in told):
                 continue
         found.append(best)
         question.explain(best.rows)
-        same = _same_people(index, best.rows, candidates)
+        same = _find_same_people(index, best.rows, candidates)
         (covered_above if best.z > 0 else covered_below)[same] = True
         if taken is not None:
             taken |= best.rows
     return found
 
 
-def _mostly(rows: Array, told: Array) -> bool:
+def _mostly_told(rows: Array, told: Array) -> bool:
     """Whether most of these rows belong to people who were told already."""
     return bool((rows & told).sum() > OVERLAP * rows.sum())
 
 
-def _same_people(index: SliceIndex, rows: Array, candidates: Array) -> Array:
+def _find_same_people(index: SliceIndex, rows: Array, candidates: Array) -> Array:
     """Candidates nested in these rows, or with mostly the same ones."""
     inside = index.sums(rows[None].astype(float), candidates)[0]
     either = index.counts + rows.sum() - inside
@@ -259,11 +286,20 @@ def _same_people(index: SliceIndex, rows: Array, candidates: Array) -> Array:
     return same
 
 
-def _first_sure(
+def _find_first_sure(
     question: Question, index: SliceIndex, evidence: Array, left: Array, z: Array, tests: float,
     alpha: float, clusters: Array | None,
 ) -> Answer | None:  # fmt: skip
-    """The slice with the most evidence whose exact probability is small enough."""
+    """The slice with the most evidence whose exact probability is small enough; None for none.
+
+    The exact probability takes a pass over a slice's rows, so it is computed for the clearest ones
+    only, in the order of z, and never below `SCREEN` standard errors.
+
+    Args:
+        evidence: |z|, or z, of every slice, (slices,); 0 for those that may not answer.
+        left: sums of events minus expectations, (slices,).
+        z: the same in standard errors, (slices,).
+    """
     for k in np.argsort(-evidence, kind="stable")[:TRIES]:
         if evidence[k] < SCREEN:
             return None
@@ -275,12 +311,12 @@ def _first_sure(
     return None
 
 
-def _with_better_ends(
+def _improve_ends(
     best: Answer, index: SliceIndex, left: Array, variance: Array, holds: Any
 ) -> Answer:
-    """The answer with the ends of its ranges moved, if it is still worth telling."""
+    """The answer with the ends of its ranges moved (`_scan.refine`); as it was if these rows are not worth telling."""
     where = refine(index, best.slice, left, variance)
-    rows = index.holding(best.slice, where)
+    rows = index.rows_holding(best.slice, where)
     return replace(best, where=where, rows=rows) if holds(rows) else best
 
 
@@ -289,7 +325,9 @@ def _simplify(k: int, index: SliceIndex, evidence: Array, z: Array) -> int:
     if index.second[k] < 0:
         return k
     parts = [int(index.first[k]), int(index.second[k])]  # singles come first: number = condition
-    simpler = [c for c in parts if evidence[c] >= SIMPLER * evidence[k] and z[c] * z[k] > 0]
+    simpler = [
+        c for c in parts if evidence[c] >= SIMPLER_EVIDENCE * evidence[k] and z[c] * z[k] > 0
+    ]
     return max(simpler, key=lambda c: evidence[c], default=k)
 
 
@@ -339,7 +377,7 @@ def bernoulli_tail(total: float, p: Array, weights: Array | None = None) -> floa
     sign = 1.0 if total >= 0 else -1.0
     w = np.ones(len(p)) if weights is None else np.asarray(weights, dtype=float)
     if len(p) > 2 * BINS:
-        p, w, count = _group(np.asarray(p, dtype=float), w)
+        p, w, count = _join_similar_rows(np.asarray(p, dtype=float), w)
     else:
         p, count = np.asarray(p, dtype=float), np.ones(len(p))
     x = abs(total) - (0.5 if weights is None else 0.0)
@@ -350,11 +388,15 @@ def bernoulli_tail(total: float, p: Array, weights: Array | None = None) -> floa
         sure = (p if sign > 0 else 1 - p) > 0
         side = np.where(sure, p if sign > 0 else 1 - p, 1.0)
         return float(min(1.0, 2 * math.exp(float((count * np.log(side)).sum()))))
-    return min(1.0, 2 * _upper(x, p if sign > 0 else 1 - p, w, count, weights is None))
+    return min(1.0, 2 * _upper_tail(x, p if sign > 0 else 1 - p, w, count, weights is None))
 
 
-def _group(p: Array, w: Array) -> tuple[Array, Array, Array]:
-    """Rows with nearly the same log odds, and the same weight on average, as one with a count."""
+def _join_similar_rows(p: Array, w: Array) -> tuple[Array, Array, Array]:
+    """Rows with nearly the same probability as one, so that K(t) sums over `BINS` and not over all rows.
+
+    Returns:
+        The mean probability by weight, the weight of one row, and the number of rows, (BINS,) each.
+    """
     order = np.argsort(p, kind="stable")
     starts = np.linspace(0, len(p), BINS, endpoint=False).astype(int)
     count = np.diff(np.r_[starts, len(p)]).astype(float)
@@ -365,15 +407,21 @@ def _group(p: Array, w: Array) -> tuple[Array, Array, Array]:
     return np.clip(mean, 0.0, 1.0), size, count
 
 
-def _upper(x: float, p: Array, w: Array, count: Array, steps: bool) -> float:
-    """P(S >= x) for 0 < x < the largest possible sum."""
+def _upper_tail(x: float, p: Array, w: Array, count: Array, steps: bool) -> float:
+    """P(S >= x) for 0 < x < the largest possible sum: the formula at the head of this file.
+
+    Args:
+        x: the sum.
+        p, w, count: probabilities, weights and numbers of the flips, (bins,).
+        steps: whether sums are whole numbers.
+    """
     t = _saddlepoint(x, p, w, count)
     k = float((count * (_log_mean_exp(t * w, p) - t * w * p)).sum())
-    tilted = _tilt(t * w, p)
+    tilted = _tilt_coins(t * w, p)
     variance = float((count * w * w * tilted * (1 - tilted)).sum())
     r = math.sqrt(max(2 * (t * x - k), 0.0))
     u = (2 * math.sinh(min(t / 2, 300.0)) if steps else t) * math.sqrt(variance)
-    if r < 1e-3:
+    if r < 1e-3:  # 1/u - 1/r loses all digits, and the correction is small
         return float(ndtr(-r))
     log_density = -r * r / 2 - math.log(2 * math.pi) / 2
     tail = math.exp(float(log_ndtr(-r)))
@@ -384,7 +432,7 @@ def _saddlepoint(x: float, p: Array, w: Array, count: Array) -> float:
     """t > 0 with K'(t) = x. K' rises, so a bracket and Newton's steps inside it."""
 
     def slope(t: float) -> tuple[float, float]:
-        tilted = _tilt(t * w, p)
+        tilted = _tilt_coins(t * w, p)
         first = float((count * w * (tilted - p)).sum())
         return first - x, float((count * w * w * tilted * (1 - tilted)).sum())
 
@@ -403,8 +451,12 @@ def _saddlepoint(x: float, p: Array, w: Array, count: Array) -> float:
     return t
 
 
-def _tilt(a: Array, p: Array) -> Array:
-    """p e^a/(1 - p + p e^a)."""
+def _tilt_coins(a: Array, p: Array) -> Array:
+    """p e^a/(1 - p + p e^a): the probability of each coin under its own tilt.
+
+    Not `_kl.tilt`, which tilts one distribution over many rows: here every row is a distribution
+    over 0 and 1.
+    """
     with np.errstate(divide="ignore"):
         tilted: Array = expit(a + np.log(p) - np.log1p(-p))
     return tilted

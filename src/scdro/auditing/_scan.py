@@ -57,9 +57,10 @@ from scdro.auditing._codes import CodedColumn, SliceCondition
 __all__ = ["SliceIndex", "effective_slices", "refine"]
 
 Array = npt.NDArray[Any]
-PAIRED = 60  # columns of which pairs are looked at; of wider tables, the first ones in `order`
+# Columns whose pairs are looked at; of wider tables, the first ones in `order`.
+MOST_PAIRED_COLUMNS = 60
 CELLS = 2**15  # largest table of a block: it should stay in a core's cache
-CHUNK = 2**19  # rows whose joint codes are in memory at once
+ROWS_COUNTED_AT_ONCE = 2**19  # rows whose joint codes are in memory at once
 DRAWN_ROWS = 10_000  # rows that the draws of the effective number are made of
 OVERLAP_DRAWS = 48  # of them
 AT_ONCE = 4_000_000  # sums of slices in memory
@@ -107,11 +108,12 @@ class SliceIndex:
         self.columns, self.n, self.min_rows, self.n_jobs = tuple(columns), n, min_rows, n_jobs
         self.tell, self.passes = tell, 0  # where to say what it is doing; passes over the table
         kept = [self._distinct(column) for column in self.columns]
+        # All conditions are numbered, column by column.
         # (column, condition) of every condition, and the first number of each column's conditions
         self.conditions = [(i, k) for i, ks in enumerate(kept) for k in ks]
         self.start = np.cumsum([0, *map(len, kept)])
         # which codes fulfil each condition, and the codes: those that no condition tells apart are one
-        merged = [_merge(column, ks) for column, ks in zip(self.columns, kept, strict=True)]
+        merged = [_merge_codes(column, ks) for column, ks in zip(self.columns, kept, strict=True)]
         self.sets = [sets for sets, _ in merged]
         self.codes = [codes for _, codes in merged]
         self.blocks: list[ColumnBlock] = []
@@ -141,6 +143,7 @@ class SliceIndex:
         return sum(sizes) + (sum(pairs) ** 2 - sum(size**2 for size in pairs)) // 2
 
     def text(self, k: int) -> str:
+        """A slice in words, such as "age > 60 and city = Rome"."""
         return " and ".join(self.texts(k))
 
     def texts(self, k: int) -> tuple[str, ...]:
@@ -155,10 +158,10 @@ class SliceIndex:
         """For which rows a slice's conditions hold, (n,)."""
         numbers = [c for c in (self.first[k], self.second[k]) if c >= 0]
         parts = [(self.conditions[c][0], int(c)) for c in numbers]
-        found: Array = np.logical_and.reduce(
+        held: Array = np.logical_and.reduce(
             [self.sets[i][c - self.start[i]].astype(bool)[self.codes[i]] for i, c in parts]
         )
-        return found
+        return held
 
     def at(self, rows: Array) -> SliceIndex:
         """The same slices of some of the rows: `rows`, `sums` and `single_sums` are about these."""
@@ -170,13 +173,13 @@ class SliceIndex:
         """The conditions of a slice: the number of the column, and that of its condition."""
         return [self.conditions[c] for c in (self.first[k], self.second[k]) if c >= 0]
 
-    def holding(self, k: int, where: Sequence[SliceCondition]) -> Array:
+    def rows_holding(self, k: int, where: Sequence[SliceCondition]) -> Array:
         """The rows for which conditions on the columns of slice k hold, (n,)."""
         pairs = zip(where, self.parts(k), strict=True)
-        found: Array = np.logical_and.reduce(
+        held: Array = np.logical_and.reduce(
             [condition.codes[self.columns[i].codes] for condition, (i, _) in pairs]
         )
-        return found
+        return held
 
     def sums(self, values: Array, wanted: Array | None = None) -> Array:
         """Sums over every slice of each row of `values`: (s, n) -> (s, slices).
@@ -221,15 +224,19 @@ class SliceIndex:
         return list(kept.values())
 
     def _add_pairs(self, order: Callable[[Array], Sequence[int]] | None) -> None:
+        """Add the slices of two conditions: every pair with enough rows that is not one of its parts.
+
+        order: sorts the numbers of columns, where there are too many to pair all of them.
+        """
         usable = [i for i, c in enumerate(self.columns) if c.paired and len(self.sets[i])]
         number = np.array([len(self.sets[i]) for i in usable], dtype=float)
-        if len(usable) > PAIRED:
+        if len(usable) > MOST_PAIRED_COLUMNS:
             # the choice may look at the labels: the correction counts every pair there could be
             self.tests += int((number.sum() ** 2 - (number**2).sum()) / 2)
             first = list(order(np.array(usable))) if order else usable
-            usable = sorted(first[:PAIRED])
+            usable = sorted(first[:MOST_PAIRED_COLUMNS])
         widths = {i: self.sets[i].shape[1] for i in usable}
-        self.blocks = _cover(usable, widths, min(CELLS, max(self.n // 4, 256)))
+        self.blocks = _cover_pairs(usable, widths, min(CELLS, max(self.n // 4, 256)))
         counts: dict[tuple[int, int], Array] = {}
         for block, tables in zip(self.blocks, self._tables(self.blocks, None), strict=True):
             counts |= dict(zip(block.pairs, (table[0] for table in tables), strict=True))
@@ -270,8 +277,13 @@ class SliceIndex:
         return made
 
 
-def _merge(column: CodedColumn, kept: list[int]) -> tuple[Array, Array]:
-    """The sets of the conditions that are kept, and codes of which no two are in the same ones."""
+def _merge_codes(column: CodedColumn, kept: list[int]) -> tuple[Array, Array]:
+    """Codes that no condition tells apart become one, which makes the tables of pairs small.
+
+    Returns:
+        The sets of the conditions that are kept, (conditions, new codes), 0 and 1.
+        The new code of each row, (n,).
+    """
     sets, numbers = np.unique(column.members[kept], axis=1, return_inverse=True)
     if not kept:
         return np.zeros((0, 1)), np.zeros(len(column.codes), np.uint8)
@@ -279,10 +291,15 @@ def _merge(column: CodedColumn, kept: list[int]) -> tuple[Array, Array]:
     return sets.astype(float), small[column.codes]
 
 
-def _cover(usable: Sequence[int], widths: dict[int, int], cells: int) -> list[ColumnBlock]:
+def _cover_pairs(usable: Sequence[int], widths: dict[int, int], cells: int) -> list[ColumnBlock]:
     """Blocks of columns that have every pair of them once, none with a larger table than `cells`.
 
     Greedy: a block begins with the first pair left, and takes the columns that bring the most.
+
+    Args:
+        usable: numbers of the columns.
+        widths: number of codes of each.
+        cells: the largest product of widths in a block.
     """
     columns = np.array(usable, dtype=int)
     width = np.array([widths[i] for i in usable])
@@ -314,12 +331,12 @@ def _pair_tables(
 ) -> list[Array]:
     """Sums over all pairs of conditions, (s, conditions of i, conditions of j), of a block's pairs."""
     table = sum_table(codes, [one.shape[1] for one in sets], values)
-    found = []
+    tables = []
     for i, j in block.pairs:
         a, b = block.columns.index(i), block.columns.index(j)
         others = tuple(1 + k for k in range(len(codes)) if k not in (a, b))
-        found.append(sets[a] @ table.sum(axis=others) @ sets[b].T)
-    return found
+        tables.append(sets[a] @ table.sum(axis=others) @ sets[b].T)
+    return tables
 
 
 def sum_table(codes: list[Array], widths: list[int], values: Array | None) -> Array:
@@ -328,10 +345,10 @@ def sum_table(codes: list[Array], widths: list[int], values: Array | None) -> Ar
     `values` is (s, n); None counts rows.
     """
     n, cells = len(codes[0]), int(np.prod(widths))
-    kind = np.uint16 if cells <= 2**16 else np.uint32
+    kind = np.uint16 if cells <= 2**16 else np.uint32  # of the joint code: small is fast
     total = np.zeros((1 if values is None else len(values), cells))
-    for at in range(0, n, CHUNK):
-        rows = slice(at, at + CHUNK)
+    for at in range(0, n, ROWS_COUNTED_AT_ONCE):
+        rows = slice(at, at + ROWS_COUNTED_AT_ONCE)
         joint: Array = codes[0][rows].astype(kind)
         for code, width in zip(codes[1:], widths[1:], strict=True):
             joint *= kind(width)
@@ -363,7 +380,7 @@ def effective_slices(index: SliceIndex, variances: Sequence[Array], level: float
     part = index.at(rows)
     limit = float(-ndtri(0.5 * level / index.tests))
     turns = np.array_split(np.arange(OVERLAP_DRAWS), min(len(variances), OVERLAP_DRAWS))
-    shares: list[float] = []
+    shares: list[float] = []  # 1/N of each draw
     for turn, v in zip(turns, variances, strict=False):
         v = v[rows]
         spread = part.sums(v[None])[0]
@@ -376,6 +393,7 @@ def effective_slices(index: SliceIndex, variances: Sequence[Array], level: float
             squares = part.sums(np.array(draws)) ** 2
             exceeding = (squares[:, able] >= limit**2 * spread[able]).sum(1)
             shares += (1 / np.maximum(exceeding, 1)).tolist()
+    # One standard error up: rather too many slices than too few.
     mean = float(np.mean(shares)) + float(np.std(shares)) / len(shares) ** 0.5
     return float(max(1.0, min(1.0, mean) * index.tests))
 
@@ -383,7 +401,12 @@ def effective_slices(index: SliceIndex, variances: Sequence[Array], level: float
 def _draw(
     rng: np.random.Generator, index: SliceIndex, v: Array, able: Array, limit: float
 ) -> Array:
-    """Normal numbers with these variances, of which the sum over a random slice exceeds the limit."""
+    """Normal numbers with these variances, of which the sum over a random slice exceeds the limit, (n,).
+
+    Independent numbers are drawn first. Then the sum over the slice is replaced by one from the
+    tail beyond the limit, and the difference goes to the slice's rows in proportion to their
+    variances: that is the distribution given that the sum exceeds it.
+    """
     values: Array = np.sqrt(v) * rng.standard_normal(len(v))
     inside = v * index.rows(int(rng.choice(able)))
     spread = float(inside.sum())
@@ -410,12 +433,14 @@ def refine(index: SliceIndex, k: int, left: Array, variance: Array) -> tuple[Sli
     columns = [index.columns[i] for i, _ in parts]
     widths = [column.members.shape[1] for column in columns]
     values = np.array([left, variance, np.ones(len(left))])
+    # Sums of events minus expectations, of variances and of rows, for each (pair of) code(s).
     table = sum_table([column.codes for column in columns], widths, values)
     total = float(sum_over(table, conditions)[0])
     for _ in range(TURNS):
         before = [one.codes for one in conditions]
         for axis in range(len(parts)):
             if movable[axis]:
+                # The same over the codes of one column, within the other's condition, (3, codes).
                 profile = np.moveaxis(table, 1 + axis, 1)
                 for other in range(len(parts)):
                     if other != axis:
@@ -437,7 +462,14 @@ def sum_over(table: Array, conditions: list[SliceCondition]) -> Array:
 def _best_range(
     column: CodedColumn, profile: Array, index: SliceIndex, sign: float
 ) -> SliceCondition | None:
-    """The range of codes with the most evidence in one direction; the last code is "missing"."""
+    """The range of codes with the most evidence in one direction; None if none has enough rows.
+
+    Args:
+        column: whose ends are moved; its last code is "missing".
+        profile: sums of events minus expectations, variances and rows over each code, (3, codes).
+        index: with the least number of rows of a slice and of its complement.
+        sign: 1 for more events than expected, -1 for fewer.
+    """
     sums = np.concatenate([np.zeros((3, 1)), np.cumsum(profile[:, :-1], axis=1)], axis=1)
     last = sums.shape[1] - 1
     left, variance, counts = sums[:, None, :] - sums[:, :, None]  # [a, b): from a to below b

@@ -55,12 +55,13 @@ from scdro.errors import DataError, HyperparameterError
 __all__ = ["Clause", "Subject", "WorstSubgroup", "find_worst", "worst_subgroup"]
 
 Array = npt.NDArray[Any]
-LEAST = 20  # rows of the worst share below which no interval is given
+LEAST_WORST_ROWS = 20  # rows of the worst share below which no interval is given
+# The shares of a curve, from the smallest that the rows allow.
 ALPHAS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 CAUTION = 1.0  # standard errors that a gain is taken to be larger than it seems
 HEAVIER = 1.5  # times as much is missed as where all is normal; both set by simulation
 FLOOR = 0.05  # smallest reliability; below it nothing was learned
-WORDS = 30  # of a column of texts that the fit sees
+WORDS_FITTED = 30  # of a column of texts that the fit sees
 CLAUSES = 3  # slices that describe a subgroup
 TREES = (  # beside a linear fit: a coarse one and a detailed one
     {"max_iter": 10, "max_leaf_nodes": 4},
@@ -79,8 +80,8 @@ class Clause(NamedTuple):
         'city = Rome'
     """
 
-    slice: str
-    rows: int
+    slice: str  # its conditions, in words
+    rows: int  # how many rows it has
     inside: float  # of the slice's rows, the share in the subgroup
     covered: float  # of the subgroup's rows, the share in the slice
     loss: float  # mean loss of the slice
@@ -92,8 +93,8 @@ class Subject:
     """Losses of people, and columns that describe them.
 
     Attributes:
-        losses: (n,).
-        weight: (n,).
+        losses: of each row, (n,).
+        weight: of each row, (n,), with mean one.
         clusters: number of the unit of each row, (n,); None if rows are independent.
         columns: floats, dates or objects by name; columns that are only known as codes are left out.
         coded: the coded columns.
@@ -122,18 +123,19 @@ class CrossFit:
     reliability: float
 
     def mean(self, values: Array) -> float:
+        """The mean of some values, (n,), by the rows' weights."""
         return float(np.average(values, weights=self.subject.weight))
 
 
 class WorstEstimate(NamedTuple):
-    """The mean loss of one worst case, with the influence of each row on it, (n,)."""
+    """The mean loss of one worst case, with its interval."""
 
     value: float
-    low: float
+    low: float  # ends of the interval; the upper one allows for what the fit may have missed
     high: float
-    error: float
-    influence: Array
-    members: Array
+    error: float  # the standard error of the value
+    influence: Array  # (n,) the value is its mean by weight, and its spread gives the error
+    members: Array  # (n,) booleans: the rows of the worst case
 
 
 @dataclass(frozen=True, repr=False)
@@ -207,7 +209,7 @@ class WorstSubgroup:
         Returns:
             A table with alpha, value, low, high (each alone) and band_low, band_high (all at once).
         """
-        rows = _curve(self.fit, alphas, self.level)
+        rows = _compute_curve(self.fit, alphas, self.level)
         return frame_of(rows, backend or self.fit.subject.backend)
 
     def plot(self, ax: Any = None, alphas: Sequence[float] | None = None) -> Any:
@@ -222,7 +224,7 @@ class WorstSubgroup:
         """
         import matplotlib.pyplot as plt
 
-        rows = _curve(self.fit, alphas, self.level)
+        rows = _compute_curve(self.fit, alphas, self.level)
         ax = plt.subplots(figsize=(6, 3.6), layout="constrained")[1] if ax is None else ax
         ax.fill_between(rows["alpha"], rows["band_low"], rows["band_high"], alpha=0.2, linewidth=0)
         ax.plot(rows["alpha"], rows["value"], marker="o", markersize=3)
@@ -303,23 +305,24 @@ def find_worst(
 
 
 def _check_target(subject: Subject, alpha: float | None, rho: float | None) -> None:
+    """Raise unless there is either a share with enough rows, or a radius."""
     if (alpha is None) == (rho is None):
         raise HyperparameterError(f"expected alpha or rho, got alpha={alpha} and rho={rho}")
     if rho is not None:
         if not rho > 0:
             raise HyperparameterError(f"expected rho > 0, got {rho}")
         return
-    size = _size(subject)
+    size = _count_independent(subject)
     if alpha is None or not 0 < alpha <= 1:
         raise HyperparameterError(f"expected alpha in (0, 1], a share of the rows, got {alpha}")
-    if alpha * size < LEAST:
+    if alpha * size < LEAST_WORST_ROWS:
         raise HyperparameterError(
-            f"expected alpha of at least {LEAST / size:.2g}, {LEAST} of {size:,.0f} independent"
+            f"expected alpha of at least {LEAST_WORST_ROWS / size:.2g}, {LEAST_WORST_ROWS} of {size:,.0f} independent"
             f" rows, got {alpha:g}: of fewer, no interval can be trusted"
         )
 
 
-def _size(subject: Subject) -> float:
+def _count_independent(subject: Subject) -> float:
     """Number of independent rows: fewer with unequal weights, and at most the number of units."""
     w = subject.weight
     size = float(w.sum() ** 2 / (w**2).sum())
@@ -330,21 +333,27 @@ def _size(subject: Subject) -> float:
 
 
 def cross_fit(subject: Subject, folds: int, seed: int, n_jobs: int | None) -> CrossFit:
-    """Fit every fold by the others; and, for the reliability, everything by either half."""
+    """Fit every fold by the others; and, for the reliability, everything by either half.
+
+    Each part of the data gets three fits: a line on ranks, coarse trees and detailed ones. `_blend`
+    makes one mu^ of them. Rows of one unit are in the same fold and the same half.
+    """
     n = len(subject.losses)
     rng = np.random.default_rng(seed)
     units = np.arange(n) if subject.clusters is None else subject.clusters
     number = int(units.max()) + 1
     if number < 2 * folds:
         raise DataError(f"expected at least {2 * folds} different groups, got {number}")
+    # Of each row the fold and the half, (n,).
     fold = (rng.permutation(number) % folds)[units]
     half = (rng.permutation(number) % 2)[units]
-    X, categorical = _features(subject)
-    ranks = _ranks(X, categorical)
+    X, categorical = _make_features(subject)
+    ranks = _rank_columns(X, categorical)
     everyone = np.ones(n, dtype=bool)
+    # Pairs of masks: rows to fit on, rows to predict.
     parts = [(fold != k, fold == k) for k in range(folds)]
     parts += [(half == side, everyone) for side in (0, 1)]
-    run = delayed(_fit)
+    run = delayed(_fit_trees)
     made = Parallel(n_jobs=n_jobs, prefer="threads")(
         run(X, subject.losses, subject.weight, rows, predicted, categorical, settings)
         for rows, predicted in parts
@@ -375,6 +384,12 @@ def _reliability(subject: Subject, fits: Array, first: Array, second: Array, hal
     """Squared correlation of the first of the fits with mu, if its variance is the largest of what
     the fits tell.
 
+    Args:
+        subject: with the losses.
+        fits: mu^ and each single fit, out of fold, (fits, n).
+        first, second: the same fits made on one half and on the other, predicted for all rows.
+        half: the rows of the first half, (n,), booleans.
+
     Of the losses a fit m explains the variance cov(m, loss)^2 / var(m), which is a share of that of
     mu; how well two halves agree says which share. A stiff fit agrees with itself, and misses what
     a detailed one finds: so each tells, and the largest counts.
@@ -402,13 +417,18 @@ def _agreement(first: Array, second: Array, half: Array, w: Array) -> float:
 
 
 def _covariance(a: Array, b: Array, w: Array) -> float:
+    """The covariance of two quantities by weight."""
     return float(w @ ((a - w @ a / w.sum()) * (b - w @ b / w.sum())) / w.sum())
 
 
-def _fit(
+def _fit_trees(
     X: Array, losses: Array, weight: Array, rows: Array, predicted: Array, categorical: list[bool],
     settings: dict[str, int],
 ) -> Array:  # fmt: skip
+    """Boosted trees of the losses on the columns, fitted on `rows`; the mean losses of `predicted`.
+
+    Few steps, large leaves and a strong penalty: the losses are mostly noise.
+    """
     leaf = max(20, int(rows.sum()) // 200)
     model = HistGradientBoostingRegressor(
         learning_rate=0.3, l2_regularization=5.0, min_samples_leaf=leaf, early_stopping=False,
@@ -422,7 +442,7 @@ def _fit(
 
 
 def _fit_line(ranks: Array, losses: Array, weight: Array, rows: Array, predicted: Array) -> Array:
-    """Ridge regression on the ranks; with no ranks, the mean."""
+    """Ridge regression of the losses on ranks, (n, columns), fitted on `rows`; without columns, their mean."""
     mass = weight[rows] / weight[rows].mean()
     middle = np.average(ranks[rows], axis=0, weights=mass)
     mean = float(np.average(losses[rows], weights=mass))
@@ -433,25 +453,25 @@ def _fit_line(ranks: Array, losses: Array, weight: Array, rows: Array, predicted
     return fitted
 
 
-def _ranks(X: Array, categorical: list[bool]) -> Array:
+def _rank_columns(X: Array, categorical: list[bool]) -> Array:
     """Columns with an order, each as ranks from -1 to 1; missing values in the middle."""
-    found = [
+    ranks = [
         np.where(
             np.isnan(x), 0.0, 2 * rankdata(x, nan_policy="omit") / max(1, (~np.isnan(x)).sum()) - 1
         )
         for x, named in zip(X.T, categorical, strict=True)
         if not named
     ]
-    return np.column_stack(found) if found else np.zeros((len(X), 0))
+    return np.column_stack(ranks) if ranks else np.zeros((len(X), 0))
 
 
-def _features(subject: Subject) -> tuple[Array, list[bool]]:
+def _make_features(subject: Subject) -> tuple[Array, list[bool]]:
     """One column of floats for each column; which of them are numbers of categories."""
     parts, categorical, words = [], [], 0
     for column in subject.coded:
         kind, raw = column.coder.kind, subject.columns.get(column.name)
         words += kind == "words"
-        if kind == "words" and words > WORDS:
+        if kind == "words" and words > WORDS_FITTED:
             continue
         if kind == "numbers" and raw is not None:
             parts.append(np.where(np.isfinite(raw), raw, np.nan))
@@ -489,7 +509,10 @@ def _blend(fits: Array, subject: Subject, fold: Array) -> tuple[Array, Array]:
 
 
 def estimate_share(fit: CrossFit, alpha: float, level: float) -> WorstEstimate:
-    """The worst share alpha, corrected by what the fit leaves."""
+    """The worst share alpha, corrected by what the fit leaves: the mean of the influence
+
+    eta + part_i (loss_i - eta)/alpha,    part_i: the share of row i that is in the worst share
+    """
     losses, mu, w = fit.subject.losses, fit.mu, fit.subject.weight
     eta = _upper_quantile(mu, w, alpha)
     above, tied = mu > eta, mu == eta
@@ -507,13 +530,17 @@ def estimate_ball(fit: CrossFit, rho: float, level: float) -> WorstEstimate:
     if spread <= 0:
         return _interval(fit, losses, 1.0, level, np.ones(len(mu), bool))
 
+    # Not `_kl.solve_lam`: an audit of predictions does without torch, and a minimum in one variable
+    # is all that is needed.
     def dual(log_lam: float) -> float:
+        """lam rho + lam log E exp(mu^/lam), whose minimum over lam is the plug-in."""
         lam = float(np.exp(log_lam))
         return top + lam * rho + lam * float(np.log(fit.mean(np.exp((mu - top) / lam))))
 
     ends = np.log(spread) + np.log([1e-4, 1e4])
     log_lam = float(minimize_scalar(dual, bounds=tuple(ends), method="bounded").x)
     lam = float(np.exp(log_lam))
+    # w of the head of this file, (n,): by how much the worst case multiplies each row's weight.
     tilt = np.exp((mu - top) / lam)
     tilt = tilt / fit.mean(tilt)
     influence = dual(log_lam) + lam * (tilt - 1) + tilt * (losses - mu)
@@ -524,14 +551,22 @@ def estimate_ball(fit: CrossFit, rho: float, level: float) -> WorstEstimate:
 def _interval(
     fit: CrossFit, influence: Array, share: float, level: float, members: Array
 ) -> WorstEstimate:
-    """WorstEstimate and interval from the influence of each row."""
+    """The estimate with its interval, from the influence of each row.
+
+    Args:
+        fit: with the losses, the weights and the reliability.
+        influence: whose mean is the estimate, (n,).
+        share: of the rows that the estimate rests on; 1 for all, where a fit can miss nothing.
+        level: confidence level.
+        members: rows of the worst case, (n,), booleans.
+    """
     subject, w = fit.subject, fit.subject.weight
     value = fit.mean(influence)
-    left = w * (influence - value) / w.sum()
+    left = w * (influence - value) / w.sum()  # of rows, or units, whose sum is the error made
     if subject.clusters is not None:
         left = np.bincount(subject.clusters, weights=left)
     error = float(np.sqrt((left**2).sum()))
-    rows = share * _size(subject)  # independent rows that the estimate rests on
+    rows = share * _count_independent(subject)  # independent rows that the estimate rests on
     upper, missed = error, 0.0
     if share < 1:
         # A share with few losses by chance also has a small standard error: that of everybody's
@@ -540,6 +575,7 @@ def _interval(
         upper = max(error, float(np.sqrt(fit.mean((subject.losses - mean) ** 2) / rows)))
         gain = HEAVIER * max(value - mean, 0.0) + CAUTION * upper
         missed = gain * (fit.reliability**-0.5 - 1)
+    # Johnson's correction moves both ends towards the long tail of the losses.
     z = float(norm.ppf((1 + level) / 2))
     quantile = float(student.ppf((1 + level) / 2, max(rows - 1, 1.0)))
     skewness = float((left**3).sum()) / error**3 if error > 0 else 0.0
@@ -557,6 +593,7 @@ def _upper_quantile(mu: Array, w: Array, alpha: float) -> float:
 
 
 def _describe(fit: CrossFit, alpha: float | None, rho: float | None, level: float) -> WorstSubgroup:
+    """The worst share, or the worst case within a ball, of a fit, with slices that describe it."""
     _check_target(fit.subject, alpha, rho)
     if alpha is not None:
         one = estimate_share(fit, alpha, level)
@@ -565,12 +602,16 @@ def _describe(fit: CrossFit, alpha: float | None, rho: float | None, level: floa
         one = estimate_ball(fit, rho, level)
     return WorstSubgroup(
         alpha, rho, one.value, one.low, one.high, level, fit.mean(fit.subject.losses),
-        fit.reliability, one.members, _clauses(fit.subject, one.members), fit,
+        fit.reliability, one.members, _find_clauses(fit.subject, one.members), fit,
     )  # fmt: skip
 
 
-def _clauses(subject: Subject, members: Array) -> tuple[Clause, ...]:
-    """Slices with the best F score for the members that no earlier one has."""
+def _find_clauses(subject: Subject, members: Array) -> tuple[Clause, ...]:
+    """At most `CLAUSES` slices, each with the best F score for the members that no earlier one has.
+
+    The F score of a slice S for members M is 2 |S and M| / (|S| + |M|): high if most of the slice
+    are members and most members are in it.
+    """
     n = len(members)
     if members.all():
         return ()
@@ -595,10 +636,20 @@ def _clauses(subject: Subject, members: Array) -> tuple[Clause, ...]:
     return tuple(clauses)
 
 
-def _curve(fit: CrossFit, alphas: Sequence[float] | None, level: float) -> dict[str, Array]:
-    """Estimates over alpha, and a band that holds for all of them at once."""
+def _compute_curve(fit: CrossFit, alphas: Sequence[float] | None, level: float) -> dict[str, Array]:
+    """Estimates over alpha, and a band that holds for all of them at once.
+
+    Estimates at neighbouring alphas share most of their rows. The largest of their errors, in
+    standard errors, is drawn from a normal distribution with the correlations of their influences;
+    its quantile replaces the 1.96 of a single interval.
+
+    Returns:
+        Columns alpha, value, low, high, band_low and band_high, (alphas,) each.
+    """
     if alphas is None:
-        alphas = [one for one in ALPHAS if one * _size(fit.subject) >= LEAST]
+        alphas = [
+            one for one in ALPHAS if one * _count_independent(fit.subject) >= LEAST_WORST_ROWS
+        ]
     for alpha in alphas:
         _check_target(fit.subject, alpha, None)
     made = [estimate_share(fit, alpha, level) for alpha in alphas]

@@ -7,6 +7,12 @@ LightGBM calls a callback before each round. It wraps the next call of `Booster.
     2. set the weights of the training data to w p/q, and update the booster
     3. set them back to w, so that metrics of the training data are not affected
 
+From `KLDROLGBMClassifier.fit` to a tree:
+
+    fit = _reweight_lightgbm_fit(LGBMClassifier.fit)     adds the callback and our metrics
+    LightGBM's own fit                                   calls the callback before each round
+    LightGBMWorstCase.__call__ -> _weigh_next_round      the three steps above
+
 Weights rather than an objective in Python, because a custom objective would disable parts of
 LightGBM: the start from the average, leaves refitted to medians and quantiles, probabilities from
 `predict`, its file format.
@@ -89,7 +95,14 @@ class LightGBMWorstCase:
             self._weigh_next_round(booster, env.params, first=env.iteration == env.begin_iteration)
 
     def _weigh_next_round(self, booster: Booster, params: dict[str, Any], first: bool) -> None:
-        """Wrap the next update of a booster. `first`: it is the first round of this training."""
+        """Wrap the next update of a booster, so that it sees the weights of the worst case.
+
+        Args:
+            booster: to be updated.
+            params: LightGBM's parameters, which say what the loss is.
+            first: whether it is the first round of this training, which has no losses yet unless
+                scores were given to start from.
+        """
         data = booster.train_set
         y = data.get_label()
         loss = lightgbm_loss(params, y)
@@ -107,12 +120,15 @@ class LightGBMWorstCase:
         ):
             ratio = choose_first_ratio(loss, y, q, self.rho)
         else:
+            # LightGBM keeps the predictions of the training rows (data 0) up to date, and has no
+            # public way to read them: `predict` would run all trees again in every round.
             losses = loss.of_samples(y, booster._Booster__inner_predict(data_idx=0))
             worst = solve_ratio(losses, q, self.rho, start=self.lam)
             ratio, self.lam, self.value = worst.ratio, worst.lam, worst.value
         weight = own if ratio is None else (own * ratio).astype(np.float32)  # of this round
 
         def update(*args: Any, **kwargs: Any) -> Any:
+            """The booster's own update under the weights of this round, once."""
             del booster.update  # back to the method of the class
             data.set_field("weight", weight)
             if first and any(data.feature_num_bin(k) for k in range(data.num_feature())):
@@ -185,6 +201,7 @@ def lightgbm_objective(
     lam: float | None = None
 
     def robust(scores: Array, data: Dataset) -> tuple[Array, Array]:
+        """What LightGBM calls in each round: derivatives in the scores, times n p_i."""
         nonlocal lam
         y, weight = data.get_label(), data.get_weight()
         worst = solve_ratio(loss.of_samples(y, loss.prediction(scores)), weight, rho, start=lam)
@@ -236,7 +253,8 @@ class _LightGBMMetric:
         self.name, self.rho, self.model = name, rho, model
 
     def __deepcopy__(self, memo: Any) -> _LightGBMMetric:
-        return self  # `fit` copies metrics, and with them would copy the model
+        """Itself: `fit` copies metrics, and with them would copy the model."""
+        return self
 
     def __call__(
         self, y_true: Array, y_pred: Array, weight: Array | None
@@ -251,8 +269,9 @@ def _reweight_lightgbm_fit(fit: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(fit)
     def robust_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the estimator's own `fit`, whose text `help` shows."""
         check_rho(self.rho)
-        given = signature.bind(self, *args, **kwargs).arguments
+        given = signature.bind(self, *args, **kwargs).arguments  # by name, however they came
         given["X"] = numbers_or_pandas(given["X"])
         for name in ("eval_set", "eval_X"):
             given[name] = _make_readable(given.get(name))
@@ -267,6 +286,7 @@ def _reweight_lightgbm_fit(fit: Callable[..., Any]) -> Callable[..., Any]:
                 *(_LightGBMMetric(name, rho, self) for name, rho in ours.items()),
                 *others,
             ]
+            # Otherwise LightGBM would put its own metric first, and stop by it (_process_params).
             self._no_default_metric = not others and not self._has_metric()
         try:
             return fit(**given)
@@ -305,6 +325,7 @@ class _LightGBMOnWorstCase:
         return bool({"metric", "metrics", "metric_types"} & set(self.get_params()))  # type: ignore[attr-defined]
 
     def _process_params(self, stage: str) -> dict[str, Any]:
+        """The parameters that LightGBM gets from its estimator, which calls this in `fit` and `predict`."""
         params: dict[str, Any] = super()._process_params(stage)  # type: ignore[misc]
         params.pop("rho")  # not LightGBM's
         if getattr(self, "_no_default_metric", False):

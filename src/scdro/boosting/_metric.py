@@ -48,6 +48,7 @@ class RobustMetric:
         self.rho, self.loss, self.raw, self.reduce = rho, loss, raw, reduce
 
     def __call__(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> float:
+        """The robust value of predictions for some rows, (n,) or (n, classes)."""
         y, prediction = np.asarray(y_true), np.asarray(y_pred)
         if self.raw:
             prediction = self.loss.prediction(prediction.astype(np.float64))

@@ -103,6 +103,7 @@ def solve_ratio(
     norm, tilted_mean = 1.0, mean  # of the last trial lam: sum q exp(x/lam), and E_p[x/lam]
 
     def kl_and_var(lam: Scalar) -> tuple[Scalar, Scalar]:
+        """KL(p_lam, q) and the variance of x/lam under p_lam, over all workers; one pass over the rows."""
         nonlocal norm, tilted_mean
         a = x / float(lam)
         p = q * np.exp(a)
@@ -168,10 +169,12 @@ def best_constant_shares(q: Array, rho: float) -> Array:
     log_q = np.log(q[live])
 
     def shares(a: float) -> Array:
+        """p_k ~ q_k^a of the classes that occur."""
         p = np.exp(a * (log_q - log_q.max()))
         return np.asarray(p / p.sum())
 
     def excess(a: float) -> float:
+        """KL(p, q) - rho, which falls in a."""
         p = shares(a)
         return float(p @ (np.log(np.maximum(p, np.finfo(float).tiny)) - log_q)) - rho
 

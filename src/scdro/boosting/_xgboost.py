@@ -4,6 +4,11 @@ round.
 A callback wraps each call of `Booster.update`, as for LightGBM: it sets the weights w p/q, updates
 the booster, and sets the weights w again.
 
+    fit = _reweight_xgboost_fit(XGBClassifier.fit)       adds the callback and our metrics
+    XGBoost's own fit                                    calls the callback before each round
+    XGBoostWorstCase.before_iteration                    wraps the update (_weigh_next_round),
+                                                         which computes w p/q (_weight)
+
 Weights rather than an objective in Python, because XGBoost then keeps `base_score`, leaves refitted
 to medians and quantiles, probabilities and its file format. Under `xgboost.dask` each worker
 weights its own rows by the worst case of all of them: the workers exchange a few numbers for each
@@ -36,7 +41,8 @@ __all__ = [
     "xgboost_objective",
 ]
 
-_SETTINGS = ("scale_pos_weight", "quantile_alpha", "huber_slope")  # that a loss depends on
+# Parameters of XGBoost that a loss depends on.
+_SETTINGS = ("scale_pos_weight", "quantile_alpha", "huber_slope")
 
 
 def among_workers(values: Array, operation: str) -> Array:
@@ -106,20 +112,27 @@ class XGBoostWorstCase(TrainingCallback):
         self._from_average = True
 
     def before_training(self, model: Any) -> Any:
+        """Called by XGBoost: which loss it is, and whether it starts from the average."""
         self.lam = None
         if self.rho > 0.0:
             self._loss, self._from_average = _read_config(_boosters(model)[0])
         return model
 
     def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        """Called by XGBoost before each round; False: go on."""
         if self.rho > 0.0:
             for booster in _boosters(model):
                 self._weigh_next_round(booster)
         return False
 
     def _weigh_next_round(self, booster: Booster) -> None:
-        # Wraps the update, which knows the data; their metrics are computed right after it.
+        """Wrap the next update of a booster, so that it sees the weights of the worst case.
+
+        The update knows the data, which the callback does not; metrics are computed right after it.
+        """
+
         def update(data: DMatrix, iteration: int = 0, fobj: Any = None) -> None:
+            """The booster's own update under the weights of this round, once."""
             del booster.update  # back to the method of the class
             if fobj is not None:
                 raise HyperparameterError(
@@ -136,7 +149,7 @@ class XGBoostWorstCase(TrainingCallback):
         booster.update = update
 
     def _weight(self, booster: Booster, data: DMatrix) -> Array:
-        """The weights of the next round."""
+        """The weights of the next round, w p/q, (n,)."""
         assert self._loss is not None
         y, own = data.get_label(), data.get_weight()
         if not own.size:
@@ -189,6 +202,7 @@ def xgboost_objective(
     lam: float | None = None
 
     def robust(scores: Array, data: DMatrix) -> tuple[Array, Array]:
+        """What XGBoost calls in each round: derivatives in the scores, times n p_i."""
         nonlocal lam
         y, weight, double = data.get_label(), data.get_weight(), scores.astype(np.float64)
         base = weight if weight.size else np.ones(len(y), dtype=np.float32)
@@ -283,6 +297,7 @@ class _XGBoostOnWorstCase:
     """What `rho` adds to XGBoost's estimators."""
 
     def _wrapper_params(self) -> set[str]:
+        """Names of parameters that the estimator keeps from the booster."""
         own: set[str] = super()._wrapper_params()  # type: ignore[misc]
         return own | {"rho"}  # not XGBoost's
 

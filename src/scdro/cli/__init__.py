@@ -74,6 +74,7 @@ class Parser(argparse.ArgumentParser):
     given: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Remember the words that were given, for suggestions; refuse unknown ones."""
         self.given = sys.argv[1:] if args is None else list(args)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -84,6 +85,7 @@ class Parser(argparse.ArgumentParser):
         super().error(clean(message + "".join(map(self._suggest, self.given))))
 
     def _suggest(self, word: str) -> str:
+        """ "; did you mean --x?" for an unknown flag that is nearly a known one; else ""."""
         flag, known = word.partition("=")[0], self._option_string_actions
         if not flag.startswith("--") or any(option.startswith(flag) for option in known):
             return ""
@@ -123,6 +125,7 @@ def _add_command(commands: Any, run: Any, about: str, more: str = "") -> Any:
 
 
 def _add_train(commands: Any) -> None:
+    """The options of `scdro train`: those of `TrainOptions`, the folder and a log."""
     made = _add_command(
         commands, _train, "a plain and a robust model of a table, compared",
         "Settings are chosen by cross-validation, with the same number of candidates for every"
@@ -138,6 +141,7 @@ def _add_train(commands: Any) -> None:
 
 
 def _add_audit(commands: Any) -> None:
+    """The options of `scdro audit`: those of `AuditOptions`, the rules of a gate and a file."""
     made = _add_command(
         commands, _audit, "where a model fails: wrong probabilities, merely hard rows, or the threshold",
         "Give the column of its predictions; without one, an ordinary model is trained and every"
@@ -153,6 +157,7 @@ def _add_audit(commands: Any) -> None:
 
 
 def _add_predict(commands: Any) -> None:
+    """The options of `scdro predict`: a run, data, and how their file is read."""
     made = _add_command(commands, _predict, "predictions of a run for new rows")
     made.add_argument("folder", metavar="RUN", help="folder of `scdro train`")
     made.add_argument("data", help=FILE)
@@ -165,17 +170,20 @@ def _add_predict(commands: Any) -> None:
 
 
 def _add_report(commands: Any) -> None:
+    """The options of `scdro report`."""
     made = _add_command(commands, _report, "the page of a run, as one HTML file")
     made.add_argument("folder", metavar="RUN", help="folder of `scdro train`")
     made.add_argument("--out", metavar="FILE", help="default: report.html in the folder")
 
 
 def _add_doctor(commands: Any) -> None:
+    """`scdro doctor` has no options."""
     about = "versions, devices, extras, and a numeric self-test"
     _add_command(commands, _doctor, about, "Its output belongs in a bug report.")
 
 
 def _add_table(made: Any, target: str) -> None:
+    """What `train` and `audit` cannot do without: the data and the target."""
     made.add_argument("data", help=FILE)
     made.add_argument("--target", metavar="COLUMN", required=True, help=target)
 
@@ -197,6 +205,7 @@ def _add_options(made: Any, options: type[TableOptions], only: Sequence[str] = (
 
 
 def _number(text: str) -> float:
+    """The type of an option: argparse shows its name if a text is no such number."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError
@@ -250,6 +259,7 @@ def _audit(args: argparse.Namespace) -> int:
         raise HyperparameterError(f"expected --out to end with .html or .json, got {args.out}")
     if "out" in args and args.out.lower().endswith(".html"):
         importlib.import_module("jinja2")  # without it, say so before the audit
+    # With predictions nothing is trained: an option of training would be ignored.
     given = _given(args, AuditOptions)
     of_training = ("model", "folds", "candidates", "seed", "threads")
     ignored = [name for name in of_training if "prediction" in given and name in given]
@@ -257,17 +267,18 @@ def _audit(args: argparse.Namespace) -> int:
         raise HyperparameterError(
             f"expected --{ignored[0]} only without --prediction, with which nothing is trained"
         )
-    found = audit(args.data, args.target, progress=ProgressLine(), **given)
-    show_text(str(found))
+    report = audit(args.data, args.target, progress=ProgressLine(), **given)
+    show_text(str(report))
     if "out" in args:
-        found.save(args.out)
+        report.save(args.out)
         print(clean(f"Written to {args.out}."))
     if "fail_if" not in args:
         return 0
+    # The gate warns of what it is not sure of: on a terminal a sentence, not Python's warning.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found.check(*args.fail_if, if_unsure=args.if_unsure)
+            report.check(*args.fail_if, if_unsure=args.if_unsure)
         except GateError as error:
             show_text(str(error), sys.stderr)
             return GATE_FAILED
@@ -317,6 +328,7 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    """Print the report of `scdro.cli.doctor`; its exit status."""
     from scdro.cli.doctor import run
 
     return run()

@@ -29,11 +29,12 @@ KNOWN = {
 
 def devices() -> list[str]:
     """The devices that torch can use."""
-    found = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
-    return [*found, "mps"] if torch.backends.mps.is_available() else found
+    names = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
+    return [*names, "mps"] if torch.backends.mps.is_available() else names
 
 
 def _unequal(got: float, expected: float, tolerance: float) -> str:
+    """What is wrong with a number that should be another, or ""."""
     close = math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
     return "" if close else f"expected {expected:.10g}, got {got:.10g}"
 
@@ -43,9 +44,9 @@ def known_values(device: torch.device) -> str:
     losses = torch.arange(4.0, dtype=scalar_dtype(device), device=device)
     tolerance = 1e-8 if losses.dtype == torch.float64 else 1e-4
     for rho, (lam, value) in KNOWN.items():
-        found = worst_case(losses, rho)
-        wrong = _unequal(float(found.lam), lam, tolerance) or _unequal(
-            float(found.value), value, tolerance
+        worst = worst_case(losses, rho)
+        wrong = _unequal(float(worst.lam), lam, tolerance) or _unequal(
+            float(worst.value), value, tolerance
         )
         if wrong:
             return f"rho = {rho:g}: {wrong}"
@@ -81,6 +82,7 @@ class _Line:
         return (self.w[0] + self.w[1] * self.x - self.y).square()
 
     def train(self, steps: int) -> None:
+        """Some steps of SCDRO on all points."""
         for _ in range(steps):
             self.optimizer.step(self.losses)
 
@@ -95,6 +97,7 @@ def training(device: torch.device) -> str:
     x = np.linspace(-1.0, 1.0, 11)
 
     def objective_at(point: np.ndarray) -> float:
+        """F at (intercept, slope, log lam), in NumPy, from its definition."""
         lam = math.exp(point[2])
         losses = (point[0] + point[1] * x - np.exp(x)) ** 2
         return float(
@@ -103,6 +106,7 @@ def training(device: torch.device) -> str:
             + (lam - 1e-3) * 0.3
         )
 
+    # F may be minimised over w and log lam at once, so no worst case has to be solved for.
     least = minimize(
         objective_at,
         [1.0, 1.0, -3.0],

@@ -37,12 +37,12 @@ def _packages() -> list[str]:
     """Print the versions of all packages that scdro can use, by extra; return what is missing or too old."""
     wrong = []
     for extra, needed in requirements().items():
-        found = {name: version_of(name) for name in needed}
+        versions = {name: version_of(name) for name in needed}
         print(
             f"{extra or 'needed':<14}"
-            + ", ".join(f"{name} {version or '-'}" for name, version in found.items())
+            + ", ".join(f"{name} {version or '-'}" for name, version in versions.items())
         )
-        for name, version in found.items():
+        for name, version in versions.items():
             least = needed[name]
             if version is None and not extra:
                 wrong.append(f"expected {name}, which is not installed; pip install {name}")
@@ -59,15 +59,16 @@ def requirements() -> dict[str, dict[str, str]]:
         lines = importlib.metadata.requires("scdro") or []
     except importlib.metadata.PackageNotFoundError:
         lines = ["torch", "numpy", "scipy", "scikit-learn", "narwhals"]
-    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    by_extra: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for line in lines:
         match = REQUIREMENT.match(line)
         if match is not None and match["name"] != "scdro":
-            found[match["extra"] or ""][match["name"]] = match["least"] or ""
-    return dict(found)
+            by_extra[match["extra"] or ""][match["name"]] = match["least"] or ""
+    return dict(by_extra)
 
 
 def version_of(package: str) -> str | None:
+    """The installed version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -80,6 +81,7 @@ def numbers(version: str) -> list[int]:
 
 
 def _self_test() -> list[str]:
+    """Print the devices, and run every check on each; return what is wrong."""
     if version_of("torch") is None:
         print(f"{'self-test':<14}not run: it needs torch")
         return []

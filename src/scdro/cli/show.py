@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["show"]
 
-ROWS = 12  # of groups
+ROWS = 12  # groups that are shown; the others are counted
 
 
 def show(summary: Summary) -> None:
@@ -51,6 +51,7 @@ def show(summary: Summary) -> None:
 
 
 def _write_score(value: float | None, what: str) -> str:
+    """A score in the unit of its name: a percentage, or a number; "-" if it is not known."""
     if value is None:
         return "-"
     return (
@@ -59,16 +60,19 @@ def _write_score(value: float | None, what: str) -> str:
 
 
 def _short(value: float) -> str:
+    """Four digits, or a whole number with separators."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def _wrap(text: str, width: int) -> str:
+    """One paragraph of at most `width` columns; the lines of an item of a list are indented."""
     return textwrap.fill(
         clean(text), max(width, 20), subsequent_indent="  " if text[:2] == "- " else ""
     )
 
 
 def _print_table(rows: list[list[str]]) -> None:
+    """Print cells in columns, the first one to the left. No cell is longer than 40 characters."""
     rows = [[clean(cell)[:40] for cell in row] for row in rows]
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     for row in rows:

@@ -87,7 +87,9 @@ def compare(
     predictions = [rows.first, rows.second]
     if classes is not None:
         predictions = [study.with_temperature([[one]])[0][0] for one in predictions]
-    confirmed = None if groups is None else ConfirmedGroups.of(groups, None, len(y))
+    confirmed = None
+    if groups is not None:
+        confirmed = ConfirmedGroups.of(groups, None, rows.labels, not rows.regression)
     found: tuple[str, ...] = ()
     named = None if columns is None else _read_columns(columns, len(y))
     if confirmed is None and named is not None:

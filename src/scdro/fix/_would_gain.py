@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from scdro.fix._groups import ConfirmedGroups
+from scdro.fix._groups import ConfirmedGroups, name_of_group
 from scdro.fix._verdict import GROUPS, Verdict
 
 __all__ = ["Gain", "Gains", "gains_of"]
@@ -47,7 +47,7 @@ class Gain(NamedTuple):
         last = next((rung for rung in found.rungs if rung.name == GROUPS), None)
         accuracy = found.after if last is None else last.accuracy
         return (
-            f"{_name(self.slice)}: its worst group would go from {say(found.hard_before)} to"
+            f"{name_of_group(self.slice)}: its worst group would go from {say(found.hard_before)} to"
             f" {say(found.hard_after)} (gain {number(found.gain)} +-"
             f" {number(found.gain_error)}), {'the error' if error else 'accuracy'} from"
             f" {say(found.before)} to {say(accuracy)}: {found.answer}."
@@ -67,28 +67,17 @@ class Gains(tuple[Gain, ...]):
 
 
 def gains_of(
-    slices: Any, X: Any, n: int, verdict_of: Callable[[ConfirmedGroups], Verdict]
+    slices: Any,
+    read: Callable[[Any], ConfirmedGroups],
+    verdict_of: Callable[[ConfirmedGroups], Verdict],
 ) -> Gains:
     """The verdict about each slice, as if it was confirmed.
 
     Args:
         slices: one, or several, of what `SecondLook(groups=...)` takes.
-        X: the rows, by whose index a Series is looked up; None if there is none.
-        n: the number of rows.
+        read: what `ConfirmedGroups.of` makes of one of them.
         verdict_of: the examination with these groups.
     """
     alone = hasattr(slices, "conditions") or not isinstance(slices, list | tuple)
-    return Gains(
-        Gain(one, verdict_of(ConfirmedGroups.of(one, X, n)))
-        for one in ([slices] if alone else slices)
-    )
-
-
-def _name(one: Any) -> str:
-    """The condition that would be confirmed.
-
-    That on the label is left out, since groups are within each class.
-    """
-    text = getattr(getattr(one, "members", one), "text", "")
-    conditions = getattr(one, "conditions", ())
-    return text or " and ".join(conditions) or (one if isinstance(one, str) else "the group")
+    each = [(one, read(one)) for one in ([slices] if alone else slices)]
+    return Gains(Gain(one, verdict_of(groups)) for one, groups in each)

@@ -110,7 +110,7 @@ class RobustMonitor(Callback):
             self.hardest = []
 
     def _log_more(self, step: int) -> None:
-        """What our own loggers get besides: a histogram of the recent losses, and samples."""
+        """What our own loggers get in addition: a histogram of the recent losses, and samples."""
         assert self._watched is not None
         numbers = {
             f"{self.name}/{key}": float(value) for key, value in _numbers_of(self._watched).items()

@@ -213,7 +213,7 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         base = array_weights(sample_weight, _num_samples(X))
         confirmed = None
         if self.groups is not None:
-            confirmed = ConfirmedGroups.of(self.groups, X, _num_samples(X))
+            confirmed = ConfirmedGroups.of(self.groups, X, y, is_classifier(self.estimator))
         self.plain_ = fit_weighted(self.estimator, X, y, base)
         for name in ("n_features_in_", "feature_names_in_"):
             self.__dict__.pop(name, None)
@@ -376,10 +376,13 @@ class SecondLook(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         X, y, groups = indexable(X, y, groups)
         labels, base = column_or_1d(y), array_weights(sample_weight, _num_samples(X))
 
+        def read(one: Any) -> ConfirmedGroups:
+            return ConfirmedGroups.of(one, X, labels, is_classifier(self.estimator))
+
         def verdict_of(confirmed: ConfirmedGroups) -> Verdict:
             return self._run_examination(X, labels, base, groups, confirmed).verdict
 
-        return gains_of(slices, X, len(labels), verdict_of)
+        return gains_of(slices, read, verdict_of)
 
     # -- predicting
     # ---------------------------------------------------------------------------------------------------

@@ -98,7 +98,11 @@ class Repaired:
                 each takes as many fits as `repair`.
         """
         refit = HeadRefit(self._settings, self.features, self.labels)
-        return gains_of(slices, None, len(self.labels), lambda groups: refit.run(groups).verdict)
+        return gains_of(
+            slices,
+            lambda one: ConfirmedGroups.of(one, None, self.labels),
+            lambda groups: refit.run(groups).verdict,
+        )
 
     def find_slices(
         self, frame: Any, *, depth: int = 2, max_slices: int = 5, min_size: int = 3, alpha: float = 0.01,
@@ -210,7 +214,7 @@ def repair(
     layer = new.get_submodule(name)
     assert isinstance(layer, nn.Linear)
     _check_labels(y, max(layer.out_features, 2), name)
-    confirmed = None if groups is None else ConfirmedGroups.of(groups, None, len(y))
+    confirmed = None if groups is None else ConfirmedGroups.of(groups, None, y)
     show = sys.stderr.isatty() if progress is None else bool(progress)
     # put_head changes the layer of the copy; the given one is needed by `would_gain`
     settings = HeadSettings(copy.deepcopy(layer), budget, refuse, show, seed, n_jobs)

@@ -272,6 +272,15 @@ class SliceSearch(NamedTuple):
     seed: int = 0
     label: str = "label"
 
+    def check(self) -> None:
+        """Raise unless every option is valid."""
+        check_number("alpha", self.alpha, "in (0, 1)", "the chance of a false description")
+        check_choice("depth", self.depth, (1, 2, 3))
+        check_whole(
+            "min_size", self.min_size, 2, meaning="the smallest number of members of a slice"
+        )
+        check_whole("max_slices", self.max_slices, meaning="slices to return")
+
 
 def describe_slices(known: WeightedRows, frame: Any, search: SliceSearch) -> Slices:
     """`find_slices` of rows whose scores are known."""
@@ -285,67 +294,56 @@ def describe_rows(
 ) -> list[tuple[Slice, Array]]:
     """The slices, each with its members, as booleans, (n,)."""
     weights, labels, before, after, loss = known
-    depth, max_slices, min_size, alpha, seed, label = search
     if weights.ndim != 1:
         raise DataError(f"expected weights as a vector, got shape {weights.shape}")
-    # 1. Weights with mean one, and the conditions on columns; the label is one of the columns.
+    search.check()
     n = len(weights)
-    w = array_weights(weights, n) * (n / weights.sum())
-    check_number("alpha", alpha, "in (0, 1)", "the chance of a false description")
-    check_choice("depth", depth, (1, 2, 3))
-    check_whole("min_size", min_size, 2, meaning="the smallest number of members of a slice")
-    check_whole("max_slices", max_slices, meaning="slices to return")
-    columns = read_columns(frame, n)
-    if labels is not None:
-        while label in columns:
-            label = f"given {label}"
-        columns |= read_columns({label: as_names(labels) if _are_classes(labels) else labels}, n)
-    conditions = [
-        one for name, values in columns.items() for one in conditions_of(name, values, 2 * min_size)
-    ]
-    # 2. What is compared: ranks, (n,), and the weight beyond the mean of the class, (n,).
+    w = array_weights(weights, n) * (n / weights.sum())  # with mean one
+    conditions, on_columns = _read_conditions(frame, labels, n, search)
+    # What is compared: ranks, (n,), and the weight beyond the mean of the class, (n,).
     classes = labels if labels is not None and _are_classes(labels) else np.zeros(n)
     ranks, usual = _rank_in_classes(w, classes)
     more = w - usual
-    # 3. Descriptions from each half, tested on the other. A description is the numbers of its
-    # conditions.
-    tried: dict[tuple[int, ...], _Tried] = {}
-    halves = _halves(ranks, max(1, min(SPLITS, ENOUGH // n)), seed)
-    for here in halves:
-        candidates = _search(conditions, more, ranks, here, depth, min_size)
-        for numbers in candidates:
-            rows = _rows(conditions, numbers) & ~here
-            p = (
-                _p_value(ranks[rows], int((~here).sum()))
-                if min_size <= rows.sum() and more[rows].sum() > 0
-                else 1.0
-            )
-            attempt = tried.setdefault(numbers, _Tried([], np.zeros(n)))
-            attempt.p_values.append(min(1.0, p * len(candidates)))
-            attempt.counts[rows] += 1
-    # 4. Those that pass, measured only on samples that they were not found on: `counts` says how
-    # often each sample was one of these.
+    halves = _halves(ranks, max(1, min(SPLITS, ENOUGH // n)), search.seed)
+    tried = _try_on_halves(conditions, more, ranks, halves, search)
+    # Those that pass, measured only on samples that they were not found on: `counts` says how often
+    # each sample was one of these.
     found = []
     for numbers, (p_values, counts) in tried.items():
         p_value = _join_p_values(p_values, len(halves))
-        if p_value > alpha:
+        if p_value > search.alpha:
             continue
         rows = _rows(conditions, numbers)
         held_out = len(p_values) * n / 2
         added, lift = float(counts @ more) / held_out, float(counts @ w / (counts @ usual))
         first, then = (_mean(each, counts) for each in (before, after))
         names = tuple(conditions[k].text for k in numbers)
-        on_columns = tuple(k for k in numbers if not conditions[k].text.startswith(f"{label} "))
+        confirmed = tuple(k for k in numbers if k < on_columns) or numbers
         members = Members(
-            _rows(conditions, on_columns) if on_columns else rows,
-            " and ".join(conditions[k].text for k in on_columns or numbers),
+            _rows(conditions, confirmed), " and ".join(conditions[k].text for k in confirmed)
         )
         one = Slice(
             names, int(rows.sum()), float(rows.mean()), lift, added, p_value, first, then, loss,
             members,
         )  # fmt: skip
         found.append((added / math.sqrt(one.share), one, rows))
-    return _leave_out_repeats(sorted(found, key=lambda entry: -entry[0]), more)[:max_slices]
+    ordered = sorted(found, key=lambda entry: -entry[0])
+    return _leave_out_repeats(ordered, more)[: search.max_slices]
+
+
+def _read_conditions(
+    frame: Any, labels: Array | None, n: int, search: SliceSearch
+) -> tuple[list[Condition], int]:
+    """The conditions on all columns, and then on the label; and how many are on columns."""
+    columns, name, least = read_columns(frame, n), search.label, 2 * search.min_size
+    conditions = [c for one, values in columns.items() for c in conditions_of(one, values, least)]
+    on_columns = len(conditions)
+    if labels is not None:
+        while name in columns:
+            name = f"given {name}"
+        own = read_columns({name: as_names(labels) if _are_classes(labels) else labels}, n)
+        conditions += conditions_of(name, own[name], least)
+    return conditions, on_columns
 
 
 def read_labels(y: Any) -> Array | None:
@@ -400,6 +398,26 @@ class _Tried(NamedTuple):
 
     p_values: list[float]  # one for each half that proposed it
     counts: Array  # (n,), how often each member was in such a half
+
+
+def _try_on_halves(
+    conditions: list[Condition], more: Array, ranks: Array, halves: list[Array], search: SliceSearch
+) -> dict[tuple[int, ...], _Tried]:
+    """The best descriptions of each half, tested on the other; each is the numbers of its conditions."""
+    tried: dict[tuple[int, ...], _Tried] = {}
+    for here in halves:
+        candidates = _search(conditions, more, ranks, here, search.depth, search.min_size)
+        for numbers in candidates:
+            rows = _rows(conditions, numbers) & ~here
+            p = (
+                _p_value(ranks[rows], int((~here).sum()))
+                if search.min_size <= rows.sum() and more[rows].sum() > 0
+                else 1.0
+            )
+            attempt = tried.setdefault(numbers, _Tried([], np.zeros(len(more))))
+            attempt.p_values.append(min(1.0, p * len(candidates)))
+            attempt.counts[rows] += 1
+    return tried
 
 
 def _join_p_values(p_values: list[float], splits: int) -> float:

@@ -1,5 +1,16 @@
 """Tables, from a file to a model one would keep: where a model fails, whether robust training helps, and its price.
 
+    train(file, "income")                        audit(file, "income")
+      _read      the file as a DataFrame           _read
+      _problem   task, classes, folds, oddities    with a column of predictions:
+      _study     each method on each split           scdro.audit of that column
+        _models    fits and predictions            without:
+      _verdict   robust against plain                _problem, _models: predictions out of fold,
+      _run       models, summary, folder               and scdro.audit of those
+        _summary, _page, _folder
+
+`_options` has what can be asked of both, `_fix` the rows that a person wants served.
+
 Names are imported on first use: `scdro --help` needs the options, and no torch.
 """
 

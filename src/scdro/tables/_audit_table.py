@@ -1,4 +1,11 @@
-"""Audit a table: its own column of predictions, or those of an ordinary model, made out of fold."""
+"""Audit a table: its own column of predictions, or those of an ordinary model, made out of fold.
+
+prediction given      read the columns with a role; code the others one by one   (_audit_column)
+none                  read the table as `train` does                      (_audit_ordinary_model)
+                      try a few settings of one model, each out of fold
+                      keep the predictions with the lowest mean loss
+both                  scdro.audit(labels, predictions, columns)
+"""
 
 from __future__ import annotations
 
@@ -13,7 +20,7 @@ from scdro.auditing import Audit
 from scdro.auditing import audit as audit_predictions
 from scdro.errors import HyperparameterError
 from scdro.tables._options import AuditOptions, TableOptions, TrainOptions, takes
-from scdro.tables._read import FileOptions, as_table, column_of, plain
+from scdro.tables._read import FileOptions, as_table, column_of, use_plain_types
 
 if TYPE_CHECKING:
     from scdro.tables._study import OnProgress
@@ -65,9 +72,10 @@ def _audit_ordinary_model(
     shared = {one.name: getattr(asked, one.name) for one in fields(TableOptions)}
     shared["group"] = [name for name in asked.group if name != target]
     problem = make_problem(data, target, TrainOptions(**shared))
+    # There are no test rows: all rows are for the folds (in a large table, a sample of them).
     learner = Learner(problem, asked, np.arange(len(problem.y)), asked.seed)
     candidates, even = learner.candidates(asked.candidates), np.ones(len(learner.sample))
-    tried = []
+    tried = []  # predictions out of fold of each candidate, (sample, k) or (sample,)
     for k, settings in enumerate(candidates, 1):
         if progress is not None:
             words = ", ".join(f"{name} {value}" for name, value in settings.items())
@@ -76,36 +84,42 @@ def _audit_ordinary_model(
     if progress is not None:
         progress(len(candidates) + 1, len(candidates) + 1, "looking for slices")
     predicted = min(tried, key=learner.mean_loss)
-    # in the target's own words and unit
+    # The model knows numbers of classes, or a standardised target; the audit speaks of the user's
+    # own labels and unit.
     rows, (mean, unit) = learner.sample, learner.scale
     labels: Any = mean + unit * learner.y[rows]
     if problem.classes:
         labels = np.array(problem.classes, dtype=object)[learner.y[rows]]
         predicted = predicted / predicted.sum(1, keepdims=True)
-    found = audit_predictions(
+    audited = audit_predictions(
         labels,
         mean + unit * predicted if not problem.classes
         else predicted[:, 1] if len(problem.classes) == 2 else predicted,
-        problem.described(rows), classes=problem.classes or None, out_of_fold=True,
+        problem.columns_to_describe(rows), classes=problem.classes or None, out_of_fold=True,
         task="classification" if problem.classes else "regression", threshold=asked.threshold,
         groups=None if problem.split_by is None else problem.split_by[rows],
         sensitive_features={name: problem.frame[rows][name] for name in asked.group} or None,
     )  # fmt: skip
-    return replace(found, notes=(*problem.warnings, *found.notes))
+    return replace(audited, notes=(*problem.warnings, *audited.notes))
 
 
 # -- a column of predictions
 
 
 def _audit_column(data: Any, target: str, asked: AuditOptions) -> Audit:
-    """Audit the model that made a column; of a Parquet file, only those with a role are read at once."""
+    """Audit the model that made a column.
+
+    A Parquet file may be larger than memory. The columns with a role (labels, predictions, weights)
+    are read at once; all others describe rows and stay a LazyFrame, which the audit reads one by
+    one.
+    """
     roles = {target, *asked.prediction, *asked.drop, asked.weight, asked.split_by}
     whole = _scan(data)
     from_file = whole is not None
     if whole is None:
         options = FileOptions(asked.encoding, asked.decimal, asked.sheet)
         whole = as_table(data, (), options).lazy()
-    known = pl.DataFrame(schema=whole.collect_schema())
+    known = pl.DataFrame(schema=whole.collect_schema())  # no rows: to look up names in
     for names, what in (
         ([target], "the labels"),
         (asked.prediction, "predictions"),
@@ -123,7 +137,7 @@ def _audit_column(data: Any, target: str, asked: AuditOptions) -> Audit:
     own = [name for name in known.columns if name in roles or name in asked.group]
     frame = as_table(whole.select(own).collect(engine="streaming"))
     described: Any = whole.drop(*roles - {None}, strict=False)
-    if not from_file:  # the columns of a file are read one by one
+    if not from_file:  # in memory already: nothing is saved by reading it in parts
         described = described.collect()
     columns = [frame[name] for name in asked.prediction]
     return audit_predictions(
@@ -140,6 +154,6 @@ def _scan(data: Any) -> pl.LazyFrame | None:
     if not isinstance(data, str | Path) or Path(data).suffix.lower() not in (".parquet", ".pq"):
         return None
     try:
-        return plain(pl.scan_parquet(data, glob=False))
+        return use_plain_types(pl.scan_parquet(data, glob=False))
     except (OSError, pl.exceptions.PolarsError):
         return None  # `as_table` says what is wrong with the file

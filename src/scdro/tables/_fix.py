@@ -6,7 +6,7 @@ in two. Training with equal weights of both parts within each class,
     w_i = n_k / (2 n_ks)    for a row of class k, of n_k rows, in part s of it, of n_ks rows,
 
 serves the slice and leaves the shares of the classes as they are: equal weights of the slice and all
-other rows would move the threshold besides, and overshoot.
+other rows would also move the threshold, and overshoot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import polars as pl
 
 from scdro.errors import DataError, HyperparameterError
 from scdro.fix import balanced
-from scdro.tables._read import listed, shown, value_like
+from scdro.tables._read import list_names, quote, read_value_like
 
 if TYPE_CHECKING:
     from scdro.tables._problem import TableProblem
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Fix", "find_rows", "make_fix"]
 
 Array = npt.NDArray[Any]
-LEAST = 10  # rows that fulfil the conditions, and rows that do not, at least
+LEAST_SERVED = 10  # rows that fulfil the conditions, and rows that do not, at least
+# Which totals are made equal: of both parts of each class, or of all cells (class x part).
 WAYS = ("within each class", "cells alike")
 COMPARISONS = {
     "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "<": operator.lt, ">": operator.gt, "=": operator.eq,
@@ -49,7 +50,13 @@ class Fix:
     cells: Array  # (rows,) 2 k + s of a row of class k (0 in a regression), in part s of it
 
     def weights(self, rows: Array, way: str) -> Array:
-        """Of these rows: equal totals of the parts within each class, or of all cells; their mean is 1."""
+        """The weights of these rows, with mean 1.
+
+        Args:
+            rows: numbers of the rows.
+            way: one of `WAYS`. Within each class, the parts get equal totals and the class keeps
+                its own; otherwise all cells get equal totals, and rare classes gain too.
+        """
         cells = self.cells[rows]
         weights = balanced(np.ones(len(rows)), cells, few=1)
         if way == WAYS[1]:
@@ -59,14 +66,14 @@ class Fix:
         return within
 
     def cell_masks(self, rows: Array) -> Array:
-        """(cells, rows): of each cell that these rows have, its rows."""
+        """Which of these rows are in each cell that they have, (cells, rows), booleans."""
         cells = self.cells[rows]
         masks: Array = np.unique(cells)[:, None] == cells
         return masks
 
-    def worst_cell(self, served: Array, rows: Array) -> float:
+    def worst_cell(self, scores: Array, rows: Array) -> float:
         """The lowest mean of a score over the cells of these rows."""
-        return min(float(served[mask].mean()) for mask in self.cell_masks(rows))
+        return min(float(scores[mask].mean()) for mask in self.cell_masks(rows))
 
 
 def make_fix(problem: TableProblem, text: str) -> Fix:
@@ -76,18 +83,18 @@ def make_fix(problem: TableProblem, text: str) -> Fix:
     others = [one for one in conditions if one[0] != problem.target]
     if not others:
         raise HyperparameterError(
-            f"expected a condition on another column than the target {shown(problem.target)} to"
-            f" fix, got {shown(text)}; whole classes are served by class weights"
+            f"expected a condition on another column than the target {quote(problem.target)} to"
+            f" fix, got {quote(text)}; whole classes are served by class weights"
         )
     part = _find_all(problem.frame, others)
     members = part & _find_all(problem.frame, about_target)
     for what, mask in (("fulfil", part), ("do not fulfil", ~part)):
-        if mask.sum() < LEAST:
+        if mask.sum() < LEAST_SERVED:
             raise DataError(
-                f"expected at least {LEAST} rows that {what} {shown(text)}, got {mask.sum():,}"
+                f"expected at least {LEAST_SERVED} rows that {what} {quote(text)}, got {mask.sum():,}"
             )
     if not members.any():
-        raise DataError(f"expected rows with {shown(text)}, got none")
+        raise DataError(f"expected rows with {quote(text)}, got none")
     classes = problem.y if problem.classes else np.zeros(len(members), np.int64)
     condition = " and ".join(_write_condition(*one) for one in others)
     return Fix(text, condition, members, 2 * classes + part)
@@ -114,13 +121,17 @@ def _read_conditions(text: str, names: list[str]) -> list[tuple[str, str, str]]:
     if conditions is None:
         raise HyperparameterError(
             "expected conditions on columns, such as 'age > 52 and city = Oslo', got"
-            f" {shown(text)}; the columns are {listed(names)}"
+            f" {quote(text)}; the columns are {list_names(names)}"
         )
     return conditions
 
 
 def _parse_conditions(pieces: list[str], names: list[str]) -> list[tuple[str, str, str]] | None:
-    """The first reading in which all pieces are used, short conditions first; None if there is none."""
+    """The first reading in which all pieces are used, short conditions first; None if there is none.
+
+    "city = A and B and age > 5" has three pieces. "city = A" is a condition, but "B" is none, so
+    the first condition takes one piece more: "city = A and B".
+    """
     if not pieces:
         return []
     for taken in range(1, len(pieces) + 1):
@@ -145,10 +156,12 @@ def _parse_condition(piece: str, names: list[str]) -> list[tuple[str, str, str]]
 
 
 def _write_condition(name: str, comparison: str, value: str) -> str:
+    """As a user would write it; "is missing" has no value."""
     return f"{name} {comparison} {value}".rstrip()
 
 
 def _find_all(frame: pl.DataFrame, conditions: list[tuple[str, str, str]]) -> Array:
+    """Which rows fulfil all conditions, (rows,), booleans."""
     mask = np.ones(frame.height, dtype=bool)
     for name, comparison, value in conditions:
         mask &= _find_fulfilling(frame[name], comparison, value)
@@ -170,23 +183,23 @@ def _find_fulfilling(column: pl.Series, comparison: str, value: str) -> Array:
     if not (column.dtype.is_numeric() or column.dtype.is_temporal()):
         if comparison not in ("=", "!="):
             raise HyperparameterError(
-                f"expected numbers or dates in {shown(column.name)} for {comparison}, got texts"
+                f"expected numbers or dates in {quote(column.name)} for {comparison}, got texts"
             )
         if column.dtype == pl.Boolean:
             value = value.lower()  # as polars writes them
         column = column.cast(pl.String)
         if not (column == value).any():
             raise DataError(
-                f"expected a value of {shown(column.name)}, got {shown(value)}; it has"
-                f" {listed(column.drop_nulls().unique().sort().to_list())}"
+                f"expected a value of {quote(column.name)}, got {quote(value)}; it has"
+                f" {list_names(column.drop_nulls().unique().sort().to_list())}"
             )
         bound: Any = value
     else:
-        bound = value_like(column, value)
+        bound = read_value_like(column, value)
         if bound is None:
             kind = "a number" if column.dtype.is_numeric() else "a date such as 2024-12-31"
             raise HyperparameterError(
-                f"expected {kind} to compare {shown(column.name)} with, got {shown(value)}"
+                f"expected {kind} to compare {quote(column.name)} with, got {quote(value)}"
             )
     held = COMPARISONS[comparison](column, bound)
     fulfilled: Array = held.fill_null(False).to_numpy()

@@ -27,13 +27,13 @@ import numpy as np
 
 from scdro._files import write_file
 from scdro.errors import CheckpointError, DataError, MissingDataError
-from scdro.tables._read import shown
+from scdro.tables._read import quote
 
-__all__ = ["Fits", "check_zip", "locked", "open_run", "read_json", "same_run", "seal"]
+__all__ = ["Fits", "check_run", "check_same_run", "check_zip", "lock_folder", "read_json", "seal"]
 
 MANIFEST, STARTED, FITS, MODELS = "manifest.json", "started.json", "fits", "models"
 LARGEST = 1 << 30  # bytes of a file that is read whole
-# of files whose content is not what it should be
+# What reading a file raises whose content is not what it should be.
 ERRORS = KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError
 
 
@@ -43,41 +43,42 @@ def read_json(path: Path) -> Any:
         return json.loads(_read_bytes(path).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"expected JSON in {shown(path)}, got a damaged file: {error}"
+            f"expected JSON in {quote(path)}, got a damaged file: {error}"
         ) from error
 
 
 def _read_bytes(path: Path) -> bytes:
+    """The content of a file of a run, which must be there and not too large for memory."""
     if not path.is_file():
         raise CheckpointError(
-            f"expected the file {shown(path)}, found none: the run is damaged or not finished"
+            f"expected the file {quote(path)}, found none: the run is damaged or not finished"
         )
     if path.stat().st_size > LARGEST:
         raise CheckpointError(
-            f"expected a file of at most {LARGEST:,} bytes, got more, {shown(path)}"
+            f"expected a file of at most {LARGEST:,} bytes, got more, {quote(path)}"
         )
     return path.read_bytes()
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Create the folder if needed and lock it; a second run there fails at once."""
     from filelock import FileLock, Timeout
 
     if folder.exists() and not folder.is_dir():
-        raise DataError(f"expected --out to be a folder, got the file {shown(folder)}")
+        raise DataError(f"expected --out to be a folder, got the file {quote(folder)}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock", timeout=0)
         lock.acquire()
     except Timeout:
         raise CheckpointError(
-            f"expected a folder that no other run is using, got {shown(folder)}; wait, or choose"
+            f"expected a folder that no other run is using, got {quote(folder)}; wait, or choose"
             " another --out"
         ) from None
     except OSError as error:
         raise DataError(
-            f"expected a folder that can be written, got {shown(folder)}: {error.strerror}"
+            f"expected a folder that can be written, got {quote(folder)}: {error.strerror}"
         ) from error
     try:
         yield
@@ -85,7 +86,7 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def same_run(folder: Path, about: dict[str, Any]) -> None:
+def check_same_run(folder: Path, about: dict[str, Any]) -> None:
     """Record which run this is; a run with other data or settings is an error that says what differs."""
     path = folder / STARTED
     if path.exists():
@@ -94,17 +95,17 @@ def same_run(folder: Path, about: dict[str, Any]) -> None:
         other = [key for key in {**about, **before} if before.get(key) != about.get(key)]
         if other:
             what = ", ".join(
-                f"{key} was {shown(before.get(key))}, is now {shown(about.get(key))}"
+                f"{key} was {quote(before.get(key))}, is now {quote(about.get(key))}"
                 for key in other[:4]
             )
             raise CheckpointError(
-                f"expected the run that began in {shown(folder)}, got another: {what}; choose"
+                f"expected the run that began in {quote(folder)}, got another: {what}; choose"
                 " another --out"
             )
         return
     if any(not entry.name.startswith(".") for entry in folder.iterdir()):
         raise CheckpointError(
-            f"expected an empty folder or a run, got {shown(folder)}, which has other files; choose"
+            f"expected an empty folder or a run, got {quote(folder)}, which has other files; choose"
             " another --out"
         )
     write_file(path, json.dumps(about, indent=1))
@@ -122,7 +123,12 @@ class Fits:
             self.folder.mkdir(exist_ok=True)
 
     def get(self, what: dict[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Arrays by name: stored by an interrupted run, or computed now."""
+        """Arrays by name: stored by an interrupted run, or computed and stored now.
+
+        Args:
+            what: what the fit is of, as JSON can write it; its hash is the name of the file.
+            compute: makes the arrays.
+        """
         if self.folder is None:
             return compute()
         name = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
@@ -136,6 +142,7 @@ class Fits:
         return found
 
     def clear(self) -> None:
+        """Remove all: the run is finished."""
         if self.folder is not None:
             shutil.rmtree(self.folder)
 
@@ -162,41 +169,47 @@ def check_zip(path: Path) -> None:
             packed = any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist())
             claimed = sum(one.file_size for one in archive.infolist())
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise CheckpointError(f"expected a zip archive in {shown(path)}, got: {error}") from error
+        raise CheckpointError(f"expected a zip archive in {quote(path)}, got: {error}") from error
     if packed or claimed > path.stat().st_size:
         raise CheckpointError(
-            f"expected an archive without compression, as scdro writes it, in {shown(path)}, got"
+            f"expected an archive without compression, as scdro writes it, in {quote(path)}, got"
             f" one of {claimed:,} bytes in {path.stat().st_size:,}"
         )
 
 
-def open_run(folder: Path) -> None:
-    """Check every file against its checksum; a file among the models without one is an error."""
+def check_run(folder: Path) -> None:
+    """Check every file of a run against its checksum, before anything in them is used.
+
+    A folder that is none of a run or of an unfinished one, a file that has changed, and a file
+    among the models without a checksum are errors.
+    """
     if not folder.is_dir():
         raise MissingDataError(
-            f"expected the folder of a run, got {shown(folder)}, which is not a folder"
+            f"expected the folder of a run, got {quote(folder)}, which is not a folder"
         )
     if not (folder / MANIFEST).is_file():
         what = "is not one: `scdro train` makes one"
         if (folder / STARTED).is_file():
             what = "has not finished: run the same command again"
-        raise MissingDataError(f"expected the folder of a run, got {shown(folder)}, which {what}")
+        raise MissingDataError(f"expected the folder of a run, got {quote(folder)}, which {what}")
+    # Of the files that the manifest names, none outside of the folder is opened.
     files = _read_manifest(folder)
     root = folder.resolve()
     for name, digest in files.items():
         path = folder / name
         if root not in path.resolve().parents:
-            raise CheckpointError(f"expected files inside {shown(folder)}, got {shown(name)}")
+            raise CheckpointError(f"expected files inside {quote(folder)}, got {quote(name)}")
         if hashlib.sha256(_read_bytes(path)).hexdigest() != digest:
             raise CheckpointError(
-                f"expected {shown(path)} as the run wrote it, got a changed or damaged file"
+                f"expected {quote(path)} as the run wrote it, got a changed or damaged file"
             )
+    # A file that was added among the models could be read by a library that looks for its name.
     for path in (folder / MODELS).rglob("*"):
         name = path.relative_to(folder).as_posix()
         if name not in files and (path.is_symlink() or not path.is_dir()):
             raise CheckpointError(
-                f"expected only files of {MANIFEST} among the models of {shown(folder)}, got"
-                f" {shown(name)}, which is not in it; remove it"
+                f"expected only files of {MANIFEST} among the models of {quote(folder)}, got"
+                f" {quote(name)}, which is not in it; remove it"
             )
 
 
@@ -208,14 +221,14 @@ def _read_manifest(folder: Path) -> dict[str, str]:
         files = {str(name): str(digest) for name, digest in dict(manifest["files"]).items()}
     except ERRORS as error:
         raise CheckpointError(
-            f"expected checksums in {shown(folder / MANIFEST)}, got a damaged file"
+            f"expected checksums in {quote(folder / MANIFEST)}, got a damaged file"
         ) from error
     if form != 1:
         raise CheckpointError(
-            f"expected a run of format 1, got {shown(form)}; use the scdro that made it"
+            f"expected a run of format 1, got {quote(form)}; use the scdro that made it"
         )
     if not {"summary.json", "model.json"} <= set(files):
         raise CheckpointError(
-            f"expected summary.json and model.json among the files of {shown(folder)}"
+            f"expected summary.json and model.json among the files of {quote(folder)}"
         )
     return files

@@ -5,12 +5,15 @@ by a model that did not see it, and at last on all rows. A model predicts probab
 numbers, (n, k), or the standardised target, (n,), and is saved in files that hold no code.
 
     `Columns`      a table as an array: numbers as they are, categories as codes, NaN for missing
-    trees          see these codes; categories with many values become means of the target
-    linear models  see scaled numbers, marks of gaps, and a column for each category
+    `Trees`        see these codes; categories with many values become means of the target
+    `Linear`       see scaled numbers, marks of gaps, and a column for each category
 
+**Out of fold.** Each fold is predicted by a model of the others. When boosting stops is decided by
+the other folds too: with R_k the best number of rounds on fold k, fold j is predicted after the mean
+of the R_k with k other than j. A fold that chose its own number would look too good.
 
-    out of fold    each fold is predicted by a model of the others. When boosting stops is decided
-                   by the other folds too: a fold that chose for itself would look too good.
+`Trees` and `Linear` share no base class, only these functions, which `Learner` and `Run` call:
+`candidates`, `fit`, `predict`, `stop_at`, `save`, `load`.
 """
 
 from __future__ import annotations
@@ -38,9 +41,9 @@ from scdro.tables._read import (
     NUMBER_AS_WRITTEN,
     column_of,
     has_decimal_commas,
-    numbers_as_written,
-    shown,
-    where,
+    name_first_row,
+    quote,
+    read_written_numbers,
 )
 
 if TYPE_CHECKING:
@@ -48,18 +51,18 @@ if TYPE_CHECKING:
     from scdro.tables._problem import TableProblem
 
 __all__ = [
-    "MODELS", "MOST_VALUES", "Columns", "Learner", "Linear", "Model", "Part", "Trees", "is_category",
+    "MODELS", "MOST_SPLIT_VALUES", "Columns", "Learner", "Linear", "Model", "Part", "Trees", "is_category",
     "mean_rounds", "row_losses",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
-ROUNDS, PATIENCE = 500, 20  # of boosting
-MANY_ROWS, SAMPLE = 100_000, 50_000  # with more rows, settings are chosen on this many
+ROUNDS, PATIENCE = 500, 20  # of boosting: the most, and how many without a gain end it
+MANY_ROWS, ROWS_FOR_SETTINGS = 100_000, 50_000  # with more rows, settings are chosen on this many
 PARALLEL = 20_000  # rows from which on threads make trees faster
 # Categories of a column that trees split and linear models get a feature for; a column with more
 # is replaced by the means of the target (scikit-learn's TargetEncoder).
-MOST_VALUES = 254
-FEW = 20  # rows of a category that gets a feature of its own in linear models
+MOST_SPLIT_VALUES = 254
+OWN_FEATURE = 20  # rows of a category that gets a feature of its own in linear models
 
 
 # -- columns as models see them
@@ -80,7 +83,7 @@ class Columns:
 
     @classmethod
     def fit(cls, frame: pl.DataFrame, names: Sequence[str], categorical: Sequence[str]) -> Columns:
-        """From training rows."""
+        """Read from training rows which columns are numbers, and the values of the others."""
         numbers, categories, chosen = [], {}, set(categorical)
         for name in names:
             if not is_category(frame[name], chosen):
@@ -103,18 +106,21 @@ class Columns:
 
     @property
     def many_valued(self) -> list[int]:
-        """Positions of categories with more than MOST_VALUES values, for a TargetEncoder."""
+        """Positions of categories with more than MOST_SPLIT_VALUES values, for a TargetEncoder."""
         return self._positions(many=True)
 
     def _positions(self, many: bool) -> list[int]:
+        """Positions of the categories with many values, or of those with few."""
         sizes = enumerate(self.categories.values(), len(self.numbers))
-        return [k for k, values in sizes if (len(values) > MOST_VALUES) == many]
+        return [k for k, values in sizes if (len(values) > MOST_SPLIT_VALUES) == many]
 
     def as_json(self) -> dict[str, Any]:
+        """Plain data, for `model.json`."""
         return {"numbers": self.numbers, "categories": self.categories}
 
     @classmethod
     def from_json(cls, about: dict[str, Any]) -> Columns:
+        """What `as_json` gave, from a file of a run."""
         categories = {
             str(name): [str(value) for value in values]
             for name, values in about["categories"].items()
@@ -122,23 +128,27 @@ class Columns:
         return cls([str(name) for name in about["numbers"]], categories)
 
     def encode(self, frame: pl.DataFrame) -> Array:
-        """(rows, columns), NaN where a value is missing."""
-        found = np.empty((frame.height, len(self.names)), order="F")
+        """The columns as one array, (rows, columns), numbers first; NaN where a value is missing.
+
+        A category is the position of its value among the known ones; all unknown values have the
+        same code, one above them.
+        """
+        encoded = np.empty((frame.height, len(self.names)), order="F")
         for k, name in enumerate(self.numbers):
             column = column_of(frame, name, "which the model was trained on")
             if not (column.dtype.is_numeric() or column.dtype.is_temporal()):
                 column = _read_as_numbers(column)
             if column.dtype.is_temporal():
                 column = _to_microseconds(column)
-            found[:, k] = column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+            encoded[:, k] = column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
         for k, (name, values) in enumerate(self.categories.items(), len(self.numbers)):
             texts = _as_texts(column_of(frame, name, "which the model was trained on"))
             distinct = texts.drop_nulls().unique()
             codes = texts.replace_strict(
                 distinct, _number_texts(distinct, values), default=None, return_dtype=pl.Float64
             )
-            found[:, k] = codes.fill_null(float("nan")).to_numpy()
-        return found
+            encoded[:, k] = codes.fill_null(float("nan")).to_numpy()
+        return encoded
 
     def features(self, classes: int) -> ColumnTransformer:
         """For linear models and networks: numbers scaled, gaps marked, categories one-hot.
@@ -150,7 +160,7 @@ class Columns:
             SimpleImputer(add_indicator=True, keep_empty_features=True), StandardScaler()
         )
         one_hot = OneHotEncoder(
-            min_frequency=FEW, handle_unknown="infrequent_if_exist", sparse_output=False
+            min_frequency=OWN_FEATURE, handle_unknown="infrequent_if_exist", sparse_output=False
         )
         parts = [
             ("numbers", scaled, list(range(len(self.numbers)))),
@@ -160,9 +170,11 @@ class Columns:
         return ColumnTransformer([part for part in parts if part[2]])
 
     def without_many_values(self, classes: int) -> tuple[ColumnTransformer | None, list[int]]:
-        """For trees: replaces categories with many values by mean targets, last; None if there are none.
+        """For trees: what replaces categories with many values by mean targets, if there are any.
 
-        Beside it the positions of the other categories after that.
+        Returns:
+            A transformer that moves these columns to the end; None if there are none.
+            The positions of the other categories after it.
         """
         if not self.many_valued:
             return None, self.categorical
@@ -173,7 +185,11 @@ class Columns:
 
 
 def _encode_means(classes: int) -> TargetEncoder:
-    """Values that were not seen, and missing ones that were not, get the overall mean."""
+    """Replace categories by the mean target of their rows (scikit-learn's TargetEncoder).
+
+    Values that were not seen, and missing ones that were not, get the overall mean. In
+    `fit_transform` each row gets the mean over other folds, so that it does not see its own target.
+    """
     kind = "auto" if classes else "continuous"
     if tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 9):
         return TargetEncoder(target_type=kind, random_state=0)
@@ -182,8 +198,8 @@ def _encode_means(classes: int) -> TargetEncoder:
 
 
 def _read_as_numbers(column: Any) -> Any:
-    """Texts where training had numbers."""
-    written = numbers_as_written(column)
+    """Texts where training had numbers, as such; an error names the first row that is none."""
+    written = read_written_numbers(column)
     if written is not None:
         return written
     bad = column.is_not_null() & column.cast(pl.Float64, strict=False).is_null()
@@ -194,25 +210,29 @@ def _read_as_numbers(column: Any) -> Any:
     comma = has_decimal_commas(column)
     more = "; for a decimal comma, say --decimal , (decimal=',' in Python)" if comma else ""
     raise DataError(
-        f"expected numbers in column {shown(column.name)}, as in training, got "
-        f"{shown(column.filter(bad)[0])} in {where(bad)}{more}"
+        f"expected numbers in column {quote(column.name)}, as in training, got "
+        f"{quote(column.filter(bad)[0])} in {name_first_row(bad)}{more}"
     )
 
 
 def _as_texts(column: Any) -> Any:
+    """Values of a category as texts, of whatever type they came."""
     return column.cast(pl.String)
 
 
 def _number_texts(texts: Sequence[str], values: Sequence[str]) -> list[int]:
-    """The number of each text; 01 read as 1, or True as true, still gets its category."""
+    """The code of each text among `values`, or their number for one that is not among them.
+
+    01 that is now read as 1, or True as true, still gets its category.
+    """
     known = {value: code for code, value in enumerate(values)}
     by_meaning: dict[float | str, int] = {}
     for value, code in known.items():
-        by_meaning.setdefault(_meaning(value), code)
-    return [known.get(text, by_meaning.get(_meaning(text), len(values))) for text in texts]
+        by_meaning.setdefault(_read_spelling(value), code)
+    return [known.get(text, by_meaning.get(_read_spelling(text), len(values))) for text in texts]
 
 
-def _meaning(text: str) -> float | str:
+def _read_spelling(text: str) -> float | str:
     """What a spelling stands for: 01 and 1.0 for one number, True and true for one word."""
     try:
         return text if "_" in text else float(text)
@@ -247,6 +267,7 @@ class Part(NamedTuple):
     weight: Array  # (n,)
 
     def take(self, rows: Array) -> Part:
+        """Some of its rows, by position or mask."""
         return Part(self.X[rows], self.y[rows], self.weight[rows])
 
 
@@ -267,7 +288,7 @@ class Learner:
     ) -> None:
         self.kind, self.seed, self.classes = MODELS[options.model], seed, len(problem.classes)
         few = len(problem.y) < PARALLEL
-        self.threads = options.threads or (1 if few else _idle_cores())
+        self.threads = options.threads or (1 if few else _count_idle_cores())
         self.columns = Columns.fit(problem.frame[rows], problem.features(), problem.categories())
         self.X = self.columns.encode(problem.frame)
         self.y, self.scale = problem.y, (0.0, 1.0)
@@ -275,8 +296,10 @@ class Learner:
             seen = self.y[rows]
             self.scale = float(seen.mean()), float(seen.std()) or 1.0
             self.y = (self.y - self.scale[0]) / self.scale[1]
-        self.sample = rows if len(rows) <= MANY_ROWS else problem.sample(rows, SAMPLE, seed)
-        self.folds = problem.folds(self.sample, options.folds, seed)
+        self.sample = (
+            rows if len(rows) <= MANY_ROWS else problem.draw_sample(rows, ROWS_FOR_SETTINGS, seed)
+        )
+        self.folds = problem.make_folds(self.sample, options.folds, seed)
         self._check(problem)
 
     def _check(self, problem: TableProblem) -> None:
@@ -286,14 +309,14 @@ class Learner:
             if len(present) < 2:
                 only, column = problem.classes[present[0]], problem.split["column"]
                 raise DataError(
-                    f"expected two classes to learn from in every fold, got only {shown(only)} in"
-                    f" one: the others are in too few values of {shown(column)}"
+                    f"expected two classes to learn from in every fold, got only {quote(only)} in"
+                    f" one: the others are in too few values of {quote(column)}"
                 )
         for name, column in zip(self.columns.names, self.X.T, strict=True):
             largest = np.nanmax(np.abs(column), initial=0.0) if self.kind.scales else 0.0
             if largest > 1e100:
                 raise DataError(
-                    f"expected numbers that can be scaled in column {shown(name)}, got one of"
+                    f"expected numbers that can be scaled in column {quote(name)}, got one of"
                     f" size {largest:g}; leave the column out, or use trees"
                 )
 
@@ -302,18 +325,34 @@ class Learner:
         return self.kind.candidates(len(self.sample))[:most]
 
     def fit(self, part: Part, settings: dict[str, Any], held_out: Part | None = None) -> Model:
-        """A model that stops early by the held-out rows, or after the "rounds" of its settings."""
+        """Fit a model.
+
+        Args:
+            part: the rows to fit on.
+            settings: of the model, one of `candidates`, with "rho" for the worst case and "rounds"
+                to stop after.
+            held_out: rows by whose loss boosting stops; None: after the "rounds".
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the libraries warn about things that are fine here
             return self.kind.fit(self, part, settings, held_out)
 
     def fit_rows(self, rows: Array, weights: Array, settings: dict[str, Any], rounds: int) -> Model:
-        """A model of all of these rows, boosted as long as the folds say."""
+        """The final fit: a model of all of these rows, boosted for as many rounds as the folds say."""
         part = Part(self.X[rows], self.y[rows], weights)
         return self.fit(part, {**settings, "rounds": max(rounds, 1)})
 
     def cross_fit(self, settings: dict[str, Any], weights: Array) -> dict[str, Any]:
-        """ "predicted": the sample, out of fold; "rounds": the best number for each fold, (folds,)."""
+        """Predict the sample out of fold.
+
+        Args:
+            settings: of the model.
+            weights: of the sample's rows in training, (sample,).
+
+        Returns:
+            "predicted": probabilities, (sample, k), or the standardised target, (sample,).
+            "rounds": the best number of rounds on each fold, (folds,); 0 for linear models.
+        """
         whole = Part(self.X[self.sample], self.y[self.sample], weights)
         models = [
             self.fit(whole.take(seen), settings, whole.take(unseen)) for seen, unseen in self.folds
@@ -327,7 +366,7 @@ class Learner:
         return {"predicted": predicted, "rounds": rounds}
 
     def mean_loss(self, predicted: Array) -> float:
-        """Of predictions for the sample."""
+        """The mean loss of predictions for the sample."""
         return float(row_losses(predicted, self.y[self.sample]).mean())
 
 
@@ -341,11 +380,11 @@ def row_losses(predicted: Array, y: Array) -> Array:
 
 
 def mean_rounds(rounds: Array) -> int:
-    """Of boosting, over folds."""
+    """One number of boosting rounds from those of the folds: their mean, rounded up."""
     return int(np.ceil(np.mean(rounds)))
 
 
-def _idle_cores() -> int:
+def _count_idle_cores() -> int:
     """LightGBM's threads wait for each other, and two on one core are slower than one."""
     busy = int(os.getloadavg()[0]) if hasattr(os, "getloadavg") else 0
     return max(1, (os.cpu_count() or 1) - busy)
@@ -374,7 +413,8 @@ class Trees:
     @staticmethod
     def candidates(rows: int) -> list[dict[str, Any]]:
         """Settings to choose among for a table of that many rows, the most common first."""
-        # least sizes of a leaf so that small tables can be split too
+        # Least rows of a leaf: LightGBM's own 20, and 100 for noisy targets; less in small tables,
+        # which could not be split otherwise.
         small, large = min(20, max(rows // 10, 2)), min(100, max(rows // 4, 5))
         sizes = [(k, least) for least in (small, large) for k in (31, 15, 63)]
         return [{"num_leaves": leaves, "min_child_samples": least} for leaves, least in sizes]
@@ -386,6 +426,7 @@ class Trees:
         """A model of a part, boosted until held-out rows are predicted best, or as its settings say."""
         import lightgbm
 
+        # The estimator: LightGBM's own, or with rho ours, which has the same arguments and one more.
         rho, classes = settings.get("rho", 0.0), learner.classes
         own = {name: settings[name] for name in ("num_leaves", "min_child_samples")}
         package: Any = lightgbm
@@ -398,6 +439,7 @@ class Trees:
             n_estimators=settings.get("rounds", ROUNDS), learning_rate=0.1, deterministic=True,
             force_row_wise=True, n_jobs=learner.threads, random_state=learner.seed, verbose=-1, **own,
         )  # fmt: skip
+        # The columns, and held-out rows to stop by.
         prepare, categorical = learner.columns.without_many_values(classes)
         X = part.X if prepare is None else prepare.fit_transform(part.X, part.y)
         stopping: dict[str, Any] = {}
@@ -421,15 +463,18 @@ class Trees:
         self.rounds = min(rounds, trained)
 
     def predict(self, X: Array) -> Array:
-        """Probabilities, (n, k), or numbers, (n,)."""
+        """Probabilities, (n, k), or the standardised target, (n,)."""
         X = X if self.prepare is None else self.prepare.transform(X)
-        found: Array = self.booster.predict(X, num_iteration=self.rounds, num_threads=self.threads)
+        predicted: Array = self.booster.predict(
+            X, num_iteration=self.rounds, num_threads=self.threads
+        )
         if not self.classes:
-            return found
-        each = np.stack([1.0 - found, found], 1) if found.ndim == 1 else found
+            return predicted
+        each = np.stack([1.0 - predicted, predicted], 1) if predicted.ndim == 1 else predicted
         return _with_all_classes(each, self.present, self.classes)
 
     def save(self, folder: Path) -> None:
+        """Write LightGBM's own text, and what it does not know about itself."""
         text = self.booster.model_to_string(num_iteration=self.rounds)
         (folder / "trees.txt").write_text(text, "utf-8")
         about = {
@@ -442,6 +487,7 @@ class Trees:
 
     @classmethod
     def load(cls, folder: Path) -> Trees:
+        """What `save` wrote; LightGBM's parser reads the trees, no code is run."""
         import lightgbm
 
         about = json.loads((folder / "model.json").read_text("utf-8"))
@@ -465,12 +511,14 @@ class Linear:
 
     @staticmethod
     def candidates(rows: int) -> list[dict[str, Any]]:
+        """Settings to choose among, the most common first: the inverse strength of the penalty."""
         return [{"C": C} for C in (1.0, 0.1, 0.01, 10.0, 0.001, 100.0)]
 
     @classmethod
     def fit(
         cls, learner: Learner, part: Part, settings: dict[str, Any], held_out: Part | None
     ) -> Linear:
+        """A model of a part; solved to the end, so that held-out rows are not needed."""
         from scdro.linear_model import KLDROClassifier, KLDRORegressor
 
         kind = KLDROClassifier if learner.classes else KLDRORegressor
@@ -481,6 +529,7 @@ class Linear:
         return cls(pipeline, learner.classes)
 
     def predict(self, X: Array) -> Array:
+        """Probabilities, (n, k), or the standardised target, (n,)."""
         if not self.classes:
             values: Array = self.pipeline.predict(X)
             return values
@@ -488,14 +537,16 @@ class Linear:
         return _with_all_classes(self.pipeline.predict_proba(X), present, self.classes)
 
     def stop_at(self, rounds: int) -> None:
-        """It is not boosted."""
+        """Nothing to do: it is not boosted."""
 
     def save(self, folder: Path) -> None:
+        """Write the pipeline without pickle."""
         _save_skops(self.pipeline, folder / "linear.skops")
         (folder / "model.json").write_text(json.dumps({"classes": self.classes}), "utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> Linear:
+        """What `save` wrote."""
         about = json.loads((folder / "model.json").read_text("utf-8"))
         return cls(_load_skops(folder / "linear.skops"), about["classes"])
 
@@ -521,7 +572,7 @@ TRUSTED = [  # types that a file may hold besides those of NumPy and scikit-lear
 
 
 def _save_skops(value: Any, path: Path) -> None:
-    """A part of scikit-learn, without pickle."""
+    """Write an estimator of scikit-learn without pickle, which could run code when it is read."""
     import skops.io
 
     skops.io.dump(value, path)

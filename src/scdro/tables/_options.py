@@ -31,11 +31,13 @@ def _option(default: Any, meaning: str, **about: Any) -> Any:
     return dataclasses.field(default=default, metadata={"meaning": meaning, **about})
 
 
-def _columns(meaning: str, **about: Any) -> Any:
+def _columns_option(meaning: str, **about: Any) -> Any:
+    """A list of columns, empty by default; on the command line a flag that may be repeated."""
     return _option((), meaning, kind="names", metavar="COLUMN", **about)
 
 
-def _whole(default: int | None, least: int, most: int | None, meaning: str) -> Any:
+def _whole_option(default: int | None, least: int, most: int | None, meaning: str) -> Any:
+    """A whole number from `least` to `most`; None as default: decided when the table is known."""
     return _option(default, meaning, kind="whole", within=(least, most))
 
 
@@ -47,16 +49,20 @@ class TableOptions:
                          choices=("trees", "linear"))  # fmt: skip
     task: str | None = _option(None, "default: by the target; more than 20 numbers are a quantity",
                                choices=("classification", "regression"))  # fmt: skip
-    group: Sequence[str] = _columns(
+    group: Sequence[str] = _columns_option(
         "report each of its values, also within each class; never trained on"
     )
-    drop: Sequence[str] = _columns("leave a column out")
-    categorical: Sequence[str] = _columns("numbers that are categories")
+    drop: Sequence[str] = _columns_option("leave a column out")
+    categorical: Sequence[str] = _columns_option("numbers that are categories")
     split_by: str | None = _option(None, "rows with the same value stay together", metavar="COLUMN")
-    folds: int = _whole(3, 2, 20, "folds of the cross-validation (default 3)")
-    candidates: int = _whole(4, 1, 6, "candidate settings of every method, 1 to 6 (default 4)")
-    seed: int = _whole(0, 0, 2**31 - 1, "seed of the splits, the folds and the models (default 0)")
-    threads: int | None = _whole(
+    folds: int = _whole_option(3, 2, 20, "folds of the cross-validation (default 3)")
+    candidates: int = _whole_option(
+        4, 1, 6, "candidate settings of every method, 1 to 6 (default 4)"
+    )
+    seed: int = _whole_option(
+        0, 0, 2**31 - 1, "seed of the splits, the folds and the models (default 0)"
+    )
+    threads: int | None = _whole_option(
         None,
         1,
         4 * (os.cpu_count() or 1),
@@ -71,6 +77,7 @@ class TableOptions:
 
     def __post_init__(self) -> None:
         """Check every value as its field says; whether the table has the columns shows later."""
+        # Here, since `scdro --help` makes no options and should not load NumPy for its checks.
         from scdro._arguments import check_choice, check_names, check_number, check_whole
 
         for one in option_fields(type(self)):
@@ -107,12 +114,12 @@ class TrainOptions(TableOptions):
         None, "most accuracy, as a share, that robust training may cost (default 0.002; with --fix 0.1)",
         kind="number",
     )  # fmt: skip
-    ids: Sequence[str] = _columns("not trained on; copied to the predictions", flag="id")
+    ids: Sequence[str] = _columns_option("not trained on; copied to the predictions", flag="id")
     split_after: str | tuple[str, Any] | None = _option(
         None, "test on the rows after a value, or the last fifth", metavar="COLUMN[=VALUE]"
     )
     test: object = _option(None, "test on the rows of another file", metavar="FILE")
-    seeds: int = _whole(
+    seeds: int = _whole_option(
         None, 1, 100,
         "splits to repeat everything on (default: 3 up to 5,000 rows, with --fix 50,000, 1 beyond)",
     )  # fmt: skip
@@ -122,14 +129,16 @@ class TrainOptions(TableOptions):
 class AuditOptions(TableOptions):
     """All options of `audit`; those of models are without effect if there are predictions."""
 
-    prediction: Sequence[str] = _columns(
+    prediction: Sequence[str] = _columns_option(
         "probabilities of the second class, predicted classes, or numbers; repeated: probabilities of each class"
     )
     weight: str | None = _option(None, "sample weights, with --prediction", metavar="COLUMN")
     threshold: float = _option(
         0.5, "of the second class's probability (default 0.5)", kind="number", within="in (0, 1)"
     )
-    candidates: int = _whole(2, 1, 6, "settings of the model that is trained, 1 to 6 (default 2)")
+    candidates: int = _whole_option(
+        2, 1, 6, "settings of the model that is trained, 1 to 6 (default 2)"
+    )
 
 
 def option_fields(options: type[TableOptions]) -> list[dataclasses.Field[Any]]:
@@ -141,6 +150,8 @@ def takes(options: type[TableOptions]) -> Callable[[Function], Function]:
     """Give a function with `**options` the signature and the list of its options, for help and editors."""
 
     def with_options(function: Function) -> Function:
+        # What `inspect` and an editor show: the function's own parameters, without **options, and
+        # each option as a keyword.
         own = inspect.signature(function)
         given = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
         named = [

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["render"]
 
-MANY_GROUPS, MANY_COLUMNS = 40, 200
-TITLES = {
+MANY_GROUPS, MANY_COLUMNS = 40, 200  # rows of the page's tables; the rest is in summary.json
+TITLES = {  # of the methods
     "plain": "Plain",
     "class-weighted": "Class weights",
     "worst-case": "Worst case",
     "second-look": "Second look",
     "group-weighted": "Equal weights",
 }
-MEASURES = {
+MEASURES = {  # names of the scores, in the order of the page
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
     "log_loss": "log loss",
@@ -51,7 +51,7 @@ def render(summary: Summary) -> str:
     """
     shares = summary["task"]["type"] == "classification"
     names = [method["name"] for method in summary["methods"]]
-    page = _environment().get_template("report.html")
+    page = _make_environment().get_template("report.html")
     return page.render(
         s=summary,
         shares=shares,
@@ -66,13 +66,14 @@ def render(summary: Summary) -> str:
 # -- text
 
 
-def _settings(settings: dict[str, Any]) -> str:
+def _write_settings(settings: dict[str, Any]) -> str:
+    """Settings of a method, such as "num_leaves 31, rho 0.1"."""
     shown = [f"{name} {number(v) if isinstance(v, float) else v}" for name, v in settings.items()]
     return ", ".join(shown) or "defaults"
 
 
-def _date(text: str) -> str:
-    """ISO 8601 to the minute."""
+def _write_date(text: str) -> str:
+    """A time of ISO 8601 to the minute; any other text as it is."""
     try:
         return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M}"
     except ValueError:
@@ -86,15 +87,22 @@ def _axis_of_groups(summary: Summary) -> Axis:
     """The axis of the plot of groups. Small groups do not stretch it, unless there are no others."""
     groups = summary["groups"][:MANY_GROUPS]
     large = [group for group in groups if not group["small"]] or groups
-    found: list[Interval] = [estimate for group in large for estimate in group["scores"].values()]
+    intervals: list[Interval] = [
+        estimate for group in large for estimate in group["scores"].values()
+    ]
     least = LEAST_SHARE if summary["task"]["type"] == "classification" else 0.0
-    ends = [e[end] for e in found for end in ("value", "low", "high")]
+    ends = [e[end] for e in intervals for end in ("value", "low", "high")]
     return axis_for(ends, steps=4, least=least)
 
 
 @cache
-def _environment() -> Environment:
+def _make_environment() -> Environment:
+    """jinja2's environment of this folder's templates, with what they call."""
     environment = environment_for(Path(__file__).parent / "templates")
-    environment.filters |= {"settings": _settings, "date": _date, "chance": chance}
-    environment.globals |= {"TITLES": TITLES, "MEASURES": MEASURES, "SHARES": SHARES}
+    environment.filters |= {"settings": _write_settings, "date": _write_date, "chance": chance}
+    environment.globals |= {
+        "TITLES": TITLES,
+        "MEASURES": MEASURES,
+        "SHARES": SHARES,
+    }
     return environment

@@ -2,8 +2,17 @@
 
 All that can be wrong with a table or its options is told here, before anything is trained:
 
-    read -> join the rows of the test file -> leave out rows without a target -> numbers with signs
-    -> the task and its classes -> the split -> columns -> sizes -> notes
+    1. read the file; add the rows of a test file                    (_read, _join_test_rows)
+    2. leave out rows without a target, if asked                     (_find_targets)
+    3. texts such as $5.0 or 35% become numbers                      (_read_numbers)
+    4. classes or a quantity? y as class numbers, or as it is        (_read_classes)
+    5. which rows are for the test, and which stay together          (_split_rows)
+    6. each column: a number, a category, or left out, and why       (describe_columns)
+    7. enough rows of every class, in every fold                     (_check_sizes)
+    8. notes: columns that tell the target, rows that are copies     (find_leaks, find_copies)
+
+Steps 1 to 7 raise for what cannot work; what only looks odd becomes a sentence in `warnings`.
+`make_problem` is these steps in this order, `TableProblem` their result.
 """
 
 from __future__ import annotations
@@ -25,7 +34,7 @@ from sklearn.model_selection import (
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from scdro.errors import DataError, HyperparameterError
-from scdro.tables._models import MOST_VALUES, Columns, is_category
+from scdro.tables._models import MOST_SPLIT_VALUES, Columns, is_category
 from scdro.tables._options import TrainOptions
 from scdro.tables._read import (
     FileOptions,
@@ -33,11 +42,11 @@ from scdro.tables._read import (
     as_table,
     column_of,
     has_decimal_commas,
-    listed,
-    numbers_as_written,
-    shown,
-    value_like,
-    where,
+    list_names,
+    name_first_row,
+    quote,
+    read_value_like,
+    read_written_numbers,
 )
 
 if TYPE_CHECKING:
@@ -46,21 +55,21 @@ if TYPE_CHECKING:
 __all__ = ["TableProblem", "TrainTest", "make_problem"]
 
 Array = npt.NDArray[Any]
-MANY = 20  # different numbers beyond which a target is taken as a quantity
-LEAST = 5  # rows that a class must have
+MOST_CLASS_NUMBERS = 20  # different numbers beyond which a target is taken as a quantity
+LEAST_OF_CLASS = 5  # rows that a class must have
 ROWS_NEEDED = 40
-TEST = 0.2  # share of the test rows
+TEST_SHARE = 0.2  # share of the test rows
 DECIMAL_COMMAS = "numbers with a decimal comma: say --decimal , (decimal=',' in Python)"
-TRIED = 2000  # rows that each column is tried on alone, and the first columns that are
-GIVEN_AWAY = 0.97  # share of a constant's error that one column alone removes
-SEVERAL = 0.01  # share of rows that are copies from which on they are told
+ROWS_TRIED = 2000  # rows that each column is tried on alone, and the first columns that are
+GIVEN_AWAY = 0.97  # a column that alone removes this share of a constant's error may be a leak
+MANY_COPIES = 0.01  # share of rows that are copies from which on they are told
 
 
 class TrainTest(NamedTuple):
-    """Row numbers of the training and the test part."""
+    """Row numbers of the training and the test part, each sorted."""
 
-    train: Array
-    test: Array
+    train: Array  # (n_train,)
+    test: Array  # (n_test,)
 
 
 @dataclass
@@ -83,6 +92,7 @@ class TableProblem:
 
     @property
     def task(self) -> Literal["classification", "regression"]:
+        """Regression is the task without classes."""
         return "classification" if self.classes else "regression"
 
     def features(self) -> list[str]:
@@ -93,38 +103,42 @@ class TableProblem:
         """Those of them that are categories."""
         return [c["name"] for c in self.columns if c["kind"] == "category"]
 
-    def described(self, rows: Array) -> dict[str, pl.Series]:
-        """The columns that rows are described by: features and groups."""
+    def columns_to_describe(self, rows: Array) -> dict[str, pl.Series]:
+        """The columns by which an audit describes some rows: features, and groups asked for."""
         frame, kinds = self.frame[rows], ("number", "category", "group")
         return {c["name"]: frame[c["name"]] for c in self.columns if c["kind"] in kinds}
 
-    def counts(self) -> list[int]:
+    def count_classes(self) -> list[int]:
         """Rows of each class; [] for regression."""
         counts: list[int] = np.bincount(self.y, minlength=len(self.classes)).tolist()
         return counts
 
-    def _stratify(self, rows: Array) -> Array | None:
+    def _strata_of(self, rows: Array) -> Array | None:
+        """What a random split keeps the shares of: the classes; None for regression."""
         return self.y[rows] if self.classes else None
 
-    def sample(self, rows: Array, size: int, seed: int) -> Array:
+    def draw_sample(self, rows: Array, size: int, seed: int) -> Array:
         """That many of these rows, at random, with the same shares of the classes."""
-        own = {"train_size": size, "random_state": seed, "stratify": self._stratify(rows)}
+        own = {"train_size": size, "random_state": seed, "stratify": self._strata_of(rows)}
         chosen: Array = np.sort(train_test_split(rows, **own)[0])
         return chosen
 
-    def cut(self, seed: int) -> TrainTest:
+    def split_rows(self, seed: int) -> TrainTest:
         """The training and the test rows for a seed."""
         if self.fixed is not None:
             return self.fixed
         rows = np.arange(len(self.y))
-        own: Any = {"test_size": TEST, "random_state": seed}
+        own: Any = {"test_size": TEST_SHARE, "random_state": seed}
         if self.split_by is not None:
             return TrainTest(*next(GroupShuffleSplit(1, **own).split(rows, groups=self.split_by)))
-        train, test = train_test_split(rows, stratify=self._stratify(rows), **own)
+        train, test = train_test_split(rows, stratify=self._strata_of(rows), **own)
         return TrainTest(np.sort(train), np.sort(test))
 
-    def folds(self, rows: Array, folds: int, seed: int) -> list[tuple[Array, Array]]:
-        """Folds of these rows, as positions in `rows`."""
+    def make_folds(self, rows: Array, folds: int, seed: int) -> list[tuple[Array, Array]]:
+        """Folds of these rows, as pairs of positions in `rows`: to fit on, to predict.
+
+        Rows that stay together are in one fold; otherwise each fold has the same shares of classes.
+        """
         own: Any = {"n_splits": folds, "shuffle": True, "random_state": seed}
         if self.split_by is not None:
             return list(GroupKFold(**own).split(rows, groups=self.split_by[rows]))
@@ -147,10 +161,11 @@ def make_problem(
         found = make_problem(data, target, replace(options, group=group))
         if not found.classes:
             raise HyperparameterError(
-                f"expected a target with classes to report them, got the quantity {shown(target)} in group"
+                f"expected a target with classes to report them, got the quantity {quote(target)} in group"
             )
         return found
     _check_roles(target, options)
+    # 1 and 2. The rows; which of them are of a test file, (rows,).
     file, warnings = FileOptions(options.encoding, options.decimal, options.sheet), list[str]()
     raw = RawTable.read(data, file)
     frame, is_test = _join_test_rows(raw.tidy((), file), options, file)
@@ -160,13 +175,17 @@ def make_problem(
     for what, names in (("for groups", options.group), ("an id", options.ids)):
         for name in names:
             column_of(frame, name, what)
+    # 3 to 5. Numbers, classes, and the split.
     frame = _read_numbers(frame, target, options, warnings)
     values, y = _read_classes(frame[target], options.task, warnings)
     split, fixed, split_by = _split_rows(frame, is_test, values is not None, options)
+    # 6. The columns. Where roles overlap, the target's counts, then that of the split.
     special = {**dict.fromkeys(options.ids, "id"), **dict.fromkeys(options.group, "group")}
     if split["column"] is not None:
         special[split["column"]] = "split"
-    columns = describe(frame, {**special, target: "target"}, options.drop, options.categorical)
+    columns = describe_columns(
+        frame, {**special, target: "target"}, options.drop, options.categorical
+    )
     warnings += _join_notes(columns)
     found = TableProblem(
         frame=frame,
@@ -183,6 +202,7 @@ def make_problem(
         fixed=fixed,
         warnings=warnings,
     )
+    # 7 and 8. Sizes, and what looks odd. Copies are told only where a split could part them.
     _check_sizes(found, options.folds)
     warnings += find_leaks(frame, found.features(), found.categories(), y, len(found.classes))
     if split_by is None:
@@ -203,7 +223,7 @@ def _check_roles(target: str, options: TrainOptions) -> None:
         raise HyperparameterError(
             "expected test rows from one place, got test and split_by or split_after"
         )
-    roles: dict[str, Sequence[str | None]] = {
+    roles: dict[str, Sequence[str | None]] = {  # columns by what they are asked to be
         "drop": options.drop, "group": options.group, "categorical": options.categorical,
         "ids": options.ids, "split_by": [options.split_by],
         "split_after": [after if after is None or isinstance(after, str) else after[0]],
@@ -212,12 +232,12 @@ def _check_roles(target: str, options: TrainOptions) -> None:
         if target in names:
             advice = "; for classes, ask for classification" if role == "categorical" else ""
             raise HyperparameterError(
-                f"expected columns other than the target in {role}, got {shown(target)}{advice}"
+                f"expected columns other than the target in {role}, got {quote(target)}{advice}"
             )
         both = [name for name in names if name in options.drop and role != "drop"]
         if both:
             raise HyperparameterError(
-                f"expected a column in drop or in {role}, got {shown(both[0])} in both"
+                f"expected a column in drop or in {role}, got {quote(both[0])} in both"
             )
 
 
@@ -234,7 +254,8 @@ def _join_test_rows(
             column_of(other, name, "which the training data have, in the test data")
     absent = set(frame.columns) - set(other.columns)  # of those to leave out
     other = other.with_columns(pl.lit(None).alias(name) for name in absent).select(frame.columns)
-    # numbers in one and texts in the other become texts
+    # A column of whole numbers in one and of decimals in the other becomes one of decimals; numbers
+    # in one and texts in the other become texts.
     kinds = {
         name: pl.Float64 if kind.is_numeric() and other.schema[name].is_numeric() else pl.String
         for name, kind in frame.schema.items()
@@ -251,12 +272,12 @@ def _find_targets(y: pl.Series, drop_missing: bool, warnings: list[str]) -> pl.S
         return None
     if not drop_missing or missing == len(y):
         raise DataError(
-            f"expected a value of {shown(y.name)} in every row, got none in {missing:,} of"
-            f" {len(y):,} rows; the first is {where(y.is_null())}; leave these rows out with"
+            f"expected a value of {quote(y.name)} in every row, got none in {missing:,} of"
+            f" {len(y):,} rows; the first is {name_first_row(y.is_null())}; leave these rows out with"
             " --drop-missing (drop_missing=True in Python)"
         )
     warnings.append(
-        f"{missing:,} of {len(y):,} rows have no value of {shown(y.name)}: left out, as asked."
+        f"{missing:,} of {len(y):,} rows have no value of {quote(y.name)}: left out, as asked."
     )
     return y.is_not_null()
 
@@ -290,29 +311,30 @@ def _split_after(
     column = column_of(frame, name, "to split after")
     if column.null_count():
         raise DataError(
-            f"expected a value of {shown(name)} in every row to split after, got none in"
-            f" {column.null_count():,}; the first is {where(column.is_null())}"
+            f"expected a value of {quote(name)} in every row to split after, got none in"
+            f" {column.null_count():,}; the first is {name_first_row(column.is_null())}"
         )
     if column.dtype == pl.String and given is None:
         raise DataError(
-            f"expected numbers or dates in {shown(name)} to split after, got texts such as"
-            f" {shown(column[0])}"
+            f"expected numbers or dates in {quote(name)} to split after, got texts such as"
+            f" {quote(column[0])}"
         )
     if given is None:
-        bound = column.sort()[int(len(column) * (1 - TEST)) - 1]
+        # Rows above the bound are the test; equal values are never on both sides.
+        bound = column.sort()[int(len(column) * (1 - TEST_SHARE)) - 1]
         if bound == column.max() and column.n_unique() > 1:  # the last value has more than a fifth
             bound = column.filter(column < bound).max()
     else:
-        bound = value_like(column, str(given))
+        bound = read_value_like(column, str(given))
         if bound is None:
             raise DataError(
-                f"expected a value like those of {shown(name)} ({shown(column[0])}), got"
-                f" {shown(given)}"
+                f"expected a value like those of {quote(name)} ({quote(column[0])}), got"
+                f" {quote(given)}"
             )
     late = (column > bound).to_numpy()
     if late.all() or not late.any():
         raise DataError(
-            f"expected rows before and after {shown(name)} = {shown(bound)}, got only one kind"
+            f"expected rows before and after {quote(name)} = {quote(bound)}, got only one kind"
         )
     text = f"The test rows are those with {name} above {bound}."
     fixed = TrainTest(np.flatnonzero(~late), np.flatnonzero(late))
@@ -322,41 +344,46 @@ def _split_after(
 # -- columns
 
 
-def describe(
+def describe_columns(
     frame: pl.DataFrame, special: dict[str, str], drop: Sequence[str], categorical: Sequence[str]
 ) -> list[ColumnSummary]:
     """How every column is used, and what is odd about it.
 
-    special: which columns are the target, groups, ids and those of the split.
+    Args:
+        frame: the table.
+        special: the kind of the columns that have a role: "target", "group", "id", "split".
+        drop: columns that the user leaves out.
+        categorical: numbers that the user takes as categories.
     """
     for name in (*drop, *categorical):
         column_of(frame, name, "to leave out" if name in drop else "to take as categories")
-    found: list[ColumnSummary] = []
+    summaries: list[ColumnSummary] = []
     for column in frame.get_columns():
         name, note, distinct = column.name, "", column.drop_nulls().n_unique()
-        kind: Any = special.get(name) or ("left out" if name in drop else None)
+        kind: Any = special.get(name) or ("left out" if name in drop else None)  # None: a feature
         if kind == "left out":
             note = "as asked"
         elif kind is None:
             category = is_category(column, categorical)
             note = _why_useless(column, distinct, category)
             kind = "left out" if note else "category" if category else "number"
+            # Numbers with a decimal comma look like texts that hardly repeat: say what to do instead.
             if note and category and has_decimal_commas(column.cast(pl.String)):
                 note = DECIMAL_COMMAS
             if kind == "category" and name not in categorical:
                 note = _find_mistakes(column, distinct)
-        found.append({"name": name, "kind": kind, "missing": column.null_count(),
+        summaries.append({"name": name, "kind": kind, "missing": column.null_count(),
                       "values": distinct, "note": note})  # fmt: skip
-    if not any(column["kind"] in ("number", "category") for column in found):
+    if not any(column["kind"] in ("number", "category") for column in summaries):
         raise DataError(
             "expected columns to learn from, got none: all are constant, names of rows, or left out"
         )
-    return found
+    return summaries
 
 
 def _why_useless(column: Any, distinct: int, category: bool) -> str:
     """Why a column should be left out, or "": it is constant, a name or text, or a row number."""
-    known = len(column) - column.null_count()
+    known = len(column) - column.null_count()  # rows with a value
     if distinct <= 1:
         return "the same value in every row" if known == len(column) else "one value, or none"
     if category and distinct > max(50, known / 2):
@@ -372,76 +399,87 @@ def _find_mistakes(column: Any, distinct: int) -> str:
     """What looks like a mistake in a column of texts, or is done about it; "" for nothing."""
     known = column.drop_nulls().cast(pl.String)
     notes = []
-    texts = known.filter(known.cast(pl.Float64, strict=False).is_null())
+    texts = known.filter(known.cast(pl.Float64, strict=False).is_null())  # what is no number
     if has_decimal_commas(known):
         notes.append(f"{DECIMAL_COMMAS}; taken as categories")
     elif 0 < len(texts) < len(known) / 2:
         notes.append(
             f"{len(known) - len(texts):,} of the {len(known):,} values are numbers, the others"
-            f" texts such as {shown(texts[0], 30)}: taken as categories"
+            f" texts such as {quote(texts[0], 30)}: taken as categories"
         )
-    same = variants(known)
+    same = find_variants(known)
     if same:
-        notes.append(f"values that differ only in case or spaces ({listed(same)}): are they one?")
-    if distinct > MOST_VALUES and not has_decimal_commas(known):  # one note for all such columns
+        notes.append(
+            f"values that differ only in case or spaces ({list_names(same)}): are they one?"
+        )
+    if distinct > MOST_SPLIT_VALUES and not has_decimal_commas(
+        known
+    ):  # one note for all such columns
         notes.append(
             f"{distinct:,} different values: each is replaced by the mean of the target there"
         )
     return "; ".join(notes)
 
 
-def variants(texts: pl.Series) -> list[str]:
-    """The first values that differ only in case or spaces."""
+def find_variants(texts: pl.Series) -> list[str]:
+    """The first values that differ only in case or spaces, such as ["Oslo", "oslo "]; [] if none do."""
     distinct = texts.drop_nulls().cast(pl.String).unique().sort()
     simple = distinct.str.strip_chars().str.replace_all(r"\s+", " ").str.to_lowercase()
     twice = simple.filter(simple.is_duplicated())
-    found: list[str] = distinct.filter(simple == twice[0]).to_list() if len(twice) else []
-    return found
+    first: list[str] = distinct.filter(simple == twice[0]).to_list() if len(twice) else []
+    return first
 
 
 def _read_numbers(
     frame: pl.DataFrame, target: str, options: TrainOptions, warnings: list[str]
 ) -> pl.DataFrame:
-    """Texts such as $5.0, 37,000.00 or 35% as numbers, if all of a column are and nobody wants them as texts."""
+    """Texts such as $5.0, 37,000.00 or 35% as numbers, where all values of a column are such.
+
+    Columns that the user asked for as groups, categories or ids stay as they are written.
+    """
     kept: Collection[str | None] = {
         *options.group, *options.categorical, *options.ids, *options.drop, options.split_by,
         target if options.task == "classification" else None,
     }  # fmt: skip
-    found = {
+    converted = {
         name: numbers
         for name, kind in frame.schema.items()
         if kind == pl.String and name not in kept
-        if (numbers := numbers_as_written(frame[name])) is not None
+        if (numbers := read_written_numbers(frame[name])) is not None
     }
-    if not found:
+    if not converted:
         return frame
-    one = next(iter(found))
+    one = next(iter(converted))
     at = int(frame[one].is_not_null().arg_max() or 0)
-    what = f"Column {shown(one)} has" if len(found) == 1 else f"Columns {listed(list(found))} have"
+    what = (
+        f"Column {quote(one)} has"
+        if len(converted) == 1
+        else f"Columns {list_names(list(converted))} have"
+    )
     warnings.append(
-        f"{what} numbers with signs or separators of thousands: {shown(frame[one][at])} is read as"
-        f" {found[one][at]:.15g}."
+        f"{what} numbers with signs or separators of thousands: {quote(frame[one][at])} is read as"
+        f" {converted[one][at]:.15g}."
     )
     # not with_columns: a name may be empty
-    return pl.DataFrame({c.name: found.get(c.name, c) for c in frame.get_columns()})
+    return pl.DataFrame({c.name: converted.get(c.name, c) for c in frame.get_columns()})
 
 
 def _join_notes(columns: list[ColumnSummary]) -> list[str]:
-    """One line for each oddity, with its columns."""
-    odd: dict[str, list[str]] = {}
+    """One line for each oddity, with its columns, at most 20 lines."""
+    odd: dict[str, list[str]] = {}  # names of the columns by what is odd about them
     for column in columns:
         if column["note"] and column["note"] != "as asked":
             out = "; left out" if column["kind"] == "left out" else ""
             odd.setdefault(f"{column['note']}{out}", []).append(column["name"])
     notes = []
     for what, names in list(odd.items())[:20]:
-        several = f"{len(names):,} columns ({listed(names)})"
-        notes.append(f"{several if len(names) > 1 else f'Column {shown(names[0])}'}: {what}.")
+        several = f"{len(names):,} columns ({list_names(names)})"
+        notes.append(f"{several if len(names) > 1 else f'Column {quote(names[0])}'}: {what}.")
     return notes
 
 
 def _name_groups(frame: pl.DataFrame, group: Sequence[str]) -> Array | None:
-    """Names such as "sex = Female, race = Black"."""
+    """For each row the name of its combination of groups, such as "sex = Female, race = Black"."""
     if not group:
         return None
     parts = [
@@ -457,49 +495,61 @@ def _name_groups(frame: pl.DataFrame, group: Sequence[str]) -> Array | None:
 def _read_classes(
     y: pl.Series, task: str | None, warnings: list[str]
 ) -> tuple[pl.Series | None, Array]:
-    """The different values of a target that is classes, and the number of each row's; or None and the numbers."""
+    """Whether the target is classes or a quantity, and the target as a model sees it.
+
+    Texts are classes; numbers are, if there are at most `MOST_CLASS_NUMBERS` different ones. Where
+    this is a guess (more than two numbers), a warning says what was taken, and how to say
+    otherwise.
+
+    Returns:
+        The different values, sorted, and the number of each row's value among them, (rows,); of a
+        quantity None, and the quantity, (rows,).
+    """
     number, distinct = y.dtype.is_numeric(), y.n_unique()
     if task == "regression" and not number:
         raise DataError(
-            f"expected numbers in {shown(y.name)} for regression, got texts such as {shown(y[0])}"
+            f"expected numbers in {quote(y.name)} for regression, got texts such as {quote(y[0])}"
         )
     if distinct < 2:
-        raise DataError(f"expected at least two values of {shown(y.name)}, got only {shown(y[0])}")
-    if task is None and number and distinct > MANY:
+        raise DataError(f"expected at least two values of {quote(y.name)}, got only {quote(y[0])}")
+    if task is None and number and distinct > MOST_CLASS_NUMBERS:
         warnings.append(
-            f"{shown(y.name)} has {distinct:,} different numbers: taken as a quantity (regression)."
+            f"{quote(y.name)} has {distinct:,} different numbers: taken as a quantity (regression)."
             " For classes, ask for classification (--task classification)."
         )
         task = "regression"
     elif task is None and number and distinct > 2:
         warnings.append(
-            f"{shown(y.name)} has {distinct:,} different numbers, {y.min():g} to {y.max():g}: taken"
+            f"{quote(y.name)} has {distinct:,} different numbers, {y.min():g} to {y.max():g}: taken"
             " as classes. For a quantity, ask for regression (--task regression)."
         )
+    # A quantity. Squared errors need numbers that can be squared.
     if task == "regression":
         values = y.cast(pl.Float64).to_numpy().copy()
         if not 1e-100 < np.ptp(values) < 1e100:
             raise DataError(
-                f"expected numbers of {shown(y.name)} that can be squared, got {values.min():g} to"
+                f"expected numbers of {quote(y.name)} that can be squared, got {values.min():g} to"
                 f" {values.max():g}; use another unit"
             )
         return None, values
+    # Classes, numbered in the order of their values.
     values = y.unique().sort()
-    same = [] if number else variants(y)
+    same = [] if number else find_variants(y)
     if same:
         warnings.append(
-            f"Classes of {shown(y.name)} differ only in case or spaces ({listed(same)}): are they"
+            f"Classes of {quote(y.name)} differ only in case or spaces ({list_names(same)}): are they"
             " one? Then write them in one way."
         )
-    if distinct > max(MANY, len(y) / LEAST):
+    if distinct > max(MOST_CLASS_NUMBERS, len(y) / LEAST_OF_CLASS):
         raise DataError(
-            f"expected classes in {shown(y.name)}, got {distinct:,} different texts in {len(y):,}"
+            f"expected classes in {quote(y.name)}, got {distinct:,} different texts in {len(y):,}"
             " rows; is it a name?"
         )
     return values, y.rank("dense").to_numpy().astype(np.int64) - 1
 
 
 def _name_class(value: Any) -> str:
+    """The name of a class: 1 for 1.0, and as many digits of other floats as tell them apart."""
     if not isinstance(value, float):
         return str(value)
     short = f"{value:g}"
@@ -511,23 +561,24 @@ def _check_sizes(problem: TableProblem, folds: int) -> None:
 
     Every class needs two rows in each fold, so that none of the models lacks it.
     """
-    n, target, fixed = len(problem.y), shown(problem.target), problem.fixed
-    least = max(LEAST, 2 * folds)
+    n, target, fixed = len(problem.y), quote(problem.target), problem.fixed
+    # Rows of every class, rows, and values to split by; then the same of given training rows.
+    least = max(LEAST_OF_CLASS, 2 * folds)
     if problem.classes:
-        counts = problem.counts()
+        counts = problem.count_classes()
         rare = int(np.argmin(counts))
         if counts[rare] < least:
-            same = variants(problem.frame[problem.target])
-            more = f"; {listed(same)} differ only in case or spaces" if same else ""
+            same = find_variants(problem.frame[problem.target])
+            more = f"; {list_names(same)} differ only in case or spaces" if same else ""
             raise DataError(
                 f"expected at least {least} rows of every class of {target}, got {counts[rare]} of"
-                f" {shown(problem.classes[rare])}; remove these rows, or join classes{more}"
+                f" {quote(problem.classes[rare])}; remove these rows, or join classes{more}"
             )
     if n < ROWS_NEEDED:
         raise DataError(f"expected at least {ROWS_NEEDED} rows, got {n}")
     if problem.split_by is not None and len(np.unique(problem.split_by)) < 2 * folds:
         raise DataError(
-            f"expected at least {2 * folds} different values of {shown(problem.split['column'])} to"
+            f"expected at least {2 * folds} different values of {quote(problem.split['column'])} to"
             " split by"
         )
     if fixed is not None and len(fixed.test) < 2:
@@ -538,7 +589,7 @@ def _check_sizes(problem: TableProblem, folds: int) -> None:
         if counts[rare] < folds:
             raise DataError(
                 f"expected at least {folds} training rows of every class of {target}, got"
-                f" {counts[rare]} of {shown(problem.classes[rare])}: the others are test rows"
+                f" {counts[rare]} of {quote(problem.classes[rare])}: the others are test rows"
             )
 
 
@@ -550,7 +601,7 @@ def find_leaks(
 ) -> list[str]:
     """A note on columns that predict the target nearly alone.
 
-    A small tree of one column is fitted on half of at most TRIED rows and judged on the other half:
+    A small tree of one column is fitted on half of at most ROWS_TRIED rows and judged on the other half:
     by the share of a constant's errors, or of the variance of the target's ranks, that it removes.
 
     Args:
@@ -561,11 +612,11 @@ def find_leaks(
         classes: how many; 0 for regression.
     """
     rng = np.random.default_rng(0)
-    rows = np.sort(rng.permutation(len(y))[:TRIED])
+    rows = np.sort(rng.permutation(len(y))[:ROWS_TRIED])  # the sample
     frame, y = frame[rows], y[rows]
     if not classes:  # of ranks a tree sees every monotone function of the target
         y = np.argsort(np.argsort(y)).astype(float)
-    columns = Columns.fit(frame, names[:TRIED], categorical)
+    columns = Columns.fit(frame, names[:ROWS_TRIED], categorical)
     X = np.nan_to_num(columns.encode(frame), nan=-1e30, posinf=1e30, neginf=-1e30)
     order = rng.permutation(len(y))
     fitted, judged = order[::2], order[1::2]
@@ -581,7 +632,7 @@ def find_leaks(
     what = "tells" if len(who) == 1 else "each tell"
     drop = " ".join(f"--drop {name}" for name in who[:3])
     return [
-        f"Column{'s' * (len(who) > 1)} {listed(who)} {what} the target nearly alone: is that known"
+        f"Column{'s' * (len(who) > 1)} {list_names(who)} {what} the target nearly alone: is that known"
         f" before the target is? If not, leave it out ({drop})."
     ]
 
@@ -608,14 +659,14 @@ def find_copies(
 ) -> list[str]:
     """A note on rows that occur more than once, target included, where chance does not explain it.
 
-    In a table of a few categories rows are alike by chance: the note needs columns that, if they
+    In a table of a few categories rows are equal by chance: the note needs columns that, if they
     were independent, would make fewer than one row in a hundred like any other one.
     """
     own = [name for name in (*names, target) if frame[name].dtype != pl.Object]
     part = frame.select(own)
     copied = part.is_duplicated()
     share = float(copied.mean() or 0.0)
-    if share < SEVERAL or int(copied.sum()) < 10 or _expect_copies(part.unique()) > 0.01:
+    if share < MANY_COPIES or int(copied.sum()) < 10 or _expect_copies(part.unique()) > 0.01:
         return []
     what = f"{int(copied.sum()):,} of {frame.height:,} rows occur more than once, with the target"
     if test is not None:
@@ -634,7 +685,11 @@ def find_copies(
 
 
 def _expect_copies(frame: pl.DataFrame) -> float:
-    """Expected number of other rows that a row is like, if the columns were independent."""
+    """Expected number of other rows that a row equals, if the columns were independent.
+
+    Two rows agree in a column with probability sum of squared shares of its values; over
+    independent columns these multiply, and there are `height` other rows.
+    """
     expected = float(frame.height)
     for column in frame.get_columns():
         shares = column.value_counts()["count"].to_numpy() / frame.height

@@ -1,9 +1,14 @@
 """Tables from files and from memory, as polars DataFrames of numbers, texts and dates.
 
-    file -> its format by the ending -> texts as they are written -> columns that are all numbers or
-    all dates become such -> `plain`: only numbers, texts and dates are left
+    1. RawTable.read    the file, by its ending; texts of CSV and Excel as they are written
+                        or a DataFrame of pandas, polars or Arrow, or a dictionary of columns
+    2. RawTable.tidy    texts that are all numbers, or all dates, become such     (_read_values)
+                        other types become a number, a text or a date             (use_plain_types)
 
-No row is lost: a file that does not fit is an error that names the line.
+No row is lost and nothing is guessed in silence: a file that does not fit is an error that names
+the line. Between the two steps ids can be copied as they are written, 00042 as 00042.
+
+From the top: words for messages; options of files; the steps; each format; CSV; columns of texts.
 """
 
 from __future__ import annotations
@@ -28,26 +33,29 @@ import polars as pl
 from scdro.errors import DataError, HyperparameterError, MissingDataError
 
 __all__ = [
-    "NUMBER_AS_WRITTEN", "FileOptions", "RawTable", "as_table", "column_of", "has_decimal_commas", "listed",
-    "numbers_as_written", "plain", "points", "read_csv", "read_table", "seconds", "shown", "table_and_ids",
-    "value_like", "where",
+    "NUMBER_AS_WRITTEN", "FileOptions", "RawTable", "as_table", "column_of", "has_decimal_commas",
+    "list_names", "name_first_row", "quote", "read_csv", "read_table", "read_value_like",
+    "read_written_numbers", "replace_decimal_commas", "table_and_ids", "to_seconds",
+    "use_plain_types",
 ]  # fmt: skip
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?")
 DELIMITERS = ",\t;|"
-LISTED = 8  # names in a message
-LOOKED_AT = 20  # rows that must agree on the delimiter
-SWALLOWED = 10  # delimiters inside one text, as many in each of its lines as a row has: rows behind an open quote
-CHUNK = 2**22  # fields that are texts of Python at a time
+LISTED = 8  # names in a message; more are counted
+ROWS_LOOKED_AT = 20  # rows that must agree on the delimiter
+# A text over several lines, each with as many delimiters as a row has, and this many in all: these
+# are rows behind a quote that was never closed.
+SWALLOWED = 10
+FIELDS_AT_ONCE = 2**22  # fields that are texts of Python at a time
 
 
-def shown(text: Any, most: int = 60) -> str:
+def quote(text: Any, most: int = 60) -> str:
     """A name or value for a message: quoted, control characters escaped, not too long."""
     text = repr(str(text))
     return text if len(text) <= most else f"{text[: most - 4]}...{text[-1]}"
 
 
-def where(mask: pl.Series) -> str:
+def name_first_row(mask: pl.Series) -> str:
     """The first row of a mask, as a user would find it. (Blank lines, or line breaks in quotes, move it down.)"""
     row = int(mask.arg_max() or 0)
     return f"row {row + 1}, line {row + 2} of a CSV file"
@@ -62,16 +70,16 @@ def column_of(frame: pl.DataFrame, name: str, what: str) -> pl.Series:
     close = get_close_matches(name, names, 1, cutoff=0.6)
     if not close:
         close = [c for c in names if c.strip().lower() == name.strip().lower()][:1]
-    meant = f"did you mean {shown(close[0])}?" if close else f"there are {listed(names)}"
+    meant = f"did you mean {quote(close[0])}?" if close else f"there are {list_names(names)}"
     raise DataError(
-        f"expected a column {shown(name)}, {what}, among the {frame.width} columns; {meant}"
+        f"expected a column {quote(name)}, {what}, among the {frame.width} columns; {meant}"
     )
 
 
-def listed(names: Sequence[str], most: int = LISTED) -> str:
+def list_names(names: Sequence[str], most: int = LISTED) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return f"{', '.join(shown(n, 30) for n in names[:most])}{more}"
+    return f"{', '.join(quote(n, 30) for n in names[:most])}{more}"
 
 
 class FileOptions(NamedTuple):
@@ -82,10 +90,10 @@ class FileOptions(NamedTuple):
     sheet: str | None = None  # of an Excel file; None: its only one
 
     def check(self, data: Any) -> None:
-        """An option that would be ignored is an error."""
+        """Raise for an option that this file would ignore: `sheet` of a CSV file, say."""
         if self.decimal not in (".", ","):
             raise HyperparameterError(
-                f"expected decimal to be '.' or ',', got {shown(self.decimal)}"
+                f"expected decimal to be '.' or ',', got {quote(self.decimal)}"
             )
         for name, kinds in SAID_OF.items():
             if getattr(self, name) == self._field_defaults[name]:
@@ -104,6 +112,7 @@ class FileOptions(NamedTuple):
         return self._replace(**{name: self._field_defaults[name] for name in others})
 
 
+# Which formats each option says something about; what is in a .zip is seen only later.
 SAID_OF = {"encoding": ("CSV",), "decimal": ("CSV", "Excel"), "sheet": ("Excel",)}
 
 
@@ -164,9 +173,9 @@ def table_and_ids(
 class RawTable(NamedTuple):
     """A table before its values are read."""
 
-    frame: pl.DataFrame
+    frame: pl.DataFrame  # of CSV and Excel files, all columns are texts as they are written
     kind: str  # of the file, such as "CSV"; "" for data in memory
-    path: Path | None
+    path: Path | None  # None for data in memory
 
     @classmethod
     def read(cls, data: Any, options: FileOptions) -> RawTable:
@@ -182,9 +191,9 @@ class RawTable(NamedTuple):
         if self.kind in ("CSV", "Excel"):
             frame = _read_values(frame, set(texts), options.decimal)
         if frame.height == 0 or frame.width == 0:
-            where = "" if self.path is None else f" in {shown(self.path)}"
+            where = "" if self.path is None else f" in {quote(self.path)}"
             raise DataError(f"expected rows and columns{where}, got {frame.shape}")
-        return plain(frame)
+        return use_plain_types(frame)
 
     def type_of(self, name: str) -> Any:
         """The type of a column, which `tidy` may make a text; None in a text file, which has no types."""
@@ -221,9 +230,9 @@ def _frame_of_memory(data: Any) -> pl.DataFrame:
 def _make_column(name: str, values: Any) -> pl.Series:
     """A list of Python's values as a column: floats of different numbers, texts of other mixtures."""
     try:
-        found = pl.Series(name, values)
-        if found.dtype != pl.Int128:  # which few functions know
-            return found
+        column = pl.Series(name, values)
+        if column.dtype != pl.Int128:  # which few functions know
+            return column
     except (TypeError, OverflowError):
         pass
     known = [value for value in values if value is not None]
@@ -233,6 +242,7 @@ def _make_column(name: str, values: Any) -> pl.Series:
 
 
 def _as_float(value: float) -> float:
+    """A number of Python as a float; whole numbers beyond 1e308 are infinite."""
     try:
         return float(value)
     except OverflowError:  # a whole number beyond 1e308
@@ -264,21 +274,21 @@ FORMATS = {
 def _format_of(path: Path) -> str:
     """By the ending; .gz says nothing about what is in it."""
     ending = path.suffixes[-2:-1] if path.suffix.lower() == ".gz" else path.suffixes[-1:]
-    found = FORMATS.get(ending[0].lower()) if ending else None
-    if found is None or (path.suffix.lower() == ".gz" and found not in ("CSV", "JSON lines")):
+    kind = FORMATS.get(ending[0].lower()) if ending else None
+    if kind is None or (path.suffix.lower() == ".gz" and kind not in ("CSV", "JSON lines")):
         raise DataError(
             "expected a file that ends with .csv, .tsv, .txt (each also with .gz), .xlsx,"
-            f" .parquet, .feather, .jsonl or .zip, got {shown(path)}; from Python, give a DataFrame"
+            f" .parquet, .feather, .jsonl or .zip, got {quote(path)}; from Python, give a DataFrame"
         )
-    return found
+    return kind
 
 
 def _read_file(path: Path, options: FileOptions) -> tuple[pl.DataFrame, str]:
     """The table of a file and its format; of CSV and Excel, texts are as they are written."""
     if not path.exists():
-        raise MissingDataError(f"expected a file {shown(path)}, found none")
+        raise MissingDataError(f"expected a file {quote(path)}, found none")
     if not path.is_file():
-        raise DataError(f"expected a file of a table, got {shown(path)}, which is not a file")
+        raise DataError(f"expected a file of a table, got {quote(path)}, which is not a file")
     name, kind, content = path, _format_of(path), None
     if kind == "zip":
         name, content = _unzip(path)
@@ -292,7 +302,7 @@ def _read_file(path: Path, options: FileOptions) -> tuple[pl.DataFrame, str]:
     if kind == "Excel":
         return _read_excel(raw, options.sheet, path), kind
     if name.suffix.lower() == ".gz":
-        with _refusing("a gzip file", path, EOFError, zlib.error, gzip.BadGzipFile):
+        with _expecting("a gzip file", path, EOFError, zlib.error, gzip.BadGzipFile):
             raw = gzip.decompress(raw)
     if kind == "JSON lines":
         return _read_json_lines(raw, path), kind
@@ -301,20 +311,26 @@ def _read_file(path: Path, options: FileOptions) -> tuple[pl.DataFrame, str]:
 
 
 @contextmanager
-def _refusing(what: str, path: Path, *errors: type[BaseException]) -> Iterator[None]:
-    """Errors of whoever reads the file as one of ours, which says what file it is."""
+def _expecting(what: str, path: Path, *errors: type[BaseException]) -> Iterator[None]:
+    """Turn errors of the library that reads a file into one of ours, which says what file it is.
+
+    Args:
+        what: what the file should be, for "expected ..., got a damaged one".
+        path: the file.
+        errors: what that library raises for a damaged file.
+    """
     try:
         yield
     except errors as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise DataError(f"expected {what}, got a damaged one, {shown(path)}: {said}") from error
+        raise DataError(f"expected {what}, got a damaged one, {quote(path)}: {said}") from error
 
 
 def _unzip(path: Path) -> tuple[Path, bytes]:
     """The name and the content of the only file in a zip."""
     encrypted = (RuntimeError, NotImplementedError)
     with (
-        _refusing("a zip file that is not encrypted", path, zipfile.BadZipFile, zlib.error, EOFError, *encrypted),
+        _expecting("a zip file that is not encrypted", path, zipfile.BadZipFile, zlib.error, EOFError, *encrypted),
         zipfile.ZipFile(path) as packed,
     ):  # fmt: skip
         hidden = ("__MACOSX/", ".")
@@ -322,18 +338,19 @@ def _unzip(path: Path) -> tuple[Path, bytes]:
             one for one in packed.namelist() if not one.endswith("/") and not one.startswith(hidden)
         ]
         if len(files) != 1:
-            found = f"{len(files)}: {listed(files)}" if files else "none"
-            raise DataError(f"expected one file in {shown(path)}, got {found}; unpack it")
+            came = f"{len(files)}: {list_names(files)}" if files else "none"
+            raise DataError(f"expected one file in {quote(path)}, got {came}; unpack it")
         if files[0].lower().endswith(".zip"):
             raise DataError(
-                f"expected a table in {shown(path)}, got another zip, {shown(files[0])}"
+                f"expected a table in {quote(path)}, got another zip, {quote(files[0])}"
             )
         return Path(files[0]), packed.read(files[0])
 
 
 def _read_binary(kind: str, source: Any, path: Path) -> pl.DataFrame:
+    """A Parquet or Feather file, from its path or its bytes."""
     errors = pl.exceptions.PolarsError, OSError, pl.exceptions.PanicException
-    with _refusing(f"a {kind} file", path, *errors):
+    with _expecting(f"a {kind} file", path, *errors):
         return pl.read_parquet(source) if kind == "Parquet" else pl.read_ipc(source)
 
 
@@ -343,24 +360,24 @@ def _read_excel(raw: bytes, sheet: str | None, path: Path) -> Any:
         import fastexcel  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingDataError(
-            f"expected fastexcel, which reads Excel files such as {shown(path)}; pip install"
+            f"expected fastexcel, which reads Excel files such as {quote(path)}; pip install"
             " 'scdro[excel]', or save the table as CSV"
         ) from error
-    with _refusing("an Excel file", path, Exception):  # fastexcel has errors of its own
+    with _expecting("an Excel file", path, Exception):  # fastexcel has errors of its own
         sheets = pl.read_excel(
             io.BytesIO(raw), sheet_id=0, infer_schema_length=None, raise_if_empty=False
         )
     if sheet is not None:
         if sheet not in sheets:
             raise DataError(
-                f"expected a sheet {shown(sheet)} in {shown(path)}, there are"
-                f" {listed(list(sheets))}"
+                f"expected a sheet {quote(sheet)} in {quote(path)}, there are"
+                f" {list_names(list(sheets))}"
             )
         return sheets[sheet]
     filled = [name for name, frame in sheets.items() if frame.width]
     if len(filled) > 1:
         raise DataError(
-            f"expected one sheet in {shown(path)}, got {listed(filled)}; say which with --sheet"
+            f"expected one sheet in {quote(path)}, got {list_names(filled)}; say which with --sheet"
             " NAME (sheet= in Python)"
         )
     return sheets[filled[0]] if filled else pl.DataFrame()
@@ -373,19 +390,19 @@ def _read_json_lines(raw: bytes, path: Path) -> pl.DataFrame:
         if not line.strip():
             continue
         try:
-            row = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_json_object)
+            row = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_make_json_object)
         except (ValueError, RecursionError) as error:
             raise DataError(
-                f"expected JSON in every line of {shown(path)}, got other text in line {number}:"
+                f"expected JSON in every line of {quote(path)}, got other text in line {number}:"
                 f" {error}"
             ) from None
         wrong = "none"
         if isinstance(row, dict):
             nested = [name for name, value in row.items() if isinstance(value, dict | list)]
-            wrong = f"a nested one in {shown(nested[0])}" if nested else ""
+            wrong = f"a nested one in {quote(nested[0])}" if nested else ""
         if wrong:
             raise DataError(
-                f"expected an object of numbers and texts in every line of {shown(path)}, got"
+                f"expected an object of numbers and texts in every line of {quote(path)}, got"
                 f" {wrong} in line {number}"
             )
         rows.append(row)
@@ -395,28 +412,38 @@ def _read_json_lines(raw: bytes, path: Path) -> pl.DataFrame:
         return _make_frame(_as_dates(one) if one.dtype == pl.String else one for one in columns)
     except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON may have
         raise DataError(
-            f"expected texts of Unicode in {shown(path)}, got {shown(error.object)}"
+            f"expected texts of Unicode in {quote(path)}, got {quote(error.object)}"
         ) from None
 
 
-def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A name that is there twice would lose a value."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _make_json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a line of JSON. Python's reader would keep only the last of two equal names."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for k, name in enumerate(names) if name in names[:k])
-        raise ValueError(f"the name {shown(twice)} twice")
-    return found
+        raise ValueError(f"the name {quote(twice)} twice")
+    return values
 
 
 # -- CSV: Python's reader decides what a row is, and no other one reads the file
 
 
 def read_csv(raw: bytes, encoding: str | None, tabs: bool, path: Path) -> Any:
-    """Columns of texts, as written. Blank lines are skipped."""
+    """The columns of a CSV file, all of them texts as written. Blank lines are skipped.
+
+    Python's reader knows the line of every row, and the errors here name it. Texts become columns
+    of polars a chunk at a time: as Python's objects they take much more memory.
+
+    Args:
+        raw: the bytes of the file, unpacked.
+        encoding: as the user said; None: UTF-8, with or without a byte order mark.
+        tabs: whether the ending says that tabs divide fields; otherwise the delimiter is found.
+        path: of the file, for errors.
+    """
     if encoding is None and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(
-            f"expected UTF-8 text in {shown(path)}, got UTF-16 from line 1 on; say so with"
+            f"expected UTF-8 text in {quote(path)}, got UTF-16 from line 1 on; say so with"
             " --encoding utf-16 (encoding= in Python), or save it as UTF-8"
         )
     known = _check_encoding(encoding)
@@ -439,17 +466,17 @@ def read_csv(raw: bytes, encoding: str | None, tabs: bool, path: Path) -> Any:
                 names = _check_names(row, path)
             elif len(row) == len(names):
                 rows.append(row)
-                if len(rows) * len(names) >= CHUNK:
+                if len(rows) * len(names) >= FIELDS_AT_ONCE:
                     finish_chunk()
             elif row:
                 raise DataError(
-                    f"expected {len(names)} fields in every row of {shown(path)}, as in its first"
+                    f"expected {len(names)} fields in every row of {quote(path)}, as in its first"
                     f" line, got {len(row)} in line {line + 1}"
                 )
             line = reader.line_num
     except UnicodeError:
         raise DataError(
-            f"expected {encoding or 'UTF-8'} text in {shown(path)}, got other bytes in line"
+            f"expected {encoding or 'UTF-8'} text in {quote(path)}, got other bytes in line"
             f" {_find_bad_line(raw, known)}; if it has another encoding, say which: --encoding cp1252"
             " (encoding= in Python)"
         ) from None
@@ -458,14 +485,14 @@ def read_csv(raw: bytes, encoding: str | None, tabs: bool, path: Path) -> Any:
             "limit" in str(error)
         )
         raise DataError(
-            f"expected {most}quotes that are closed in {shown(path)}, got {error} in the row that"
+            f"expected {most}quotes that are closed in {quote(path)}, got {error} in the row that"
             f" starts in line {line + 1}"
         ) from None
     if rows:
         finish_chunk()
     if not parts:
         raise DataError(
-            f"expected a line of column names and rows below it in {shown(path)}, got"
+            f"expected a line of column names and rows below it in {quote(path)}, got"
             f" {int(bool(names))} line(s)"
         )
     columns = [pl.concat(own) if len(parts) > 1 else own[0] for own in zip(*parts, strict=True)]
@@ -473,74 +500,87 @@ def read_csv(raw: bytes, encoding: str | None, tabs: bool, path: Path) -> Any:
 
 
 def _check_swallowed(row: list[str], delimiter: str, path: Path, line: int) -> None:
-    """A text may have many lines; if each of them looks like a row, a quote was opened and never closed."""
+    """Raise if a field has swallowed rows: a quote was opened, and closed only much later.
+
+    A text may have many lines. But if each of them has as many delimiters as a row, they are rows.
+    """
     for text in row:
         inside = re.split(r"\r\n|\r|\n", text)[1:-1]
         counts = {one.count(delimiter) for one in inside}
         if counts == {len(row) - 1} and len(inside) * (len(row) - 1) >= SWALLOWED:
             raise DataError(
-                f"expected quotes that are closed in {shown(path)}, got a text over {len(inside) + 2:,}"
+                f"expected quotes that are closed in {quote(path)}, got a text over {len(inside) + 2:,}"
                 f" lines, each like a row, in the row that starts in line {line}; close the quote, or"
                 " write it twice within quotes"
             )
 
 
 def _check_encoding(name: str | None) -> str:
-    """Checked; UTF-8 with or without its mark."""
+    """Python's name of an encoding; of UTF-8 the one that also reads a byte order mark."""
     try:
-        found = codecs.lookup(name or "utf-8").name
-        "".encode(found)  # fails for codecs of Python that are not of texts
+        known = codecs.lookup(name or "utf-8").name
+        "".encode(known)  # fails for codecs of Python that are not of texts
     except (LookupError, UnicodeError):
         raise HyperparameterError(
             "expected an encoding that Python knows, such as utf-8, cp1252, latin-1 or utf-16, got"
-            f" {shown(name)}"
+            f" {quote(name)}"
         ) from None
-    return "utf-8-sig" if found == "utf-8" else found
+    return "utf-8-sig" if known == "utf-8" else known
 
 
 def _iterate_lines(raw: bytes, encoding: str, path: Path) -> Iterator[str]:
-    """Line ends stay as they are: inside quotes they belong to the value."""
+    """The lines of a file, decoded one by one.
+
+    Line ends stay as they are: inside quotes they belong to the value.
+    """
     for number, line in enumerate(io.TextIOWrapper(io.BytesIO(raw), encoding, newline=""), 1):
         if "\0" in line:
-            raise DataError(f"expected text in {shown(path)}, got a NUL in line {number}")
+            raise DataError(f"expected text in {quote(path)}, got a NUL in line {number}")
         yield line
 
 
 def _find_delimiter(raw: bytes, encoding: str) -> str:
-    """The one with the most fields in the first line; above all, with as many in the next rows."""
+    """The delimiter that divides the first rows into the same number of fields, and the most of them.
 
-    def judged(delimiter: str) -> tuple[bool, int]:
+    A comma inside texts of a file with semicolons gives rows of different lengths.
+    """
+
+    def rate(delimiter: str) -> tuple[bool, int]:
+        """Whether all of the first rows have as many fields, and how many; larger is better."""
         text = io.TextIOWrapper(io.BytesIO(raw), encoding, newline="")
         try:
-            names, *rows = islice(csv.reader(text, delimiter=delimiter, strict=True), LOOKED_AT)
+            names, *rows = islice(
+                csv.reader(text, delimiter=delimiter, strict=True), ROWS_LOOKED_AT
+            )
         except (csv.Error, ValueError):  # no line, or another encoding: refused later
             return False, first.count(delimiter)
         return all(len(row) in (0, len(names)) for row in rows) and len(names) > 1, len(names) - 1
 
     first = io.TextIOWrapper(io.BytesIO(raw), encoding, "replace").readline()
-    return max(DELIMITERS, key=judged)
+    return max(DELIMITERS, key=rate)
 
 
 def _check_names(names: list[str], path: Path) -> list[str]:
     """The first line: raise if it is empty, has a name twice, or has numbers, as a row of data has."""
     if not names:
-        raise DataError(f"expected names of columns in line 1 of {shown(path)}, got an empty line")
+        raise DataError(f"expected names of columns in line 1 of {quote(path)}, got an empty line")
     seen: set[str] = set()
     for name in names:
         if name in seen:
             raise DataError(
-                f"expected different names of columns in line 1 of {shown(path)}, got {shown(name)}"
+                f"expected different names of columns in line 1 of {quote(path)}, got {quote(name)}"
                 " twice"
             )
         seen.add(name)
     if all(_is_number(name) for name in names):
         raise DataError(
-            f"expected names of columns in line 1 of {shown(path)}, got numbers: add a first line"
+            f"expected names of columns in line 1 of {quote(path)}, got numbers: add a first line"
         )
     return names
 
 
 def _is_number(text: str) -> bool:
+    """Whether Python reads the text as a number."""
     try:
         float(text)
     except ValueError:
@@ -564,28 +604,32 @@ def _find_bad_line(raw: bytes, encoding: str) -> int:
 
 
 def _read_values(frame: Any, texts: Set[str], decimal: str) -> Any:
-    """Numbers or dates where all values of a column are; spaces around texts are dropped.
+    """Texts as numbers or dates in columns where all values are; spaces around texts are dropped.
 
-    All columns at a time: one call of polars takes longer than the work on a small column, and
-    there may be 100,000.
+    For each column, the first that fits all of its values: whole numbers, numbers, numbers with a
+    decimal comma if the user said so, dates; otherwise texts. All columns are converted by one
+    call: one call of polars takes longer than the work on a small column, and there may be 100,000.
     """
     own = [c.name for c in frame.get_columns() if c.dtype == pl.String]  # Excel knows the others
-    found = frame.select(pl.col(own).str.strip_chars())
-    found = found.select(pl.when(~pl.all().is_in(MISSING)).then(pl.all()))
-    gaps = dict(zip(own, found.null_count().row(0), strict=True)) if own else {}
-    typed: dict[str, Any] = {}
+    stripped = frame.select(pl.col(own).str.strip_chars())
+    stripped = stripped.select(pl.when(~pl.all().is_in(MISSING)).then(pl.all()))
+    # Missing values of each column: a conversion fits if it makes no more of them.
+    gaps = dict(zip(own, stripped.null_count().row(0), strict=True)) if own else {}
+    typed: dict[str, Any] = {}  # columns that were converted, by name
     for kind in (pl.Int64, pl.Float64):
         left = [name for name in own if name not in typed and name not in texts]
         if not left:
             break
-        numbers = found.select(points(pl.col(left)) if decimal == "," else pl.col(left))
+        numbers = stripped.select(
+            replace_decimal_commas(pl.col(left)) if decimal == "," else pl.col(left)
+        )
         numbers = numbers.select(pl.all().cast(kind, strict=False))
         typed |= {
             column.name: column
             for column in numbers.get_columns()
             if column.null_count() == gaps[column.name]
         }
-    for column in found.get_columns():
+    for column in stripped.get_columns():
         if decimal == "," and column.name not in {*typed, *texts} and has_decimal_commas(column):
             plain = column.str.replace_all(".", "", literal=True)  # 1.234,56
             typed[column.name] = plain.str.replace(",", ".", literal=True).cast(pl.Float64)
@@ -594,20 +638,22 @@ def _read_values(frame: Any, texts: Set[str], decimal: str) -> Any:
     return _make_frame(typed.get(column.name, column) for column in frame.get_columns())
 
 
-def points(texts: pl.Expr) -> pl.Expr:
+def replace_decimal_commas(texts: pl.Expr) -> pl.Expr:
     """Numbers with a decimal comma as the same with a point; missing where a text is none."""
     number = texts.str.contains(r"^[+-]?(\d+,?\d*|,\d+)([eE][+-]?\d+)?$")
     return pl.when(number).then(texts.str.replace(",", ".", literal=True))
 
 
-NUMBER_AS_WRITTEN = (  # 37,000.00 or $5.0 or -5 € or 35%; a group of thousands does not begin with 0
+# 37,000.00 or $5.0 or -5 € or 35%: a sign, a currency, digits with or without separators of
+# thousands (a group of thousands does not begin with 0), decimals, a currency or percent.
+NUMBER_AS_WRITTEN = (
     r"^[+-]?\s?[$€£¥]?\s?[+-]?([1-9]\d{0,2}([,\s\u{a0}\u{202f}']\d{3})+|\d+)?(\.\d+)?"
     r"\s?[%$€£¥]?$"
 )
 NO_DIGIT = r"[^\d.+-]"  # signs and separators of numbers that match it
 
 
-def numbers_as_written(texts: pl.Series) -> pl.Series | None:
+def read_written_numbers(texts: pl.Series) -> pl.Series | None:
     """Texts as numbers if all are: with separators of thousands, and one sign of currency or percent.
 
     35% becomes 35. None for anything else, such as percents among plain numbers, two currencies,
@@ -615,9 +661,9 @@ def numbers_as_written(texts: pl.Series) -> pl.Series | None:
 
     Example:
         >>> import polars as pl
-        >>> numbers_as_written(pl.Series(["$5.0", None, "-37,000.25"])).to_list()
+        >>> read_written_numbers(pl.Series(["$5.0", None, "-37,000.25"])).to_list()
         [5.0, None, -37000.25]
-        >>> numbers_as_written(pl.Series(["3,5", "12"])) is None
+        >>> read_written_numbers(pl.Series(["3,5", "12"])) is None
         True
     """
     known = texts.drop_nulls()
@@ -633,8 +679,8 @@ def numbers_as_written(texts: pl.Series) -> pl.Series | None:
         r"[%$€£¥]"
     ).max() not in (0, 1):
         return None
-    found: Any = texts.str.replace_all(NO_DIGIT, "").cast(pl.Float64, strict=False)
-    return found if found.null_count() == texts.null_count() else None
+    numbers: Any = texts.str.replace_all(NO_DIGIT, "").cast(pl.Float64, strict=False)
+    return numbers if numbers.null_count() == texts.null_count() else None
 
 
 def has_decimal_commas(texts: pl.Series) -> bool:
@@ -648,7 +694,7 @@ def has_decimal_commas(texts: pl.Series) -> bool:
     )
 
 
-def dates(texts: Any) -> Any:
+def read_dates(texts: Any) -> Any:
     """Texts as dates, or dates with times, if all of them are: 2024-01-31 or 31.1.2024. Else None."""
     sample, gaps = texts.drop_nulls().head(100), texts.null_count()
     if not len(sample):
@@ -662,60 +708,72 @@ def dates(texts: Any) -> Any:
     else:
         return None
     for convert, form in tried:
-        found = convert(form, strict=False)
-        if found.null_count() == gaps:
-            return found
+        converted = convert(form, strict=False)
+        if converted.null_count() == gaps:
+            return converted
     return None
 
 
-def value_like(column: pl.Series, text: str) -> Any:
-    """A text as a value of a column's type, such as a bound; None if it is no such value."""
+def read_value_like(column: pl.Series, text: str) -> Any:
+    """A text as a value of a column's type, to compare the column with; None if it is none.
+
+    Numbers may have separators of thousands, as the audit writes them ("age > 10,000").
+    """
     given = pl.Series([text])
     try:
         if column.dtype.is_numeric():
             return float(text.replace(",", ""))
-        found = dates(given) if column.dtype in (pl.Date, pl.Datetime) else given
-        return None if found is None else found.cast(column.dtype)[0]
+        value = read_dates(given) if column.dtype in (pl.Date, pl.Datetime) else given
+        return None if value is None else value.cast(column.dtype)[0]
     except (ValueError, pl.exceptions.PolarsError):
         return None
 
 
 def _as_dates(texts: pl.Series) -> pl.Series:
     """Texts as dates if all of them are, else as they are."""
-    found: pl.Series | None = dates(texts)
-    return texts if found is None else found
+    converted: pl.Series | None = read_dates(texts)
+    return texts if converted is None else converted
 
 
 def _make_frame(columns: Iterable[Any]) -> Any:
-    """A name may be empty, as that of pandas' index is: polars would replace it in a list of columns."""
+    """A DataFrame of these columns.
+
+    From a dictionary, since a name may be empty, as that of pandas' index is: in a list of columns
+    polars would replace it.
+    """
     return pl.DataFrame({column.name: column for column in columns})
 
 
-def plain(frame: Any) -> Any:
-    """A DataFrame or LazyFrame of numbers, texts and dates alone; infinite numbers count as missing."""
-    floats, texts = [], []
+def use_plain_types(frame: Any) -> Any:
+    """The same DataFrame or LazyFrame with numbers, texts and dates alone.
+
+    Floats and decimals become float64, infinite ones missing; durations become seconds; categories,
+    booleans and Python's objects become texts. Nested and binary columns are an error.
+    """
+    floats, texts = [], []  # names of columns to convert, all at once
     for name, kind in frame.collect_schema().items():
         if kind.is_float() or kind.is_decimal():
             floats.append(name)
         elif kind in (pl.Categorical, pl.Enum, pl.Boolean, pl.Null):
             texts.append(name)
         elif kind == pl.Duration:
-            frame = frame.with_columns(seconds(pl.col(name)))
+            frame = frame.with_columns(to_seconds(pl.col(name)))
         elif kind == pl.Object:
-            frame = frame.with_columns(_texts(frame[name]))
+            frame = frame.with_columns(_write_as_texts(frame[name]))
         elif kind.is_nested() or kind == pl.Binary:
-            raise DataError(f"expected numbers, texts or dates, got {kind} in column {shown(name)}")
+            raise DataError(f"expected numbers, texts or dates, got {kind} in column {quote(name)}")
     numbers = pl.col(floats).cast(pl.Float64)
     if floats:
         frame = frame.with_columns(pl.when(numbers.is_finite()).then(numbers))
     return frame.with_columns(pl.col(texts).cast(pl.String)) if texts else frame
 
 
-def seconds(durations: pl.Expr) -> pl.Expr:
-    """Durations as numbers."""
+def to_seconds(durations: pl.Expr) -> pl.Expr:
+    """Durations as numbers of seconds."""
     return durations.dt.total_microseconds() / 1e6
 
 
-def _texts(column: Any) -> Any:
+def _write_as_texts(column: Any) -> Any:
+    """A column of Python's objects as texts; None and NaN are missing."""
     values = [None if value is None or value != value else str(value) for value in column.to_list()]
     return pl.Series(column.name, values, dtype=pl.String)

@@ -24,7 +24,7 @@ from scdro.errors import CheckpointError, DataError, HyperparameterError, Missin
 from scdro.tables import _folder
 from scdro.tables._models import MODELS, Columns, Model
 from scdro.tables._page import render
-from scdro.tables._read import FileOptions, RawTable, as_table, column_of, shown, table_and_ids
+from scdro.tables._read import FileOptions, RawTable, as_table, column_of, quote, table_and_ids
 from scdro.tables._summary import FORMAT, METHODS, Summary, mismatch
 
 __all__ = ["Run", "label_values", "load"]
@@ -78,7 +78,15 @@ class Run:
         self, summary: Summary, fitted: dict[str, Model], inputs: Columns, labels: pl.Series | None,
         scale: tuple[float, float] = (0.0, 1.0),
     ) -> None:  # fmt: skip
-        """labels: values of the classes; None for regression, whose target has this mean and deviation."""
+        """A run from its parts.
+
+        Args:
+            summary: what was found.
+            fitted: models by the names of their methods; those that were saved.
+            inputs: how rows are encoded for them.
+            labels: values of the classes, in the order of their numbers; None for regression.
+            scale: mean and deviation of a regression's target, which its models standardise.
+        """
         self.summary, self._fitted, self._inputs = summary, fitted, inputs
         self._labels, self._scale, self.reopened = labels, scale, False
 
@@ -108,7 +116,7 @@ class Run:
             name = next((n for n in self._fitted if n != "plain"), name)
         if name not in self._fitted:
             raise HyperparameterError(
-                f"expected one of the models {', '.join(self._fitted)}, got {shown(name)}"
+                f"expected one of the models {', '.join(self._fitted)}, got {quote(name)}"
             )
         return self._fitted[name].predict(X)
 
@@ -121,7 +129,11 @@ class Run:
         return pl.Series("prediction", mean + std * scores)
 
     def predict(self, data: Any, model: str | None = None) -> Array:
-        """For rows with the columns of training; `model`: "plain" or "robust".
+        """Predictions for rows with the columns of training, (rows,).
+
+        Args:
+            data: a DataFrame, a dictionary of columns, or the path of a file.
+            model: "plain" or "robust"; None: the one that was kept.
 
         Classes have the target's own values and type: whole numbers, floats, booleans, dates or
         texts.
@@ -130,7 +142,7 @@ class Run:
         return answers
 
     def predict_proba(self, data: Any, model: str | None = None) -> Array:
-        """(rows, classes), in the order of `classes`."""
+        """Probabilities, (rows, classes), in the order of `classes`."""
         if self._labels is None:
             raise HyperparameterError(
                 "expected a run of classification for probabilities, got regression; use predict"
@@ -158,19 +170,26 @@ class Run:
         """
         typed = Path(path).suffix.lower() in (".parquet", ".pq")
         options = FileOptions(encoding, decimal, sheet)
-        found = self._list_predictions(data, model, ids, options, spell_booleans=not typed)
+        table = self._list_predictions(data, model, ids, options, spell_booleans=not typed)
         if typed:
             content = io.BytesIO()
-            found.write_parquet(content)
+            table.write_parquet(content)
             write_file(Path(path), content.getvalue())
             return
-        safe = pl.DataFrame([_as_harmless(one) for one in found.get_columns()])
+        safe = pl.DataFrame([_make_harmless(one) for one in table.get_columns()])
         write_file(Path(path), safe.write_csv())
 
     def _list_predictions(
         self, data: Any, model: str | None, ids: Sequence[str], options: FileOptions,
         spell_booleans: bool = False,
     ) -> pl.DataFrame:  # fmt: skip
+        """`predictions` of data of any kind.
+
+        Args:
+            data, model, ids: as for `predictions`; columns that were ids in training are copied too.
+            options: how a file is read.
+            spell_booleans: whether booleans are written as the training data spelled them.
+        """
         own = [c["name"] for c in self.summary["data"]["columns"] if c["kind"] == "id"]
         texts = list(self._inputs.categories)
         frame, copied = table_and_ids(data, texts, [*own, *ids], options)
@@ -181,22 +200,23 @@ class Run:
             names = pl.Series("prediction", self.summary["task"]["classes"])
             answers = names.gather(scores.argmax(1))
         wanted = dict.fromkeys([*(name for name in own if name in frame.schema), *ids])
+        # The row's number, ids, the answer, and probabilities rounded to six digits.
         columns = [pl.int_range(1, frame.height + 1, eager=True).alias("row")]
         columns += [column_of(frame, name, "an id") for name in wanted]
         columns.append(answers)
         for k, name in enumerate(self.summary["task"]["classes"]):
             columns.append(pl.Series(f"p({name})", scores[:, k].round(6)))
-        found: dict[str, pl.Series] = {}
+        named: dict[str, pl.Series] = {}  # under different names: an id may be called "row"
         for column in columns:
             name = column.name
-            while name in found:
+            while name in named:
                 name += "_"
-            found[name] = column
-        return pl.DataFrame(found)
+            named[name] = column
+        return pl.DataFrame(named)
 
     def __str__(self) -> str:
         verdict = self.summary["verdict"]
-        return _printable(" ".join([verdict["headline"], *verdict["sentences"]]))
+        return _drop_control_characters(" ".join([verdict["headline"], *verdict["sentences"]]))
 
     def _repr_html_(self) -> str:
         return card(self.summary["verdict"]["answer"], str(self))
@@ -208,10 +228,11 @@ class Run:
     def save(self, folder: Any, lock: bool = True) -> None:
         """Write the run: `summary.json`, `report.html`, and models in formats that hold no code."""
         folder = Path(folder)
-        with _folder.locked(folder) if lock else contextlib.nullcontext():
+        with _folder.lock_folder(folder) if lock else contextlib.nullcontext():
+            # `train` saves into its own folder, which it has locked and which holds its fits.
             if lock and any(not entry.name.startswith(".") for entry in folder.iterdir()):
                 raise CheckpointError(
-                    f"expected an empty folder to save a run, got files in {shown(folder)}"
+                    f"expected an empty folder to save a run, got files in {quote(folder)}"
                 )
             about = {
                 "model": self.summary["settings"]["model"],
@@ -230,6 +251,7 @@ class Run:
             write_file(folder / "model.json", json.dumps(about, indent=1))
             write_file(folder / "summary.json", json.dumps(self.summary, indent=1, allow_nan=False))
             write_file(folder / "report.html", self.report())
+            # Last: a folder with checksums is a finished run.
             _folder.seal(folder)
 
     @classmethod
@@ -241,8 +263,8 @@ class Run:
         if out is None:
             return make(_folder.Fits(None))
         folder = Path(out)
-        with _folder.locked(folder):
-            _folder.same_run(folder, about)
+        with _folder.lock_folder(folder):
+            _folder.check_same_run(folder, about)
             fits = _folder.Fits(folder)
             if (folder / _folder.MANIFEST).exists():
                 run = cls.load(folder)
@@ -257,19 +279,20 @@ class Run:
     def load(cls, folder: Any) -> Run:
         """Open a run; every file is checked against its checksum, and nothing in it is executed."""
         folder = Path(folder)
-        _folder.open_run(folder)
+        _folder.check_run(folder)
         summary, about = (
             _folder.read_json(folder / name) for name in ("summary.json", "model.json")
         )
         try:
+            # Checksums say that nothing has changed, not who wrote it: the content is checked too.
             _check_summary(summary, folder)
             kind, classes = MODELS[about["model"]], summary["task"]["classes"]
             inputs, (mean, std) = Columns.from_json(about["inputs"]), map(float, about["scale"])
             names = [str(name) for name in about["models"]]
             if any(name not in METHODS for name in names):
-                raise CheckpointError(f"expected names of methods, got {shown(names)}")
+                raise CheckpointError(f"expected names of methods, got {quote(names)}")
             if names and summary["verdict"]["kept"] not in names:
-                raise CheckpointError(f"expected the model that was kept, got only {shown(names)}")
+                raise CheckpointError(f"expected the model that was kept, got only {quote(names)}")
             models = {name: kind.load(folder / "models" / name) for name in names}
             if any(model.classes != len(classes) for model in models.values()):
                 raise CheckpointError(
@@ -281,7 +304,7 @@ class Run:
             if isinstance(error, CheckpointError | MissingDataError):
                 raise
             raise CheckpointError(
-                f"expected a run in {shown(folder)}, got damaged files: {error!r}"
+                f"expected a run in {quote(folder)}, got damaged files: {error!r}"
             ) from error
 
 
@@ -289,12 +312,12 @@ def _check_summary(summary: Any, folder: Path) -> None:
     """Raise for another format, or for a field that is missing, unknown or of another type."""
     if summary["format"] != FORMAT:
         raise CheckpointError(
-            f"expected a summary of format {FORMAT}, got {shown(summary['format'])}"
+            f"expected a summary of format {FORMAT}, got {quote(summary['format'])}"
         )
     wrong = mismatch(summary, Summary)
     if wrong is not None:
         raise CheckpointError(
-            f"expected the summary of a run in {shown(folder)}, got {shown(wrong, 200)}"
+            f"expected the summary of a run in {quote(folder)}, got {quote(wrong, 200)}"
         )
 
 
@@ -307,7 +330,7 @@ def _read_labels(folder: Path, names: list[str]) -> pl.Series | None:
     except (DataError, pl.exceptions.PolarsError) as error:
         raise CheckpointError(f"expected the labels of a run, got: {error}") from error
     if len(labels) != len(names) or labels.null_count() or labels.dtype.is_nested():
-        raise CheckpointError(f"expected {len(names)} labels, got {shown(labels.to_list())}")
+        raise CheckpointError(f"expected {len(names)} labels, got {quote(labels.to_list())}")
     return labels
 
 
@@ -322,21 +345,25 @@ def _try_models(models: dict[str, Model], columns: int) -> None:
         ) from error
 
 
-def _printable(text: str) -> str:
-    """Without control characters."""
+def _drop_control_characters(text: str) -> str:
+    """A text for a terminal or a spreadsheet: control characters become spaces."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _escape(text: str) -> str:
-    """Harmless in a spreadsheet and on a terminal."""
-    text = _printable(text)
+    """A text that no spreadsheet takes for a formula: with an apostrophe before = + @ and most -.
+
+    A negative number stays as it is.
+    """
+    text = _drop_control_characters(text)
     risky = text[:1] in ("=", "+", "@") or (
         text[:1] == "-" and not text[1:].replace(".", "", 1).isdigit()
     )
     return f"'{text}" if risky else text
 
 
-def _as_harmless(column: pl.Series) -> pl.Series:
+def _make_harmless(column: pl.Series) -> pl.Series:
+    """A column whose name and texts no spreadsheet takes for a formula (`_escape`)."""
     if column.dtype == pl.String:
         texts = [None if text is None else _escape(text) for text in column.to_list()]
         column = pl.Series(column.name, texts, dtype=pl.String)

@@ -60,7 +60,8 @@ __all__ = ["OnProgress", "SplitStudy", "StudyLog", "train"]
 
 Array = npt.NDArray[Any]
 OnProgress = Callable[[int, int, str], None]
-RADII = (0.1, 0.05, 0.2, 0.5, 0.02, 1.0)  # as many of the first as there are candidates
+# Radii of the candidates of robust methods: as many of the first as there are candidates.
+RADII = (0.1, 0.05, 0.2, 0.5, 0.02, 1.0)
 
 
 @takes(TrainOptions)
@@ -106,9 +107,10 @@ def train(
     title = Path(data).name if isinstance(data, str | Path) else ""
 
     def study(fits: Fits) -> Run:
+        """Called if the folder has no finished run; `fits` has what an interrupted one computed."""
         of_each = filled.candidates + 1  # the last is the final fit
         total = filled.seeds * (len(filled.methods) * of_each + (fix is not None))
-        return _study(problem, filled, fix, fits, StudyLog(progress, loggers, total), title)
+        return _study_splits(problem, filled, fix, fits, StudyLog(progress, loggers, total), title)
 
     # what identifies the run: the options that its results depend on, and the table
     names = ("model", "methods", "rho", "budget", "folds", "candidates", "seed", "seeds", "fix")
@@ -139,7 +141,11 @@ def _fill_defaults(problem: TableProblem, asked: TrainOptions) -> TrainOptions:
 
 
 def _digest(problem: TableProblem) -> str:
-    """Hash of everything in the table that the results depend on."""
+    """Hash of everything in the table that the results depend on.
+
+    A run goes on in its folder only with the same table. What was read is hashed, and not the
+    file: its name and place do not matter.
+    """
     digest = hashlib.sha256()
     everything = Columns.fit(problem.frame, problem.features(), [])
     for part in (
@@ -155,15 +161,28 @@ def _digest(problem: TableProblem) -> str:
     return digest.hexdigest()
 
 
-def _study(
+def _study_splits(
     problem: TableProblem, options: TrainOptions, fix: Fix | None, fits: Fits, log: StudyLog, title: str
 ) -> Run:  # fmt: skip
-    """Study every split, and compare the best robust method with plain training."""
+    """Study every split, and compare the best robust method with plain training.
+
+    Args:
+        problem: the table.
+        options: all filled in.
+        fix: the rows that a person wants served, if any.
+        fits: fits of an interrupted run.
+        log: told of each candidate, and of the results.
+        title: of the report page.
+
+    Returns:
+        The run, with the models of the first split; scores and the verdict are over all splits.
+    """
     began = time.monotonic()
     seeds = range(options.seed, options.seed + options.seeds)
     splits = [SplitStudy(problem, options, fix, fits, log, seed) for seed in seeds]
     for split in splits:
         split.run()
+    # The first split has the models that are kept; the verdict is over the test rows of all.
     first, robust = splits[0], _best_robust(splits, options)
     slices = first.slices(robust)
     judge = Judge(problem, splits, fix, options.rho, options.budget)
@@ -184,7 +203,7 @@ def _study(
             "type": problem.task,
             "target": problem.target,
             "classes": problem.classes,
-            "counts": problem.counts() if problem.classes else [],
+            "counts": problem.count_classes() if problem.classes else [],
             "score": "accuracy" if problem.classes else "R2",
             "loss": "log loss" if problem.classes else "squared error",
         },
@@ -227,13 +246,18 @@ def _describe_method(name: Any, splits: list[SplitStudy], judge: Judge) -> Metho
 
 
 def _best_robust(splits: list[SplitStudy], options: TrainOptions) -> str | None:
-    """The method that serves a slice to fix; else that of the lowest robust value out of fold, of those
-    within the budget, over all splits."""
+    """The robust method to compare with plain training; None if only that was asked for.
+
+    With a slice to fix it is the one that serves it. Otherwise the one with the lowest robust value
+    out of fold, averaged over the splits, among those within half of the budget; if none is, among
+    all, and the verdict will say that it costs too much.
+    """
     others = [name for name in options.methods if name != "plain"]
     if not others or options.fix is not None:
         return others[0] if others else None
 
     def mean(name: str, what: str) -> float:
+        """A measure of a method's chosen candidate, over the splits."""
         return float(np.mean([split.methods[name].best.measures[what] for split in splits]))
 
     least = mean("plain", "score") - options.budget / 2
@@ -260,7 +284,7 @@ def _notes_on_tests(problem: TableProblem, split: SplitStudy) -> list[str]:
 def worse_than_constant(
     train: Array, test: Array, predicted: Array, task: str, split: str
 ) -> list[str]:
-    """A note if the plain model is no better on the test rows than one answer for everybody.
+    """A note if the plain model is clearly worse on the test rows than one answer for everybody.
 
     Args:
         train, test: the target of the training and the test rows: class numbers, or numbers.
@@ -271,14 +295,13 @@ def worse_than_constant(
     if task == "classification":
         constant = np.bincount(train).argmax()
         model, simple = float((predicted == test).mean()), float((constant == test).mean())
-        worse = model < simple
+        worse = (predicted != test) * 1.0 - (constant != test)  # of each row
         text = f"{100 * model:.1f}% right, {100 * simple:.1f}% by the most frequent class"
     else:
         errors = [float(np.abs(test - other).mean()) for other in (predicted, np.median(train))]
-        squares = [float(((test - other) ** 2).mean()) for other in (predicted, train.mean())]
-        worse = squares[0] > squares[1]
+        worse = (test - predicted) ** 2 - (test - train.mean()) ** 2
         text = f"a mean error of {errors[0]:.4g}, {errors[1]:.4g} by the median"
-    if not worse:
+    if worse.mean() <= 2 * worse.std() / np.sqrt(len(worse)):
         return []
     later = ": what held before does not hold later" if split == "after" else ""
     return [
@@ -291,10 +314,10 @@ def worse_than_constant(
 
 
 class Candidate(NamedTuple):
-    """Settings of a method, and what they give out of fold."""
+    """Settings of a method, and what they give out of fold, on the sample of one split."""
 
-    settings: dict[str, Any]
-    predicted: Array  # (sample, k) or (sample,)
+    settings: dict[str, Any]  # of the model, and of the weights it is trained with
+    predicted: Array  # out of fold, (sample, k) or (sample,)
     rounds: int  # of boosting, averaged over the folds; 0 for linear models
     measures: dict[str, float]  # loss, robust_value, tail, score; with a slice to fix, worst_cell
 
@@ -307,15 +330,20 @@ class TriedMethod:
     chosen: int = 0  # position of the best candidate
     model: Model | None = None  # fitted to all training rows with its settings
     on_test: Array | None = None  # its predictions of the test rows
-    seconds: float = 0.0
+    seconds: float = 0.0  # for all of this
 
     @property
     def best(self) -> Candidate:
+        """The candidate that was chosen."""
         return self.candidates[self.chosen]
 
 
 class SplitStudy:
     """All methods on one split. With `fix`, one of them serves its slice.
+
+    `run` tries every candidate of every method out of fold, chooses, fits the chosen ones to all
+    training rows and predicts the test rows. Plain training comes first: the others start from its
+    settings, and a second look needs its predictions.
 
     Attributes:
         train, test: numbers of the rows.
@@ -330,7 +358,7 @@ class SplitStudy:
     ) -> None:  # fmt: skip
         self.problem, self.options, self.fix = problem, options, fix
         self.fits, self.log, self.seed = fits, log, seed
-        self.train, self.test = problem.cut(seed)
+        self.train, self.test = problem.split_rows(seed)
         self.learner = Learner(problem, options, self.train, seed)
         self.sample, self.y, self.scale = self.learner.sample, self.learner.y, self.learner.scale
         self.methods: dict[str, TriedMethod] = {}
@@ -361,14 +389,14 @@ class SplitStudy:
 
     def on_test(self, name: str) -> Array:
         """What a method predicts for the test rows."""
-        found = self.methods[name].on_test
-        assert found is not None
-        return found
+        predicted = self.methods[name].on_test
+        assert predicted is not None
+        return predicted
 
     # -- choosing settings
 
     def _settings(self, name: str) -> list[dict[str, Any]]:
-        """As many candidates for every method: robust ones vary their robustness, the others the model."""
+        """The candidates of a method, as many for each: robust ones vary their robustness, the others the model."""
         most = self.options.candidates
         if name in ("plain", "class-weighted"):
             return self.learner.candidates(most)
@@ -382,18 +410,21 @@ class SplitStudy:
         return [{**own, "look": look} for look in looks[:most]]
 
     def _try(self, name: str, settings: dict[str, Any]) -> Candidate:
-        """A candidate's predictions out of fold, from the folder of the run if they are there."""
-        found = self.fits.get(
+        """A candidate: its predictions out of fold, and their measures.
+
+        The predictions come from the folder of the run, if an interrupted run has left them there.
+        """
+        arrays = self.fits.get(
             {"seed": self.seed, "method": name, "settings": settings},
             lambda: self.learner.cross_fit(settings, self._weights(name, settings, self.sample)),
         )
-        predicted, y = found["predicted"], self.y[self.sample]
+        predicted, y = arrays["predicted"], self.y[self.sample]
         measures = measure(row_losses(predicted, y), self.options.rho)
         scores = row_scores(predicted, y)
         measures["score"] = float(scores.mean())
         if self.fix is not None:
             measures["worst_cell"] = self.fix.worst_cell(scores, self.sample)
-        return Candidate(settings, predicted, mean_rounds(found["rounds"]), measures)
+        return Candidate(settings, predicted, mean_rounds(arrays["rounds"]), measures)
 
     def _choose(self, name: str, candidates: list[Candidate]) -> int:
         """The position of the best candidate, as the head of this file says."""
@@ -405,7 +436,8 @@ class SplitStudy:
             equal = _equal_classes(y)
             losses = [np.average(row_losses(c.predicted, y), weights=equal) for c in candidates]
             return int(np.argmin(losses))
-        # one answer for everybody has the lowest worst losses of all
+        # Among robust candidates a model that says the same to everybody would win: it has the
+        # lowest worst-case loss of all. So only those that tell rows apart, if there are any.
         differ = [
             k
             for k, one in enumerate(candidates)
@@ -419,7 +451,10 @@ class SplitStudy:
         return min(good, key=lambda k: measures[k]["robust_value"])
 
     def _is_within_budget(self, measures: dict[str, float]) -> bool:
-        """Half of the budget counts out of fold, since the test rows, which must agree, are noisy too."""
+        """Whether a candidate costs at most half of the budget, out of fold.
+
+        Half, since the verdict asks the test rows too, and both are noisy.
+        """
         plain = self.methods["plain"].best.measures
         return measures["score"] >= plain["score"] - self.options.budget / 2
 
@@ -445,14 +480,14 @@ class SplitStudy:
         if name == "group-weighted" and self.fix is not None:
             return self.fix.weights(rows, settings["weights"])
         if name == "second-look":
-            return self._look_again(self.reference(rows), self.y[rows], settings["look"])
+            return self._weigh_second_look(self.reference(rows), self.y[rows], settings["look"])
         return np.ones(len(rows))
 
-    def _look_again(self, reference: Array, y: Array, look: Any) -> Array:
+    def _weigh_second_look(self, reference: Array, y: Array, look: Any) -> Array:
         """The weights of a second look ("half", or a radius) at what the reference predicts for the rows."""
         if not self.problem.classes:
-            found: Array = worst_case(np.abs(reference - y), look).weights * len(y)
-            return found
+            tilted: Array = worst_case(np.abs(reference - y), look).weights * len(y)
+            return tilted
         with warnings.catch_warnings():  # if no class can be looked into, the scores show it
             warnings.simplefilter("ignore", ScdroWarning)
             given = reference[np.arange(len(y)), y]
@@ -460,9 +495,11 @@ class SplitStudy:
         return weights
 
     def reference(self, rows: Array) -> Array:
-        """Plain predictions by models that did not see the rows.
+        """Plain predictions by models that did not see the rows, for the weights of a second look.
 
-        rows: the sample, or all training rows, where the others are predicted by a model of the sample.
+        Args:
+            rows: the sample, predicted out of fold; or all training rows of a large table, where
+                those outside of the sample are predicted by a model of the sample.
         """
         best = self.methods["plain"].best
         if len(rows) == len(self.sample):
@@ -474,20 +511,31 @@ class SplitStudy:
             return {"predicted": model.predict(self.learner.X[rows])}
 
         what = {"seed": self.seed, "reference": best.settings}
-        found: Array = self.fits.get(what, predict_others)["predicted"]
-        found[np.searchsorted(rows, self.sample)] = best.predicted
-        return found
+        predicted: Array = self.fits.get(what, predict_others)["predicted"]
+        predicted[np.searchsorted(rows, self.sample)] = best.predicted
+        return predicted
 
     # -- where the model fails
 
     def slices(self, robust: str | None) -> list[SliceSummary]:
-        """Descriptions of the rows that plain training fails, out of fold; after: by the robust method."""
-        columns, y = self.problem.described(self.sample), self.y[self.sample]
+        """Descriptions of the rows that plain training fails, out of fold.
+
+        Rows are weighted as a second look would weight them (classes), or by the worst case of
+        their errors (a quantity), and `find_slices` describes those with the most weight.
+
+        Args:
+            robust: the method whose scores in each slice are given beside the plain ones; None for
+                none.
+        """
+        columns, y = self.problem.columns_to_describe(self.sample), self.y[self.sample]
         seen = [self.out_of_fold(name) for name in ("plain", robust) if name is not None]
         if not columns:
             return []
         if self.problem.classes:
-            weights, names = self._look_again(seen[0], y, "half"), np.array(self.problem.classes)
+            weights, names = (
+                self._weigh_second_look(seen[0], y, "half"),
+                np.array(self.problem.classes),
+            )
             order = np.argsort(names)
             scored = [proba[:, order] for proba in seen]
             about: Any = {"y": names[y], "label": self.problem.target}
@@ -495,9 +543,11 @@ class SplitStudy:
             scored = [np.abs(predicted - y) * self.scale[1] for predicted in seen]
             weights = worst_case(scored[0] / self.scale[1], self.options.rho).weights * len(y)
             about = {"errors": True}
-        before, after = (*scored, None)[:2]
+        before, after = (*scored, None)[:2]  # plain, and robust if there is one
         least = LEAST_GROUP // 2
-        found = find_slices(weights, columns, proba=before, after=after, min_size=least, **about)
+        described = find_slices(
+            weights, columns, proba=before, after=after, min_size=least, **about
+        )
         return [
             {
                 "conditions": list(one.conditions),
@@ -509,7 +559,7 @@ class SplitStudy:
                 "after": one.after if np.isfinite(one.after) else None,
                 "sentence": str(one),
             }
-            for one in found
+            for one in described
         ]
 
 
@@ -522,7 +572,13 @@ def _equal_classes(y: Array) -> Array:
 
 
 class StudyLog:
-    """The callback, the loggers, and how many of `total` steps were done so far."""
+    """Tells a callback and loggers how far a study has come.
+
+    Attributes:
+        total: number of candidates and final fits over all splits.
+        done: how many of these have begun.
+        candidates: how many were evaluated: the step of the loggers' numbers.
+    """
 
     def __init__(self, progress: OnProgress | None, loggers: Sequence[Logger], total: int) -> None:
         self.progress, self.loggers, self.total = progress, tuple(loggers), total
@@ -547,6 +603,7 @@ class StudyLog:
 
     def end(self, summary: Summary) -> None:
         """The final scores, the groups, and where the plain model fails."""
+        # One number for each score of each method, under "final/plain/accuracy"; then two tables.
         scores = {
             f"final/{method['name']}/{what}": one["value"]
             for method in summary["methods"]

@@ -26,8 +26,8 @@ METHODS: tuple[Method, ...] = typing.get_args(Method)
 class Interval(TypedDict):
     """A number with its 95% interval."""
 
-    value: float | None
-    low: float | None
+    value: float | None  # None if the score is not defined, such as AUC with one class
+    low: float | None  # None for both if there is no interval
     high: float | None
 
 
@@ -45,7 +45,7 @@ class TaskSummary(TypedDict):
     """What is learned."""
 
     type: Literal["classification", "regression"]
-    target: str
+    target: str  # the column to predict
     classes: list[str]  # [] for regression
     counts: list[int]  # rows of each class, in the whole data
     score: Literal["accuracy", "R2"]
@@ -66,8 +66,8 @@ class SplitSummary(TypedDict):
 class DataSummary(TypedDict):
     """Sizes and columns."""
 
-    rows: int
-    train: int
+    rows: int  # of the table, those without a target left out
+    train: int  # of one split
     test: int  # of one split
     # different rows that were tested, over all seeds: scores and groups are computed on these
     tested: int
@@ -79,23 +79,23 @@ class DataSummary(TypedDict):
 class CandidateSummary(TypedDict):
     """A candidate setting of a method, out of fold."""
 
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # such as {"num_leaves": 31, "min_child_samples": 20, "rho": 0.1}
     # loss, robust_value, tail, score; with a slice to fix, worst_cell
     out_of_fold: dict[str, float]
-    within_budget: bool
-    chosen: bool
+    within_budget: bool  # whether it costs at most half of the budget out of fold
+    chosen: bool  # whether it is the one whose model was fitted
 
 
 class MethodSummary(TypedDict):
     """One way of training, at the settings that cross-validation chose."""
 
     name: Method
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # of the first split, with the rounds of boosting
     scores: dict[str, Interval]
     """On the test rows. Classification: accuracy, balanced_accuracy, log_loss, roc_auc, brier, robust_value, tail.
     Regression: R2, mean_absolute_error, root_mean_squared_error, robust_value, tail (mean of the worst 5% losses)."""
     candidates: list[CandidateSummary]  # in the order in which they were tried
-    seconds: float
+    seconds: float  # over all splits
 
 
 class GroupSummary(TypedDict):
@@ -104,7 +104,7 @@ class GroupSummary(TypedDict):
     name: str  # such as "sex = Female", "income = >50K", or "sex = Female, income = >50K"
     kind: Literal["class", "group", "group in class"]
     size: int  # test rows
-    share: float
+    share: float  # of the test rows
     small: bool  # fewer rows than `least_group`: shown, never in a headline
     scores: dict[str, Interval]  # by method: accuracy, or mean absolute error for regression
 
@@ -112,14 +112,14 @@ class GroupSummary(TypedDict):
 class SliceSummary(TypedDict):
     """Where the plain model fails, in the user's columns: from `scdro.find_slices`, out of fold."""
 
-    conditions: list[str]
-    size: int
-    share: float
-    lift: float
-    p_value: float
+    conditions: list[str]  # such as ["age > 60", "city = Rome"]
+    size: int  # rows of the sample that settings were chosen on
+    share: float  # of these rows
+    lift: float  # mean weight of the rows, divided by that of their classes
+    p_value: float  # corrected for the number of slices looked at
     before: float | None  # score of the plain model: accuracy, or mean absolute error
     after: float | None  # that of the robust one
-    sentence: str
+    sentence: str  # all of this in words
 
 
 class Difference(TypedDict):
@@ -127,16 +127,16 @@ class Difference(TypedDict):
 
     before: float
     after: float
-    difference: float
-    low: float | None
+    difference: float  # after - before
+    low: float | None  # None for both if all rows change by the same amount
     high: float | None
 
 
 class WorstGroup(Difference):
     """The large enough group that plain training is worst for; the interval holds for all groups at once."""
 
-    name: str
-    size: int
+    name: str  # of the group
+    size: int  # its test rows
 
 
 class VerdictSummary(TypedDict):
@@ -149,12 +149,11 @@ class VerdictSummary(TypedDict):
     saved: list[str]  # methods whose models are in the run's folder
     robust: str | None  # the robust method that is compared with plain training
     headline: str  # the decisive sentence
-    sentences: list[
-        str
-    ]  # where the plain model fails, the numbers, what the plain model has for free
+    # where the plain model fails, the numbers, what the plain model has for free
+    sentences: list[str]
     price: Difference | None  # of the score
-    robust_value: Difference | None
-    tail: Difference | None
+    robust_value: Difference | None  # of the worst-case loss
+    tail: Difference | None  # of the mean of the worst 5% of losses
     worst_group: WorstGroup | None  # or the slice to fix
 
 
@@ -184,8 +183,8 @@ class Summary(TypedDict):
     format: int
     title: str  # the name of the file, or ""
     created: str  # ISO 8601, UTC
-    seconds: float
-    versions: dict[str, str]
+    seconds: float  # that the run took; of a resumed one, since it was resumed
+    versions: dict[str, str]  # of scdro and what it used, by name
     task: TaskSummary
     data: DataSummary
     settings: SettingsSummary
@@ -193,11 +192,20 @@ class Summary(TypedDict):
     groups: list[GroupSummary]  # worst first by plain training
     slices: list[SliceSummary]  # the one that stands out most first
     verdict: VerdictSummary
-    warnings: list[str]
+    warnings: list[str]  # what is odd about the data, in sentences
 
 
 def mismatch(value: Any, kind: Any, where: str = "summary") -> str | None:
-    """Where plain data differ from a type made of TypedDicts, lists, dictionaries, literals and unions, if anywhere."""
+    """Where plain data differ from a type, if anywhere: a check of a file that anybody could have changed.
+
+    Args:
+        value: what was read from JSON.
+        kind: a type made of TypedDicts, lists, dictionaries, literals and unions.
+        where: the path to the value, for the message.
+
+    Returns:
+        The first difference, in words; None if there is none.
+    """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     parts: Iterable[tuple[Any, Any, str]] = ()  # values inside, their types, and where they are
     if kind is Any:
