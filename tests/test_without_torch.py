@@ -76,6 +76,17 @@ def test_the_command_on_a_column_of_predictions(scored, tmp_path):
     assert broken.returncode == 3
 
 
+def test_a_page_without_jinja_is_refused_before_the_audit(scored):
+    code = (
+        "import sys\nsys.modules['jinja2'] = None\nfrom scdro.cli import main\n"
+        f"sys.exit(main(['audit', {str(scored)!r}, '--target', 'y', '--prediction', 'p', '--out', 'page.html']))"
+    )
+    done = run_without_torch(code)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "pip install jinja2" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_command_loads_no_torch_where_it_is_installed(scored):
     code = (
         "import sys\nfrom scdro.cli import main\n"

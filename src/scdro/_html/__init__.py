@@ -30,9 +30,9 @@ def environment_for(*folders: Path) -> Environment:
     """
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise ImportError(
-            "expected jinja2, which writes pages, got none; pip install 'scdro[page]'"
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "expected jinja2, which writes pages; pip install jinja2", name="jinja2"
         ) from error
     environment = Environment(
         loader=FileSystemLoader([*folders, Path(__file__).parent / "templates"]),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import math
 import sys
 from collections.abc import Sequence
@@ -59,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 EXTRAS = {  # what to install for a package that is missing
     "torch": "torch",
-    **dict.fromkeys(("polars", "lightgbm", "skops", "filelock", "jinja2"), "'scdro[tables]'"),
+    "jinja2": "jinja2",
+    **dict.fromkeys(("polars", "lightgbm", "skops", "filelock"), "'scdro[tables]'"),
 }
 
 
@@ -255,6 +257,8 @@ def _audit(args: argparse.Namespace) -> int:
 
     if "out" in args and not args.out.lower().endswith((".html", ".json")):
         raise HyperparameterError(f"expected --out to end with .html or .json, got {args.out}")
+    if "out" in args and args.out.lower().endswith(".html"):
+        importlib.import_module("jinja2")  # without it, say so before the audit
     # With predictions nothing is trained: an option of training would be ignored.
     given = _given(args, AuditOptions)
     of_training = ("model", "folds", "candidates", "seed", "threads")
