@@ -299,7 +299,7 @@ def describe_rows(
     search.check()
     n = len(weights)
     w = array_weights(weights, n) * (n / weights.sum())  # with mean one
-    conditions, on_columns = _read_conditions(frame, labels, n, search)
+    conditions, on_columns = _all_conditions(frame, labels, n, search)
     # What is compared: ranks, (n,), and the weight beyond the mean of the class, (n,).
     classes = labels if labels is not None and _are_classes(labels) else np.zeros(n)
     ranks, usual = _rank_in_classes(w, classes)
@@ -331,7 +331,7 @@ def describe_rows(
     return _leave_out_repeats(ordered, more)[: search.max_slices]
 
 
-def _read_conditions(
+def _all_conditions(
     frame: Any, labels: Array | None, n: int, search: SliceSearch
 ) -> tuple[list[Condition], int]:
     """The conditions on all columns, and then on the label; and how many are on columns."""
