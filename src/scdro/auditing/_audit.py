@@ -439,8 +439,8 @@ def audit(
     asked = read_frame(sensitive_features, n)
     with WaitingLine("scdro.audit") as tell:
         columns, coded = _read_described_columns(given.frame, asked, n, tell)
-        # A copy of the labels is no description: no model gives the probabilities of its slices.
-        copies = [column.name for column in coded if _names_the_classes(column, data)]
+        # A copy of the labels is no description: no model is right about its slices.
+        copies = [one.name for one in coded if _repeats_labels(one, columns.get(one.name), data)]
         columns = {name: values for name, values in columns.items() if name not in copies}
         coded = [column for column in coded if column.name not in copies]
         # Search: all slices of these columns.
@@ -537,13 +537,21 @@ def _read_described_columns(
     return columns | others, coded + code_columns(others)
 
 
-def _names_the_classes(column: CodedColumn, data: Outcomes) -> bool:
-    """Whether each value of a column is one class, and each class one value, as in a copy of the labels.
+def _repeats_labels(column: CodedColumn, values: Array | None, data: Outcomes) -> bool:
+    """Whether a column says the label of every row: its classes, by any names, or its number.
 
-    A slice of such a column knows what happened: no model gives its probabilities.
+    A slice of such a column knows what happened, which no model does: it is always "wrong" there.
+
+    Args:
+        column: the column as codes.
+        values: the same as values, (n,); None for a LazyFrame.
+        data: the labels.
     """
-    if not data.classes or column.coder.kind == "words":
+    if column.coder.kind == "words":
         return False
+    if not data.classes:
+        is_number = values is not None and values.dtype.kind == "f"
+        return is_number and bool(np.allclose(values, data.y, rtol=1e-9, atol=0.0))
     codes, k = column.codes.astype(np.intp), len(data.classes)
     if np.count_nonzero(np.bincount(codes)) != len(np.unique(data.y)):
         return False
@@ -691,8 +699,7 @@ def _write_notes(
     """What could not be told, and why; what looks like a mistake; what to do first."""
     notes, n = [], len(data.y)
     notes += [
-        f"{name!r} names the class of every row: no slices of it were looked at."
-        for name in sorted(copies)
+        f"{name!r} repeats the labels: no slices of it were looked at." for name in sorted(copies)
     ]
     if data.classes and data.proba is None:
         notes.append(
