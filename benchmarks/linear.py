@@ -315,12 +315,15 @@ def main() -> None:
         print("\n".join([f"## {name}", "", *lines, ""]), flush=True)
         sections = _sections(args.out) | {name: "\n".join(lines)}
         args.out.write_text(
-            "\n\n".join(f"## {n}\n\n{sections[n]}" for n in SECTIONS if n in sections) + "\n"
+            "\n\n".join(
+                f"## {n}\n\n{sections[n]}" for n in {**SECTIONS, **sections} if n in sections
+            )
+            + "\n"
         )
 
 
 def _sections(path: Path) -> dict[str, str]:
-    """The sections already in the file, since a run of some sections keeps the others."""
+    """The sections already in the file, which a run of some sections keeps, also those of other commits."""
     parts = path.read_text().split("## ")[1:] if path.exists() else []
     return {
         name.strip(): body.strip() for name, _, body in (part.partition("\n") for part in parts)

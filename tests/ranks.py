@@ -374,6 +374,7 @@ HALVES = {
     "sizes": (16, 12, 10, 16, 6, 8),
     "temperature": scdro.temperature.WindowTemperature(initial=0.5),
 }
+OWN_RATE = scdro.temperature.WindowTemperature(memory=16)
 TWO_POINTS = ("ASCDRO", "ASCDRO-printed", "AccMDA", "RECOVER")
 FEW = ("SCDRO", "ASCDRO", "SPD", "AccMDA")
 EVERYWHERE = {
@@ -389,6 +390,9 @@ EVERYWHERE = {
     "loss": robust_loss,
     "loss, weights": partial(robust_loss, weighted=True),
     "loss, trim": partial(robust_loss, trim=0.2),
+    "loss, rate of s": partial(robust_loss, temperature=OWN_RATE),
+    "loss, rate of s, weights": partial(robust_loss, weighted=True, temperature=OWN_RATE),
+    "loss, rate of s, parts": partial(robust_loss, parts=2, temperature=OWN_RATE),
     "loss, printed": partial(
         robust_loss, temperature=scdro.printed.PrintedTemperature(1.0, lr=0.1)
     ),

@@ -99,6 +99,19 @@ def test_micro_batches_with_other_settings(settings):
         assert_close_state(robust, reference, 1e-10)
 
 
+@pytest.mark.parametrize("memory", [0, 16, 100])
+@pytest.mark.parametrize("parts", [2, 4, 12])
+def test_rate_of_s_counts_all_parts(parts, memory):
+    """B in B/(B + memory) is the whole batch; a part alone would move s by much less."""
+    batches, temperature = data(20), WindowTemperature(memory=memory)
+    plain = partial(torch.optim.SGD, lr=0.1)
+    small = accumulated_steps(batches, parts, plain, temperature, beta=0.05)
+    large = accumulated_steps(batches, 1, plain, temperature, beta=0.05)
+    for (a, robust), (b, reference) in zip(small, large, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+        assert_close_state(robust, reference, 1e-10)
+
+
 @pytest.mark.parametrize("beta", [0.02, 0.3])
 def test_micro_batches_while_losses_fall(beta):
     """What holds s near the recent losses knows the batches before alone."""

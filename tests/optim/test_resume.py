@@ -18,6 +18,7 @@ ALGORITHMS = [SCDRO, ASCDRO, RSCDRO, RASCDRO]
 TEMPERATURES = {
     "default": WindowTemperature,
     "default, initial": lambda: WindowTemperature(0.6),
+    "rate of s": lambda: WindowTemperature(memory=16),
     "printed": lambda: PrintedTemperature(initial=1.2),
 }
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -452,6 +453,7 @@ TORCH_OPTIMIZERS = {
 LOSSES = {
     "default": lambda: KLRobustLoss(0.3),
     "default, initial": lambda: KLRobustLoss(0.3, temperature=WindowTemperature(0.6)),
+    "rate of s": lambda: KLRobustLoss(0.3, temperature=WindowTemperature(memory=16)),
     "printed": lambda: KLRobustLoss(0.3, temperature=PrintedTemperature(initial=1.2, lr=0.02)),
     "trim": lambda: KLRobustLoss(0.3, trim=0.13, window=25, skip_nonfinite=True),
 }

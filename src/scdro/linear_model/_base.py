@@ -125,13 +125,13 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         W = self._pack() if self.warm_start else None
         if W is not None:
             W = W - moved if W.shape == problem.shape else None
+        lam = None  # at W; a first guess
         if W is None:
-            W = find_start(
+            W, lam = find_start(
                 problem, self._first_intercept(problem.loss, problem.q), self.tol, self.max_iter
             )
-        solution = solve(
-            problem, W, self.tol, self.max_iter, tell=self._tell_step if self.verbose else None
-        )
+        tell = self._tell_step if self.verbose else None
+        solution = solve(problem, W, self.tol, self.max_iter, tell=tell, lam=lam)
         # Nothing is set before this line: a fit that raises leaves the model as it was.
         self.__dict__.pop("_progress", None)  # a stream that had begun ends here
         self._fitted_size = len(weight), float(weight.sum())
@@ -206,7 +206,7 @@ class KLDROLinearModel(BaseEstimator, ABC):  # type: ignore[misc]
         problem = first if first.alpha > 0 else replace(first, alpha=1e-4)
         steps = START_STEPS if first.loss.has_all_classes(first.q) else 0
         if W is None or steps == 0:
-            W = find_start(problem, self._first_intercept(first.loss, first.q), self.tol, steps)
+            W, _ = find_start(problem, self._first_intercept(first.loss, first.q), self.tol, steps)
         return problem, solve(problem, W, self.tol, steps, certify=False)
 
     def _new_stream(self, first: LinearProblem, W: Array, rows: int) -> Stream:

@@ -80,15 +80,15 @@ class _Path:
     bounds are always those of the loss that was given.
     """
 
-    def __init__(self, problem: LinearProblem, W: Array) -> None:
-        """Start at W, (k, d + 1)."""
+    def __init__(self, problem: LinearProblem, W: Array, lam: float | None = None) -> None:
+        """Start at W, (k, d + 1), with a first guess of lam there."""
         self.problem, self.preconditioner = problem, Preconditioner(problem)
         loss = problem.loss
         self.kinked = isinstance(loss, Pinball)
         if isinstance(loss, Pinball):
             self.problem = replace(problem, loss=loss.with_smoothing(0.1 * loss.spread))
         self.preconditioner.problem = self.problem
-        self.now = iterate_at(self.problem, W)
+        self.now = iterate_at(self.problem, W, lam)
         self.first = max(self.now.largest, 1e-300)  # largest entry of the first gradient
         # The lowest P and the least gradient so far, and the number of steps that improved neither.
         self.lowest, self.least, self.idle = self.now.value, self.now.largest, 0
@@ -249,6 +249,7 @@ def solve(
     max_iter: int,
     certify: bool = True,
     tell: Tell | None = None,
+    lam: float | None = None,
 ) -> Solution:
     """Minimise P from W.
 
@@ -262,8 +263,9 @@ def solve(
         max_iter: maximum number of steps.
         certify: whether to bound the distance from the minimum; otherwise the gap is infinite.
         tell: called after every step.
+        lam: a first guess of the temperature at W.
     """
-    path = _Path(problem, W)
+    path = _Path(problem, W, lam)
     n_iter = 0
     while not (done := _has_converged(path, tol)) and n_iter < max_iter and not path.exhausted:
         path.step()
@@ -321,11 +323,13 @@ def _solution(at: Iterate, value: float, gap: float, n_iter: int, converged: boo
 
 
 @limit_blas_threads()
-def find_start(problem: LinearProblem, intercept: Array, tol: float, max_iter: int) -> Array:
-    """A point near the solution, (k, d + 1): the solution for every tenth sample, found the same
-    way.
+def find_start(
+    problem: LinearProblem, intercept: Array, tol: float, max_iter: int
+) -> tuple[Array, float | None]:
+    """A point near the solution, (k, d + 1), and its lam: the solution for every tenth sample,
+    found the same way.
 
-    With too few samples for that it is zero, with the given intercept, (k,).
+    With too few samples for that it is zero, with the given intercept, (k,), and lam is not known.
     """
     k, d = problem.shape
     W = np.zeros((k, d))
@@ -334,17 +338,17 @@ def find_start(problem: LinearProblem, intercept: Array, tol: float, max_iter: i
     n = len(problem.q)
     thin = max(n // THIN, _LEAST_PER_PARAMETER * k * d, _LEAST)
     if 3 * thin > n:
-        return W
+        return W, None
     # One random row of each of so many equal parts, since data may be sorted or periodic.
     places = np.arange(thin) + np.random.default_rng(0).random(thin)
     part = problem.take_rows((places * (n / thin)).astype(int))
     if not part.loss.has_all_classes(part.q):
-        return W
-    path = _Path(part, find_start(part, intercept, tol, max_iter))
+        return W, None
+    path = _Path(part, *find_start(part, intercept, tol, max_iter))
     # The two solutions differ by about 1/sqrt(samples), so that more precision would be wasted.
     goal = max(tol, 0.1 / math.sqrt(thin)) * problem.loss.unit
     for _ in range(min(max_iter, 30)):
         if path.now.largest <= goal or path.stuck:
             break
         path.step()
-    return path.now.W
+    return path.now.W, path.now.evaluation.worst.lam

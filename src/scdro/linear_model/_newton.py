@@ -46,9 +46,9 @@ class Iterate(NamedTuple):
         return float(np.abs(self.gradient).max())
 
 
-def iterate_at(problem: LinearProblem, W: Array) -> Iterate:
-    """Evaluate P and its gradient at W: one product with X, and one with X'."""
-    evaluation = problem.evaluate(W, problem.scores(W))
+def iterate_at(problem: LinearProblem, W: Array, lam: float | None = None) -> Iterate:
+    """Evaluate P and its gradient at W: one product with X, and one with X'. `lam` is a first guess."""
+    evaluation = problem.evaluate(W, problem.scores(W), lam)
     return Iterate(W, evaluation, problem.gradient(W, evaluation))
 
 
@@ -135,8 +135,8 @@ def _line_search(problem: LinearProblem, now: Iterate, D: Array) -> Iterate | No
     best: tuple[Array, ObjectiveAt] | None = None
     for trial in range(60):
         W = now.W + t * D
-        e = problem.evaluate(W, z + t * dz, lam)
-        slope = float(np.einsum("kn,kn->", e.score_gradient, dz)) + float(
+        e = problem.evaluate(W, z + dz if t == 1.0 else z + t * dz, lam)
+        slope = float(np.einsum("n,kn,kn->", e.worst.p, e.loss.slope, dz)) + float(
             (problem.penalty_gradient(W) * D).sum()
         )
         if e.value <= now.value + noise and (best is None or e.value <= best[1].value):

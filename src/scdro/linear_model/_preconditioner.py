@@ -39,7 +39,7 @@ from scdro.linear_model._worst_case import Array
 __all__ = ["ApplyInverse", "Preconditioner"]
 
 LARGEST_DENSE = 1024  # most parameters for which a dense matrix is factorised
-_BLOCK = 2**20  # entries of X that are copied at a time
+_BLOCK = 2**16  # entries of X that are copied at a time; two such copies fit in a cache
 ApplyInverse = Callable[[Array], Array]  # r -> approximate H^-1 r, both (k, d + 1)
 
 
@@ -85,15 +85,20 @@ class Preconditioner:
         deviation = values - one_thread_dot(weight, values)  # l_i - E_w l
         H: Array = np.zeros((k, d, k, d))  # d counts the intercept; only the blocks j <= l at first
         g, c = np.zeros((k, d)), np.zeros((k, d))  # as at the top of this file
-        rows = max(256, _BLOCK // d)
-        for block in (slice(i, i + rows) for i in range(0, len(index), rows)):
+        size = max(256, _BLOCK // d)
+        copy = np.empty((min(size, len(index)), d))  # of X, times the roots of weights
+        for block in (slice(i, i + size) for i in range(0, len(index), size)):
             x, at, w = self._rows(index[block]), _take(e.loss, index[block]), weight[block]
             for j in range(k):
                 for l in range(j, k):
                     curvature = problem.loss.second_derivative(at, j, l)
                     if lam < math.inf:
                         curvature = curvature + at.slope[j] * at.slope[l] / lam
-                    H[j, :, l] += (x.T * (w * curvature)) @ x
+                    if j == l:  # X'X takes BLAS half the multiplications of X'Y
+                        root = np.multiply(x, np.sqrt(w * curvature)[:, None], out=copy[: len(x)])
+                        H[j, :, j] += root.T @ root
+                    else:
+                        H[j, :, l] += (x.T * (w * curvature)) @ x
             g += (at.slope * w) @ x
             c += (at.slope * (w * deviation[block])) @ x
         for j in range(k):

@@ -44,7 +44,9 @@ class LossAt(NamedTuple):
 
     value: Array  # phi_i(z_i), (n,)
     slope: Array  # u_i = phi_i'(z_i), (k, n)
-    curvature: Array  # phi_i''(z_i), (k, n); for Multinomial the probabilities, which determine it
+    # phi_i''(z_i), (k, n), or what determines it: for Logistic the slope, for Multinomial the
+    # probabilities.
+    curvature: Array
 
 
 class LinearLoss(ABC):
@@ -114,18 +116,30 @@ class Logistic(LinearLoss):
 
     def __call__(self, z: Array) -> LossAt:
         """With margin m = y z: value log(1 + e^-|m|) - min(m, 0), which no large margin overflows."""
+        # In few vectors: fresh memory takes longer to get than these sums to compute.
         margin = self.y * z
         e = np.abs(margin)
         np.exp(np.negative(e, out=e), out=e)
         total = 1.0 + e
         value = np.log(total)[0]
-        value -= np.minimum(margin[0], 0.0)
-        slope = np.where(margin > 0, e, 1.0)
+        slope = e
+        np.copyto(slope, 1.0, where=margin <= 0.0)
         slope /= total
-        curvature = 1.0 - slope
-        curvature *= slope
+        value -= np.minimum(margin, 0.0, out=margin)[0]
         slope *= -self.y
-        return LossAt(value, slope, curvature)
+        return LossAt(value, slope, slope)
+
+    def curvature_product(self, at: LossAt, a: Array) -> Array:
+        """s (1 - s) a, where the slope is -y s."""
+        s = np.abs(at.slope)
+        curved: Array = s * (1.0 - s) * a
+        return curved
+
+    def second_derivative(self, at: LossAt, j: int, l: int) -> Array:
+        """s (1 - s), (n,)."""
+        s = np.abs(at.slope[0])
+        curvature: Array = s * (1.0 - s)
+        return curvature
 
     def conjugate(self, u: Array) -> Array:
         """s log s + (1-s) log(1-s) with s = -y u, minus the entropy of the error's probability."""

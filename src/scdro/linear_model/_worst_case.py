@@ -67,37 +67,39 @@ def solve_worst_case(
         if guess is None
         else 0.0
     )
-    at = _Tilted(q, 0.0, 0.0, 0.0, math.nan)
+    at = _Tilted(0.0, 0.0, math.nan, math.nan)
+    # Of every trial the same two vectors are filled: memory that was just written is quick to write.
+    a, p = np.empty_like(x), np.empty_like(x)
 
     def kl_and_var(lam: Scalar) -> tuple[Scalar, Scalar]:
         nonlocal at
-        at = _tilt_in_blocks(x, q, float(lam))
+        at = _tilt_in_blocks(x, q, float(lam), a, p)
         return at.kl, at.var
 
     lam = float(solve_root(kl_and_var, min(mean - top, 0.0), std, rho, lam0, start=guess, tol=1e-9))
     if at.lam != lam:
-        at = _tilt_in_blocks(x, q, lam)
+        at = _tilt_in_blocks(x, q, lam, a, p)
     mean = top + lam * at.mean
     # The error of F(lam) is of second order in that of lam.
     value = mean - lam * at.kl + (lam - lam0) * rho
-    return WorstAt(value, lam, at.p, at.kl, mean, lam * lam * at.var, at.kl >= rho * (1 - 1e-6))
+    return WorstAt(value, lam, p, at.kl, mean, lam * lam * at.var, at.kl >= rho * (1 - 1e-6))
 
 
 class _Tilted(NamedTuple):
-    """q tilted by exp(x/lam) at one trial lam, for x = l - max l."""
+    """Moments of q tilted by exp(x/lam) at one trial lam, for x = l - max l."""
 
-    p: Array  # (n,), sums to one
     kl: float  # KL(p, q)
     mean: float  # of x/lam under p
     var: float  # of x/lam under p
     lam: float  # the trial
 
 
-def _tilt_in_blocks(x: Array, q: Array, lam: float) -> _Tilted:
-    """p, KL(p, q), and the mean and variance of x/lam under p; x = l - max l <= 0, so that exp
-    cannot overflow.
+def _tilt_in_blocks(x: Array, q: Array, lam: float, a: Array, p: Array) -> _Tilted:
+    """KL(p, q), and the mean and variance of x/lam under p; x = l - max l <= 0, so that exp cannot
+    overflow.
+
+    Writes p, which sums to one, and overwrites a; both (n,).
     """
-    a, p = np.empty_like(x), np.empty_like(x)
 
     def fill(rows: slice) -> tuple[float, float]:
         np.divide(x[rows], lam, out=a[rows])
@@ -119,4 +121,4 @@ def _tilt_in_blocks(x: Array, q: Array, lam: float) -> _Tilted:
     p /= total
     a -= mean
     a *= a
-    return _Tilted(p, kl, mean, one_thread_dot(p, a), lam)
+    return _Tilted(kl, mean, one_thread_dot(p, a), lam)

@@ -63,7 +63,10 @@ def global_norm(tensors: list[Tensor]) -> Tensor:
 
     Sharded tensors are summed over the processes, and cannot be stacked with plain ones.
     """
-    kinds = ([t for t in tensors if is_sharded(t)], [t for t in tensors if not is_sharded(t)])
+    plain = [t for t in tensors if not is_sharded(t)]
+    if len(plain) == len(tensors):
+        return _norm_of_like(tensors)
+    kinds = ([t for t in tensors if is_sharded(t)], plain)
     norm: Tensor = torch.linalg.vector_norm(
         torch.stack([full(_norm_of_like(kind)) for kind in kinds if kind])
     )
@@ -451,21 +454,19 @@ class ClosureOptimizer(Optimizer):
         """
         params = [p for p in group["params"] if p.grad is not None]
         gradients = self._add_decay([p.grad for p in params if p.grad is not None], params, decay)
-        # 1. The v of parameters that have had a step, all in one call.
-        old = [
-            (self.state[p]["v"], g)
-            for p, g in zip(params, gradients, strict=True)
-            if self._has_past(p)
-        ]
+        entries = [self.state[p] for p in params]
+        # 1. The v of parameters that have had a step (`_has_past`), all in one call.
+        old = [(e["v"], g) for e, g in zip(entries, gradients, strict=True) if e.get("started")]
         if old:
             vectors, fresh = (list(side) for side in zip(*old, strict=True))
             torch._foreach_mul_(vectors, keep)
             torch._foreach_add_(vectors, fresh, alpha=share)
         # 2. The first v of the others (Algorithm 1, line 2).
-        for p, gradient in zip(params, gradients, strict=True):
-            if not self._has_past(p):
-                self._begin_at(p, v=torch.clone(gradient))
-        descend(params, [self.state[p]["v"] for p in params], group["lr"])
+        if len(old) < len(params):
+            for p, gradient in zip(params, gradients, strict=True):
+                if not self._has_past(p):
+                    self._begin_at(p, v=torch.clone(gradient))
+        descend(params, [e["v"] for e in entries], group["lr"])
 
     def _project(self) -> None:
         """Project the trainable parameters onto W, if there is one."""

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from scdro._scalar import Scalar
 from scdro._state import Batch, TiltedBatch
-from scdro.distributed import reshard
+from scdro.distributed import is_sharded, reshard
 from scdro.errors import ClosureError
 from scdro.optim._base import Closure, ClosureOptimizer, RobustOptimizer, descend, global_norm
 from scdro.optim.scdro import Restarted
@@ -136,8 +136,7 @@ class TwoPoints(ClosureOptimizer):
     def _move(self, params: list[Tensor], values: list[Tensor]) -> None:
         """Set the parameters. FSDP2 must gather them again, or it would use the old ones."""
         reshard(self._buffers.modules, params)
-        for p, value in zip(params, values, strict=True):
-            p.copy_(value)
+        _copy_all(params, values)
 
     def _keep_gradients(self) -> dict[Tensor, Tensor]:
         """Copies of the gradients at the previous point, because DDP may write the next ones into the same memory."""
@@ -150,9 +149,17 @@ class TwoPoints(ClosureOptimizer):
 
     def _remember_point(self) -> None:
         """Store the current point as the previous one, for the parameters that have one."""
-        for p in self._parameters():
-            if self._has_past(p):
-                self.state[p]["previous"].copy_(p)
+        params = [p for p in self._parameters() if self._has_past(p)]
+        _copy_all([self.state[p]["previous"] for p in params], params)
+
+
+def _copy_all(to: list[Tensor], values: list[Tensor]) -> None:
+    """Copy each of the values, in one call; sharded ones, which need not be copied so, one by one."""
+    if to and not any(map(is_sharded, to)):
+        torch._foreach_copy_(to, values)
+        return
+    for tensor, value in zip(to, values, strict=True):
+        tensor.copy_(value)
 
 
 def match_batches(batch: Batch, old: Batch) -> Batch:
@@ -272,7 +279,7 @@ class ASCDRO(TwoPoints, RobustOptimizer):
             torch._foreach_add_(z, g, alpha=beta)
             torch._foreach_add_(z, correction)
         self._remember_point()
-        for p in active:
+        for p in active if len(moving) < len(active) else ():
             if not self._has_past(p):
                 assert p.grad is not None
                 self._begin_at(p, z=p.grad.clone(), previous=p.detach().clone())
