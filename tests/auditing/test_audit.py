@@ -80,6 +80,18 @@ def test_overconfident_probabilities_are_told_once_not_for_every_slice(people):
     assert any("as a whole" in note for note in audit.notes)
 
 
+def test_a_hard_slice_names_the_class_that_is_missed(people):
+    """Elsewhere nobody is called "yes", so the few missed "no" are what is new in the slice."""
+    frame, rng = people
+    lima = (frame.city == "Lima").to_numpy()
+    p = np.where(lima, np.where(rng.random(len(frame)) < 0.05, 0.52, 0.47), 0.03)
+    y = np.where(rng.random(len(frame)) < p, "yes", "no")
+    found = scdro.audit(y, p, frame, classes=["no", "yes"]).findings
+    hard = next(one for one in found if one.kind == "hard")
+    assert "city = Lima" in hard.slice
+    assert hard.label == "yes"
+
+
 def test_hard_and_threshold_are_told_apart(people):
     frame, _ = people
     rng = np.random.default_rng(4)

@@ -550,8 +550,9 @@ def _repeats_labels(column: CodedColumn, values: Array | None, data: Outcomes) -
     if column.coder.kind == "words":
         return False
     if not data.classes:
-        is_number = values is not None and values.dtype.kind == "f"
-        return is_number and bool(np.allclose(values, data.y, rtol=1e-9, atol=0.0))
+        if values is None or values.dtype.kind != "f":
+            return False
+        return bool(np.allclose(values, data.y, rtol=1e-9, atol=0.0))
     codes, k = column.codes.astype(np.intp), len(data.classes)
     if np.count_nonzero(np.bincount(codes)) != len(np.unique(data.y)):
         return False

@@ -516,7 +516,11 @@ class FindingSearch:
         return [self._make_finding(one, self._choose_most_missed(one.rows)) for one in answers]
 
     def _choose_most_missed(self, rows: Array) -> int:
-        """The class whose members are missed in these rows more often than elsewhere, by most rows."""
+        """The class whose members are missed in these rows more often than elsewhere, by most rows.
+
+        Only classes that are missed at least as often as all rows here: where nobody is ever called
+        "yes", the few missed "no" are new in a slice, and not what makes it hard.
+        """
         data, missed = self.data, self.weight * self.errors
         classes = len(data.classes)
 
@@ -527,7 +531,8 @@ class FindingSearch:
             return mass, lost / np.maximum(mass, 1e-300)
 
         mass, here = shares(rows)
-        return int(np.argmax(mass * (here - shares(~rows)[1])))
+        often = here >= (1 - 1e-9) * np.average(here, weights=mass)
+        return int(np.argmax(np.where(often, mass * (here - shares(~rows)[1]), -np.inf)))
 
     # -- regression ---------------------------------------------------------------------------
 
