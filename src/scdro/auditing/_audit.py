@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.metrics import roc_auc_score
 
+from scdro._arguments import check_number, check_whole
 from scdro._frames import backend_of, columns_of, frame_of
 from scdro._terminal import WaitingLine
 from scdro.auditing._card import card_of
@@ -36,6 +37,7 @@ from scdro.auditing._codes import (
 from scdro.auditing._findings import Finding, FindingSearch, wilson
 from scdro.auditing._gate import Gate, SliceScore, judge, slice_scores
 from scdro.auditing._outcomes import (
+    QUANTITY,
     Outcomes,
     is_model,
     is_network,
@@ -194,9 +196,7 @@ class Audit:
             lines += ["", "The groups asked for"]
             lines += [f"  {_group_line(row, self.unit)}" for row in self.groups]
         if self.passed:
-            names = ", ".join(row.column for row in self.passed[:8])
-            more = f" and {len(self.passed) - 8} more" if len(self.passed) > 8 else ""
-            lines += ["", f"In no finding: {names}{more}."]
+            lines += ["", f"In no finding: {_listed([row.column for row in self.passed])}."]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -225,7 +225,7 @@ class Audit:
             >>> scdro.audit(y, np.where(y == 1, 0.99, 0.01), {"half": np.arange(400) < 200}).check("accuracy < 0.7")
             Gate(passed=True, failures=(), unsure=())
         """
-        return judge(rules, self.slices_scored, [one.kind for one in self.findings], if_unsure)
+        return judge(rules, self.slices_scored, self.findings, if_unsure)
 
     def worst_subgroup(
         self, alpha: float | None = None, *, rho: float | None = None, loss: str = "error",
@@ -339,6 +339,10 @@ class Audit:
         return fragment_of(self)
 
 
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
 def _group_line(row: GroupErrors, unit: str) -> str:
     within = f" within {row.label!r}" if row.label else ""
     if unit == "mean":
@@ -422,7 +426,7 @@ def audit(
         >>> print(audit(y, np.full(4000, 0.2), {"age": age, "city": city}).findings[0].slice)
         age > 60 and city = Rome
     """
-    _check_settings(alpha, depth, min_share, max_findings, cv)
+    _check_settings(alpha, depth, min_share, max_findings, n_jobs)
     given = _read_call(y, predictions, frame, extra, classes, cv, groups)
     data = read_outcomes(
         given.labels, given.predictions, classes=given.classes, threshold=threshold,
@@ -442,13 +446,15 @@ def audit(
         search.index.tell = None
     named = {condition.column for one in findings for condition in one.where}
     counts = _slices_by_column(search)
+    given_names = given.frame.collect_schema().names() if is_lazy(given.frame) else columns
+    idle = [name for name in {**dict.fromkeys(given_names), **asked} if not counts.get(name)]
     backend = backend_of(*(f for f in (given.frame, sensitive_features, y) if not is_lazy(f)))
     return Audit(
         findings=tuple(findings),
-        passed=tuple(Passed(name, k) for name, k in counts.items() if name not in named),
+        passed=tuple(Passed(name, k) for name, k in counts.items() if k and name not in named),
         classes=_class_rows(data, weight),
         groups=_group_rows(data, weight, asked),
-        notes=tuple(_notes_on(data, search, out_of_fold or cv is not None)),
+        notes=tuple(_notes_on(data, search, idle, out_of_fold or cv is not None)),
         rows=n,
         slices=len(search.index),
         alpha=alpha,
@@ -483,6 +489,8 @@ def _read_call(
             )
         return Given(*run_network(y, predictions), frame, classes)
     if is_model(y):
+        if isinstance(y, type):
+            raise DataError(f"expected a fitted model, got the class {y.__name__}")
         if frame is None:
             raise DataError("expected audit(model, X, y, frame), got no labels y")
         made, known = predict_with(y, predictions, frame, cv, groups)
@@ -516,17 +524,19 @@ def _describing(X: Any) -> Any:
     return X if columns_of(X) is not None or getattr(X, "ndim", 0) == 2 else None
 
 
-def _check_settings(alpha: float, depth: int, min_share: float, max_findings: int, cv: Any) -> None:
-    if not 0 < alpha < 1:
+def _check_settings(
+    alpha: float, depth: int, min_share: float, max_findings: int, n_jobs: int | None
+) -> None:
+    check_number("alpha", alpha, "in (0, 1)", "the chance of a false finding")
+    check_whole("depth", depth, 1, 2, "conditions in a slice")
+    check_number("min_share", min_share, "in (0, 0.5)", "the smallest share of the rows in a slice")
+    check_whole("max_findings", max_findings)
+    if n_jobs is not None and (
+        isinstance(n_jobs, bool) or not isinstance(n_jobs, int) or not n_jobs
+    ):
         raise HyperparameterError(
-            f"expected alpha between 0 and 1, the chance of a false finding, got {alpha}"
+            f"expected n_jobs of 1 or more, -1 for all cores, or None, got {n_jobs!r}"
         )
-    if depth not in (1, 2):
-        raise HyperparameterError(f"expected depth 1 or 2, conditions in a slice, got {depth!r}")
-    if not 0 < min_share < 0.5:
-        raise HyperparameterError(f"expected min_share between 0 and 0.5, got {min_share}")
-    if not isinstance(max_findings, int) or max_findings < 1:
-        raise HyperparameterError(f"expected max_findings of at least 1, got {max_findings!r}")
 
 
 def _slices_by_column(search: FindingSearch) -> dict[str, int]:
@@ -622,6 +632,14 @@ def _ask_for_mix_ups(data: Outcomes) -> list[str]:
         answers = {0.0, 1.0}
         if set(np.unique(data.decided)) == answers and not set(np.unique(data.y)) <= answers:
             return ["All predictions are 0 or 1, the labels are not: are the two swapped?"]
+        labels = np.unique(data.y)
+        if len(labels) <= QUANTITY and data.decided.min() >= 0 and data.decided.max() <= 1:
+            shown = ", ".join(f"{label:g}" for label in labels[:5])
+            return [
+                f"The predictions, between 0 and 1, were read as numbers predicted for the labels"
+                f" {shown}{', ...' if len(labels) > 5 else ''}. If these are classes, give a"
+                " probability of each, and task='classification'."
+            ]
     elif data.proba is not None and len(data.classes) == 2 and len(np.unique(data.y)) == 2:
         ranked = float(roc_auc_score(data.y, data.proba[:, 1]))
         if ranked < BACKWARDS:
@@ -632,7 +650,9 @@ def _ask_for_mix_ups(data: Outcomes) -> list[str]:
     return []
 
 
-def _notes_on(data: Outcomes, search: FindingSearch, out_of_fold: bool) -> list[str]:
+def _notes_on(
+    data: Outcomes, search: FindingSearch, idle: list[str], out_of_fold: bool
+) -> list[str]:
     """What could not be told, and why; what looks like a mistake; what to do first."""
     notes, n = [], len(data.y)
     if data.classes and data.proba is None:
@@ -640,7 +660,12 @@ def _notes_on(data: Outcomes, search: FindingSearch, out_of_fold: bool) -> list[
             "Only classes were given, no probabilities: it cannot be told whether a slice has wrong"
             " probabilities, is hard, or is failed by the threshold."
         )
-    if not search.index.columns:
+    if idle:
+        notes.append(
+            f"No slice can be made of {_listed(idle)}: one value has nearly all rows, or every value"
+            f" fewer than {search.index.min_rows}."
+        )
+    elif not search.index.columns:
         notes.append(
             "No columns were given: only the model as a whole, and its classes, were looked at."
         )
@@ -651,7 +676,7 @@ def _notes_on(data: Outcomes, search: FindingSearch, out_of_fold: bool) -> list[
     if search.recalibrated and not mistaken:
         names = ", ".join(search.recalibrated[:5])
         notes.append(
-            f"The probabilities of {names} are off as a whole (see the first findings). Slices are"
+            f"The probabilities of {names} are off as a whole (see the findings). Slices are"
             " told where they are wrong beyond that; calibrate the model first."
         )
     if not out_of_fold:

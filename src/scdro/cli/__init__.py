@@ -145,7 +145,7 @@ def _add_audit(commands: Any) -> None:
     _add_options(made, AuditOptions)
     made.add_argument("--fail-if", action="append", metavar="RULE",
                       help='what no slice may be, such as "accuracy < 0.7"')  # fmt: skip
-    made.add_argument("--if-unsure", choices=["pass", "fail"], default="pass",
+    made.add_argument("--if-unsure", choices=["pass", "fail"],
                       help="for slices with too few rows (default pass)")  # fmt: skip
     made.add_argument("--out", metavar="FILE", help="page (.html) or numbers (.json) to write")
 
@@ -241,11 +241,16 @@ def _audit(args: argparse.Namespace) -> int:
     import warnings
 
     from scdro.auditing import GateError
+    from scdro.auditing._gate import parse_rule
     from scdro.errors import HyperparameterError
     from scdro.tables import audit
 
     if "out" in args and not args.out.lower().endswith((".html", ".json")):
         raise HyperparameterError(f"expected --out to end with .html or .json, got {args.out}")
+    if "if_unsure" in args and "fail_if" not in args:
+        raise HyperparameterError("expected --if-unsure with --fail-if RULE, got no rule")
+    for rule in getattr(args, "fail_if", []):
+        parse_rule(rule)  # before anything is trained
     given = _given(args, AuditOptions)
     of_training = ("model", "folds", "candidates", "seed", "threads")
     ignored = [name for name in of_training if "prediction" in given and name in given]
@@ -263,7 +268,7 @@ def _audit(args: argparse.Namespace) -> int:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found.check(*args.fail_if, if_unsure=args.if_unsure)
+            found.check(*args.fail_if, if_unsure=getattr(args, "if_unsure", "pass"))
         except GateError as error:
             show_text(str(error), sys.stderr)
             return GATE_FAILED
