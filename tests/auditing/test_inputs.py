@@ -89,6 +89,24 @@ def test_loaders_of_tuples_and_of_dictionaries():
         scdro.audit(named, dictionaries, {"city": CITY}, cv=3)
 
 
+def test_a_loader_is_in_the_order_of_the_frame():
+    x = torch.tensor(FRAME.to_numpy(), dtype=torch.float32)
+    rows = torch.utils.data.TensorDataset(x, torch.tensor(Y))
+    network = torch.nn.Linear(2, 2)
+    shuffled = torch.utils.data.DataLoader(rows, batch_size=500, shuffle=True)
+    with pytest.raises(DataError, match="one that shuffles; make it with shuffle=False"):
+        scdro.audit(network, shuffled, {"city": CITY})
+    assert scdro.audit(network, shuffled).rows == N  # no frame, no order
+    with pytest.raises(DataError, match=r"batches of \(inputs, labels\), got a int"):
+        scdro.audit(network, 5)
+
+
+def test_labels_are_the_numbers_of_a_networks_outputs():
+    x = torch.tensor(FRAME.to_numpy(), dtype=torch.float32)
+    with pytest.raises(DataError, match=r"labels that the model knows \(0, 1\), got 2 in"):
+        scdro.audit(torch.nn.Linear(2, 2), [(x, torch.tensor(Y + 1))], {"city": CITY})
+
+
 def test_one_logit_and_one_number():
     x = torch.tensor(FRAME.to_numpy(), dtype=torch.float32) / 50
     network = torch.nn.Linear(2, 1)

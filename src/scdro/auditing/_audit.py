@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.metrics import roc_auc_score
 
-from scdro._arguments import check_number, check_whole
+from scdro._arguments import check_jobs, check_number, check_whole
 from scdro._frames import backend_of, columns_of, frame_of
 from scdro._terminal import WaitingLine
 from scdro.auditing._card import card_of
@@ -487,7 +487,11 @@ def _read_call(
                 "expected cv= with a model that has fit, got a network; give a loader of rows that"
                 " did not train it"
             )
-        return Given(*run_network(y, predictions), frame, classes)
+        by_row = not (frame is None and groups is None)
+        labels, made = run_network(y, predictions, in_order=by_row)
+        if classes is None and made.ndim == 2:
+            classes = range(made.shape[1])  # labels are the numbers of the outputs
+        return Given(labels, made, frame, classes)
     if is_model(y):
         if isinstance(y, type):
             raise DataError(f"expected a fitted model, got the class {y.__name__}")
@@ -531,12 +535,7 @@ def _check_settings(
     check_whole("depth", depth, 1, 2, "conditions in a slice")
     check_number("min_share", min_share, "in (0, 0.5)", "the smallest share of the rows in a slice")
     check_whole("max_findings", max_findings)
-    if n_jobs is not None and (
-        isinstance(n_jobs, bool) or not isinstance(n_jobs, int) or not n_jobs
-    ):
-        raise HyperparameterError(
-            f"expected n_jobs of 1 or more, -1 for all cores, or None, got {n_jobs!r}"
-        )
+    check_jobs(n_jobs)
 
 
 def _slices_by_column(search: FindingSearch) -> dict[str, int]:

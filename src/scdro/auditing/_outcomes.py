@@ -409,13 +409,22 @@ def _logits(made: Any) -> Any:
     return made
 
 
-def run_network(network: Any, loader: Any) -> tuple[Array, Array]:
+def run_network(network: Any, loader: Any, in_order: bool = False) -> tuple[Array, Array]:
     """Labels and probabilities (or numbers) of a network, over batches as in `scdro._batches`.
 
     One output per row is a logit if the labels are 0 and 1, else a predicted number; several are
-    logits of the classes.
+    logits of the classes. `in_order`: refuse a loader that shuffles.
     """
     import torch
+
+    sampler = getattr(loader, "sampler", None)
+    if in_order and isinstance(sampler, torch.utils.data.RandomSampler):
+        raise DataError(
+            "expected a loader in the order of the frame's rows, got one that shuffles; make it with"
+            " shuffle=False"
+        )
+    if not hasattr(loader, "__iter__"):
+        raise DataError(f"expected batches of (inputs, labels), got a {type(loader).__name__}")
 
     from scdro._batches import read_batch
 
