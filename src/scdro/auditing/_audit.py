@@ -196,7 +196,7 @@ class Audit:
             lines += ["", "The groups asked for"]
             lines += [f"  {_group_line(row, self.unit)}" for row in self.groups]
         if self.passed:
-            lines += ["", f"In no finding: {_listed([row.column for row in self.passed])}."]
+            lines += ["", f"In no finding: {_first_names([row.column for row in self.passed])}."]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -339,7 +339,7 @@ class Audit:
         return fragment_of(self)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
@@ -661,7 +661,7 @@ def _notes_on(
         )
     if idle:
         notes.append(
-            f"No slice can be made of {_listed(idle)}: one value has nearly all rows, or every value"
+            f"No slice can be made of {_first_names(idle)}: one value has nearly all rows, or every value"
             f" fewer than {search.index.min_rows}."
         )
     elif not search.index.columns:

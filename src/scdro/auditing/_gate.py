@@ -30,7 +30,7 @@ from scdro.auditing._findings import Finding, FindingSearch
 from scdro.auditing._outcomes import LEAST_ROWS
 from scdro.errors import HyperparameterError, ScdroError, ScdroWarning
 
-__all__ = ["Gate", "GateError", "SliceScore", "judge", "parse_rule", "slice_scores"]
+__all__ = ["Gate", "GateError", "SliceScore", "judge", "slice_scores"]
 
 Array = npt.NDArray[Any]
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -40,11 +40,11 @@ COUNTED = {
     "hard": "hard",
     "threshold": "threshold",
 }
-SCORES = ("accuracy", "error", "gap", "missed", "log_loss", "mean_absolute_error")
-SHARES = ("accuracy", "error", "gap", "missed")  # of a classification
-NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
-RULE = re.compile(rf"\s*([a-z_0-9]+)\s*(<=|>=|<|>)\s*({NUMBER})\s*", re.IGNORECASE)
-NAMED = 15  # slices that a message names for each rule, the worst ones
+SCORES_OF_RULES = ("accuracy", "error", "gap", "missed", "log_loss", "mean_absolute_error")
+SCORES_THAT_ARE_SHARES = ("accuracy", "error", "gap", "missed")  # of a classification
+LIMIT = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
+RULE = re.compile(rf"\s*([a-z_0-9]+)\s*(<=|>=|<|>)\s*({LIMIT})\s*", re.IGNORECASE)
+NAMED_SLICES = 15  # slices that a message names for each rule, the worst ones
 
 
 class GateError(ScdroError, AssertionError):
@@ -94,6 +94,16 @@ class Gate(NamedTuple):
     passed: bool
     failures: tuple[str, ...]
     unsure: tuple[str, ...]
+
+    @staticmethod
+    def check_rules(*rules: str) -> None:
+        """Raise for what is no rule, before there is an audit: `HyperparameterError`.
+
+        Example:
+            >>> Gate.check_rules("accuracy < 0.7", "findings > 3")
+        """
+        for rule in rules:
+            _parse(rule)
 
 
 def slice_scores(
@@ -269,7 +279,7 @@ def judge(
         ]
     ]
     for rule in rules:
-        name, sign, limit = parse_rule(rule, known)
+        name, sign, limit = _parse(rule, known)
         if name in COUNTED:
             told = [one.slice for one in findings if COUNTED[name] in (None, one.kind)]
             if COMPARE[sign](len(told), limit):
@@ -314,13 +324,13 @@ def _named(by_rule: Sequence[Sequence[str]]) -> list[str]:
     """The first slices of each rule, and how many more there are."""
     lines: list[str] = []
     for texts in by_rule:
-        lines += texts[:NAMED]
-        if len(texts) > NAMED:
-            lines.append(f"and {len(texts) - NAMED:,} more slices")
+        lines += texts[:NAMED_SLICES]
+        if len(texts) > NAMED_SLICES:
+            lines.append(f"and {len(texts) - NAMED_SLICES:,} more slices")
     return lines
 
 
-def parse_rule(rule: str, known: Sequence[str] = SCORES) -> tuple[str, str, float]:
+def _parse(rule: str, known: Sequence[str] = SCORES_OF_RULES) -> tuple[str, str, float]:
     """The score, the comparison and the number of a rule; `known`: scores that there are."""
     match = RULE.fullmatch(rule) if isinstance(rule, str) else None
     if match is None:
@@ -330,6 +340,10 @@ def parse_rule(rule: str, known: Sequence[str] = SCORES) -> tuple[str, str, floa
     if name not in (*known, *COUNTED):
         names = ", ".join((*known, *COUNTED))
         raise HyperparameterError(f"expected a rule on one of {names}, got {name!r}")
-    if name in SHARES and "accuracy" in known and "mean_absolute_error" not in known:
+    if (
+        name in SCORES_THAT_ARE_SHARES
+        and "accuracy" in known
+        and "mean_absolute_error" not in known
+    ):
         check_number(f"the limit of {name}", limit, "in [0, 1]", "a share")
     return name, sign, limit

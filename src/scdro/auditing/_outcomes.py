@@ -92,7 +92,7 @@ def read_outcomes(
     if task not in (None, "classification", "regression"):
         raise HyperparameterError(f"expected task 'classification' or 'regression', got {task!r}")
     check_number("threshold", threshold, "in (0, 1)", "the probability above which it is predicted")
-    known = None if classes is None else _read_classes(classes)
+    known = None if classes is None else _check_classes(classes)
     if task == "regression" or (task is None and classes is None and _is_quantity(labels, given)):
         return _read_regression(labels, given, intervals)
     if intervals is not None:
@@ -102,7 +102,7 @@ def read_outcomes(
     return _read_one_column(labels, given, known, threshold)
 
 
-def _read_classes(classes: Any) -> list[Any]:
+def _check_classes(classes: Any) -> list[Any]:
     """The classes of a model, each once."""
     if isinstance(classes, str) or not hasattr(classes, "__iter__"):
         raise HyperparameterError(f"expected classes as a list, got {classes!r}")

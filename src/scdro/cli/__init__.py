@@ -240,8 +240,7 @@ def _audit(args: argparse.Namespace) -> int:
     """Audit, show and save the findings, then judge the rules of --fail-if; the exit status."""
     import warnings
 
-    from scdro.auditing import GateError
-    from scdro.auditing._gate import parse_rule
+    from scdro.auditing import Gate, GateError
     from scdro.errors import HyperparameterError
     from scdro.tables import audit
 
@@ -249,8 +248,7 @@ def _audit(args: argparse.Namespace) -> int:
         raise HyperparameterError(f"expected --out to end with .html or .json, got {args.out}")
     if "if_unsure" in args and "fail_if" not in args:
         raise HyperparameterError("expected --if-unsure with --fail-if RULE, got no rule")
-    for rule in getattr(args, "fail_if", []):
-        parse_rule(rule)  # before anything is trained
+    Gate.check_rules(*getattr(args, "fail_if", []))  # before anything is trained
     given = _given(args, AuditOptions)
     of_training = ("model", "folds", "candidates", "seed", "threads")
     ignored = [name for name in of_training if "prediction" in given and name in given]
