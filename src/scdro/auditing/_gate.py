@@ -307,7 +307,8 @@ def _breaking(
     slices: Sequence[SliceScore], name: str, sign: str, limit: float
 ) -> tuple[list[str], list[str]]:
     """The slices that break a rule surely, and those that may, in words, the worst first."""
-    sure, likely = [], []
+    sure: list[tuple[float, str]] = []
+    likely: list[tuple[float, str]] = []
     for one in slices:
         value, low, high = one.scores[name]
         if not COMPARE[sign](value, limit):
