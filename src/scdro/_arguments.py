@@ -22,6 +22,7 @@ __all__ = [
     "check_choice",
     "check_flag",
     "check_is",
+    "check_jobs",
     "check_names",
     "check_number",
     "check_optional",
@@ -106,6 +107,16 @@ def check_is(value: Any, kind: type, such_as: str) -> None:
     """Raise unless `value` is of a type; `such_as` describes it by example."""
     if not isinstance(value, kind):
         raise HyperparameterError(f"expected {such_as}, got {value!r}")
+
+
+def check_jobs(n_jobs: Any) -> None:
+    """Raise unless `n_jobs` is a number of jobs as joblib takes it: 1 or more, -1 (all cores) or less, or None."""
+    if n_jobs is not None and (
+        isinstance(n_jobs, bool) or not isinstance(n_jobs, int) or not n_jobs
+    ):
+        raise HyperparameterError(
+            f"expected n_jobs of 1 or more, -1 for all cores, or None, got {n_jobs!r}"
+        )
 
 
 def check_names(name: str, value: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ __all__ = [
     "is_missing",
     "name_of",
     "numbers_or_pandas",
+    "recognise",
 ]
 
 Array = npt.NDArray[Any]
@@ -163,9 +165,22 @@ def is_missing(value: Any) -> bool:
     )
 
 
+def recognise(thing: Any) -> Any:
+    """A table, lazy ones too, or column as narwhals sees it; anything else as it is."""
+    try:
+        return nw.from_native(thing, pass_through=True, allow_series=True)
+    except nw.exceptions.DuplicateError:
+        names = Counter(map(str, thing.columns))
+        twice = [name for name, number in names.items() if number > 1]
+        raise DataError(
+            f"expected columns with different names, got {twice[0]!r} {names[twice[0]]} times;"
+            " rename or drop them"
+        ) from None
+
+
 def _recognise(thing: Any) -> Any:
     """A table or column as narwhals sees it; anything else as it is."""
-    known = nw.from_native(thing, pass_through=True, allow_series=True)
+    known = recognise(thing)
     if isinstance(known, nw.LazyFrame):
         raise DataError(
             f"expected rows in memory, got a {type(thing).__name__}; call its collect() first"

@@ -335,6 +335,27 @@ def test_bad_settings(options):
         scdro.audit(Y, P, {"a": P}, **options)
 
 
+def test_the_clearest_finding_comes_first():
+    """Four people whom the model ruled out have a z of 1,000; hundreds who are off by .2 are clearer."""
+    rows = np.arange(6000)
+    ruled_out = rows < 100
+    often = np.select([rows < 1100, rows < 2600], [6, 1], 3)  # of ten
+    y = np.where(ruled_out, rows < 4, rows % 10 < often).astype(int)
+    group = np.select([ruled_out, rows < 1100, rows < 2600], ["ruled out", "more", "less"], "fine")
+    found = scdro.audit(y, np.where(ruled_out, 1e-7, 0.3), {"group": group}).findings
+    assert [one.slice for one in found[:2]] == ["group = more", "group = less"]
+    assert 1e-25 < found[2].p_value < 1e-15
+
+
+def test_a_class_that_is_never_predicted_and_too_rarely_expected():
+    rng = np.random.default_rng(0)
+    y = (rng.random(3000) < 0.4).astype(int)
+    (one,) = (f for f in scdro.audit(y, np.full(3000, 0.3)).findings if f.kind == "threshold")
+    assert "probabilities are wrong too" in str(one)
+    (one,) = (f for f in scdro.audit(y, np.full(3000, 0.4)).findings if f.kind == "threshold")
+    assert "but the probabilities are right" in str(one)
+
+
 def test_probabilities_that_are_right_on_average_and_wrong_for_everybody():
     """For a few the score means the opposite: the mean is right, and no row's probability is."""
     rng = np.random.default_rng(0)

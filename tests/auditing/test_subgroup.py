@@ -260,8 +260,11 @@ def test_an_audit_has_it():
         ({"alpha": 0.01}, "at least 0.067, 20 of 300"),
         ({"alpha": 0.2, "rho": 0.1}, "alpha or rho"),
         ({"rho": -1.0}, "rho > 0"),
-        ({"level": 95}, "level between 0 and 1"),
-        ({"folds": 1}, "folds of at least 2"),
+        ({"level": 95}, r"level in \(0, 1\), got 95"),
+        ({"folds": 1}, "folds >= 2"),
+        ({"alpha": "tenth"}, "a number for alpha"),
+        ({"rho": "small"}, "a number for rho"),
+        ({"n_jobs": 0}, "n_jobs of 1 or more"),
     ],
 )
 def test_bad_settings(options, words):
@@ -278,7 +281,7 @@ def test_bad_data():
         worst_subgroup(losses, frame[1:])
     with pytest.raises(DataError, match="two different values"):
         worst_subgroup(losses, {"a": np.ones(300)})
-    with pytest.raises(HyperparameterError, match="20 of 4 independent rows"):
+    with pytest.raises(DataError, match="at least 20 independent rows, got 4"):
         worst_subgroup(losses, frame, 0.5, groups=np.arange(300) % 4)
     with pytest.raises(DataError, match="different groups"):
         worst_subgroup(losses, frame, rho=0.1, groups=np.arange(300) % 4)

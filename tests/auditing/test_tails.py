@@ -40,6 +40,15 @@ def test_many_rows_with_one_probability(p):
         assert bernoulli_tail(k - n * p, np.full(n, p)) == pytest.approx(exact, rel=0.1)
 
 
+@pytest.mark.parametrize("p", [1e-9, 1e-7, 1e-5, 1e-3])
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_few_events_that_were_ruled_out(p, k):
+    """One event of probability 1e-7 among a hundred rows happens once in 100,000, not never."""
+    exact = 2 * binom.sf(k - 1, 100, p)
+    assert bernoulli_tail(k - 100 * p, np.full(100, p)) == pytest.approx(exact, rel=0.1, abs=0)
+    assert bernoulli_tail(100 * p - k, np.full(100, 1 - p)) == pytest.approx(exact, rel=0.1, abs=0)
+
+
 def test_all_on_one_side():
     assert bernoulli_tail(20 * 0.7, np.full(20, 0.3)) == pytest.approx(2 * 0.3**20, rel=1e-6)
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.metrics import roc_auc_score
 
+from scdro._arguments import check_jobs, check_number, check_whole
 from scdro._frames import backend_of, columns_of, frame_of
 from scdro._terminal import WaitingLine
 from scdro.auditing._card import card_of
@@ -36,6 +37,7 @@ from scdro.auditing._codes import (
 from scdro.auditing._findings import Finding, FindingSearch, wilson
 from scdro.auditing._gate import Gate, SliceScore, judge, slice_scores
 from scdro.auditing._outcomes import (
+    QUANTITY,
     Outcomes,
     is_model,
     is_network,
@@ -194,9 +196,7 @@ class Audit:
             lines += ["", "The groups asked for"]
             lines += [f"  {_write_group(row, self.unit)}" for row in self.groups]
         if self.passed:
-            names = ", ".join(row.column for row in self.passed[:8])
-            more = f" and {len(self.passed) - 8} more" if len(self.passed) > 8 else ""
-            lines += ["", f"In no finding: {names}{more}."]
+            lines += ["", f"In no finding: {_list_first([row.column for row in self.passed])}."]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -226,7 +226,7 @@ class Audit:
             >>> scdro.audit(y, np.where(y == 1, 0.99, 0.01), {"half": np.arange(400) < 200}).check("accuracy < 0.7")
             Gate(passed=True, failures=(), unsure=())
         """
-        return judge(rules, self.slices_scored, [one.kind for one in self.findings], if_unsure)
+        return judge(rules, self.slices_scored, self.findings, if_unsure)
 
     def worst_subgroup(
         self, alpha: float | None = None, *, rho: float | None = None, loss: str = "error",
@@ -340,6 +340,10 @@ class Audit:
         return fragment_of(self)
 
 
+def _list_first(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
 def _write_group(row: GroupErrors, unit: str) -> str:
     """A group asked for, in one line."""
     within = f" within {row.label!r}" if row.label else ""
@@ -426,7 +430,7 @@ def audit(
         >>> print(audit(y, np.full(4000, 0.2), {"age": age, "city": city}).findings[0].slice)
         age > 60 and city = Rome
     """
-    _check_settings(alpha, depth, min_share, max_findings, cv)
+    _check_settings(alpha, depth, min_share, max_findings, n_jobs)
     # Read: labels and predictions, whichever way they came; weights, units and columns.
     given = _read_call(y, predictions, frame, extra, classes, cv, groups)
     data = read_outcomes(
@@ -453,15 +457,26 @@ def audit(
     # Tell: what was found, and which columns are in no finding.
     named = {condition.column for one in findings for condition in one.where}
     counts = _count_slices_by_column(search)
+    given_names = given.frame.collect_schema().names() if is_lazy(given.frame) else columns
+    idle = [
+        name
+        for name in {**dict.fromkeys(given_names), **asked}
+        if not counts.get(name) and name not in copies
+    ]
     backend = backend_of(*(f for f in (given.frame, sensitive_features, y) if not is_lazy(f)))
     return Audit(
         findings=tuple(findings),
-        passed=tuple(Passed(name, k) for name, k in counts.items() if name not in named),
+        passed=tuple(Passed(name, k) for name, k in counts.items() if k and name not in named),
         classes=_make_class_rows(data, weight),
         groups=_make_group_rows(data, weight, asked, copies),
         notes=tuple(
             _write_notes(
-                data, search, findings, set(copies) - set(asked), out_of_fold or cv is not None
+                data,
+                search,
+                findings,
+                [name for name in copies if name not in asked],
+                idle,
+                out_of_fold or cv is not None,
             )
         ),
         rows=n,
@@ -501,8 +516,13 @@ def _read_call(
                 "expected cv= with a model that has fit, got a network; give a loader of rows that"
                 " did not train it"
             )
-        return Given(*run_network(y, predictions), frame, classes)
+        labels, made = run_network(y, predictions)
+        if classes is None and made.ndim == 2:
+            classes = range(made.shape[1])  # labels are the numbers of the outputs
+        return Given(labels, made, frame, classes)
     if is_model(y):
+        if isinstance(y, type):
+            raise DataError(f"expected a fitted model, got the class {y.__name__}")
         if frame is None:
             raise DataError("expected audit(model, X, y, frame), got no labels y")
         made, known = predict_with(y, predictions, frame, cv, groups)
@@ -566,18 +586,15 @@ def _columns_worth_describing(X: Any) -> Any:
     return X if columns_of(X) is not None or getattr(X, "ndim", 0) == 2 else None
 
 
-def _check_settings(alpha: float, depth: int, min_share: float, max_findings: int, cv: Any) -> None:
+def _check_settings(
+    alpha: float, depth: int, min_share: float, max_findings: int, n_jobs: int | None
+) -> None:
     """Check the settings that can be judged without the data."""
-    if not 0 < alpha < 1:
-        raise HyperparameterError(
-            f"expected alpha between 0 and 1, the chance of a false finding, got {alpha}"
-        )
-    if depth not in (1, 2):
-        raise HyperparameterError(f"expected depth 1 or 2, conditions in a slice, got {depth!r}")
-    if not 0 < min_share < 0.5:
-        raise HyperparameterError(f"expected min_share between 0 and 0.5, got {min_share}")
-    if not isinstance(max_findings, int) or max_findings < 1:
-        raise HyperparameterError(f"expected max_findings of at least 1, got {max_findings!r}")
+    check_number("alpha", alpha, "in (0, 1)", "the chance of a false finding")
+    check_whole("depth", depth, 1, 2, "conditions in a slice")
+    check_number("min_share", min_share, "in (0, 0.5)", "the smallest share of the rows in a slice")
+    check_whole("max_findings", max_findings)
+    check_jobs(n_jobs)
 
 
 def _count_slices_by_column(search: FindingSearch) -> dict[str, int]:
@@ -680,6 +697,14 @@ def _find_mix_ups(data: Outcomes) -> list[str]:
         answers = {0.0, 1.0}
         if set(np.unique(data.decided)) == answers and not set(np.unique(data.y)) <= answers:
             return ["All predictions are 0 or 1, the labels are not: are the two swapped?"]
+        labels = np.unique(data.y)
+        if len(labels) <= QUANTITY and data.decided.min() >= 0 and data.decided.max() <= 1:
+            shown = ", ".join(f"{label:g}" for label in labels[:5])
+            return [
+                f"The predictions, between 0 and 1, were read as numbers predicted for the labels"
+                f" {shown}{', ...' if len(labels) > 5 else ''}. If these are classes, give a"
+                " probability of each, and task='classification'."
+            ]
     elif data.proba is not None and len(data.classes) == 2 and len(np.unique(data.y)) == 2:
         ranked = float(roc_auc_score(data.y, data.proba[:, 1]))
         if ranked < BACKWARDS:
@@ -694,7 +719,8 @@ def _write_notes(
     data: Outcomes,
     search: FindingSearch,
     findings: list[Finding],
-    copies: set[str],
+    copies: list[str],
+    idle: list[str],
     out_of_fold: bool,
 ) -> list[str]:
     """What could not be told, and why; what looks like a mistake; what to do first."""
@@ -707,7 +733,12 @@ def _write_notes(
             "Only classes were given, no probabilities: it cannot be told whether a slice has wrong"
             " probabilities, is hard, or is failed by the threshold."
         )
-    if not search.index.columns:
+    if idle:
+        notes.append(
+            f"No slice can be made of {_list_first(idle)}: one value has nearly all rows, or every value"
+            f" fewer than {search.index.min_rows}."
+        )
+    elif not search.index.columns:
         notes.append(
             "No columns were given: only the model as a whole, and its classes, were looked at."
         )
@@ -718,7 +749,7 @@ def _write_notes(
     if search.recalibrated and not mistaken:
         names = ", ".join(search.recalibrated[:5])
         notes.append(
-            f"The probabilities of {names} are off as a whole (see the first findings). Slices are"
+            f"The probabilities of {names} are off as a whole (see the findings). Slices are"
             " told where they are wrong beyond that; calibrate the model first."
         )
     wrong = [one for one in findings if one.kind == "wrong probabilities"]

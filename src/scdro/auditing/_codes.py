@@ -32,7 +32,7 @@ import narwhals.stable.v2 as nw
 import numpy as np
 import numpy.typing as npt
 
-from scdro._frames import as_vector, backend_of, is_missing, name_of
+from scdro._frames import as_vector, backend_of, is_missing, name_of, recognise
 from scdro.errors import DataError
 
 __all__ = [
@@ -272,7 +272,7 @@ def read_frame(frame: Any, n: int | None = None) -> dict[str, Array]:
     """
     if frame is None:
         return {}
-    known = nw.from_native(frame, pass_through=True, allow_series=True)
+    known = recognise(frame)
     if isinstance(known, nw.LazyFrame):
         raise DataError(
             "expected rows in memory, got a LazyFrame; call its collect(), or give the path"
@@ -321,6 +321,8 @@ def _read_column(values: Any, name: Any) -> Array:
         return _read_objects(list(values), name)
     elif isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "OUSb":
         return _read_objects(values.tolist(), name)
+    if getattr(values, "ndim", 1) != 1:
+        raise _nested_value_error(name, f"an array of shape {values.shape}")
     try:
         vector = as_vector(values)
     except (DataError, ValueError, TypeError) as error:

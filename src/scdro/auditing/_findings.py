@@ -153,9 +153,12 @@ class Finding:
                 if math.isnan(self.missed_elsewhere)
                 else f" ({_write_share(self.missed_elsewhere)} elsewhere)"
             )
-            text = (
-                f"{_write_share(self.missed)} of{name} are missed{elsewhere}, but the probabilities are"
-                f" right ({said}): the threshold fails them."
+            # all rows may be missed by the threshold, and have wrong probabilities as well
+            right = self.low <= self.predicted <= self.high
+            text = f"{_write_share(self.missed)} of{name} are missed{elsewhere}" + (
+                f", but the probabilities are right ({said}): the threshold fails them."
+                if right
+                else f": the threshold fails them, and the probabilities are wrong too ({said})."
             )
         elif self.kind == "errors":
             text = (
@@ -328,10 +331,11 @@ class FindingSearch:
             )
             doubtful |= unsure
             for one in told:
-                found.append((abs(one.z), self._make_finding(one, k)))
+                found.append((-abs(one.z), self._make_finding(one, k)))
                 explained.append(one.rows)
                 taken |= one.rows
-        found.sort(key=lambda entry: -entry[0])
+        # of probabilities near 0 or 1 few events make a huge z: the exact probability says how sure
+        found.sort(key=lambda entry: (entry[1].p_value, entry[0]))
         return drop_repeats([one for _, one in found])[:most], doubtful
 
     def _wrong_slices(
@@ -420,7 +424,7 @@ class FindingSearch:
         gap = abs(left) / float(self.weight.sum())
         usual = float(np.average(question.event, weights=self.weight))
         if p <= alpha and gap >= min(GAP, 0.2 * max(usual, 1e-12)):
-            return abs(z), self._measure_slice(
+            return -abs(z), self._measure_slice(
                 "wrong probabilities", "all rows", (), k, everyone, p
             )
         # By level. A copy, since telling a finding changes the expectation; slices are asked of p.
@@ -446,7 +450,7 @@ class FindingSearch:
         one = first[0]
         text = " and ".join(condition.text for condition in one.where)
         told = self._measure_slice("wrong probabilities", text, (), k, one.rows, one.p_value)
-        return abs(one.z), replace(told, where=one.where)
+        return -abs(one.z), replace(told, where=one.where)
 
     # -- thresholds and hard slices -----------------------------------------------------------
 

@@ -6,7 +6,8 @@
 A slice breaks a rule surely if its whole interval does; the intervals hold for all judged slices at
 once: each of m slices has one of level 1 - .05/m (Bonferroni), and findings, which were chosen among all
 slices of the search, one that holds for all of those. If only the estimate breaks a rule, the gate says
-so, and passes or fails as it was asked to.
+so, and passes or fails as it was asked to. It does the same of a group that was asked for and has too few
+rows for any rule to be judged on.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import operator
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
+from scdro._arguments import check_number
 from scdro.auditing._codes import value_numbers
 from scdro.auditing._findings import Finding, FindingSearch
+from scdro.auditing._outcomes import LEAST_ROWS
 from scdro.errors import HyperparameterError, ScdroError, ScdroWarning
 
 __all__ = ["Gate", "GateError", "SliceScore", "judge", "slice_scores"]
@@ -37,7 +41,11 @@ COUNTED = {
     "hard": "hard",
     "threshold": "threshold",
 }
-RULE = re.compile(r"\s*([a-z_0-9]+)\s*(<=|>=|<|>)\s*([-+]?[0-9.]+(?:e[-+]?\d+)?)\s*", re.IGNORECASE)
+SCORES_OF_RULES = ("accuracy", "error", "gap", "missed", "log_loss", "mean_absolute_error")
+SCORES_THAT_ARE_SHARES = ("accuracy", "error", "gap", "missed")  # of a classification
+LIMIT = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
+RULE = re.compile(rf"\s*([a-z_0-9]+)\s*(<=|>=|<|>)\s*({LIMIT})\s*", re.IGNORECASE)
+NAMED_SLICES = 15  # slices that a message names for each rule, the worst ones
 
 
 class GateError(ScdroError, AssertionError):
@@ -65,6 +73,7 @@ class SliceScore(NamedTuple):
     slice: str  # its conditions, in words
     rows: int
     scores: dict[str, tuple[float, float, float]]
+    asked: bool = False  # whether it is a group that was asked for
 
 
 class Gate(NamedTuple):
@@ -73,7 +82,8 @@ class Gate(NamedTuple):
     Attributes:
         passed: whether no rule was broken.
         failures: slices that break a rule, in words.
-        unsure: slices that break a rule by what was measured, but not surely.
+        unsure: slices that break a rule by what was measured, but not surely, and groups that were
+            asked for and have too few rows to be judged.
 
     Example:
         >>> import scdro
@@ -85,6 +95,16 @@ class Gate(NamedTuple):
     passed: bool
     failures: tuple[str, ...]
     unsure: tuple[str, ...]
+
+    @staticmethod
+    def check_rules(*rules: str) -> None:
+        """Raise for what is no rule, before there is an audit: `HyperparameterError`.
+
+        Example:
+            >>> Gate.check_rules("accuracy < 0.7", "findings > 3")
+        """
+        for rule in rules:
+            _parse_rule(rule)
 
 
 def slice_scores(
@@ -111,10 +131,11 @@ def slice_scores(
         else _number_scores(search, people, mass, size, z)
     )
     counts = people.sums(np.ones(people.n))
+    asked_for = {f"{name} = {value}" for name, names, _ in people.values for value in names}
     by_text = {}
     for k, text in enumerate(people.texts):
         each = {name: (float(v[k]), float(a[k]), float(b[k])) for name, (v, a, b) in scores.items()}
-        by_text[text] = SliceScore(text, int(counts[k]), each)
+        by_text[text] = SliceScore(text, int(counts[k]), each, text in asked_for)
     return tuple(by_text.values())
 
 
@@ -197,9 +218,9 @@ def _class_scores(
             happens, said = members / mass, people.sums(w * data.proba[:, k]) / mass
             low, high = _wilson_intervals(happens, size, z)
             gaps.append(_take_size((happens - said, low - said, high - said)))
-    scores["missed"] = _choose_clearest(missed)
+    scores["missed"] = _take_worst_class(missed)
     if search.losses is not None and gaps:
-        scores["gap"] = _choose_clearest(gaps)
+        scores["gap"] = _take_worst_class(gaps)
         scores["log_loss"] = _means(people, search.losses, w, mass, size, z)
     return scores
 
@@ -244,11 +265,12 @@ def _wilson_intervals(share: Array, size: Array, z: Array) -> tuple[Array, Array
     return np.maximum(middle - half, 0.0), np.minimum(middle + half, 1.0)
 
 
-def _choose_clearest(scores: Sequence[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
-    """Of several classes, in each slice the one whose lower bound is the highest: surely the worst."""
-    worst = np.argmax([low for _, low, _ in scores], axis=0)
-    every = np.arange(len(worst))
-    value, low, high = (np.array(part)[worst, every] for part in zip(*scores, strict=True))
+def _take_worst_class(scores: Sequence[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
+    """The largest of several classes in each slice, and the largest low and high ends.
+
+    The class with the largest value may have few members; another one may be surely as bad as `low`.
+    """
+    value, low, high = (np.max(part, axis=0) for part in zip(*scores, strict=True))
     return value, low, high
 
 
@@ -261,58 +283,97 @@ def _take_size(interval: tuple[Array, Array, Array]) -> tuple[Array, Array, Arra
 
 
 def judge(
-    rules: Sequence[str], slices: Sequence[SliceScore], kinds: Sequence[str], if_unsure: str
+    rules: Sequence[str], slices: Sequence[SliceScore], findings: Sequence[Finding], if_unsure: str
 ) -> Gate:
     """Judge every rule; raise `GateError` if one is broken.
 
     Args:
         rules: such as "accuracy < 0.7": what must not be.
         slices: scores of every slice, from `slice_scores`.
-        kinds: of the findings, for rules on their numbers.
+        findings: for rules on their numbers.
         if_unsure: "pass" or "fail".
     """
     if if_unsure not in ("pass", "fail"):
         raise HyperparameterError(f"expected if_unsure 'pass' or 'fail', got {if_unsure!r}")
-    failures: list[str] = []
-    unsure: list[str] = []
-    known = sorted(slices[0].scores) if slices else []  # names of the scores
+    if not rules:
+        raise HyperparameterError("expected at least one rule, such as 'accuracy < 0.7', got none")
+    known = tuple(slices[0].scores)  # names of the scores
+    failures: list[list[str]] = []  # of each rule
+    unsure = [  # of the groups asked for, then of each rule
+        [
+            f"{one.slice}, {one.rows:,} rows: too few to judge"
+            for one in slices
+            if one.asked and one.rows < LEAST_ROWS
+        ]
+    ]
     for rule in rules:
-        name, sign, limit = _parse_rule(rule, [*known, *COUNTED])
+        name, sign, limit = _parse_rule(rule, known)
         if name in COUNTED:
-            number = sum(COUNTED[name] in (None, kind) for kind in kinds)
-            if COMPARE[sign](number, limit):
-                failures.append(f"{rule.strip()}: {number} finding{'s' * (number != 1)}")
+            told = [one.slice for one in findings if COUNTED[name] in (None, one.kind)]
+            if COMPARE[sign](len(told), limit):
+                number = f"{len(told)} finding{'s' * (len(told) != 1)}"
+                failures.append([f"{rule.strip()}: {': '.join([number, '; '.join(told)])}"])
             continue
-        for one in slices:
-            value, low, high = one.scores[name]
-            if not COMPARE[sign](value, limit):
-                continue
-            text = (
-                f"{rule.strip()}: {one.slice}, {one.rows:,} rows, {name} {value:.3g} ({low:.3g} to"
-                f" {high:.3g})"
-            )
-            # The end of the interval that is least like a broken rule.
-            sure = COMPARE[sign](high if "<" in sign else low, limit)
-            (failures if sure else unsure).append(text)
-    passed = not failures and not (unsure and if_unsure == "fail")
+        sure, likely = _find_broken(slices, name, sign, limit)
+        failures.append([f"{rule.strip()}: {text}" for text in sure])
+        unsure.append([f"{rule.strip()}: {text}" for text in likely])
+    found = tuple(tuple(text for texts in part for text in texts) for part in (failures, unsure))
+    passed = not found[0] and not (found[1] and if_unsure == "fail")
     if not passed:
-        lines = failures or [f"not sure, with so few rows: {text}" for text in unsure]
-        raise GateError("the gate failed:\n  " + "\n  ".join(lines))
-    if unsure:
+        shown = failures if found[0] else [[f"not sure: {text}" for text in one] for one in unsure]
+        raise GateError("the gate failed:\n  " + "\n  ".join(_list_slices(shown)))
+    if found[1]:
         warnings.warn(
-            "the gate passed, but is not sure of (too few rows):\n  " + "\n  ".join(unsure),
+            "the gate passed, but is not sure of (too few rows):\n  "
+            + "\n  ".join(_list_slices(unsure)),
             ScdroWarning,
             stacklevel=3,
         )
-    return Gate(passed, tuple(failures), tuple(unsure))
+    return Gate(passed, *found)
 
 
-def _parse_rule(rule: str, known: Sequence[str]) -> tuple[str, str, float]:
-    """A rule as (name of a score, comparison, number)."""
-    match = RULE.fullmatch(rule)
+def _find_broken(
+    slices: Sequence[SliceScore], name: str, sign: str, limit: float
+) -> tuple[list[str], list[str]]:
+    """The slices that break a rule surely, and those that may, in words, the worst first."""
+    sure: list[tuple[float, str]] = []
+    likely: list[tuple[float, str]] = []
+    for one in slices:
+        value, low, high = one.scores[name]
+        if not COMPARE[sign](value, limit):
+            continue
+        text = f"{one.slice}, {one.rows:,} rows, {name} {value:.3g} ({low:.3g} to {high:.3g})"
+        surest = high if "<" in sign else low  # the end that is least like a broken rule
+        worse = surest if "<" in sign else -surest
+        (sure if COMPARE[sign](surest, limit) else likely).append((worse, text))
+    by_evidence = [[text for _, text in sorted(part, key=itemgetter(0))] for part in (sure, likely)]
+    return by_evidence[0], by_evidence[1]
+
+
+def _list_slices(by_rule: Sequence[Sequence[str]]) -> list[str]:
+    """The first slices of each rule, and how many more there are."""
+    lines: list[str] = []
+    for texts in by_rule:
+        lines += texts[:NAMED_SLICES]
+        if len(texts) > NAMED_SLICES:
+            lines.append(f"and {len(texts) - NAMED_SLICES:,} more slices")
+    return lines
+
+
+def _parse_rule(rule: str, known: Sequence[str] = SCORES_OF_RULES) -> tuple[str, str, float]:
+    """The score, the comparison and the number of a rule; `known`: scores that there are."""
+    match = RULE.fullmatch(rule) if isinstance(rule, str) else None
     if match is None:
         raise HyperparameterError(f"expected a rule such as 'accuracy < 0.7', got {rule!r}")
     name, sign, number = match.groups()
-    if name not in known:
-        raise HyperparameterError(f"expected a rule on one of {', '.join(known)}, got {name!r}")
-    return name, sign, float(number)
+    limit = float(number)
+    if name not in (*known, *COUNTED):
+        names = ", ".join((*known, *COUNTED))
+        raise HyperparameterError(f"expected a rule on one of {names}, got {name!r}")
+    if (
+        name in SCORES_THAT_ARE_SHARES
+        and "accuracy" in known
+        and "mean_absolute_error" not in known
+    ):
+        check_number(f"the limit of {name}", limit, "in [0, 1]", "a share")
+    return name, sign, limit

@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scdro._arguments import check_number
 from scdro._frames import as_array, columns_of, is_missing
 from scdro.errors import DataError, HyperparameterError
 
 __all__ = [
-    "Outcomes", "is_model", "is_network", "predict_with", "read_outcomes", "read_units", "read_vector",
-    "read_weight", "run_network",
+    "QUANTITY", "Outcomes", "is_model", "is_network", "predict_with", "read_outcomes", "read_units",
+    "read_vector", "read_weight", "run_network",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -100,16 +101,25 @@ def read_outcomes(
         )
     if task not in (None, "classification", "regression"):
         raise HyperparameterError(f"expected task 'classification' or 'regression', got {task!r}")
-    if not 0 < threshold < 1:
-        raise HyperparameterError(f"expected a threshold between 0 and 1, got {threshold}")
+    check_number("threshold", threshold, "in (0, 1)", "the probability above which it is predicted")
+    known = None if classes is None else _check_classes(classes)
     if task == "regression" or (task is None and classes is None and _is_quantity(labels, given)):
         return _read_regression(labels, given, intervals)
     if intervals is not None:
         raise DataError("expected intervals for a regression only, got classes as labels")
-    known = [_as_plain_value(value) for value in classes] if classes is not None else None
     if given.ndim == 2:
         return _read_probabilities(labels, given, known)
     return _read_one_column(labels, given, known, threshold)
+
+
+def _check_classes(classes: Any) -> list[Any]:
+    """The classes of a model, each once."""
+    if isinstance(classes, str) or not hasattr(classes, "__iter__"):
+        raise HyperparameterError(f"expected classes as a list, got {classes!r}")
+    known = [_as_plain_value(value) for value in classes]
+    if len(_distinct_values(np.array(known, dtype=object))) < len(known):
+        raise HyperparameterError(f"expected different classes, got {_list_values(known)}")
+    return known
 
 
 def read_vector(values: Any, what: str) -> Array:
@@ -216,15 +226,30 @@ def _read_regression(labels: Array, given: Array, intervals: Any) -> Outcomes:
         raise DataError(f"expected different targets, got {y[0]:g} in every row")
     low = high = None
     if intervals is not None:
-        ends = np.asarray(intervals, dtype=float)
-        ends = ends.T if ends.shape == (len(y), 2) else ends
-        if ends.shape != (2, len(y)) or not (ends[0] <= ends[1]).all():
-            raise DataError(
-                "expected intervals as (low, high), each with one number for each row and low <="
-                f" high, got shape {ends.shape}"
-            )
-        low, high = ends
+        low, high = _read_intervals(intervals, len(y))
     return Outcomes((), y, None, predicted, low, high)
+
+
+def _read_intervals(intervals: Any, n: int) -> Array:
+    """The ends of prediction intervals, (2, n), low first."""
+    expected = (
+        "expected intervals as (low, high), each with one number for each row and low <= high"
+    )
+    try:
+        ends = np.asarray(intervals, dtype=float)
+    except (TypeError, ValueError):
+        raise DataError(f"{expected}, got texts, or two different lengths") from None
+    ends = ends.T if ends.shape == (n, 2) else ends
+    if ends.shape != (2, n):
+        raise DataError(f"{expected}, got shape {ends.shape}")
+    odd = ~(ends[0] <= ends[1])  # also of NaN
+    if odd.any():
+        row = int(odd.argmax())
+        raise DataError(
+            f"{expected}, got {ends[0, row]:g} and {ends[1, row]:g} in row {row + 1} and"
+            f" {int(odd.sum()):,} such rows"
+        )
+    return ends
 
 
 def _read_probabilities(labels: Array, given: Array, known: list[Any] | None) -> Outcomes:
@@ -245,8 +270,8 @@ def _read_probabilities(labels: Array, given: Array, known: list[Any] | None) ->
         known = list(range(k)) if whole and len(present) != k else present
     if len(known) != k:
         raise DataError(
-            f"expected probabilities of {len(known)} classes, ({_list_values(known)}), got {k} columns;"
-            " if the model knows other classes, give them in order as classes="
+            f"expected probabilities of {_count_classes(known)} ({_list_values(known)}), got {k} columns; if"
+            " the model knows other classes, give them in order as classes="
         )
     _check_range(given.min(), given.max())
     sums = given.sum(1)
@@ -283,12 +308,20 @@ def _read_one_column(
         decided = (positive > threshold).astype(int)
         return Outcomes(tuple(map(str, names)), _label_numbers(labels, names), proba, decided)
     predicted = _distinct_values(given)
-    if known is None:
-        if not set(predicted) & set(present):
+    if not set(predicted) & set(names):
+        if given.dtype.kind == "f" and given.min() >= 0 and given.max() <= 1:
             raise DataError(
-                f"expected predictions among the labels ({_list_values(present)}), or probabilities, got"
-                f" {_list_values(predicted)}"
+                f"expected probabilities of {_count_classes(names)} ({_list_values(names)}), a column for each,"
+                " got one column"
             )
+        advice = "; convert texts to numbers first" if given.dtype.kind in "OUT" else ""
+        if any(isinstance(value, str) and "," in value for value in predicted):
+            advice += " (of a file with decimal commas: --decimal ,)"
+        raise DataError(
+            f"expected predictions among the labels ({_list_values(names)}), or probabilities, got"
+            f" {_list_values(predicted)}{advice}"
+        )
+    if known is None:
         names = _sort_values(set(present) | set(predicted))
     _require_two(names)
     decided = _label_numbers(given, names)
@@ -301,7 +334,8 @@ def _check_range(low: float, high: float) -> None:
         out = low if low < 0 else high
         raise DataError(
             f"expected probabilities between 0 and 1, got {out:.4g}; of logits, take the sigmoid or"
-            " softmax first; for the predictions of a regressor, set task='regression'"
+            " softmax first; divide percentages by 100; for the predictions of a regressor, set"
+            " task='regression'"
         )
 
 
@@ -309,8 +343,8 @@ def _require_two(names: list[Any]) -> None:
     """Raise if there are fewer than two classes: nothing could be confused."""
     if len(names) < 2:
         raise DataError(
-            f"expected labels of at least two classes, got only {_list_values(names)}; if the model"
-            " knows another one, give both, in order, as classes="
+            f"expected labels of at least two classes, got only {_list_values(names)}; add rows of"
+            " another class, or, if the model knows one, give both in Python, in order, as classes="
         )
 
 
@@ -344,6 +378,10 @@ def _label_numbers(labels: Array, names: list[Any]) -> Array:
             f" {int((numbers < 0).sum()):,} rows"
         )
     return numbers
+
+
+def _count_classes(names: Sequence[Any]) -> str:
+    return f"{len(names)} class" + "es" * (len(names) != 1)
 
 
 def _list_values(names: Sequence[Any]) -> str:
@@ -410,6 +448,8 @@ def run_network(network: Any, loader: Any) -> tuple[Array, Array]:
 
     from scdro._batches import as_probabilities, in_order, logits_of, read_batch
 
+    if not hasattr(loader, "__iter__"):
+        raise DataError(f"expected batches of (inputs, labels), got a {type(loader).__name__}")
     # Batches go to where the network is; its mode is restored, whatever happens.
     device = next((p.device for p in network.parameters()), torch.device("cpu"))
     training, outputs, labels = network.training, [], []

@@ -25,8 +25,8 @@ function, and t solving K'(t) = x:
     P(S >= x) = 1 - Phi(r) + phi(r) (1/u - 1/r)
     r = sign(t) sqrt(2 (t x - K(t))),  u = t sqrt(K''(t))
 
-Sums of whole numbers have steps: x is then half a step lower, and u = 2 sinh(t/2) sqrt(K''(t))
-(Daniels 1987, the second continuity correction).
+Sums of whole numbers have steps: then u = (1 - e^{-t}) sqrt(K''(t)) (Daniels 1987, the first continuity
+correction). The second one, half a step lower, fails for a single event whose probability is tiny.
 """
 
 from __future__ import annotations
@@ -371,8 +371,8 @@ def bernoulli_tail(total: float, p: Array, weights: Array | None = None) -> floa
     Args:
         total: the observed sum.
         p: probabilities, (n,).
-        weights: (n,), none negative; None: all 1. A sum of whole numbers then gets half a step of
-            continuity correction.
+        weights: (n,), none negative; None: all 1. A sum of whole numbers then gets a continuity
+            correction.
     """
     sign = 1.0 if total >= 0 else -1.0
     w = np.ones(len(p)) if weights is None else np.asarray(weights, dtype=float)
@@ -380,7 +380,7 @@ def bernoulli_tail(total: float, p: Array, weights: Array | None = None) -> floa
         p, w, count = _join_similar_rows(np.asarray(p, dtype=float), w)
     else:
         p, count = np.asarray(p, dtype=float), np.ones(len(p))
-    x = abs(total) - (0.5 if weights is None else 0.0)
+    x = abs(total)
     most = float((count * w * ((1 - p) if sign > 0 else p)).sum())
     if x <= 0:
         return 1.0
@@ -420,7 +420,7 @@ def _upper_tail(x: float, p: Array, w: Array, count: Array, steps: bool) -> floa
     tilted = _tilt_coins(t * w, p)
     variance = float((count * w * w * tilted * (1 - tilted)).sum())
     r = math.sqrt(max(2 * (t * x - k), 0.0))
-    u = (2 * math.sinh(min(t / 2, 300.0)) if steps else t) * math.sqrt(variance)
+    u = (-math.expm1(-t) if steps else t) * math.sqrt(variance)
     if r < 1e-3:  # 1/u - 1/r loses all digits, and the correction is small
         return float(ndtr(-r))
     log_density = -r * r / 2 - math.log(2 * math.pi) / 2

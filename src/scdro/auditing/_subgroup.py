@@ -46,6 +46,7 @@ from scipy.stats import norm, rankdata
 from scipy.stats import t as student
 from sklearn.ensemble import HistGradientBoostingRegressor
 
+from scdro._arguments import check_jobs, check_number, check_whole
 from scdro._frames import backend_of, frame_of
 from scdro.auditing._codes import CodedColumn, SliceCondition, code_columns, read_frame
 from scdro.auditing._outcomes import read_units, read_vector, read_weight
@@ -293,10 +294,9 @@ def find_worst(
     level: float = 0.95, seed: int = 0, n_jobs: int | None = None,
 ) -> WorstSubgroup:  # fmt: skip
     """As `worst_subgroup`, of losses and columns that were read before."""
-    if not 0 < level < 1:
-        raise HyperparameterError(f"expected level between 0 and 1, got {level}")
-    if not isinstance(folds, int) or folds < 2:
-        raise HyperparameterError(f"expected folds of at least 2, got {folds!r}")
+    check_number("level", level, "in (0, 1)")
+    check_whole("folds", folds, 2)
+    check_jobs(n_jobs)
     if not subject.coded:
         raise DataError("expected columns with at least two different values, got none")
     alpha = 0.1 if alpha is None and rho is None else alpha
@@ -309,12 +309,13 @@ def _check_target(subject: Subject, alpha: float | None, rho: float | None) -> N
     if (alpha is None) == (rho is None):
         raise HyperparameterError(f"expected alpha or rho, got alpha={alpha} and rho={rho}")
     if rho is not None:
-        if not rho > 0:
-            raise HyperparameterError(f"expected rho > 0, got {rho}")
+        check_number("rho", rho, "> 0", "the radius of a KL ball")
         return
     size = _count_independent(subject)
-    if alpha is None or not 0 < alpha <= 1:
-        raise HyperparameterError(f"expected alpha in (0, 1], a share of the rows, got {alpha}")
+    check_number("alpha", alpha, "in (0, 1]", "a share of the rows")
+    assert alpha is not None
+    if size < LEAST_WORST_ROWS:
+        raise DataError(f"expected at least {LEAST_WORST_ROWS} independent rows, got {size:,.0f}")
     if alpha * size < LEAST_WORST_ROWS:
         raise HyperparameterError(
             f"expected alpha of at least {LEAST_WORST_ROWS / size:.2g}, {LEAST_WORST_ROWS} of {size:,.0f} independent"

@@ -151,7 +151,7 @@ def _add_audit(commands: Any) -> None:
     _add_options(made, AuditOptions)
     made.add_argument("--fail-if", action="append", metavar="RULE",
                       help='what no slice may be, such as "accuracy < 0.7"')  # fmt: skip
-    made.add_argument("--if-unsure", choices=["pass", "fail"], default="pass",
+    made.add_argument("--if-unsure", choices=["pass", "fail"],
                       help="for slices with too few rows (default pass)")  # fmt: skip
     made.add_argument("--out", metavar="FILE", help="page (.html) or numbers (.json) to write")
 
@@ -251,7 +251,7 @@ def _audit(args: argparse.Namespace) -> int:
     """Audit, show and save the findings, then judge the rules of --fail-if; the exit status."""
     import warnings
 
-    from scdro.auditing import GateError
+    from scdro.auditing import Gate, GateError
     from scdro.errors import HyperparameterError
     from scdro.tables import audit
 
@@ -259,6 +259,9 @@ def _audit(args: argparse.Namespace) -> int:
         raise HyperparameterError(f"expected --out to end with .html or .json, got {args.out}")
     if "out" in args and args.out.lower().endswith(".html"):
         importlib.import_module("jinja2")  # without it, say so before the audit
+    if "if_unsure" in args and "fail_if" not in args:
+        raise HyperparameterError("expected --if-unsure with --fail-if RULE, got no rule")
+    Gate.check_rules(*getattr(args, "fail_if", []))  # before anything is trained
     # With predictions nothing is trained: an option of training would be ignored.
     given = _given(args, AuditOptions)
     of_training = ("model", "folds", "candidates", "seed", "threads")
@@ -278,7 +281,7 @@ def _audit(args: argparse.Namespace) -> int:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            report.check(*args.fail_if, if_unsure=args.if_unsure)
+            report.check(*args.fail_if, if_unsure=getattr(args, "if_unsure", "pass"))
         except GateError as error:
             show_text(str(error), sys.stderr)
             return GATE_FAILED

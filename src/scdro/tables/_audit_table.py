@@ -50,6 +50,10 @@ def audit(data: Any, target: str, *, progress: OnProgress | None = None, **optio
         'wrong probabilities'
     """
     asked = AuditOptions(**options)
+    if target in asked.prediction:
+        raise HyperparameterError(
+            f"expected predictions in another column than the target {target!r}"
+        )
     if asked.prediction:
         return _audit_column(data, target, asked)
     if asked.weight is not None:
