@@ -248,7 +248,8 @@ def _audit(args: argparse.Namespace) -> int:
         raise HyperparameterError(f"expected --out to end with .html or .json, got {args.out}")
     if "if_unsure" in args and "fail_if" not in args:
         raise HyperparameterError("expected --if-unsure with --fail-if RULE, got no rule")
-    Gate.check_rules(*getattr(args, "fail_if", []))  # before anything is trained
+    if "fail_if" in args:
+        Gate.check_rules(*args.fail_if)  # before anything is trained
     given = _given(args, AuditOptions)
     of_training = ("model", "folds", "candidates", "seed", "threads")
     ignored = [name for name in of_training if "prediction" in given and name in given]
