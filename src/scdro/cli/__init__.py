@@ -261,7 +261,8 @@ def _audit(args: argparse.Namespace) -> int:
         importlib.import_module("jinja2")  # without it, say so before the audit
     if "if_unsure" in args and "fail_if" not in args:
         raise HyperparameterError("expected --if-unsure with --fail-if RULE, got no rule")
-    Gate.check_rules(*getattr(args, "fail_if", []))  # before anything is trained
+    if "fail_if" in args:
+        Gate.check_rules(*args.fail_if)  # before anything is trained
     # With predictions nothing is trained: an option of training would be ignored.
     given = _given(args, AuditOptions)
     of_training = ("model", "folds", "candidates", "seed", "threads")
