@@ -7,15 +7,14 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Two workers with one thread each: more only wait for each other.
 export OMP_NUM_THREADS ?= 1
-# Tests that start processes, compile, train networks or run pages: `make quick` leaves them to `make test`.
-NOT_QUICK := ascdro boosting_sklearn common compile contracts contrastive_distributed convergence corners default distributed \
-	docs elastic exact_limits fastdro fix free_moves gallery group_dro group_metrics identities labels \
-	oddities plateau read_fuzz repair resharding resume run_folder second_look sklearn slices stochastic stock_differences \
-	study subgroup tables_commands without_torch
+# Tests that compile, start programs, train networks or run pages: `make quick` leaves them to `make test`.
+NOT_QUICK := ascdro boosting_sklearn common compile contracts convergence corners default docs exact_limits fastdro \
+	fix free_moves gallery group_dro group_metrics identities labels oddities plateau read_fuzz repair resume run_folder \
+	second_look sklearn slices stochastic stock_differences study subgroup tables_commands without_torch
 # Nothing that a test calls may ask the network.
 OFFLINE := HF_HUB_OFFLINE=1 WANDB_MODE=offline MLFLOW_DISABLE_TELEMETRY=true DO_NOT_TRACK=1
 
-.PHONY: demo quick test test-cpus test-lowest test-slow test-gpu test-integrations coverage lint types unit completions notebooks reproduction-smoke benchmarks docs wheel release clean
+.PHONY: demo quick test test-processes test-cpus test-lowest test-slow test-gpu test-integrations coverage lint types unit completions notebooks reproduction-smoke benchmarks docs wheel release clean
 
 demo: $(VENV)/.demo  ## Audit an ordinary model, confirm a finding, fix it; writes a page and a picture
 	$(BIN)/python examples/audit_and_fix.py
@@ -46,10 +45,13 @@ test-lowest: $(VENV)-lowest/.test  ## The tests with the lowest versions of what
 	$(VENV)-lowest/bin/python -m pytest -n 2 --dist worksteal
 
 coverage: $(VENV)/.dev  ## Which lines of the library the tests run: a table, coverage.md, and pages, build/coverage/index.html
-	$(PYTEST) --cov=scdro --cov-report=
+	$(PYTEST) -m "not slow and not integration and not gpu" --cov=scdro --cov-report=
 	$(BIN)/coverage html --quiet -d build/coverage
 	$(BIN)/coverage report --format=markdown > coverage.md
 	tail -n 1 coverage.md
+
+test-processes: $(VENV)/.dev  ## The tests of several processes of torch.distributed: DDP, FSDP2, torchrun, kills
+	$(PYTEST) -m "processes and not slow"
 
 test-slow: $(VENV)/.dev  ## The tests that take minutes
 	$(BIN)/python -m pytest -n 2 -m slow --timeout 1800

@@ -12,6 +12,8 @@ from filelock import FileLock
 import contrastive_worker as worker
 from scdro.contrastive import RobustContrastiveLoss
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):

@@ -16,7 +16,8 @@ import ranks
 from ranks import CASES, N, World
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.timeout(1500)  # the first test waits for all processes
+# The first test waits for all processes.
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from torch import distributed as dist
 
 from scdro.distributed import initialize
 
+pytestmark = pytest.mark.processes
 SCRIPT = Path(__file__).parents[1] / "examples" / "distributed.py"
 STEPS = 400
 

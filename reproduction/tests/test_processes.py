@@ -9,6 +9,7 @@ import pytest
 
 from reproduction.__main__ import main
 
+pytestmark = pytest.mark.processes
 COMMAND = [
     "figure1",
     "--scale",

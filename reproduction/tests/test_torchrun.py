@@ -19,7 +19,7 @@ from reproduction.engine.task import make_model
 from reproduction.engine.training import train
 from scdro.distributed import initialize
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 DRAWING = ("SPD", "PGSMD2")  # other draws for another number of processes
 
 

@@ -21,6 +21,8 @@ from equality import differences
 from ranks import World, flat
 from reproduction.baselines import REGISTRY
 
+pytestmark = pytest.mark.processes
+
 
 def run_pair(folder, names):
     worker = Path(checkpoint_worker.__file__)
