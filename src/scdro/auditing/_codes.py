@@ -370,7 +370,7 @@ def _write_value_as_text(value: Any) -> str:
 
 
 def _nested_value_error(name: Any, what: str) -> DataError:
-    """The error for a column with lists, dictionaries or the like in its rows."""
+    """The error for a column with lists, dictionaries or other containers in its rows."""
     return DataError(
         f"expected one number, text or date in each row of column {str(name)!r}, got {what}; split "
         "it into columns, or leave it out"

@@ -122,7 +122,7 @@ def slice_scores(
     if findings:  # they were chosen among all slices
         z[-len(findings) :] = np.maximum(z[-len(findings) :], search.half_width())
     # Of each slice, (slices,): the weight, and the number of independent rows that it is worth:
-    # fewer with unequal weights, and fewer again where rows of one unit are alike.
+    # fewer with unequal weights, and fewer again where rows of one unit resemble each other.
     mass, squares = people.sums(search.weight), people.sums(search.weight**2)
     size = mass**2 / np.maximum(squares, 1e-300) / people.design_effects()
     scores = (
