@@ -23,8 +23,8 @@ saves fits, so that `table` gives the intervals of the code as it is. The table 
 debiased estimate, which trusts the fit, would hold it, and how often that holds the mean mu of the
 rows that were picked. The target "curve" is the band over the four shares at once.
 
-Two constants of the upper end were chosen on the draws from seed 0, of which the table in results/
-is also made; `--first 1000` starts at others.
+Two constants of the upper end were chosen on the draws from seed 0; the table in results/ is made of
+those from seed 5000 on (`--first 5000`).
 
 python benchmarks/audit_coverage.py run --cache DIR --minutes 30   (again: goes on)
 python benchmarks/audit_coverage.py table --cache DIR --out results/audit_coverage/table.csv
